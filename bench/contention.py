@@ -1,7 +1,7 @@
 """Rival consumers on a real FoundationDB: ``make bench-contention``.
 
 Throughput: consumers are threads of 4 processes. Each has a session, claims windows of 10 from one queue that never
-runs empty, alone or in a line with its rivals as every consumer does (``kombu_fdb/process/standing.py``), and
+runs empty, alone or in a line with its rivals as every consumer does (``kombu_fdb/process/combiner_client.py``), and
 acknowledges them with its next claim. Shown are the medians of some rounds: messages per second, lost races per claim,
 the processor time that a message costs its client, and how the throughput compares with that of fewer consumers.
 
@@ -29,8 +29,8 @@ from kombu_fdb.errors import Outrun, StoreUnavailable
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
 from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.process.combiner_client import CombinerClient, Rivalry
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.standing import Rivalry, Standing
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
@@ -82,7 +82,7 @@ class Rival:
         self._rung = threading.Event()
         session = engine.sessions.open({}, ttl_s=3_600)
         self._membership = Membership(engine, Options(), session, NoThreads(), SystemClock())
-        self._standing = Standing(self._rung.set, time.monotonic, random.Random(), 1.0, Rivalry())
+        self._standing = CombinerClient(self._rung.set, time.monotonic, random.Random(), 1.0, Rivalry())
         self._standing.rivalry.suspect(QUEUES)
         self._acks: list[Lease] = []
         self._services = 0

@@ -31,7 +31,7 @@ from typing import Any
 from celery.beat import PersistentScheduler
 from celery.schedules import crontab, schedule
 
-from celery_fdb.schedules.telling import Teller
+from celery_fdb.schedules.sync import ScheduleSync
 
 __all__ = ["OncePerTick", "Scheduler", "tick_of"]
 
@@ -48,13 +48,13 @@ HOUR_S, DAY_S = 3_600, 86_400
 class OncePerTick:
     """Before a class of :class:`celery.beat.Scheduler`."""
 
-    _teller: Teller | None = None
+    _teller: ScheduleSync | None = None
 
     def tick(self, *args: Any, **kwargs: Any) -> Any:
-        """One of beat's own, and the store is told of what changed (``schedules/telling.py``)."""
+        """One of beat's own, and the store is told of what changed (``schedules/sync.py``)."""
         pause_s = super().tick(*args, **kwargs)  # type: ignore[misc]  # a mixin
         if self._teller is None:
-            self._teller = Teller(self.app, self.max_interval)  # type: ignore[attr-defined]  # Scheduler's
+            self._teller = ScheduleSync(self.app, self.max_interval)  # type: ignore[attr-defined]  # Scheduler's
         again_s = self._teller.look(self.schedule)  # type: ignore[attr-defined]  # Scheduler's
         return pause_s if again_s is None or not pause_s else min(pause_s, again_s)
 

@@ -179,7 +179,7 @@ def holders(url):
     pytest.importorskip("django")
     from celery_fdb.cli.where import Where
     from celery_fdb.contrib.django.conf import Settings as DjangoSettings
-    from celery_fdb.web.serving.opening import opening
+    from celery_fdb.web.application import opening
     from celery_fdb.web.settings import settings_of
     from kombu_fdb import aio
 

@@ -11,11 +11,10 @@ import click
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, message_table
 from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command
-from celery_fdb.inspection.filters import Filter
+from celery_fdb.inspection.filters import Filter, Scope
+from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe
-from celery_fdb.inspection.moments import moment, seconds_of
-from celery_fdb.inspection.search import Scope
-from celery_fdb.inspection.search import search as search_page
+from celery_fdb.inspection.time_formats import moment, seconds_of
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb.api.arguments import State

@@ -12,12 +12,11 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
-from celery_fdb.cli.progress import bar
-from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command, table
+from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, table
 from celery_fdb.cli.work import DURATION, RATE
-from celery_fdb.inspection.dead_letters.groups import group
-from celery_fdb.inspection.moments import moment
+from celery_fdb.inspection.dead_letters import group
 from celery_fdb.inspection.overview import look
+from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.asked import Asked
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -277,7 +276,7 @@ def _at(ms: int) -> str:
 @click.option("--kwargs", help="A JSON object; default: as they are.")
 def edit(run: Run, *, queue: str, message_id: str, in_queue: bool, args: str | None, kwargs: str | None) -> Answer:
     """Replay the dead letter ID with other arguments. It has to be a Celery task in JSON, not compressed."""
-    from celery_fdb.operations import editing  # imports much of Celery
+    from celery_fdb.operations import messages  # imports much of Celery
     from celery_fdb.operations.action import Request
 
     fields = _given({"args": args, "kwargs": kwargs})
@@ -287,7 +286,7 @@ def edit(run: Run, *, queue: str, message_id: str, in_queue: bool, args: str | N
     found = [each.spot for each in run.broker.spots(letter.task_id) if each.message.message_id == letter.message_id]
     if not found:
         raise Refused("not a task that can be edited", id=message_id, fix="Replay it as it is, or discard it.")
-    outcome = editing.edit(run.broker, Request(letter.queue, found, fields=fields))
+    outcome = messages.edit(run.broker, Request(letter.queue, found, fields=fields))
     return Answer({"queue": queue, "id": message_id, "replayed": 1 - outcome.missed}, [outcome.text])
 
 

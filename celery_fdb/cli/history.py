@@ -13,10 +13,10 @@ from celery_fdb.cli.terminal import Answer, Run, clean, command, table
 from celery_fdb.cli.work import DURATION
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import STATES
-from celery_fdb.history.views.lives import Life, life_of
 from celery_fdb.history.views.runs import RunsPage, RunView, active_runs, page_of_runs
+from celery_fdb.history.views.timeline import Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
-from celery_fdb.inspection.moments import age
+from celery_fdb.inspection.time_formats import age
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -133,11 +133,11 @@ def task(run: Run, *, task_id: str, tree: bool) -> Answer:
     if tree:
         workflow = workflow_of(run.broker, task_id)
         return Answer(dataclasses.asdict(workflow), list(_tree(workflow)))
-    life = life_of(run.broker, task_id, run.where.app_of_broker)
+    life = timeline_of(run.broker, task_id, run.where.app_of_broker)
     return Answer(dataclasses.asdict(life), list(_life(life)))
 
 
-def _life(life: Life) -> Iterator[RenderableType]:
+def _life(life: Timeline) -> Iterator[RenderableType]:
     result = "" if life.result is None else f"; result: {life.result} {life.value}".rstrip()
     yield f"{life.task} {life.task_id}: {life.state}{result}"
     yield table("when what about", [(_moment(each.moment), each.what, each.about) for each in life.events])

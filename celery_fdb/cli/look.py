@@ -10,10 +10,19 @@ from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Run, command, table
 from celery_fdb.inspection.keys import find_keys
-from celery_fdb.inspection.moments import age, rate
-from celery_fdb.inspection.moments import limit as written
-from celery_fdb.inspection.overview import KeyView, Overview, QueueView, SessionView, as_json, look, look_at_keys
-from celery_fdb.inspection.sessions import heard_s, state_of
+from celery_fdb.inspection.overview import (
+    KeyView,
+    Overview,
+    QueueView,
+    SessionView,
+    as_json,
+    heard_s,
+    look,
+    look_at_keys,
+    state_of,
+)
+from celery_fdb.inspection.time_formats import age, rate
+from celery_fdb.inspection.time_formats import limit as written
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
 

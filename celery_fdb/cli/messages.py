@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command, table
 from celery_fdb.inspection.message import describe
-from celery_fdb.inspection.moments import age
+from celery_fdb.inspection.time_formats import age
 from kombu_fdb.api.arguments import State
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural

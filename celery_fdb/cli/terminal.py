@@ -1,4 +1,4 @@
-"""How commands speak: tables for people, one JSON document for programs, one line and an exit code for errors."""
+"""The terminal: tables, errors, questions and progress."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import click
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,17 @@ from celery_fdb.cli import json_object
 from celery_fdb.cli.where import Where, check_text
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
+
+
+@contextmanager
+def bar(run: Run, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """``total``: None if it is unknown. Gives a function that is told how many are done."""
+    shape = (TimeElapsedColumn(),) if total is None else (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = run.as_json or not sys.stderr.isatty()
+    with Progress(TextColumn("{task.description}"), *shape, console=run.errors, disable=hidden) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal.

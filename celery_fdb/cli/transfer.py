@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from celery_fdb.cli import json_object
-from celery_fdb.cli.progress import bar
-from celery_fdb.cli.terminal import Answer, Refused, Run, command
+from celery_fdb.cli.terminal import Answer, Refused, Run, bar, command
 from celery_fdb.cli.where import Where
 from celery_fdb.migration.transfer import FileSource, Source, StoreSource, export_to, import_from
 from kombu_fdb.primitives.plural import plural

@@ -9,8 +9,8 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Run, command, table
-from celery_fdb.inspection.moments import limit as written
-from celery_fdb.inspection.moments import rate_of, seconds_of
+from celery_fdb.inspection.time_formats import limit as written
+from celery_fdb.inspection.time_formats import rate_of, seconds_of
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.ranges import MOST
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from celery_fdb.history import counters, segments
-from celery_fdb.history.groups import GROUP_SPAN_MS, decode
+from celery_fdb.history import counters, indexes
+from celery_fdb.history.indexes import GROUP_SPAN_MS, decode
 from celery_fdb.history.layout import GroupId, HistoryKeys, Range, Spot
 from celery_fdb.history.run import Run, id_text
 from kombu_fdb.errors import FormatError, InvalidArgument
@@ -107,7 +107,7 @@ def _walk(
     tr: Transaction, keys: HistoryKeys, wanted: Wanted, after: Cursor | None
 ) -> Iterator[tuple[int, GroupId, list[Run]]]:
     """The groups that may hold what is wanted, from the newest on."""
-    numbers = [each for each in segments.newest_first(tr, keys) if after is None or each <= after.segment]
+    numbers = [each for each in indexes.newest_first(tr, keys) if after is None or each <= after.segment]
     if wanted.task or wanted.state or wanted.until_ms:
         numbers = _segments_with(tr, numbers, lambda number: _period(_prefix(keys, number, wanted), wanted))
     for number in numbers:
@@ -167,7 +167,7 @@ def runs_of(tr: Transaction, keys: HistoryKeys, kind: str, id_: str, *, limit: i
     """The newest runs of a task (``kind`` is "id") or of a workflow ("root"), in the order in which they began."""
     spots: list[Spot] = []
     id_ = id_text(id_)
-    numbers = segments.newest_first(tr, keys)
+    numbers = indexes.newest_first(tr, keys)
     for number in _segments_with(tr, numbers, lambda each: range_of(keys.index(each, kind, id_))):
         prefix = keys.index(number, kind, id_)
         rows = tr.get_range(*range_of(prefix), limit=limit - len(spots), reverse=True, snapshot=True)

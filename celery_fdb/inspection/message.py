@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from celery_fdb.inspection.moments import age, moment
-from kombu_fdb.engine.dead_letters.scan import error_of
+from celery_fdb.inspection.time_formats import age, moment
+from kombu_fdb.engine.dead_letters import error_of
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed, Peeked, Spot
 from kombu_fdb.primitives.clock import SystemClock

@@ -25,11 +25,11 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_fdb.brokers.holding import Holding
-from celery_fdb.inspection.keyrates import OTHER, KeyRates
+from celery_fdb.brokers.lazy import Holding
+from celery_fdb.inspection.keys import OTHER, KeyRates
 from celery_fdb.inspection.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
-from kombu_fdb.engine.stored.effects import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
+from kombu_fdb.engine.stored.work import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 from kombu_fdb.primitives.clock import SystemClock
 
 __all__ = ["NAMES", "OTHER", "QUEUES", "BrokerCollector", "make_collector"]

@@ -1,4 +1,6 @@
-"""What is in a broker now, as plain data: for the command line, the metrics and the admin pages.
+"""What is in a broker now, which sessions are silent, and what needs attention.
+
+What is in a broker now, as plain data: for the command line, the metrics and the admin pages.
 
 Numbers come from the store's counters and never from a scan: what it costs grows with the number of queues, not with
 their messages, and is bounded in the number of keys. The parts are read in transactions of their own, so they may be
@@ -10,18 +12,86 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.stored.effects import LATE
+from kombu_fdb.engine.stored.work import LATE
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts, is_internal
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked
+from kombu_fdb.primitives.plural import plural
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+def heard_s(seen: Overview, session: SessionView) -> float | None:
+    """How long ago it was heard, by its own wall clock and ours; None if it told no time."""
+    return max(0.0, (seen.taken_ms - session.beat_ms) / 1000) if session.beat_ms else None
+
+
+def state_of(session: SessionView, quiet_s: float | None) -> str:
+    """alive, ended, or silent: not heard for longer than its time to live, so that others get its messages."""
+    if not session.open:
+        return "ended"
+    return "silent" if (quiet_s or 0.0) > session.ttl_s else "alive"
+
+
+def silent(seen: Overview) -> list[SessionView]:
+    return [each for each in seen.sessions if state_of(each, heard_s(seen, each)) == "silent"]
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+#: So many are told of, the worst first.
+MOST = 12
+#: Seconds after which the oldest message of a queue with consumers is a concern.
+LATE_S = 300.0
+
+
+class Concern(NamedTuple):
+    """``queue``: where to act; None for the sessions."""
+
+    text: str
+    queue: str | None = None
+
+
+def concerns(seen: Overview) -> list[Concern]:
+    """What a person on call would want to know, the worst first."""
+    found = [*_of_sessions(seen)]
+    for each in seen.own_queues:
+        found += [Concern(text, each.name) for text in _of_queue(each)]
+    return found[:MOST]
+
+
+def _of_sessions(seen: Overview) -> Iterator[Concern]:
+    if seen.own_queues and not any(each.consumers for each in seen.live_queues):
+        yield Concern("no worker consumes any queue")
+    quiet = silent(seen)
+    if quiet:
+        yield Concern(f"{plural(len(quiet), 'session')} without a heartbeat: {quiet[0].host} {quiet[0].pid}")
+    if seen.asides:
+        yield Concern(f"{plural(len(seen.asides), 'thing')} set aside by duties: run fdb doctor")
+
+
+def _of_queue(each: QueueView) -> Iterator[str]:
+    if each.dead:
+        yield f"{plural(each.dead, 'dead letter')} of {each.name}"
+    if each.paused and each.ready:
+        yield f"{each.name} is paused with {plural(each.ready, 'message')}"
+    elif each.ready and not each.consumers:
+        yield f"{each.name} has no consumers, and {each.ready:,} wait there"
+    elif each.oldest_age_s is not None and each.oldest_age_s > LATE_S:
+        yield f"the oldest message of {each.name} waits for {each.oldest_age_s / 60:,.0f} min"
+
+
+# -- the overview ------------------------------------------------------------------------------------------------------
+
 
 #: Keys of one queue that are read to find its longest, and at once.
 KEYS_READ = 10_000

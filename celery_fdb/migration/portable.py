@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from kombu_fdb.engine.stored.effects import DELAYED, READY
+from kombu_fdb.engine.stored.work import DELAYED, READY
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.keyspace.codec import decode_control, decode_limits, decode_record, encode_json, record_of, way_of
 from kombu_fdb.model import (

@@ -5,7 +5,7 @@ ready, delayed or dead, with its key, priority, order, due time, history and ids
 hold, unless it is asked for.
 
 An import may be killed at any point and started again: nothing is lost and nothing doubled, because each message is
-stored by the transaction that marks it as stored (``kombu_fdb/engine/migration/restore.py``). The source is left as it
+stored by the transaction that marks it as stored (``kombu_fdb/engine/migration.py``). The source is left as it
 is.
 
 A source has to rest. While consumers live, some messages are under leases, would be missing here and done there; so an
@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 from celery_fdb.migration import portable
 from celery_fdb.migration.portable import Binding, Control, Dedup, Entry, Header, Limits
 from kombu_fdb import Broker, QueueError
-from kombu_fdb.api.administration.migration import MOST_BYTES, MOST_MESSAGES
+from kombu_fdb.api.administration import MOST_BYTES, MOST_MESSAGES
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import QueueControl, StoredMessage
 from kombu_fdb.primitives.clock import SystemClock, random_id

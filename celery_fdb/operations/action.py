@@ -19,8 +19,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from celery import Celery
 
-from celery_fdb.inspection.dead_letters.groups import died_elsewhere
-from celery_fdb.inspection.dead_letters.queues import dead_queues
+from celery_fdb.inspection.dead_letters import dead_queues, died_elsewhere
 from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import QueueView
-from celery_fdb.operations import cancelling, dead_letters, editing, limiting, queues, rescheduling
+from celery_fdb.operations import dead_letters, messages, queues, workers
 from celery_fdb.operations.action import Action
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
@@ -15,25 +15,25 @@ _ON_QUEUES_AND_KEYS = (
         "pause",
         "Pause",
         "Stop delivering messages of {target}? Messages that workers hold are not affected.",
-        limiting.pause,
+        workers.pause,
         takes_key=True,
     ),
-    Action("resume", "Resume", "Deliver messages of {target} again?", limiting.resume, takes_key=True),
+    Action("resume", "Resume", "Deliver messages of {target} again?", workers.resume, takes_key=True),
     Action(
         "limit",
         "Set limits",
         "Set these limits of {target}? They apply from the next message on. Without a key they hold for every key that "
         "has no limits of its own.",
-        limiting.limit,
-        fields=limiting.FIELDS,
-        prefill=limiting.limits,
+        workers.limit,
+        fields=workers.FIELDS,
+        prefill=workers.limits,
         takes_key=True,
     ),
     Action(
         "unlimit",
         "Remove limits",
         "Remove the limits of {target}? A key has the limits of every key again.",
-        limiting.unlimit,
+        workers.unlimit,
         takes_key=True,
     ),
 )
@@ -72,11 +72,11 @@ _ON_DEAD_LETTERS = (
         "edit",
         "Edit and replay",
         "Replay {number} of {target} with these arguments, to the queue it died in?",
-        editing.edit,
+        messages.edit,
         selects=True,
         selects_one=True,
-        fields=editing.FIELDS,
-        prefill=editing.arguments,
+        fields=messages.EDIT_FIELDS,
+        prefill=messages.arguments,
         shows_body=True,
     ),
     Action(
@@ -125,23 +125,23 @@ _ON_MESSAGES = (
         "run_now",
         "Run now",
         "Make {number} of {target} ready now, instead of waiting until due?",
-        rescheduling.run_now,
+        messages.run_now,
         selects=True,
     ),
     Action(
         "reschedule",
         "Reschedule",
         "Make {number} of {target} due at another moment?",
-        rescheduling.reschedule,
+        messages.reschedule,
         selects=True,
-        fields=rescheduling.FIELDS,
+        fields=messages.RESCHEDULE_FIELDS,
     ),
     Action(
         "cancel",
         "Cancel",
         "Delete {number} of {target} for good? A worker that already runs one goes on, and may store its result. "
         "{told}",
-        cancelling.cancel,
+        messages.cancel,
         selects=True,
         destroys=True,
     ),
@@ -149,7 +149,7 @@ _ON_MESSAGES = (
         "cancel_all",
         "Cancel all",
         "Delete {number} of {target}{which} for good? {told}",
-        cancelling.cancel_all,
+        messages.cancel_all,
         destroys=True,
         by_filter=True,
         on_waiting=True,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
-from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
+from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery_fdb.inspection.dead_letters.groups import died_elsewhere
-from celery_fdb.inspection.dead_letters.queues import dead_queues
+from celery_fdb.inspection.dead_letters import dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Outcome, Request, each_selected, names
 from celery_fdb.operations.parts import in_parts

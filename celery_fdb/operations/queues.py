@@ -7,8 +7,8 @@ from functools import partial
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from celery_fdb.inspection.moments import seconds_of
 from celery_fdb.inspection.overview import QueueView, look
+from celery_fdb.inspection.time_formats import seconds_of
 from celery_fdb.operations.action import WAITING, Field, Outcome, Request
 from celery_fdb.operations.asked import Asked, AskedAnew
 from celery_fdb.operations.parts import in_parts

@@ -1,4 +1,15 @@
-"""The values: a record of a fixed head, the state's name and the encoded result; a large result in chunks of its own.
+"""Records of results: their bytes, and the index by which they expire.
+
+What expires: an index by moment, in step with the records.
+
+A transaction that writes a record that expires writes its entry in the same transaction, and clears the entry of the
+record it replaces: an entry in the index is never wrong, so the sweep (``store.py``) need not look at the record. It
+reads the entries serializably, so a record that is stored anew at the same time is not lost: one of the two runs again.
+
+Moments are by the wall clock of who stores. They are compared with that of who sweeps or, if it is behind, with that of
+most workers at the same store: one whose clock is ahead deletes no results.
+
+The values: a record of a fixed head, the state's name and the encoded result; a large result in chunks of its own.
 
 The head says what every write has to know (state, moment of expiry, number of chunks), so that no write decodes what
 it replaces. Behind the head stands the versionstamp of the commit: no two versions of a record are equal, which is what
@@ -10,9 +21,33 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from celery_fdb.results.layout import ResultKeys
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack_int, range_of
 from kombu_fdb.store.protocol import KeyValue, Transaction
+
+# -- expiry ------------------------------------------------------------------------------------------------------------
+
+
+def move(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int, after_ms: int) -> None:
+    """It expired at ``before_ms`` and now does at ``after_ms``; 0 for never."""
+    if before_ms and before_ms != after_ms:
+        tr.clear(keys.expiry(before_ms, kind, id_))
+    if after_ms and before_ms != after_ms:
+        tr.set(keys.expiry(after_ms, kind, id_), b"")
+
+
+def delete(tr: Transaction, keys: ResultKeys, kind: str, id_: str, value: bytes | None) -> None:
+    """The record, which was read as ``value``, with its entry."""
+    if value is None:
+        return
+    old = readable(value)
+    move(tr, keys, kind, id_, old.expires_ms if old else 0, 0)
+    clear(tr, keys.record(kind, id_))
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
 
 #: Up to this size a result stands in its record, above it in chunks of this size. FoundationDB's limit is 100,000 B.
 INLINE_BYTES = 90_000

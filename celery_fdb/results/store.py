@@ -1,5 +1,7 @@
 """The only way to the stored results: opens transactions and runs the verbs in them.
 
+The only way to the stored results: opens transactions and runs the verbs in them.
+
 Every verb may happen twice: it looks at what stands in the store, and finds there what an earlier run of unknown
 outcome has done. So no commit tokens are written (``Retry.repeat``); after ``CommitUnknown`` the caller calls again.
 """
@@ -12,11 +14,12 @@ from typing import NamedTuple, TypeVar
 
 from celery.states import READY_STATES, SUCCESS
 
-from celery_fdb.brokers.clocks import common_ms
-from celery_fdb.results import chords, expiry, records, sweep
+from celery_fdb.brokers.lazy import common_ms
+from celery_fdb.results import chords, records
 from celery_fdb.results.chords import Return, Turn
 from celery_fdb.results.layout import Part, ResultKeys
 from celery_fdb.results.records import Record
+from kombu_fdb.keyspace.layout import readable
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock
@@ -24,6 +27,23 @@ from kombu_fdb.store.protocol import Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
 from kombu_fdb.transport.errors import operational_errors
+
+#: Deleted in one transaction.
+SWEEP_ROWS = 200
+
+
+def sweep_part(tr: Transaction, keys: ResultKeys, now_ms: int) -> int:
+    """Delete up to :data:`SWEEP_ROWS` of what has expired. Returns how many."""
+    rows = tr.get_range(*keys.expired_until(now_ms), limit=SWEEP_ROWS)
+    for key, _ in rows:
+        tr.clear(key)
+    for (_expires_ms, kind, id_), _ in readable(rows, keys.split_expiry):
+        if kind == "chord":
+            chords.expire(tr, keys, id_)
+        else:
+            records.clear(tr, keys.record(kind, id_))
+    return len(rows)
+
 
 T = TypeVar("T")
 
@@ -102,7 +122,7 @@ class ResultStore:
             return False
         if value is not None and (old is None or old.chunks):
             tr.clear_range(*range_of(key))
-        expiry.move(tr, self.keys, kind, id_, old.expires_ms if old else 0, outcome.expires_ms)
+        records.move(tr, self.keys, kind, id_, old.expires_ms if old else 0, outcome.expires_ms)
         records.write(tr, key, outcome.state, outcome.payload, expires_ms=outcome.expires_ms, ring=kind == "task")
         return True
 
@@ -134,7 +154,7 @@ class ResultStore:
         self._write(lambda tr: self._delete(tr, "task", task_id))
 
     def _delete(self, tr: Transaction, kind: str, id_: str) -> None:
-        expiry.delete(tr, self.keys, kind, id_, tr.get(self.keys.record(kind, id_)))
+        records.delete(tr, self.keys, kind, id_, tr.get(self.keys.record(kind, id_)))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -209,7 +229,7 @@ class ResultStore:
             return 0
         now_ms = min(now_ms, self._by_most())
         while (parts is None or done < parts) and self._has_expired(now_ms):
-            total += self._write(lambda tr: sweep.sweep_part(tr, self.keys, now_ms))
+            total += self._write(lambda tr: sweep_part(tr, self.keys, now_ms))
             done += 1
         return total
 

@@ -47,13 +47,13 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker import state
 from celery.worker.request import logger as request_logger
 
-from kombu_fdb.engine.messages.again import Burial
+from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.errors import StoreError
 from kombu_fdb.primitives.headers import ATTEMPTS
 from kombu_fdb.primitives.ranges import last_lines
+from kombu_fdb.transport.batch import encode_again
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.encoding.envelope import without_deaths
-from kombu_fdb.transport.publishing.again import encode_again
 from kombu_fdb.transport.worker.options import SETTING
 
 logger = logging.getLogger(__name__)

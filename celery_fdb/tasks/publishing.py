@@ -1,7 +1,7 @@
 """Publish several tasks at once, or inside the application's own transaction.
 
 Both build messages as ``apply_async`` does, with all its options, signals and routes, through one producer whose batch
-(:mod:`kombu_fdb.transport.publishing.batch`) decides what becomes of them.
+(:mod:`kombu_fdb.transport.batch`) decides what becomes of them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from celery.canvas import Signature
 
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.transport.publishing.batch import AtomicBatch, JoinedBatch, batching
-from kombu_fdb.transport.publishing.kombu_versions import BatchPublishError, batched
+from kombu_fdb.transport.batch import AtomicBatch, JoinedBatch, batching
+from kombu_fdb.transport.kombu_versions import BatchPublishError, batched
 
 
 def publish_many(

@@ -12,7 +12,7 @@ It needs the extra: ``pip install 'celery-fdb[web]'``.
 from __future__ import annotations
 
 try:
-    from celery_fdb.web.access.user import User
+    from celery_fdb.web.access.login import User
     from celery_fdb.web.application import dashboard
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in {"starlette", "jinja2"}:

@@ -1,4 +1,9 @@
-"""The dashboard as one ASGI application, whose addresses work under any prefix."""
+"""The dashboard as one ASGI application, whose addresses work under any prefix.
+
+The broker as the dashboard uses it: opened when first asked for, once per process, and again after it has failed.
+
+It never consumes, so it has no session. A file that is not there is not made: its path may be a typo.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +19,34 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from celery_fdb.brokers.address import broker_of
+from celery_fdb.brokers.address import broker_of, open_existing
+from celery_fdb.brokers.lazy import Holding
 from celery_fdb.inspection.hosts import LOOPBACK
 from celery_fdb.web.access.guard import Guard
 from celery_fdb.web.addresses import PATHS
-from celery_fdb.web.live import trend
+from celery_fdb.web.live import stats
 from celery_fdb.web.live.stream import Stream
 from celery_fdb.web.page import Pages
-from celery_fdb.web.pages import (
-    actions,
-    dead_letters,
-    keys,
-    messages,
-    overview,
-    queues,
-    schedules,
-    sessions,
-    tasks,
-    workers,
-    workflows,
-)
+from celery_fdb.web.pages import actions, dead_letters, messages, overview, queues, schedules, tasks, workers, workflows
 from celery_fdb.web.rendering import HERE
-from celery_fdb.web.serving.opening import opening
-from celery_fdb.web.serving.reception import Reception
+from celery_fdb.web.serving.authentication import Authentication
 from celery_fdb.web.serving.threads import Threads
 from celery_fdb.web.settings import Login, Settings, settings_of
+
+
+def opening(settings: Settings) -> Holding:
+    """Opens it within ``connect_timeout_s``."""
+    timeout_s = settings.connect_timeout_s
+    return Holding(lambda: open_existing(settings.url, **{"connect_timeout": timeout_s, **settings.options}))
+
 
 #: Each page by its view. What it may cost is in its docstring.
 SHOWN = {
     "overview": overview.overview,
-    "trend": trend.trend,
+    "trend": stats.trend,
     "queues": queues.queues,
     "queue": queues.queue,
-    "keys": keys.keys,
+    "keys": queues.keys,
     "messages": messages.messages,
     "message": messages.message,
     "dead": dead_letters.dead,
@@ -57,7 +57,7 @@ SHOWN = {
     "workflows": workflows.workflows,
     "workflow": workflows.workflow,
     "schedules": schedules.schedules,
-    "sessions": sessions.sessions,
+    "sessions": workers.sessions,
 }
 READING = frozenset({"GET", "HEAD"})
 #: Static files have the version in their address.
@@ -115,9 +115,9 @@ def dashboard(
 
 
 def _assembled(settings: Settings) -> Starlette:
-    reception, holding = Reception(settings), opening(settings)
+    authentication, holding = Authentication(settings), opening(settings)
     threads, asking = Threads(settings.threads, settings.timeout_s), Threads(1, settings.timeout_s)
-    pages = Pages(reception, holding, threads)
+    pages = Pages(authentication, holding, threads)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -137,7 +137,7 @@ def _assembled(settings: Settings) -> Starlette:
         """A mistake of ours: the server logs it."""
         return await pages.broken(request)
 
-    routes = _routes(pages, reception, Stream(settings, reception, holding, threads))
+    routes = _routes(pages, authentication, Stream(settings, authentication, holding, threads))
     routes.append(Route(PATHS["workers"], pages.shows(workers.Workers().page, asking), methods=["GET"]))
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: nowhere, 405: otherwise, 500: broken})
 
@@ -148,15 +148,15 @@ def _methods(request: Request) -> set[str]:
     return {method for each in routes if isinstance(each, Route) for method in each.methods or ()} or {*READING}
 
 
-def _routes(pages: Pages, reception: Reception, stream: Stream) -> list[BaseRoute]:
+def _routes(pages: Pages, authentication: Authentication, stream: Stream) -> list[BaseRoute]:
     shown = [Route(PATHS[name], pages.shows(view), methods=["GET"]) for name, view in SHOWN.items()]
     return [
         *shown,
         Route(PATHS["act"], pages.acts(actions.act), methods=["POST"]),
         Route(PATHS["events"], stream.__call__, methods=["GET"]),
-        Route(PATHS["login"], reception.greet, methods=["GET"]),
-        Route(PATHS["login"], pages.enters(reception.admit), methods=["POST"]),
-        Route(PATHS["logout"], pages.enters(reception.dismiss), methods=["POST"]),
+        Route(PATHS["login"], authentication.greet, methods=["GET"]),
+        Route(PATHS["login"], pages.enters(authentication.admit), methods=["POST"]),
+        Route(PATHS["logout"], pages.enters(authentication.dismiss), methods=["POST"]),
         Mount(PATHS["static"], _Files(directory=HERE / "static")),
     ]
 

@@ -21,10 +21,10 @@ from urllib.parse import parse_qs
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from celery_fdb.brokers.holding import Holding
+from celery_fdb.brokers.lazy import Holding
 from celery_fdb.operations.action import received
-from celery_fdb.web.access import forgery
-from celery_fdb.web.serving.reception import Reception
+from celery_fdb.web.access import guard
+from celery_fdb.web.serving.authentication import Authentication
 from celery_fdb.web.serving.threads import Busy, Threads
 from celery_fdb.web.visit import READ_ONLY, Visit
 from kombu_fdb import Broker
@@ -52,8 +52,8 @@ class NotThere(Exception):
 class Pages:
     """Makes endpoints of views."""
 
-    def __init__(self, reception: Reception, holding: Holding, threads: Threads) -> None:
-        self._reception = reception
+    def __init__(self, authentication: Authentication, holding: Holding, threads: Threads) -> None:
+        self._authentication = authentication
         self._holding = holding
         self._threads = threads
 
@@ -70,12 +70,12 @@ class Pages:
         return partial(self._enter, view)
 
     async def _enter(self, view: Callable[[Visit], Response], request: Request) -> Response:
-        visit, _ = await self._reception.visit(request)
+        visit, _ = await self._authentication.visit(request)
         refusal = await _take_form(visit, MOST_OF_STRANGERS)
         return view(visit) if refusal is None else refusal
 
     async def _act(self, view: View, request: Request) -> Response:
-        visit, refusal = await self._reception.visit(request)
+        visit, refusal = await self._authentication.visit(request)
         if refusal is not None:
             return refusal
         if not visit.may_act:
@@ -84,19 +84,19 @@ class Pages:
         return await self._run(view, self._threads, visit) if refusal is None else refusal
 
     async def _answer(self, view: View, threads: Threads, request: Request) -> Response:
-        visit, refusal = await self._reception.visit(request)
+        visit, refusal = await self._authentication.visit(request)
         return refusal if refusal is not None else await self._run(view, threads, visit)
 
     async def nowhere(self, request: Request) -> Response:
         """An address that there is not."""
-        visit, refusal = await self._reception.visit(request)
+        visit, refusal = await self._authentication.visit(request)
         if refusal is not None:
             return refusal
         return visit.page("error", 404, title="Not here", text="There is no such page.")
 
     async def otherwise(self, request: Request, methods: Collection[str]) -> Response:
         """An address that answers to these methods, and not to this one."""
-        visit, refusal = await self._reception.visit(request)
+        visit, refusal = await self._authentication.visit(request)
         allow = ", ".join(sorted(methods))
         made = refusal or visit.page("error", 405, title="Method not allowed", text=f"This address takes {allow} only.")
         made.headers["allow"] = allow
@@ -104,7 +104,7 @@ class Pages:
 
     async def broken(self, request: Request) -> Response:
         """An error that nothing here expects."""
-        visit, refusal = await self._reception.visit(request)
+        visit, refusal = await self._authentication.visit(request)
         if refusal is not None:
             return refusal
         return visit.page("error", 500, title="A mistake of ours", text="The server's log has the details.")
@@ -117,7 +117,7 @@ class Pages:
         except KombuFDBError as error:  # the time is over
             self._holding.forget()
             made = _unavailable(visit, error)
-        self._reception.remember(visit, made)
+        self._authentication.remember(visit, made)
         return made
 
 
@@ -135,7 +135,7 @@ async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
         text = "The form holds more than is taken at once, or came too slowly."
         return visit.page("error", 413, title="Too much", text=text)
     visit.fields = fields_of(fields)
-    if forgery.is_forged(request.headers, visit.kept(forgery.COOKIE), visit.sent(forgery.FIELD)):
+    if guard.is_forged(request.headers, visit.kept(guard.COOKIE), visit.sent(guard.FIELD)):
         return visit.page("error", 403, title="Refused", text=FORGED)
     return None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from celery_fdb.inspection.moments import age, limit, moment, rate
+from celery_fdb.inspection.time_formats import age, limit, moment, rate
 from celery_fdb.operations.action import carried
 from kombu_fdb.primitives.masking import masked_text, plain
 

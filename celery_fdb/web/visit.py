@@ -10,12 +10,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from celery_fdb.inspection.moments import moment
+from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import QUOTED, received
 from celery_fdb.operations.audit import Audit
 from celery_fdb.web import addresses
-from celery_fdb.web.access import forgery, login
-from celery_fdb.web.access.user import User
+from celery_fdb.web.access import guard, login
+from celery_fdb.web.access.login import User
 from celery_fdb.web.rendering import files_version, html
 from celery_fdb.web.settings import Settings
 
@@ -44,7 +44,7 @@ class Visit:
     fields: Mapping[str, list[str]] = field(default_factory=dict)
     notice: str = ""
     said: str = ""
-    form_field: str = forgery.FIELD
+    form_field: str = guard.FIELD
     zone: tzinfo = UTC
     streams: bool = True
     around: Mapping[str, str] = field(default_factory=dict)

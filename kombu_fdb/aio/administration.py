@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 from kombu_fdb.aio.calls import Face, stream, verb
-from kombu_fdb.api.administration import inspection, migration, topology
+from kombu_fdb.api import administration
 
 __all__ = ["Inspection", "Migration", "Topology"]
 
 
-class Inspection(Face[inspection.Inspection]):
+class Inspection(Face[administration.Inspection]):
     """Get it from :attr:`.broker.Broker.inspect`."""
 
-    facts = verb(inspection.Inspection.facts)
-    sessions = verb(inspection.Inspection.sessions)
-    totals = verb(inspection.Inspection.totals)
-    key_totals = verb(inspection.Inspection.key_totals)
-    samples = verb(inspection.Inspection.samples)
-    set_aside = verb(inspection.Inspection.set_aside)
+    facts = verb(administration.Inspection.facts)
+    sessions = verb(administration.Inspection.sessions)
+    totals = verb(administration.Inspection.totals)
+    key_totals = verb(administration.Inspection.key_totals)
+    samples = verb(administration.Inspection.samples)
+    set_aside = verb(administration.Inspection.set_aside)
 
 
-class Topology(Face[topology.Topology]):
+class Topology(Face[administration.Topology]):
     """Get it from :attr:`.broker.Broker.topology`."""
 
-    exchanges = verb(topology.Topology.exchanges)
-    bindings = verb(topology.Topology.bindings)
-    route = verb(topology.Topology.route)
-    declare_exchange = verb(topology.Topology.declare_exchange)
-    delete_exchange = verb(topology.Topology.delete_exchange)
-    bind = verb(topology.Topology.bind)
-    unbind = verb(topology.Topology.unbind)
+    exchanges = verb(administration.Topology.exchanges)
+    bindings = verb(administration.Topology.bindings)
+    route = verb(administration.Topology.route)
+    declare_exchange = verb(administration.Topology.declare_exchange)
+    delete_exchange = verb(administration.Topology.delete_exchange)
+    bind = verb(administration.Topology.bind)
+    unbind = verb(administration.Topology.unbind)
 
 
-class Migration(Face[migration.Migration]):
+class Migration(Face[administration.Migration]):
     """Get it from :attr:`.broker.Broker.migration`."""
 
-    dump = stream(migration.Migration.dump)
-    dedups = stream(migration.Migration.dedups)
-    restore = verb(migration.Migration.restore)
-    restore_dedups = verb(migration.Migration.restore_dedups)
-    restore_queue = verb(migration.Migration.restore_queue)
-    restore_control = verb(migration.Migration.restore_control)
-    restore_limits = verb(migration.Migration.restore_limits)
-    restore_binding = verb(migration.Migration.restore_binding)
-    finished = verb(migration.Migration.finished)
-    finish = verb(migration.Migration.finish)
+    dump = stream(administration.Migration.dump)
+    dedups = stream(administration.Migration.dedups)
+    restore = verb(administration.Migration.restore)
+    restore_dedups = verb(administration.Migration.restore_dedups)
+    restore_queue = verb(administration.Migration.restore_queue)
+    restore_control = verb(administration.Migration.restore_control)
+    restore_limits = verb(administration.Migration.restore_limits)
+    restore_binding = verb(administration.Migration.restore_binding)
+    finished = verb(administration.Migration.finished)
+    finish = verb(administration.Migration.finish)

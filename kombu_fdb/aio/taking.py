@@ -70,8 +70,8 @@ async def take_many(
     if not jobs:
         with Wait(connection, queues, LoopBell()) as wait:
             while not jobs and await _sleep(calls, wait, deadline, stopped):
-                jobs = await run(partial(take_now, look, wait.standing))
-            jobs = jobs or await run(partial(leave_line, look, wait.standing))
+                jobs = await run(partial(take_now, look, wait.combiner))
+            jobs = jobs or await run(partial(leave_line, look, wait.combiner))
     return jobs
 
 

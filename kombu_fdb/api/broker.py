@@ -25,9 +25,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from kombu_fdb.api.administration.inspection import Inspection
-from kombu_fdb.api.administration.migration import Migration
-from kombu_fdb.api.administration.topology import Topology
+from kombu_fdb.api.administration import Inspection, Migration, Topology
 from kombu_fdb.api.arguments import Declaration, Named, check_declaration, check_name, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer, Takings

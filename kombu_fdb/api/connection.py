@@ -27,7 +27,7 @@ from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.standing import Rivalry
+from kombu_fdb.process.combiner_client import Rivalry
 from kombu_fdb.settings.options import Options
 
 __all__ = ["Connection", "Sleeper"]
@@ -63,7 +63,7 @@ class Connection:
         self.tag = f"broker-{next(_connections)}"
         #: Something was asked for: it may be somewhere's active consumer.
         self.taken = False
-        #: What its consumers know of others who take from the same queues (``process/standing.py``).
+        #: What its consumers know of others who take from the same queues (``process/combiner_client.py``).
         self.rivalry = Rivalry()
         self._turns: dict[str, int] = {}
         self._services = count(1)

@@ -29,8 +29,7 @@ from typing import Any, Protocol, Unpack
 
 from kombu_fdb.api.arguments import Conditions, check_limit, check_name, seconds
 from kombu_fdb.api.pace import Pace, Stop, never
-from kombu_fdb.engine.dead_letters.replay import Moved
-from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION, VERSION_BYTES, Walk, Wanted, task_of
+from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, VERSION_BYTES, Moved, Walk, Wanted, task_of
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import Part, Peeked, Spot
@@ -110,7 +109,7 @@ class DeadLetters:
         transaction; what has moved meanwhile is left alone. It goes with no other argument.
         ``rate``: messages per second. ``progress`` is called with their number after each transaction. ``stop`` is
         asked before each, and twice a second in a pause. A letter that dies again meanwhile is left for the next call.
-        See :mod:`kombu_fdb.engine.dead_letters.replay` for what a message keeps.
+        See :mod:`kombu_fdb.engine.dead_letters` for what a message keeps.
 
         Raises ``QueueNotFound`` if a queue was deleted; the rest stays dead, ``replayed`` says how many are back.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION
+from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import MOST, SLOWEST, is_number, shown

@@ -4,9 +4,9 @@ Model. A take looks (:func:`take_now`, one claim), and only if nothing is there 
 queues and sleeps until one fires, its bell rings, or its time is over; then it looks again. Arming looks at the queues
 in the same transaction, so nothing falls between a claim and a watch.
 
-Who waits while others take from the same queues stands in a line with them (``process/standing.py``): then a look is
-one at the line, only its first one arms watches on the queues, and a take that stops waiting leaves it. A take that
-does not wait (``timeout=0``) claims past the line.
+Who waits while others take from the same queues stands in a line with them (``process/combiner_client.py``): then a
+look is one at the line, only its first one arms watches on the queues, and a take that stops waiting leaves it. A take
+that does not wait (``timeout=0``) claims past the line.
 
 What was claimed is in a hand, then held, then a job's, at every moment; an exception at any line (a signal handler's)
 lets it go back uncounted, as the program has not seen it. ``poll_interval`` is the safety look of every idle consumer
@@ -33,7 +33,7 @@ from kombu_fdb.errors import InvalidArgument, Outrun, SessionLost
 from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.primitives.wakeup import Bell
-from kombu_fdb.process.standing import Standing
+from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.store.protocol import Watch
 
 __all__ = ["Look", "Wait", "check_take", "leave_line", "take_first", "take_many", "take_now"]
@@ -67,8 +67,8 @@ def take_many(
     if not jobs:
         with Wait(connection, queues, Bell()) as wait:
             while not jobs and _sleep(wait, deadline, stopped):
-                jobs = take_now(look, wait.standing)
-            jobs = jobs or leave_line(look, wait.standing)
+                jobs = take_now(look, wait.combiner)
+            jobs = jobs or leave_line(look, wait.combiner)
     return jobs
 
 
@@ -96,7 +96,7 @@ class Wait(Generic[S]):
         self._queues = queues
         self._consumed: dict[object, Collection[str]] | None = None
         longest_s = min(connection.options.poll_interval, connection.options.operation_timeout)
-        self.standing = Standing(sleeper.ring, monotonic, SystemRandom(), longest_s, connection.rivalry)
+        self.combiner = CombinerClient(sleeper.ring, monotonic, SystemRandom(), longest_s, connection.rivalry)
 
     def __enter__(self) -> Self:
         return self
@@ -111,8 +111,8 @@ class Wait(Generic[S]):
         connection, membership = self._connection, self._connection.client.membership()
         if self._consumed is None:
             self._begin(membership.consumed)
-        if self.is_in_line and not self.standing.is_first:
-            return [] if self.standing.in_line else None
+        if self.is_in_line and not self.combiner.is_first:
+            return [] if self.combiner.in_line else None
         consumers = dict.fromkeys(self._queues, connection.tag)
         watches = connection.engine.messages.arm(self._queues, membership.session_id, consumers)
         for watch in watches or ():
@@ -122,7 +122,7 @@ class Wait(Generic[S]):
     @property
     def is_in_line(self) -> bool:
         """Or is about to be."""
-        return self.standing.in_line or self._connection.rivalry.is_contested(self._queues)
+        return self.combiner.in_line or self._connection.rivalry.is_contested(self._queues)
 
     def _begin(self, consumed: dict[object, Collection[str]]) -> None:
         self._consumed = consumed
@@ -135,7 +135,7 @@ class Wait(Generic[S]):
 
     def end(self) -> None:
         """Idempotent; never blocks."""
-        self.standing.abandon()
+        self.combiner.abandon()
         if self._consumed is not None:
             self._consumed.pop(self.sleeper, None)
         self._connection.remove_sleeper(self.sleeper)
@@ -145,7 +145,7 @@ class Wait(Generic[S]):
 
     def shortest_s(self, left_s: float | None) -> float:
         """How long to sleep at most."""
-        bounds = (left_s, self.standing.next_look_s(), self._connection.options.poll_interval)
+        bounds = (left_s, self.combiner.next_look_s(), self._connection.options.poll_interval)
         return min(bound for bound in bounds if bound is not None)
 
 
@@ -165,9 +165,9 @@ class Look(NamedTuple):
         return list(self.queues) if self.in_order else self.connection.in_turn(self.queues)
 
 
-def take_now(look: Look, standing: Standing | None = None) -> list[Job]:
+def take_now(look: Look, combiner: CombinerClient | None = None) -> list[Job]:
     """What is there now, or was granted to who stands in a line."""
-    return _take(look.connection, partial(_claim, look, standing))
+    return _take(look.connection, partial(_claim, look, combiner))
 
 
 def take_first(look: Look) -> list[Job]:
@@ -177,9 +177,9 @@ def take_first(look: Look) -> list[Job]:
     return _take(look.connection, partial(_claim_alone, look, gives_way=True))
 
 
-def leave_line(look: Look, standing: Standing) -> list[Job]:
+def leave_line(look: Look, combiner: CombinerClient) -> list[Job]:
     """What was granted while the time ran out."""
-    return _take(look.connection, standing.leave) if standing.in_line else []
+    return _take(look.connection, combiner.leave) if combiner.in_line else []
 
 
 def _take(connection: Connection, claim: Callable[[list[Delivery]], object]) -> list[Job]:
@@ -204,13 +204,13 @@ def _let_go(connection: Connection, hand: Sequence[Delivery]) -> None:
     connection.let_go([each.lease for each in hand])
 
 
-def _claim(look: Look, standing: Standing | None, hand: list[Delivery]) -> None:
+def _claim(look: Look, combiner: CombinerClient | None, hand: list[Delivery]) -> None:
     contested = look.connection.rivalry.is_contested(look.queues)
-    if standing is not None and (standing.in_line or contested):  # another thread may have left the line to us alone
+    if combiner is not None and (combiner.in_line or contested):  # another thread may have left the line to us alone
         with suppress(SessionLost):  # the next look is another session's
-            _stand(look, standing, hand)
+            _stand(look, combiner, hand)
     else:
-        _claim_alone(look, hand, gives_way=standing is not None)
+        _claim_alone(look, hand, gives_way=combiner is not None)
 
 
 def _claim_alone(look: Look, hand: list[Delivery], *, gives_way: bool) -> None:
@@ -232,13 +232,13 @@ def _claim_once(
     connection.client.membership().claim(names, limit, consumers=consumers, gives_way=gives_way, hand=hand)
 
 
-def _stand(look: Look, standing: Standing, hand: list[Delivery]) -> None:
+def _stand(look: Look, combiner: CombinerClient, hand: list[Delivery]) -> None:
     connection = look.connection
     membership = connection.client.membership()
-    standing.belong_to(membership)
-    if not standing.in_line:
-        standing.join(membership, look.queues, look.limit, ())
-    standing.attend(connection.engine, hand)
-    if not hand and standing.is_first:
+    combiner.belong_to(membership)
+    if not combiner.in_line:
+        combiner.join(membership, look.queues, look.limit, ())
+    combiner.attend(connection.engine, hand)
+    if not hand and combiner.is_first:
         names = look.in_turn
-        standing.serve(names, dict.fromkeys(names, connection.tag), hand)
+        combiner.serve(names, dict.fromkeys(names, connection.tag), hand)

@@ -41,9 +41,9 @@ key                                                   value                     
 ``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
 ``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
-``("line", line, stamp)``                             a demand: session, first lease, how many  join; cleared by serve, leave, depose, recover, sweep
-``("demand", session, first)``                        how it stands: W waits, G granted, E ended; its stamp  join, serve, leave, depose; cleared by the next join, recover, sweep
-``("served", line)``                                  session that served the line last, patience  serve, depose; cleared by sweep
+``("line", line, stamp)``                             a demand: session, first lease, how many  join; cleared by serve, leave, evict, recover, sweep
+``("demand", session, first)``                        how it stands: W waits, G granted, E ended; its stamp  join, serve, leave, evict; cleared by the next join, recover, sweep
+``("served", line)``                                  session that served the line last, patience  serve, evict; cleared by sweep
 ``("exchange", name)``                                type, properties                         declare
 ``("binding", exchange, queue, routing_key)``         arguments                                bind
 ``("bound", queue, exchange, routing_key)``           "": the same bindings by queue           bind

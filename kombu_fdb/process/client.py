@@ -43,23 +43,23 @@ from time import monotonic
 from typing import Any
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.messages.again import Doubts
+from kombu_fdb.engine.messages.publish import Doubts
 from kombu_fdb.errors import CommitUnknown, ForkedError, KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.process import connect
-from kombu_fdb.process.attempt import Attempt
 from kombu_fdb.process.deferred import Attendant, DeferredCalls, move
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.overdue import Overdue
 from kombu_fdb.process.session_threads import open_session
+from kombu_fdb.process.single_flight import Attempt
+from kombu_fdb.process.time_to_run import Overdue
 from kombu_fdb.process.upkeep.reclaim import Reclaim
 from kombu_fdb.process.upkeep.round_robin import TROUBLE
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
-from kombu_fdb.store.patience import Patience
 from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.store.retry import Patience
 
 logger = logging.getLogger(__name__)
 
@@ -363,7 +363,7 @@ class Client:
         started: Callable[[], bool] = lambda: True,
         gone: Callable[[], object] = lambda: None,
     ) -> None:
-        """Begin the delivery's time to run, if it has one; :meth:`settled` ends it. See ``overdue.py``."""
+        """Begin the delivery's time to run, if it has one; :meth:`settled` ends it. See ``time_to_run.py``."""
         if delivery.ttr_ms:
             self._overdue.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
 

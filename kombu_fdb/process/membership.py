@@ -2,7 +2,7 @@
 
 Model. A membership is *open* until :meth:`Membership.close`, or until a process fenced it; then it is *lost*, and stays
 so: the owner opens another one. All states are one way. Two threads keep it (``session_threads.py``), by steps of their
-own (``turns.py``).
+own (``duty_cycle.py``).
 
 A claim is *under way* from before its transaction begins until its messages are recorded as known. One that ends in
 between (the answer was lost, the commit may still land, an exception came out of a signal handler at any line) is
@@ -12,9 +12,9 @@ Nothing here takes a lock, so no exception can leave one behind; single operatio
 A consumer that ends gives up the claims that are under way for it, and those that are suspect note that it ended. Such
 a claim may still make it the active one of its queue; the recovery then makes room for another (``single.py``).
 
-A demand in a line of rivals (``standing.py``) is under way as a claim is, from its join until its owner has collected
-what it was granted, or has left; each look of the owner says that it still is. One whose owner does not look any more
-(an exception, a thread that is gone) becomes suspect like a claim that lasts too long, and with that it ends.
+A demand in a line of rivals (``combiner_client.py``) is under way as a claim is, from its join until its owner has
+collected what it was granted, or has left; each look of the owner says that it still is. One whose owner does not look
+any more (an exception, a thread that is gone) becomes suspect like a claim that lasts too long, and with that it ends.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kombu_fdb.engine.combiner import Served
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.rivals.serve import Served
 from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost

@@ -31,8 +31,7 @@ from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.threads import instead_of_threads, start, start_native
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.turns import Turns
-from kombu_fdb.process.upkeep.duty_cycle import Duties
+from kombu_fdb.process.upkeep.duty_cycle import Duties, Turns
 from kombu_fdb.settings.options import Options
 
 logger = logging.getLogger(__name__)

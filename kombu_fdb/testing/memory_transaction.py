@@ -11,8 +11,7 @@ from typing import Protocol
 
 from kombu_fdb.errors import CommitUnknown, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.store.limits import TRANSACTION_AGE_S, check_key, check_size, check_value
-from kombu_fdb.store.protocol import KeyValue
+from kombu_fdb.store.protocol import TRANSACTION_AGE_S, KeyValue, check_key, check_size, check_value
 from kombu_fdb.store.watch import OneShotWatch
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.mvcc import Mutation, Pending, Range, VersionedMap

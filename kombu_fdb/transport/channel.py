@@ -27,6 +27,7 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.consuming.receiver import Receiver
 from kombu_fdb.transport.consuming.subscription import Subscription, next_tag
 from kombu_fdb.transport.declaring import DeclaringChannel
@@ -34,11 +35,10 @@ from kombu_fdb.transport.encoding.envelope import encode, open_delivery
 from kombu_fdb.transport.encoding.fairkey import KeyOf
 from kombu_fdb.transport.encoding.properties import whole_of
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp, refuse
-from kombu_fdb.transport.holding.credit import Credit
-from kombu_fdb.transport.holding.estate import Estate
+from kombu_fdb.transport.holding.exclusive_queues import Orphaned
 from kombu_fdb.transport.holding.qos import QoS
 from kombu_fdb.transport.holding.settling import Connected, Settling
-from kombu_fdb.transport.publishing.batch import PublishBatch
+from kombu_fdb.transport.holding.unacked import Credit
 
 #: A direct get meets at most this many expired messages.
 MOST_EXPIRED = 1000
@@ -89,7 +89,7 @@ class Channel(DeclaringChannel):
         #: By their tags: kombu's ``Message.ack`` is nothing for their messages.
         self.no_ack_consumers: set[str] = set()  # type: ignore[assignment]  # kombu's None is a default
         self._dedup_window_s = connection.options.dedup_window
-        #: What ``Producer.batch()`` makes; see :func:`~kombu_fdb.transport.publishing.batch.batching`.
+        #: What ``Producer.batch()`` makes; see :func:`~kombu_fdb.transport.batch.batching`.
         self.batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
         self._zero_first = connection.options.priority_order == "redis"
 
@@ -292,7 +292,7 @@ class Channel(DeclaringChannel):
     def _take_waiting(self, queue: str, hand: list[Delivery], most: int) -> None:
         receiver = self.transport.receiver_if_any
         if receiver is not None:
-            receiver.reception.dispatch.take_waiting(self.credit, queue, hand, most)
+            receiver.fetcher.dispatch.take_waiting(self.credit, queue, hand, most)
 
     @amqp_errors("queue_purge")
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
@@ -309,7 +309,7 @@ class Channel(DeclaringChannel):
     def _size(self, queue: str) -> int:
         """With what waits for a consumer of this channel."""
         receiver = self.transport.receiver_if_any
-        waiting = 0 if receiver is None else receiver.reception.dispatch.waiting(self.credit, queue)
+        waiting = 0 if receiver is None else receiver.fetcher.dispatch.waiting(self.credit, queue)
         return waiting + super()._size(queue)
 
     def _hand_out(self, delivery: Delivery, tag: int, *, no_ack: bool) -> Any:
@@ -380,13 +380,13 @@ class Channel(DeclaringChannel):
             # Only now: where one consumer is active at a time, the next one must find what this one held.
             if receiver is not None:
                 for subscription in ended:
-                    receiver.reception.leave(subscription)
+                    receiver.fetcher.leave(subscription)
             self.leave()
 
     def orphan(self, store: Client) -> None:
         """The connection failed: give up consuming without asking the store, keep what is being worked on."""
         self.closed = self._settling.ended = True
-        store.later(Estate(consumers=self.consumers).settler(store))
+        store.later(Orphaned(consumers=self.consumers).settler(store))
         self.qos.orphan()
         self.leave()
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.channel import Channel, Connecting
-from kombu_fdb.transport.publishing.batch import PublishBatch
 
 
 class BatchingChannel(Channel):

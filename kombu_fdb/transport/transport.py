@@ -1,4 +1,6 @@
-"""The kombu transport: connections, draining, the event loop, what survives a fork or a lost connection.
+"""The transport: a connection to a broker, its channels, and how it delivers to a drain or an event loop.
+
+The kombu transport: connections, draining, the event loop, what survives a fork or a lost connection.
 
 Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "connection". It is
 
@@ -10,7 +12,8 @@ Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "
   ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases
   (``holding/qos.py``);
 * *collected* by Python without having been closed. Nothing but the program and its event loop refers to a transport, so
-  that an abandoned one is garbage. What it held goes back, uncounted, by another thread (``holding/estate.py``).
+  that an abandoned one is garbage. What it held goes back, uncounted, by another thread
+  (``holding/exclusive_queues.py``).
 
 In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
 it, and attaches to a client of the child's own.
@@ -32,21 +35,41 @@ from kombu.transport import virtual
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, Location, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
-from kombu_fdb.transport.address import location_of
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.consuming.attendance import Drain
-from kombu_fdb.transport.consuming.delivering import deliver_next
-from kombu_fdb.transport.consuming.receiver import Receiver
+from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.subscription import next_tag
+from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.encoding.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
-from kombu_fdb.transport.holding.estate import Estate
-from kombu_fdb.transport.holding.owned import Owned
+from kombu_fdb.transport.holding.exclusive_queues import ExclusiveQueues, Orphaned
+from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.older_kombu import BatchingChannel
-from kombu_fdb.transport.publishing.kombu_versions import KOMBU_HAS_BATCHES
-from kombu_fdb.transport.worker.joining import join_workers
-from kombu_fdb.transport.worker.stopping import end_stopping_worker, is_stopping
+from kombu_fdb.transport.worker.requests import end_stopping_worker, is_stopping, join_workers
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+def location_of(connection: Connection, options: Options) -> Location:
+    """Where the URL points to. Raises ``OptionError``.
+
+    Kombu hands ``fdb+sqlite:///path`` over in two forms: at first as transport "fdb" and hostname "sqlite:///path",
+    after a failover taken apart, as transport "fdb+sqlite" without a host. A clone of that has the hostname "fdb+None".
+    """
+    hostname = connection.hostname
+    prefix = f"{connection.uri_prefix}+" if connection.uri_prefix else None
+    if hostname and "://" in hostname:
+        return locate(parse_url(f"{prefix or 'fdb+'}{hostname}"), options)
+    if hostname and prefix and hostname.startswith(prefix):
+        hostname = None
+    scheme = connection.transport_cls if connection.transport_cls in {*SCHEMES, MEMORY_SCHEME} else SCHEMES[0]
+    parts = UrlParts(scheme, hostname, connection.port, connection.userid, connection.password, connection.virtual_host)
+    return locate(parts, options)
+
+
+# -- the transport -----------------------------------------------------------------------------------------------------
+
 
 logger = get_logger(__name__)
 
@@ -89,7 +112,7 @@ class Transport(virtual.Transport):
         self._options: Options | None = None
         self._loop: Any = None
         self._declared: dict[str, QueueDeclaration] = {}
-        self._owned = Owned()
+        self._exclusive_queues = ExclusiveQueues()
         #: How a message's fairness key is found.
         self.key_of: KeyOf = key_reader(None)
         join_workers(self.driver_type)
@@ -184,9 +207,9 @@ class Transport(virtual.Transport):
         """Collected without having been closed. Runs in any thread at any moment: takes no lock and never waits."""
         if self._store is None or sys.is_finalizing() or self._store.pid != os.getpid():
             return
-        estate = Estate.of(self.channels, self._owned)
-        if any(estate):
-            self._store.later(estate.settler(self._store))
+        orphaned = Orphaned.of(self.channels, self._exclusive_queues)
+        if any(orphaned):
+            self._store.later(orphaned.settler(self._store))
         self._store.abandon(self)
         if self._receiver is not None:
             self._receiver.abandon()
@@ -197,7 +220,7 @@ class Transport(virtual.Transport):
     def _disclaim(self) -> None:
         """Exclusive queues end with the connection that declared them, consumed or not."""
         if self._store is not None:
-            self._owned.leave(self._store)
+            self._exclusive_queues.leave(self._store)
         self._declared.clear()
 
     def _collect(self, connection: Transport | None) -> None:
@@ -226,7 +249,7 @@ class Transport(virtual.Transport):
     def _disown(self) -> None:
         """In a forked child: forget what is the parent's."""
         self._store = self._receiver = self._loop = None
-        self._owned.forget()
+        self._exclusive_queues.forget()
         self._declared.clear()
         for channel in list(self.channels):
             channel.disown()
@@ -239,7 +262,7 @@ class Transport(virtual.Transport):
     def close_channel(self, channel: Any) -> None:
         receiver = self.receiver_if_any
         if receiver is not None:
-            receiver.reception.forget(channel.credit)
+            receiver.fetcher.forget(channel.credit)
         super().close_channel(channel)
 
     # -- consume -----------------------------------------------------------------------------------------------------
@@ -266,15 +289,15 @@ class Transport(virtual.Transport):
         deadline = None if timeout is None else monotonic() + timeout
         receiver, drain = self.receiver, Drain()
         try:
-            receiver.reception.attend(drain)
+            receiver.fetcher.attend(drain)
             self._drain(receiver, deadline)
         finally:
-            receiver.reception.depart(drain)
+            receiver.fetcher.depart(drain)
 
     def _drain(self, receiver: Receiver, deadline: float | None) -> None:
-        while not deliver_next(receiver.reception):
-            receiver.reception.arrived.clear()
-            if deliver_next(receiver.reception):
+        while not deliver_next(receiver.fetcher):
+            receiver.fetcher.arrived.clear()
+            if deliver_next(receiver.fetcher):
                 return
             if receiver is not self._receiver:
                 raise StoreUnavailable("the connection was closed while it was drained")
@@ -286,9 +309,9 @@ class Transport(virtual.Transport):
     def _first_look(self, receiver: Receiver) -> bool:
         """A drain that must not wait still finds what is there, though the receiver has not looked yet."""
         deadline = monotonic() + FIRST_LOOK_S
-        while receiver.running and not receiver.reception.idle and monotonic() < deadline:
+        while receiver.running and not receiver.fetcher.idle and monotonic() < deadline:
             receiver.wait(0.001)
-            if receiver.reception.arrived.wait(0):
+            if receiver.fetcher.arrived.wait(0):
                 return True
         return False
 
@@ -297,8 +320,8 @@ class Transport(virtual.Transport):
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """From now on ``loop`` delivers. May be called again, also after the loop was reset."""
         self._loop = loop
-        loop.add_reader(self.receiver.reception.arrived, self._on_arrived)
-        self.receiver.reception.attend_loop(registered=True)
+        loop.add_reader(self.receiver.fetcher.arrived, self._on_arrived)
+        self.receiver.fetcher.attend_loop(registered=True)
 
     def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
         self._leave_loop()
@@ -310,9 +333,9 @@ class Transport(virtual.Transport):
             return
         until_s = time.monotonic() + LOOP_TURN_S
         for _ in range(LOOP_TURN):
-            if not deliver_next(receiver.reception):
-                receiver.reception.arrived.clear()
-                if not deliver_next(receiver.reception):
+            if not deliver_next(receiver.fetcher):
+                receiver.fetcher.arrived.clear()
+                if not deliver_next(receiver.fetcher):
                     return
             if time.monotonic() >= until_s:  # with the solo pool, a delivery is the task itself
                 break
@@ -322,8 +345,8 @@ class Transport(virtual.Transport):
         loop, self._loop = self._loop, None
         if loop is None or self._receiver is None:
             return
-        self._receiver.reception.attend_loop(registered=False)
-        descriptor = self._receiver.reception.arrived.fileno()
+        self._receiver.fetcher.attend_loop(registered=False)
+        descriptor = self._receiver.fetcher.arrived.fileno()
         # After a reset, the loop may use the number for another reader.
         callback, _ = loop.readers.get(descriptor) or (None, None)
         if callback == self._on_arrived:
@@ -339,7 +362,7 @@ class Transport(virtual.Transport):
     def declare(self, declaration: QueueDeclaration) -> None:
         """And remember what needs care later. Raises as the engine's verb."""
         if declaration.exclusive:
-            self._owned.declare(self.store, declaration)
+            self._exclusive_queues.declare(self.store, declaration)
         else:
             self.store.engine.queues.declare(declaration)
         if declaration.can_vanish:

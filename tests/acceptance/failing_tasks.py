@@ -12,7 +12,7 @@ from celery.exceptions import Reject
 from kombu import Queue
 
 from celery_fdb.tasks import failures
-from celery_fdb.tasks.backoff import Backoff
+from celery_fdb.tasks.task import Backoff
 
 failures.install(app)
 app.conf.task_queues = [

@@ -15,8 +15,8 @@ from celery import chain, chord
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.history.views.lives import TaskUnknown, life_of
 from celery_fdb.history.views.runs import active_runs
+from celery_fdb.history.views.timeline import TaskUnknown, life_of
 from celery_fdb.history.views.workflows import Node, workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock

@@ -1,4 +1,4 @@
-"""A worker that is told to stop does so within 15 seconds, whatever its store does (store/patience.py)."""
+"""A worker that is told to stop does so within 15 seconds, whatever its store does (store/retry.py)."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_file_that_is_gone(broker: Any, file: Path, app: Any, start: Any, unti
 
 
 def test_a_task_whose_start_the_worker_has_not_read(broker: Any, file: Path, app: Any, start: Any, until: Any) -> None:
-    """Its child waits 30 s for its result to be read, if nobody does (transport/worker/joining.py)."""
+    """Its child waits 30 s for its result to be read, if nobody does (transport/worker/requests.py)."""
     app.note.delay("x")
     worker = start("-c", "1", app="held_up_app", wait=False)
     until(lambda: broker.marks("run"))

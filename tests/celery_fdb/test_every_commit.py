@@ -14,10 +14,10 @@ import pytest
 from celery.states import STARTED, SUCCESS
 from kit.whole.mortal import Killed, MortalDatabase
 
+from celery_fdb.history import indexes
 from celery_fdb.history import layout as history_layout
-from celery_fdb.history import segments
-from celery_fdb.history import writing as history_store
-from celery_fdb.history.groups import decode
+from celery_fdb.history import store as history_store
+from celery_fdb.history.indexes import decode
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recording.upkeep import Upkeep
@@ -25,13 +25,12 @@ from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.results import chords, records
 from celery_fdb.results import layout as results_layout
-from celery_fdb.results import sweep as results_store
+from celery_fdb.results import store as results_store
 from celery_fdb.results.chords import Return
 from celery_fdb.results.layout import Part
 from celery_fdb.results.store import Outcome, ResultStore
 from celery_fdb.schedules import store as schedule_store
-from celery_fdb.schedules.entry import Told, unpack
-from celery_fdb.schedules.store import KEPT_S, ScheduleStore
+from celery_fdb.schedules.store import KEPT_S, ScheduleStore, Told, unpack
 from kombu_fdb.keyspace.tuples import unpack as unpack_key
 from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.store.protocol import Database
@@ -215,7 +214,7 @@ IN_PARTS = {"results.sweep", "history.lose", "history.trim", "schedules.forget_o
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results_store, "SWEEP_ROWS", PART)
-    monkeypatch.setattr(segments, "TRIM_SEGMENTS", 1)
+    monkeypatch.setattr(indexes, "TRIM_SEGMENTS", 1)
     monkeypatch.setattr(history_store, "LOST_RUNS", PART)
     monkeypatch.setattr(schedule_store, "MOST_ENTRIES", PART)
 

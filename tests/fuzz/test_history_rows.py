@@ -24,11 +24,10 @@ from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import Follower, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.checks import check_history
-from celery_fdb.history.views.lives import TaskUnknown, life_of
 from celery_fdb.history.views.metrics import TaskCollector
-from celery_fdb.history.views.opening import HistoryOff, history_of
-from celery_fdb.history.views.runs import active_runs, page_of_runs
+from celery_fdb.history.views.runs import HistoryOff, active_runs, history_of, page_of_runs
 from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
+from celery_fdb.history.views.timeline import TaskUnknown, life_of
 from celery_fdb.history.views.workflows import workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock

@@ -1,7 +1,7 @@
 """One row of a line of rivals is damaged, in its key or its value: those who wait go on, and get what comes.
 
 The oracle. Looks, services, depositions, recoveries and the end of a session raise nothing but ``SessionLost``, and
-somebody who stands in the line, and deposes whoever does not serve, is served.
+somebody who stands in the line, and evicts whoever does not serve, is served.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def wait(rival: Rival) -> None:
         if sight.stands == ENDED:
             rival.join()
         elif not sight.is_first:
-            rival.engine.messages.depose(rival.demand, sight.first)
+            rival.engine.messages.evict(rival.demand, sight.first)
     raise AssertionError("nobody serves it")
 
 

@@ -26,7 +26,7 @@ from celery_fdb.history.options import History
 from celery_fdb.history.run import ENDED, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.operations.actions import ACTIONS
-from celery_fdb.operations.remote.workers import WORKER_ACTIONS
+from celery_fdb.operations.workers import WORKER_ACTIONS
 from celery_fdb.web import dashboard
 from celery_fdb.web.addresses import PATHS
 from kombu_fdb import Broker

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.store.sqlite.database import SqliteDatabase, read_values
 from kombu_fdb.store.sqlite.errors import explain_os
 from kombu_fdb.store.sqlite.files import identify
 from kombu_fdb.store.sqlite.open_file import OpenFile
-from kombu_fdb.store.sqlite.registry import read_values
 
 __all__ = ["open_apart"]
 

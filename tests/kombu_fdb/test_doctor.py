@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kombu_fdb import Broker, doctor
-from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.engine.upkeep.quarantine import Aside
 
 
 def run(*arguments):

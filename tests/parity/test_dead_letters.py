@@ -12,7 +12,7 @@ import pytest
 
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job
-from kombu_fdb.engine.dead_letters.scan import LETTERS_PER_TRANSACTION, Wanted
+from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, Wanted
 from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
 from kombu_fdb.errors import InvalidArgument, QueueNotFound
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration

@@ -1,4 +1,6 @@
-"""Connections of the dashboard's server: none keeps its place by sending half a request, or by reading nothing.
+"""Listening, and the connections of a page server.
+
+Connections of the dashboard's server: none keeps its place by sending half a request, or by reading nothing.
 
 uvicorn waits for the rest of a request's head, and for a full socket, as long as the client stays, and takes
 connections until the process has no files left. Here a client has :data:`HEAD_S` for each head and :data:`READ_S` to
@@ -13,6 +15,19 @@ import resource
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from celery_fdb.cli.terminal import Refused
+
+
+def cannot_listen(address: str, port: int, error: OSError) -> Refused:
+    return Refused(
+        "can't listen on this address",
+        address=address,
+        port=port,
+        reason=error.strerror,
+        fix="Choose another --port.",
+    )
+
 
 HEAD_S = 15.0
 READ_S = 120.0

@@ -14,7 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import click
 
-from celery_fdb.cli.serving.listening import cannot_listen
+from celery_fdb.cli.serving.connections import cannot_listen
 from celery_fdb.cli.terminal import Answer, Refused, Run, command
 from celery_fdb.inspection.hosts import LOOPBACK, is_loopback, is_ours
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from celery_fdb.cli.serving.listening import cannot_listen
+from celery_fdb.cli.serving.connections import cannot_listen
 from celery_fdb.cli.terminal import Refused, Run, command
 from celery_fdb.inspection.hosts import LOOPBACK, is_loopback
 

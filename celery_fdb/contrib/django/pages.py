@@ -26,7 +26,7 @@ from celery_fdb.contrib.django.models import MANAGE, MANAGE_WORKERS, VIEW, VIEW_
 from celery_fdb.contrib.django.store import holding
 from celery_fdb.operations.audit import Audit, LogAudit
 from celery_fdb.web.access.guard import HEADERS, KEEP_NOTHING, foreign, is_of_another_site
-from celery_fdb.web.access.user import User
+from celery_fdb.web.access.login import User
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.application import A_YEAR, READING, SHOWN
 from celery_fdb.web.live.stream import Poll

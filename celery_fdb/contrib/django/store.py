@@ -11,7 +11,7 @@ from typing import Any
 from django.core.signals import setting_changed
 
 from celery_fdb.brokers.address import open_existing
-from celery_fdb.brokers.holding import Holding
+from celery_fdb.brokers.lazy import Holding
 from celery_fdb.contrib.django import conf
 from kombu_fdb import Broker
 

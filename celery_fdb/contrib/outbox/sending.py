@@ -15,7 +15,7 @@ from kombu.utils.json import dumps, loads
 from celery_fdb.contrib.outbox.rows import Row
 from celery_fdb.tasks.publishing import everywhere
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
-from kombu_fdb.transport.publishing.kombu_versions import batched
+from kombu_fdb.transport.kombu_versions import batched
 
 #: How long the store remembers a row's messages, in seconds.
 DEDUP_WINDOW_S = 7 * 86_400.0

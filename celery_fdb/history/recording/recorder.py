@@ -17,7 +17,7 @@ What happens at each failure:
 * the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
   finds that their session has ended (:mod:`celery_fdb.history.recording.upkeep`).
 * the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S`, and no longer than the process is
-  patient with a store that does not answer (``kombu_fdb/store/patience.py``).
+  patient with a store that does not answer (``kombu_fdb/store/retry.py``).
 * the process forks: the child has no thread, and never writes what its parent has buffered.
 * the session ends while the worker lives (it was silent for too long): active runs are written anew under the next one.
 * something unexpected is raised here: it is logged once and the run is dropped; it never reaches the task.

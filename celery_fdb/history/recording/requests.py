@@ -32,8 +32,8 @@ from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 
 from celery_fdb.history.options import History
-from celery_fdb.history.recording.making import error_of, facts_of, run_of, weight_of
 from celery_fdb.history.recording.recorder import CLOSING_S, Recorder, Source
+from celery_fdb.history.recording.run_builder import error_of, facts_of, run_of, weight_of
 from celery_fdb.history.recording.upkeep import Upkeep
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb import Broker

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from celery_fdb.brokers.clocks import common_ms
+from celery_fdb.brokers.lazy import common_ms
 from celery_fdb.history.options import History
 from celery_fdb.history.store import HistoryStore
 from kombu_fdb.model import SessionFacts

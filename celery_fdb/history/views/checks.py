@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_fdb.history.views.opening import history_of
+from celery_fdb.history.views.runs import history_of
 from kombu_fdb import Broker
 from kombu_fdb.doctor import Finding
 from kombu_fdb.primitives.plural import plural

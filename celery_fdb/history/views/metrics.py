@@ -21,11 +21,11 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_fdb.brokers.holding import Holding
+from celery_fdb.brokers.lazy import Holding
 from celery_fdb.history.counters import BOUNDS_S, Counters
 from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.history.views.opening import history_of
+from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.metrics import OTHER
 from kombu_fdb import Broker, KombuFDBError
 

@@ -1,4 +1,4 @@
-"""Runs as people see them: a page with filters and a cursor, and what is active now."""
+"""Runs as people see them: from a broker to its history, a page with filters, and what is active now."""
 
 from __future__ import annotations
 
@@ -6,9 +6,33 @@ from dataclasses import dataclass, replace
 
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import STATES, Run
-from celery_fdb.history.views.opening import kept_by
-from kombu_fdb import Broker
+from celery_fdb.history.store import HistoryStore
+from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.primitives.clock import SystemClock
+
+FIX = "Call celery_fdb.install(app, history=True) where the app is made, and restart the workers."
+
+
+class HistoryOff(KombuFDBError):
+    """No worker of this broker has ever kept a history."""
+
+    text = "history is off"
+
+
+def history_of(broker: Broker) -> HistoryStore:
+    """Whether or not there is one."""
+    timeout_s = broker.options.operation_timeout
+    return HistoryStore(broker.database, broker.location.namespace, clock=SystemClock(), timeout_s=timeout_s)
+
+
+def kept_by(broker: Broker) -> HistoryStore:
+    """Raises :class:`HistoryOff`."""
+    store = history_of(broker)
+    if store.settings() is None:
+        raise HistoryOff(fix=FIX)
+    return store
+
 
 #: Of one page.
 MOST_RUNS = 500

@@ -9,7 +9,7 @@ from celery import states
 
 from celery_fdb.history.counters import SLOTS, Counters
 from celery_fdb.history.run import ENDED
-from celery_fdb.history.views.opening import kept_by
+from celery_fdb.history.views.runs import kept_by
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import Clock, SystemClock
 

@@ -19,8 +19,8 @@ from typing import Any
 from celery import states
 
 from celery_fdb.history.run import ACTIVE, Run, bounded, id_text
-from celery_fdb.history.views.lives import TaskUnknown, fix_id
-from celery_fdb.history.views.opening import history_of
+from celery_fdb.history.views.runs import history_of
+from celery_fdb.history.views.timeline import TaskUnknown, fix_id
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError

@@ -1,9 +1,23 @@
-"""``/events``: the feed as server-sent events, for users who may see the pages."""
+"""Live pages: one look at the broker for all of them, sent as server-sent events.
+
+One look at the broker for all pages that are open.
+
+Model. The first client that subscribes starts the watch, which looks every ``interval_s`` seconds, or less often if a
+look takes long, so that it keeps the store busy for a fifth of the time at most; the last one to go ends it. Each
+client has room for one event: one that is too slow misses events and gets the newest. If the store is away, clients are
+told so, the watch goes on, and they are told when it is back. There are ``most`` clients at a time: each holds a place
+from before its answer begins, as many may come before the first of them is sent anything.
+
+A feed belongs to one event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -14,17 +28,116 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from celery_fdb.brokers.holding import Holding
-from celery_fdb.history.views.opening import history_of
+from celery_fdb.brokers.lazy import Holding
+from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.web.live.feed import Feed, event
-from celery_fdb.web.live.vitals import Runs, Vitals
-from celery_fdb.web.serving.reception import Reception
+from celery_fdb.web.live.stats import LiveStats, Runs
+from celery_fdb.web.serving.authentication import Authentication
 from celery_fdb.web.serving.threads import Busy, Threads
 from celery_fdb.web.settings import Settings
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
+
+# -- the feed ----------------------------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+#: Seconds without an event after which a comment shows that the stream lives.
+QUIET_S = 15.0
+#: A look is followed by a pause of at least so many times its own length.
+IDLE_SHARE = 4
+
+
+class Feed:
+    """See the module."""
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[dict[str, Any]]],
+        interval_s: float,
+        most: int,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._look = look
+        self._interval_s = interval_s
+        self._most = most
+        self._pause = pause
+        self._places = 0
+        self._inboxes: set[asyncio.Queue[str]] = set()
+        self._watch: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def place(self) -> Iterator[bool]:
+        """Whether there is room for one more client, which holds its place until it goes."""
+        if self._places >= self._most:
+            yield False
+            return
+        self._places += 1
+        try:
+            yield True
+        finally:
+            self._places -= 1
+
+    @property
+    def is_watching(self) -> bool:
+        return self._watch is not None
+
+    async def events(self, welcome: str = "") -> AsyncGenerator[str]:
+        """What a client is sent, until it goes. ``welcome``: before anything else."""
+        inbox: asyncio.Queue[str] = asyncio.Queue(1)
+        self._inboxes.add(inbox)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._run())
+        try:
+            yield welcome or ": welcome\n\n"
+            while True:
+                yield await _next(inbox)
+        finally:
+            self._inboxes.discard(inbox)
+            self._rest()
+
+    def _rest(self) -> None:
+        if not self._inboxes and self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            text = await self._told()
+            for inbox in self._inboxes:
+                if inbox.full():
+                    inbox.get_nowait()
+                inbox.put_nowait(text)
+            await self._pause(max(self._interval_s, IDLE_SHARE * (clock() - began)))
+
+    async def _told(self) -> str:
+        try:
+            return event("look", await self._look())
+        except KombuFDBError as error:
+            return event("away", {"text": str(error)})
+        except Exception as error:  # whatever the store holds, the watch goes on
+            logger.exception("the broker can't be looked at")
+            return event("away", {"text": f"what is stored can't be read: {type(error).__name__}"})
+
+
+async def _next(inbox: asyncio.Queue[str]) -> str:
+    try:
+        return await asyncio.wait_for(inbox.get(), QUIET_S)
+    except TimeoutError:
+        return ": quiet\n\n"
+
+
+def event(name: str, document: Any) -> str:
+    """As a browser's ``EventSource`` reads it. JSON has no line breaks."""
+    return f"event: {name}\ndata: {json.dumps(document)}\n\n"
+
+
+# -- the stream --------------------------------------------------------------------------------------------------------
+
 
 #: Of one stream, whether it is read or not; then the browser asks again, and is let in only if it still may.
 LONGEST_S = 900.0
@@ -37,15 +150,15 @@ AGAIN_MS = 3_000
 class Stream:
     """One feed for each event loop; a server has one loop."""
 
-    def __init__(self, settings: Settings, reception: Reception, holding: Holding, threads: Threads) -> None:
+    def __init__(self, settings: Settings, authentication: Authentication, holding: Holding, threads: Threads) -> None:
         self._settings = settings
-        self._reception = reception
+        self._authentication = authentication
         self._holding = holding
         self._threads = threads
-        self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Feed, Vitals]] = WeakKeyDictionary()
+        self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Feed, LiveStats]] = WeakKeyDictionary()
 
     async def __call__(self, request: Request) -> Response:
-        _, refusal = await self._reception.visit(request)
+        _, refusal = await self._authentication.visit(request)
         if refusal is not None:
             return PlainTextResponse("log in first\n", 401)
         if request.method == "HEAD":
@@ -53,17 +166,17 @@ class Stream:
         feed, vitals = self.feed()
         return _Live(feed, f"retry: {AGAIN_MS}\n" + event("welcome", {"points": vitals.points()}))
 
-    def feed(self) -> tuple[Feed, Vitals]:
+    def feed(self) -> tuple[Feed, LiveStats]:
         """Of the running event loop."""
         loop = asyncio.get_running_loop()
         found = self._feeds.get(loop)
         if found is None:
-            vitals = Vitals()
+            vitals = LiveStats()
             made = Feed(partial(self._look, vitals), self._settings.interval_s, self._settings.most_streams)
             found = self._feeds[loop] = made, vitals
         return found
 
-    async def _look(self, vitals: Vitals) -> dict[str, Any]:
+    async def _look(self, vitals: LiveStats) -> dict[str, Any]:
         """Raises ``KombuFDBError``."""
         try:
             return await self._threads.run(lambda: _told(vitals, self._holding.broker()))
@@ -105,7 +218,7 @@ class Poll:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._vitals = Vitals()
+        self._vitals = LiveStats()
         self._told: dict[str, Any] = {}
         self._until: float | None = None
 
@@ -122,7 +235,7 @@ class Poll:
         return JSONResponse({"points": self._vitals.points(), "look": self._told})
 
 
-def _told(vitals: Vitals, broker: Broker) -> dict[str, Any]:
+def _told(vitals: LiveStats, broker: Broker) -> dict[str, Any]:
     history = history_of(broker)
     runs = None
     if history.settings() is not None:

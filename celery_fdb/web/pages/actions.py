@@ -13,7 +13,7 @@ from starlette.responses import Response
 from celery_fdb.operations.action import Action, Request, names_of, perform
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.asked import AskedAnew
-from celery_fdb.operations.remote.workers import WORKER_ACTIONS
+from celery_fdb.operations.workers import WORKER_ACTIONS
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.pages.messages import spot_of
 from celery_fdb.web.visit import MOST_SHOWN, Visit

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.dead_letters.groups import Groups, group, group_all
-from celery_fdb.inspection.dead_letters.queues import dead_queues
+from celery_fdb.inspection.dead_letters import Groups, dead_queues, group, group_all
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.actions import offered_on_cause
 from celery_fdb.web.pages.messages import wanted_of

@@ -10,10 +10,9 @@ from typing import get_args
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.filters import FIELDS, Filter
+from celery_fdb.inspection.filters import FIELDS, Filter, Scope, search
 from celery_fdb.inspection.message import view_of
-from celery_fdb.inspection.moments import moment
-from celery_fdb.inspection.search import Scope, search
+from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import offered, offered_on_all
 from celery_fdb.web.page import NotThere

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.concerns import concerns
-from celery_fdb.inspection.overview import look
-from celery_fdb.web.live.vitals import Vitals
+from celery_fdb.inspection.overview import concerns, look
+from celery_fdb.web.live.stats import LiveStats
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
@@ -20,7 +19,7 @@ def overview(visit: Visit, broker: Broker) -> Response:
     return visit.page(
         "overview",
         seen=seen,
-        summary=Vitals().told(seen)["summary"],
+        summary=LiveStats().told(seen)["summary"],
         queues=queues[:TOP],
         more=max(len(queues) - TOP, 0),
         concerns=concerns(seen),

@@ -1,17 +1,27 @@
-"""``/queues`` and ``/queue``: all queues, and one of them with its longest keys."""
+"""``/queues``, ``/queue`` and ``/keys``: all queues, one with its longest keys, and a queue's keys by name."""
 
 from __future__ import annotations
 
 from starlette.responses import Response
 
+from celery_fdb.inspection.keys import find_keys
 from celery_fdb.inspection.overview import look, look_at_keys
-from celery_fdb.operations.actions import offered_on_queue
+from celery_fdb.operations.actions import offered_on_key, offered_on_queue
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.primitives.masking import masked
+
+
+def keys(visit: Visit, broker: Broker) -> Response:
+    name, prefix = visit.asked("queue"), visit.asked("prefix")
+    after = visit.request.query_params.get("after")
+    found = find_keys(broker, name, visit.settings.page_size, prefix=prefix, after=after)
+    control = broker.queue(name).control()
+    return visit.page("keys", queue=name, prefix=prefix, found=found, control=control, offered_on_key=offered_on_key)
+
 
 #: Keys on a queue's own page; the others are on theirs.
 TOP_KEYS = 20

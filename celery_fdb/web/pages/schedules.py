@@ -18,11 +18,9 @@ from celery.schedules import crontab, schedule
 from starlette.responses import Response
 
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.views.opening import HistoryOff
-from celery_fdb.history.views.runs import RunView, page_of_runs
-from celery_fdb.inspection.moments import moment
-from celery_fdb.schedules.entry import Told, text_of
-from celery_fdb.schedules.store import schedule_of
+from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
+from celery_fdb.inspection.time_formats import moment
+from celery_fdb.schedules.store import Told, schedule_of, text_of
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 

@@ -10,17 +10,16 @@ from starlette.responses import Response
 from celery_fdb.history.counters import ERROR
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, STATES
-from celery_fdb.history.views.lives import Life, TaskUnknown, life_of
-from celery_fdb.history.views.opening import HistoryOff
-from celery_fdb.history.views.runs import RunsPage, active_runs, page_of_runs
+from celery_fdb.history.views.runs import HistoryOff, RunsPage, active_runs, page_of_runs
 from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
+from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
 from celery_fdb.inspection.message import view_of
 from celery_fdb.operations.actions import offered
-from celery_fdb.operations.remote.workers import offered_on_task
+from celery_fdb.operations.workers import offered_on_task
 from celery_fdb.web.pages.messages import allowed
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
-from kombu_fdb.engine.stored.whereabouts import MOST_OF_TASK
+from kombu_fdb.engine.stored.task_index import MOST_OF_TASK
 
 PERIODS = {"hour": HOUR_S, "day": DAY_S}
 FILTERS = ("task", "state", "key", "queue", "worker")
@@ -72,8 +71,8 @@ def task(visit: Visit, broker: Broker) -> Response:
     )
 
 
-def _life(visit: Visit, broker: Broker, task_id: str) -> Life | None:
+def _life(visit: Visit, broker: Broker, task_id: str) -> Timeline | None:
     try:
-        return life_of(broker, task_id, visit.settings.app)
+        return timeline_of(broker, task_id, visit.settings.app)
     except TaskUnknown:
         return None

@@ -1,4 +1,6 @@
-"""``/workers``: what the running workers tell of themselves through Celery's remote control.
+"""``/workers`` and ``/sessions``: the running workers, and the consumer processes.
+
+``/workers``: what the running workers tell of themselves through Celery's remote control.
 
 They are asked, and have :data:`TIMEOUT_S` to answer: one that is still starting, or frozen, is missing here,
 while its session stands on the page of sessions. All workers hear each question, so it is asked once for everybody who
@@ -10,16 +12,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 from starlette.responses import Response
 
-from celery_fdb.operations.remote.workers import offered_on_worker
-from celery_fdb.web.visit import Visit
+from celery_fdb.inspection.overview import SessionView, heard_s, look, state_of
+from celery_fdb.operations.workers import offered_on_worker
+from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.model import is_internal
+
+
+class Row(NamedTuple):
+    view: SessionView
+    age_s: float | None
+
+    @property
+    def state(self) -> str:
+        return state_of(self.view, self.age_s)
+
+    @property
+    def queues(self) -> list[str]:
+        return [name for name in self.view.queues if not is_internal(name)]
+
+
+def sessions(visit: Visit, broker: Broker) -> Response:
+    """The silent ones first."""
+    seen = look(broker, queues=(), held=True)
+    rows = [Row(each, heard_s(seen, each)) for each in seen.sessions]
+    rows.sort(key=lambda row: (row.state != "silent", row.view.host, row.view.pid or 0))
+    return visit.page("sessions", sessions=rows[:MOST_SHOWN], total=len(rows), asides=seen.asides)
+
 
 #: Seconds for all answers to one question; there are three.
 TIMEOUT_S = 1.0

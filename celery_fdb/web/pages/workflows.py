@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from celery_fdb.history.views.lives import TaskUnknown
-from celery_fdb.history.views.opening import HistoryOff
-from celery_fdb.history.views.runs import RunView, page_of_runs
+from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
+from celery_fdb.history.views.timeline import TaskUnknown
 from celery_fdb.history.views.workflows import Node, workflow_of
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit

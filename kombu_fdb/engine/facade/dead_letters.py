@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from kombu_fdb.engine.dead_letters import replay, scan, trim
-from kombu_fdb.engine.dead_letters.replay import Moved
+from kombu_fdb.engine import dead_letters
+from kombu_fdb.engine.dead_letters import Moved
 from kombu_fdb.engine.facade.inspection import Inspection
-from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.inspection import browse, pages
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.stored.effects import READY
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import READY, Work
+from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.model import Peeked
 
 
@@ -30,31 +29,31 @@ class DeadLetters:
                 break
         return total
 
-    def walk(self, dead: str, wanted: scan.Wanted | None = None) -> scan.Walk:
+    def walk(self, dead: str, wanted: dead_letters.Wanted | None = None) -> dead_letters.Walk:
         """A walk through a queue of dead letters that begins now: what comes later is behind its end."""
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
-        return scan.Walk(dead, wanted or scan.Wanted(), scan.NO_LAST if last is None else last)
+        return dead_letters.Walk(dead, wanted or dead_letters.Wanted(), dead_letters.NO_LAST if last is None else last)
 
-    def look(self, walk: scan.Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
+    def look(self, walk: dead_letters.Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
         """Up to ``limit`` dead letters, without changing them, and the cursor to go on with; b"" at both ends."""
 
         def body(work: Work) -> tuple[list[Peeked], bytes]:
-            part = scan.look_through(work, walk, cursor, limit)
+            part = dead_letters.look_through(work, walk, cursor, limit)
             return browse.look_all(work, [(walk.dead, letter[:2]) for letter in part.letters]), part.cursor
 
         return self._run.read(body)
 
-    def replay_part(self, walk: scan.Walk, cursor: bytes, limit: int, *, to: str | None = None) -> Moved:
+    def replay_part(self, walk: dead_letters.Walk, cursor: bytes, limit: int, *, to: str | None = None) -> Moved:
         """Bring up to ``limit`` dead letters back, in one transaction. Raises ``QueueNotFound``; nothing moved then."""
 
         def body(work: Work) -> Moved:
-            return replay.replay_part(work, walk, cursor, limit, to=to)
+            return dead_letters.replay_part(work, walk, cursor, limit, to=to)
 
         return self._run.write(body)
 
-    def discard_part(self, walk: scan.Walk, cursor: bytes, limit: int) -> Moved:
+    def discard_part(self, walk: dead_letters.Walk, cursor: bytes, limit: int) -> Moved:
         """Delete up to ``limit`` dead letters, in one transaction."""
-        return self._run.write(lambda work: replay.discard_part(work, walk, cursor, limit))
+        return self._run.write(lambda work: dead_letters.discard_part(work, walk, cursor, limit))
 
     def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
         """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
@@ -66,7 +65,7 @@ class DeadLetters:
 
         def body(work: Work) -> str | None:
             row = pages.row_at(work, dead, READY, position, message_id)
-            return None if row is None else replay.replay_row(work, dead, row, payload=payload)
+            return None if row is None else dead_letters.replay_row(work, dead, row, payload=payload)
 
         return self._run.write(body)
 
@@ -86,6 +85,6 @@ class DeadLetters:
         """Drop some of what a queue ``<queue>.dead`` keeps no longer. Returns how many."""
 
         def verb(work: Work, limit: int) -> int:
-            return trim.trim(work, queue, limit)
+            return dead_letters.trim(work, queue, limit)
 
-        return self._run.part(verb, trim.TRIMMED_PER_TRANSACTION)
+        return self._run.part(verb, dead_letters.TRIMMED_PER_TRANSACTION)

@@ -7,7 +7,7 @@ What a caller must know about failure (``store/retry.py``): every method either 
 happen, with one exception. If it raises ``CommitUnknown``, the store stopped answering during the commit, which may
 even land later; so it may if an exception comes out of a signal handler, which can be any:
 
-* ``publish``: the message may be stored. Publishing it again in this process first finds out (``again.py``).
+* ``publish``: the message may be stored. Publishing it again in this process first finds out (``publish.py``).
 * ``claim``: messages may be leased to the session without the caller knowing them. ``recover`` releases them, and what
   the claim would still lease; the owner of the session calls it soon (``process/membership.py``).
 * ``ack``, ``release``, ``reject``: call again with the same leases; what has happened stays as it is.
@@ -21,13 +21,13 @@ from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.metrics import Metrics
 from kombu_fdb.engine.facade.migration import Migration
-from kombu_fdb.engine.facade.publisher import Publisher
 from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.facade.sessions import Sessions
-from kombu_fdb.engine.facade.transactions import Environment, Timeouts, Transactions
 from kombu_fdb.engine.facade.upkeep import Upkeep
-from kombu_fdb.engine.stored.policy import Policy
+from kombu_fdb.engine.messages.publish import Publisher
+from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.topology import control
+from kombu_fdb.engine.transactions import Environment, Timeouts, Transactions
 from kombu_fdb.store.protocol import Database
 
 __all__ = ["Engine", "Environment", "Policy", "Timeouts"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_fdb.engine.facade.transactions import Transactions
-from kombu_fdb.engine.inspection import browse, cancel, inspect, pages
+from kombu_fdb.engine.inspection import browse, inspect, pages
 from kombu_fdb.engine.scheduling import limits, single
 from kombu_fdb.engine.stored import session
+from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.keyspace.layout import Range
 from kombu_fdb.model import (
     KeyCounts,
@@ -145,7 +145,7 @@ class Inspection:
 
     def find_task(self, task_id: str) -> list[Peeked]:
         """The task's first 500 messages, in any state, wherever they are. Costs do not grow with the store."""
-        return self._run.read(lambda work: cancel.find_task(work, task_id))
+        return self._run.read(lambda work: pages.find_task(work, task_id))
 
     def exchange(self, name: str) -> Exchange | None:
         return self._run.read(lambda work: self._run.routing.read_exchange(work.tr, name))

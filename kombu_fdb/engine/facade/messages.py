@@ -7,20 +7,19 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from kombu_fdb.engine import combiner
 from kombu_fdb.engine.facade.inspection import Inspection
-from kombu_fdb.engine.facade.transactions import Transactions
-from kombu_fdb.engine.inspection import browse, cancel, pages, reschedule
+from kombu_fdb.engine.inspection import browse, pages
 from kombu_fdb.engine.messages import claim, move, settle
 from kombu_fdb.engine.messages.arm import Armed, arm, arm_all, has_work
 from kombu_fdb.engine.messages.bury import Cause
-from kombu_fdb.engine.rivals import join, serve
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.budget import Portion
-from kombu_fdb.engine.stored.effects import CONFLICTS, CONTESTED, Effects, Event
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.batches import Portion
+from kombu_fdb.engine.stored.work import CONFLICTS, CONTESTED, Effects, Event, Work
 from kombu_fdb.engine.topology import control
+from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
@@ -39,7 +38,7 @@ class Messages:
         self._claims = count(1)
         self._windows = Portion(session.LEASES_PER_CLAIM)
         self._settlements = Portion(session.LEASES_PER_CLAIM)
-        self._services = Portion(serve.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
+        self._services = Portion(combiner.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
         #: How often a rival's claim was faster, since the engine was made.
         self.lost_races = 0
 
@@ -48,7 +47,7 @@ class Messages:
     ) -> list[Delivery]:
         """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
 
-        Fewer if they are large: as many as one transaction holds (``room.py``), and at least one if there is one.
+        Fewer if they are large: as many as one transaction holds (``batches.py``), and at least one if there is one.
         ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
         ``SessionLost`` if the session was fenced: the caller opens another one. ``Outrun``: as the terms have it.
         Guarantees: ONE-PLACE, ONE-OWNER; strict order.
@@ -133,7 +132,7 @@ class Messages:
         ``over``: the first leases of demands of the session that have ended, and that will not be looked at any more.
         Raises ``SessionLost``. A caller that does not know what has become of a demand calls ``Sessions.recover``.
         """
-        self._run.write(lambda work: join.join(work, demand, acks, queues, over))
+        self._run.write(lambda work: combiner.join(work, demand, acks, queues, over))
 
     def look(self, demand: Demand, *, fired: bool = False) -> tuple[line.Sight, list[Delivery]]:
         """How the demand stands, and what it was granted; watches that fire when that may have changed.
@@ -141,7 +140,7 @@ class Messages:
         ``fired``: it has changed, so more likely than not something was granted. What of it can't be read is
         dead-lettered.
         """
-        sight, collected = self._run.read(lambda work: serve.look(work, demand, fired=fired))
+        sight, collected = self._run.read(lambda work: combiner.look(work, demand, fired=fired))
         for lease, error in collected.malformed:
             self._settle([lease], partial(settle.reject, cause=Cause.malformed(error)))
         return sight, collected.deliveries
@@ -153,7 +152,7 @@ class Messages:
         rows: Sequence[line.Row],
         consumers: Mapping[str, str],
         patience_s: float = 0.0,
-    ) -> serve.Served:
+    ) -> combiner.Served:
         """Claim for the line, as its first one. ``rows``: those of a :meth:`look`, among them the demand's own.
 
         ``consumers``: as in ``ClaimTerms``. ``patience_s``: of those who wait, from now on. Raises ``SessionLost``.
@@ -162,22 +161,22 @@ class Messages:
         A consumer that claims past the line takes little, and is faster than a service that takes much: it would lose
         race after race, and a whole line waits for it. So each one that it loses halves it.
         """
-        tried: list[serve.Served] = []
+        tried: list[combiner.Served] = []
 
-        def body(work: Work, most: int) -> serve.Served:
+        def body(work: Work, most: int) -> combiner.Served:
             window = self._window(demand.session, demand.first, most, consumers)
-            served = serve.serve(work, queues, demand, rows, window)
+            served = combiner.serve(work, queues, demand, rows, window)
             if served.deliveries or served.others:
                 line.served(work, demand, patience_s)
             tried[:] = [served]
             return served
 
-        def run(most: int) -> serve.Served:
-            doubt: Doubt[serve.Served] = Doubt()
+        def run(most: int) -> combiner.Served:
+            doubt: Doubt[combiner.Served] = Doubt()
             on_conflict = partial(lost, doubt, most)
             return self._run.write(lambda work: body(work, most), on_conflict=on_conflict, doubt=doubt)
 
-        def lost(doubt: Doubt[serve.Served], most: int) -> None:
+        def lost(doubt: Doubt[combiner.Served], most: int) -> None:
             self._lost(queues, [delivery for each in tried for delivery in each.deliveries])
             if most > 1 and not doubt.is_open:
                 raise Outrun
@@ -189,12 +188,12 @@ class Messages:
         """Wait no longer. True if the demand was granted messages before."""
         return self._run.write(lambda work: line.end(work, demand.session, demand.first)) == line.GRANTED
 
-    def depose(self, demand: Demand, first: bytes, patience_s: float = 0.0) -> None:
+    def evict(self, demand: Demand, first: bytes, patience_s: float = 0.0) -> None:
         """The consumer in that row of the demand's line waits no longer: it does not serve.
 
         ``patience_s``: of those who wait, from now on.
         """
-        self._run.write(lambda work: line.depose(work, demand.line, first, patience_s))
+        self._run.write(lambda work: line.evict(work, demand.line, first, patience_s))
 
     def has_work(self, queues: Sequence[str]) -> bool:
         """Whether a claim from these queues would find something."""
@@ -265,10 +264,10 @@ class Messages:
     def reschedule(self, queue: str, spot: Spot, due_ms: int, *, payload: bytes | None = None) -> bool:
         """Make a ready or delayed message at a page's position due at another moment; False if it has moved.
 
-        See :mod:`kombu_fdb.engine.inspection.reschedule`. Raises ``QueueError``, ``FormatError``, ``MessageTooLarge``.
+        See :mod:`kombu_fdb.engine.inspection.pages`. Raises ``QueueError``, ``FormatError``, ``MessageTooLarge``.
         """
         self._run.check_size(payload or b"")
-        return self._run.write(lambda work: reschedule.reschedule(work, queue, spot, due_ms, payload))
+        return self._run.write(lambda work: pages.reschedule(work, queue, spot, due_ms, payload))
 
     def cancel(self, task_id: str) -> list[Peeked]:
         """Delete the task's messages that no session holds: ready, delayed and dead ones. Returns them."""
@@ -279,7 +278,7 @@ class Messages:
         return taken
 
     def _cancel_part(self, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]:
-        return self._run.write(lambda work: cancel.cancel(work, task_id, after))
+        return self._run.write(lambda work: pages.cancel(work, task_id, after))
 
     def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kombu_fdb.engine.facade.inspection import Inspection
-from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.metrics import keytotals, samples, totals
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.transactions import Transactions
 
 #: Queues that are gone, whose totals one transaction clears.
 QUEUES_PER_FORGET = 200

@@ -1,4 +1,4 @@
-"""Migration: from store to store, an export and an import. See ``dump.py`` and ``restore.py``.
+"""Migration: from store to store, an export and an import. See ``migration.py`` and ``migration.py``.
 
 They fail as the engine's verbs do, and each may be called again after any failure.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kombu_fdb.engine.facade.transactions import Transactions
+from kombu_fdb.engine import migration
 from kombu_fdb.engine.messages import dedup
 from kombu_fdb.engine.messages.publish import BATCH_BYTES
-from kombu_fdb.engine.migration import dump, restore
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
+from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.model import StoredMessage
 
 #: Of one :meth:`Migration.restore`.
-MOST_MESSAGES = restore.MESSAGES_PER_TRANSACTION
+MOST_MESSAGES = migration.MESSAGES_PER_TRANSACTION
 MOST_BYTES = BATCH_BYTES
 
 DedupEntry = tuple[str, str, str, int]
@@ -34,11 +34,11 @@ class Migration:
 
         ``leased``: those under leases too, as ready ones.
         """
-        return dump.messages(self._run.read, self._run.keys, queue, leased=leased)
+        return migration.messages(self._run.read, self._run.keys, queue, leased=leased)
 
     def dedups(self) -> Iterator[DedupEntry]:
         """Exchange, routing key, dedup id and end (wall clock, ms) of each window that may still be open."""
-        return dump.dedups(self._run.read, self._run.keys)
+        return migration.dedups(self._run.read, self._run.keys)
 
     def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
         """Store messages of another store, each with its mark, in one transaction: those that are not here yet.
@@ -47,7 +47,7 @@ class Migration:
         """
 
         def body(work: Work) -> int:
-            return restore.restore(work, import_id, messages)
+            return migration.restore(work, import_id, messages)
 
         return self._run.write(body, self._run.timeouts.publish_s)
 
@@ -61,15 +61,15 @@ class Migration:
 
     def finished(self, import_id: bytes) -> dict[str, Any] | None:
         """What :meth:`finish` was told; None if the import is new or under way."""
-        return self._run.read(lambda work: restore.state(work, import_id))
+        return self._run.read(lambda work: migration.state(work, import_id))
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
         """Everything is here: forget the marks, which the duties do if this is killed. Idempotent."""
-        self._run.write(lambda work: restore.finish(work, import_id, facts))
+        self._run.write(lambda work: migration.finish(work, import_id, facts))
         cursor, end = self._run.keys.all_imported(import_id)
         while b"" < cursor < end:
             cursor = self.forget_marks_part(cursor)
 
     def forget_marks_part(self, cursor: bytes = b"") -> bytes:
         """Clear some marks of finished imports. Returns where to go on; b"" at the end."""
-        return self._run.write(lambda work: restore.clear_marks(work, cursor))
+        return self._run.write(lambda work: migration.clear_marks(work, cursor))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kombu_fdb.engine.facade.transactions import Transactions
-from kombu_fdb.engine.scheduling import limits, relimit, single
-from kombu_fdb.engine.stored.budget import Portion
+from kombu_fdb.engine.scheduling import limits, single
+from kombu_fdb.engine.stored.batches import Portion
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
+from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
 from kombu_fdb.primitives import ranges
@@ -213,14 +213,14 @@ class Queues:
         return changed
 
     def follow_limits(self, queue: str, most_parts: int = MOST_PARTS) -> None:
-        """Do what a change of the queue's limits has left to do (``relimit.py``), in up to so many transactions."""
+        """Do what a change of the queue's limits has left to do (``limits.py``), in up to so many transactions."""
         for _ in range(most_parts):
             if not self.follow_limits_part(queue):
                 return
 
     def follow_limits_part(self, queue: str) -> bool:
         """Do a part of it, in one transaction. Returns whether there may be another."""
-        return self._run.write(lambda work: relimit.part(work, queue))
+        return self._run.write(lambda work: limits.part(work, queue))
 
     def declare_exchange(self, exchange: Exchange) -> None:
         """Create an exchange. Raises ``NotEquivalent`` if it has another type, ``QueueError`` for a long name."""

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from kombu_fdb.engine.facade.queues import Queues
-from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import LimitExceeded, StoreFull
 from kombu_fdb.model import SessionId

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.engine.facade.inspection import Inspection
-from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.messages import dedup, overflow
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling import rates
 from kombu_fdb.engine.stored import copies
-from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
-from kombu_fdb.engine.upkeep import asides, delay, expired, ghosts, regain
-from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.engine.transactions import Transactions
+from kombu_fdb.engine.upkeep import delay, expired, orphans, quarantine, regain
+from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.layout import Range
 from kombu_fdb.store.protocol import KeyValue
 
@@ -82,7 +82,7 @@ class Upkeep:
         return self._run.write(lambda work: delay.unpark(work, self._run.sightings))
 
     def relimited_queues(self) -> list[str]:
-        """Queues whose limits were changed by a process that did not come to its end (``relimit.py``)."""
+        """Queues whose limits were changed by a process that did not come to its end (``limits.py``)."""
         rows = self._rows(*self._run.keys.all_relimits)
         return [queue for (queue,), _ in self._run.keys.read(rows, str)]
 
@@ -194,16 +194,16 @@ class Upkeep:
 
     def clear_ghost(self, kind: str, name: str, value: bytes) -> bool:
         """Clear it, if it has not changed since and is gone indeed."""
-        clear = ghosts.clear_queue if kind == "queue" else ghosts.clear_exchange
+        clear = orphans.clear_queue if kind == "queue" else orphans.clear_exchange
         return self._run.write(lambda work: clear(work, name, value))
 
     def asides(self) -> list[Aside]:
         """What the duties of all processes could not do, and why; up to :data:`.asides.MOST_SHOWN`."""
-        return self._run.read(asides.read)
+        return self._run.read(quarantine.read)
 
     def set_aside(self, aside: Aside) -> None:
         """Show what a duty could not do."""
-        self._run.write(lambda work: asides.write(work, aside))
+        self._run.write(lambda work: quarantine.write(work, aside))
 
     def forget_aside(self, duty: str, subject: str) -> None:
         """It can be done again."""

@@ -15,9 +15,8 @@ from kombu_fdb.engine.messages import message
 from kombu_fdb.engine.messages.message import Message, Opened, end_lease, read_all, take_out
 from kombu_fdb.engine.scheduling import ageing, fair
 from kombu_fdb.engine.scheduling.window import QueueState, Window
-from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
-from kombu_fdb.engine.stored.room import Room
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.batches import Room
+from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import Record, control_of, decode_lease, decode_round, outline_of
 from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, priority_of, readable, split_place

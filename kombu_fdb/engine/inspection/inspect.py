@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.effects import DELAYED, LEASED, NEWER, READY
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import DELAYED, LEASED, NEWER, READY, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     control_of,

@@ -1,4 +1,19 @@
-"""Pages: a queue's messages in parts whose cost does not depend on what else is there.
+"""A queue's messages page by page, and what is done to one of them: reschedule it, delete it, cancel its task.
+
+Reschedule: a message that waits gets another moment at which it is due, or none: then it is ready at once.
+
+It leaves its row and enters another in one transaction (ONE-PLACE), behind what has its key and rank there. It keeps
+id, key, priority, end of life, redeliveries and history; a moment behind the end of its life is refused. The payload
+may be another from then on: a task's says in a header when it is due, and a worker would wait for that.
+
+A message that was delayed counts as waiting from the moment it was due, so one that is made ready waits from now on.
+
+States: the message is *delayed* or *ready*, and is one of the two in its queue afterwards; if anything fails, it is
+where it was. A transaction that takes, promotes or deletes it meanwhile conflicts with this: one of the two has it, and
+the other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done again
+(``store/retry.py``).
+
+Pages: a queue's messages in parts whose cost does not depend on what else is there.
 
 A page begins behind a *position*, which is what a message's key has after the prefix of its queue and state, so the
 millionth page costs what the first one does. Positions are opaque to callers and safe to take from anybody: one that
@@ -7,22 +22,85 @@ moves.
 
 Snapshot reads, but for the deletion. A page shows the messages as they stood when it was read, the next one as they
 stand then.
+
+Cancel: take a task back that no worker has begun, by its id; and find where a task is.
+
+Both go by the index (``task_index.py``), so they read as many rows as the task has messages, whatever else is in the
+store. A message under a lease is its consumer's, and stays: only the worker can stop what it runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_fdb.engine.inspection import browse, cancel
-from kombu_fdb.engine.messages.message import read_beginnings
-from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
-from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease
+from kombu_fdb.engine.inspection import browse
+from kombu_fdb.engine.messages.message import (
+    Message,
+    Subqueue,
+    forget,
+    put_delayed,
+    put_ready,
+    read_beginnings,
+    take_out,
+    with_payload,
+)
+from kombu_fdb.engine.stored.task_index import STAMP_BYTES, places
+from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
+from kombu_fdb.errors import FormatError, QueueError
+from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of
 from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, split_place
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
-from kombu_fdb.model import NO_PRIORITY, URGENT, Listed, Page, Place, View
+from kombu_fdb.model import NO_PRIORITY, URGENT, Listed, Page, Peeked, Place, Rank, Spot, Stamp, View
 from kombu_fdb.store.protocol import KeyValue
+
+# -- reschedule --------------------------------------------------------------------------------------------------------
+
+
+def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes | None = None) -> bool:
+    """The message at a page's position, ready or delayed. False if it has moved.
+
+    ``due_ms``: now or earlier makes it ready. ``payload``: None for the one it has. Raises ``QueueError`` for a moment
+    at which it has expired and for a message that a session holds, and ``FormatError`` if the record can't be read, or
+    is a newer version's.
+    """
+    if spot.state == LEASED:
+        raise QueueError("a worker holds this message", queue=queue, fix="Wait until it is back, or cancel it.")
+    row = row_at(work, queue, *spot)
+    if row is not None:
+        _put(work, queue, row, due_ms, payload)
+    return row is not None
+
+
+def _put(work: Work, queue: str, row: KeyValue, due_ms: int, payload: bytes | None) -> None:
+    key, value = row
+    record = decode_record(value)
+    if record.expires_ms and record.expires_ms <= max(due_ms, work.now_ms):
+        raise QueueError(
+            "the message expires before it is due",
+            queue=queue,
+            expires_ms=record.expires_ms,
+            due_ms=due_ms,
+            fix="Choose an earlier moment.",
+        )
+    rank = _rank(work, queue, key)
+    take_out(work, queue, [row])
+    forget(work, Message(queue, key, value))
+    if payload is not None:
+        record = with_payload(work, record, payload)
+    if due_ms > work.now_ms:
+        put_delayed(work, Subqueue(queue, "", rank), due_ms, record)
+    else:
+        put_ready(work, Subqueue(queue, record.key, rank), record._replace(published_ms=work.now_ms))
+
+
+def _rank(work: Work, queue: str, key: bytes) -> Rank:
+    if key.startswith(work.keys.delayed(queue)):
+        return work.keys.split_delayed(queue, key)[1]
+    return split_place(work.keys.place(queue, key))[1]
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
 
 #: Leases of all queues stand together; so many are looked through for a page of one queue's.
 LEASES_PER_PAGE = 1_000
@@ -64,7 +142,7 @@ def _read(work: Work, ranges: list[Range], behind: bytes, limit: int, *, reverse
 
 def list_task(work: Work, task_id: str) -> list[Listed]:
     """The first messages of a task, in any state; the leases are looked through only if one of them is leased."""
-    return _list(work, cancel.where(work, task_id))
+    return _list(work, where(work, task_id))
 
 
 def _ranges(keys: Keyspace, queue: str, view: View) -> list[Range]:
@@ -97,7 +175,7 @@ def _is_of(queue: str, lease: bytes) -> bool:
         return False
 
 
-def _list(work: Work, rows: Sequence[cancel.Found]) -> list[Listed]:
+def _list(work: Work, rows: Sequence[Found]) -> list[Listed]:
     listed = []
     beginnings = read_beginnings(work, [browse.record_at(work.keys, row) for _, row in rows])
     for (queue, row), opened in zip(rows, beginnings, strict=True):
@@ -148,3 +226,55 @@ def row_at(work: Work, queue: str, state: str, position: bytes, message_id: byte
         return None
     ((record, _beginning),) = read_beginnings(work, [browse.record_at(work.keys, (key, value))])
     return (key, value) if record.message_id == message_id else None
+
+
+# -- cancel ------------------------------------------------------------------------------------------------------------
+
+
+#: A queue, and a row of one of its messages.
+Found = tuple[str, KeyValue]
+
+
+def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]:
+    """Delete the task's messages that are ready, delayed or dead. Returns what they were, and where the others begin.
+
+    Serializable: a message that moves meanwhile, or is just being published, makes the transaction start again.
+    """
+    wanted, following = places(work, task_id, after)
+    rows = _rows(work, wanted)
+    found = [(work.keys.queue_of(row[0]), row) for row in rows if names_of(row[1])[1] == task_id]
+    taken = browse.look_all(work, found)
+    for each in found:
+        browse.remove(work, *each)
+    return taken, following
+
+
+def find_task(work: Work, task_id: str) -> list[Peeked]:
+    """The task's first messages, in any state."""
+    return browse.look_all(work, where(work, task_id))
+
+
+def where(work: Work, task_id: str) -> list[Found]:
+    """The task's first messages. Reads the leases, all of them, only if one of those is leased. Snapshot."""
+    wanted, _ = places(work, task_id, snapshot=True)
+    rows = _rows(work, wanted, snapshot=True)
+    waiting = [(work.keys.queue_of(row[0]), row) for row in rows]
+    leased = {Stamp(key[-STAMP_BYTES:]) for key in wanted} - {Stamp(key[-STAMP_BYTES:]) for key, _ in rows}
+    return waiting + (_leased(work, leased) if leased else [])
+
+
+def _leased(work: Work, stamps: set[Stamp]) -> list[Found]:
+    found = []
+    for row in work.tr.get_range(*work.keys.all_leases, snapshot=True):
+        try:
+            queue, place, _record = decode_lease(row[1])
+        except FormatError:  # no task's
+            continue
+        if place[-STAMP_BYTES:] in stamps:
+            found.append((queue, row))
+    return found
+
+
+def _rows(work: Work, wanted: list[bytes], *, snapshot: bool = False) -> list[KeyValue]:
+    values = work.tr.get_many(wanted, snapshot=snapshot) if wanted else []
+    return [(key, value) for key, value in zip(wanted, values, strict=True) if value is not None]

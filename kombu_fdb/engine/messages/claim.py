@@ -5,7 +5,7 @@ message, or if one puts a message back between those that the other takes (``run
 nothing. The session's record is read serializably, so a claim can't commit beside the sweep that ends its session.
 Guarantees: ONE-PLACE (ready key cleared and lease written by one commit), ONE-OWNER.
 
-A window is bounded in bytes as well (``room.py``), so a claim of large messages takes fewer of them; and all their
+A window is bounded in bytes as well (``batches.py``), so a claim of large messages takes fewer of them; and all their
 payloads are read in one round trip.
 
 What is found and not delivered: an expired message is dropped or dead-lettered, a record that can't be read and a
@@ -13,8 +13,8 @@ message whose payload is gone are dead-lettered as malformed (POISON-ENDS), and 
 (``newer.py``). They use up the window, so a claim that
 returns less than ``limit`` does not mean an empty queue; ``arm`` tells.
 
-The claim of a whole line of consumers (``serve.py``) is made of the same steps: :func:`choose`, then :func:`take` for
-each message.
+The claim of a whole line of consumers (``combiner.py``) is made of the same steps: :func:`choose`, then :func:`take`
+for each message.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from kombu_fdb.engine.scheduling import ageing, fair, line, single
 from kombu_fdb.engine.scheduling.allowance import control_keys, note_unlimited
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.effects import CLAIMED
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import CLAIMED, Work
 from kombu_fdb.errors import FormatError, Outrun
 from kombu_fdb.keyspace.codec import control_of
 from kombu_fdb.keyspace.layout import counted, has_key, split_place

@@ -24,9 +24,8 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from kombu_fdb.engine.scheduling import turns
-from kombu_fdb.engine.stored import runs, whereabouts
-from kombu_fdb.engine.stored.effects import DELAYED, LEASED
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored import runs, task_index
+from kombu_fdb.engine.stored.work import DELAYED, LEASED, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     INLINE_BYTES,
@@ -125,7 +124,7 @@ def end_lease(work: Work, queue: str, place: Place) -> None:
 
 def forget(work: Work, message: Message[bytes]) -> None:
     """The message gets another stamp, or none: by its old one it is no longer found."""
-    whereabouts.forget(work, names_of(message.value)[1], message.place)
+    task_index.forget(work, names_of(message.value)[1], message.place)
 
 
 def delete(work: Work, message: Message[bytes]) -> None:
@@ -134,14 +133,14 @@ def delete(work: Work, message: Message[bytes]) -> None:
         message_id, chunks, task_id = traces_of(message.value)
     except FormatError:
         return
-    whereabouts.forget(work, task_id, message.place)
+    task_index.forget(work, task_id, message.place)
     if chunks:
         work.tr.clear_range(*work.keys.bodies(message_id))
 
 
 def delete_rest(work: Work, record: Record, place: bytes) -> None:
     """The same, of a record that was read."""
-    whereabouts.forget(work, record.task_id, place)
+    task_index.forget(work, record.task_id, place)
     if record.chunks:
         work.tr.clear_range(*work.keys.bodies(record.message_id))
 
@@ -175,7 +174,7 @@ def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:
     user_version = work.effects.next_user_version()
     work.tr.set_versionstamped_key(prefix, user_version, value)
     if task_id:
-        whereabouts.note(work, task_id, prefix, user_version)
+        task_index.note(work, task_id, prefix, user_version)
     return size
 
 

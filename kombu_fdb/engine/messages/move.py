@@ -13,8 +13,8 @@ from itertools import accumulate
 
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_delayed, put_ready, subqueue, take_out
-from kombu_fdb.engine.stored.walking import came_by, rows_from
-from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
+from kombu_fdb.engine.stored.batches import came_by, rows_from
+from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record

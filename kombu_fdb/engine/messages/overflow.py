@@ -35,8 +35,7 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.message import Message, delete, take_out
-from kombu_fdb.engine.stored.effects import READY
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
 from kombu_fdb.keyspace.codec import decode_amount, decode_count, size_of
 from kombu_fdb.keyspace.layout import EVERY_RANK, Range, split_place

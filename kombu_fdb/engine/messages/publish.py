@@ -1,30 +1,67 @@
-"""Publish: route a message and store a copy in each queue it reaches.
+"""Publish: store messages in each queue they reach, all or none; in a block with others; once more after a lost answer.
+
+Publish: route a message and store a copy in each queue it reaches.
 
 A publish to the default exchange reads nothing and never conflicts: the position is the versionstamp of the commit, so
 queue order is commit order. (The seeds' "read the last index, add a random suffix" costs a read and loses the order.)
 A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py``.
+
+Gathering what one thread publishes, so that it is stored in one transaction with something else.
+
+Model. A block *gathers* from its begin to its end, for one engine and one thread or greenlet. Meanwhile what it
+publishes is only checked; at the end the engine stores all of it. If the block ends by an exception it is forgotten.
+A block inside of a block gathers for itself.
+
+Publishing again what may be stored already: Celery's and kombu's default after a lost connection.
+
+Model. A publish whose outcome is unknown (``store/tokens.py``) leaves its messages here, each with the doubt about
+their transaction. When the same message is published again in this process, the doubt is settled first: what has
+been stored counts as published, by the earlier call; what has not is fenced, so that it never will be, and is stored
+now. So it is stored once, whichever thread repeats it, and nothing is written for that while all goes well.
+
+The same message is one that says the same: exchange, routing key, payload (in which the task's id stands), key,
+priority and times, but not the moments reckoned from them. Each doubtful message answers for one repetition: of two
+equal messages that were published and are in doubt, each is settled by one call. In which batch it comes again does not
+matter.
+
+Bounds: a doubt is forgotten after :data:`~kombu_fdb.store.tokens.LONGEST_DOUBT_S`, and beyond :data:`MOST_MESSAGES`
+messages the oldest are; publishing such a message again may store it twice, as it may in another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, count
 from operator import itemgetter
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
+from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.dedup import without_duplicates
 from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
 from kombu_fdb.engine.messages.overflow import NO_LIMIT, NO_VERDICT, NOTHING, Load, Verdict, judge
 from kombu_fdb.engine.scheduling import limits
-from kombu_fdb.engine.stored.effects import PUBLISHED
-from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import LimitExceeded
+from kombu_fdb.engine.stored.work import PUBLISHED, Effects, Work
+from kombu_fdb.engine.transactions import Transactions
+from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, StoreError
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.model import NO_PRIORITY, Death, Publication
-from kombu_fdb.primitives.clock import IdSource
+from kombu_fdb.primitives import ranges
+from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.store.tokens import Doubt
+
+# -- one publish -------------------------------------------------------------------------------------------------------
+
 
 #: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
 BATCH_BYTES = 4_000_000
@@ -182,3 +219,321 @@ def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
     """The earlier of the two ends; 0 for never. A time to live of 0 is legal (RabbitMQ: unless consumed at once)."""
     ends = [end for end in (expires_ms, None if ttl_ms is None else start_ms + ttl_ms) if end]
     return min(ends, default=0)
+
+
+# -- a block that publishes at its end ---------------------------------------------------------------------------------
+
+
+#: What a message takes beside its payload: keys, record head, conflict ranges.
+OVERHEAD_BYTES = 300
+
+_current: ContextVar[tuple[object, list[Publication]] | None] = ContextVar("kombu_fdb_gathering", default=None)
+
+
+@contextmanager
+def gathering(engine: object) -> Iterator[list[Publication]]:
+    """Gather what is published through ``engine``."""
+    gathered: list[Publication] = []
+    token = _current.set((engine, gathered))
+    try:
+        yield gathered
+    finally:
+        _current.reset(token)
+
+
+def gather(engine: object, publications: Sequence[Publication]) -> bool:
+    """Keep these for the end of the block. False outside of one."""
+    current = _current.get()
+    if current is None or current[0] is not engine:
+        return False
+    current[1].extend(publications)
+    return True
+
+
+def parts(publications: Sequence[Publication]) -> list[list[Publication]]:
+    """Consecutive parts that one transaction holds; at least one, which may be empty."""
+    found: list[list[Publication]] = [[]]
+    size = 0
+    for publication in publications:
+        added = len(publication.payload) + OVERHEAD_BYTES
+        if found[-1] and (size + added > BATCH_BYTES or len(found[-1]) >= BATCH_MESSAGES):
+            found.append([])
+            size = 0
+        found[-1].append(publication)
+        size += added
+    return found
+
+
+# -- publishing again --------------------------------------------------------------------------------------------------
+
+
+MOST_MESSAGES = 10_000
+
+
+class Doubted(NamedTuple):
+    """A message that may be stored: the ``number``-th of a transaction."""
+
+    doubt: Doubt[Published]
+    number: int
+
+    @property
+    def reached(self) -> list[str]:
+        """The queues it is in, if its transaction has happened."""
+        result = self.doubt.result
+        return result.reached[self.number] if result is not None else []
+
+
+@dataclass(slots=True)
+class Burial:
+    """A message from outside that is to be buried once, however often that is tried (``Publisher.bury_copy``).
+
+    Made before the first try, and the same in each. Of a try whose outcome is unknown the next one finds out, or fences
+    it. What can't be told any more is buried again, as another message: two letters are better than none, and they
+    share no chunks.
+    """
+
+    publication: Publication
+    doubt: Doubt[None] = field(default_factory=Doubt)
+
+    def begin(self, clock: Clock, ids: IdSource) -> bool:
+        """Another try. False: an earlier one has buried it."""
+        is_lost = self.doubt.is_open and self.doubt.is_too_old(clock)
+        if is_lost:
+            self.doubt = Doubt()
+        if is_lost or not self.publication.message_id:
+            self.publication = self.publication._replace(message_id=ids())
+        return self.doubt.landed is None
+
+
+class Doubts:
+    """Messages in doubt, by what they say. Thread-safe; true when there are any."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._found: OrderedDict[bytes, deque[Doubted]] = OrderedDict()
+        self._messages = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def __len__(self) -> int:
+        return self._messages
+
+    def note(self, publications: Sequence[Publication], doubt: Doubt[Published]) -> None:
+        """These may be stored, or may still be."""
+        for number, publication in enumerate(publications):
+            self.keep(publication, Doubted(doubt, number))
+
+    def keep(self, publication: Publication, doubted: Doubted) -> None:
+        """What was taken, and is in doubt as before."""
+        identity = _identity(publication)
+        with self._lock:
+            self._found.setdefault(identity, deque()).append(doubted)
+            self._messages += 1
+            while self._messages > MOST_MESSAGES:
+                _, oldest = self._found.popitem(last=False)
+                self._messages -= len(oldest)
+
+    def take(self, publication: Publication) -> Doubted | None:
+        """The message that may be this one; no other caller gets it."""
+        identity = _identity(publication)
+        with self._lock:
+            same = self._found.get(identity)
+            doubted = None
+            while same and doubted is None:
+                doubted = self._young(same.popleft())
+                self._messages -= 1
+            if not same:
+                self._found.pop(identity, None)
+        return doubted
+
+    def _young(self, doubted: Doubted) -> Doubted | None:
+        return None if doubted.doubt.is_too_old(self._clock) else doubted
+
+
+def _identity(publication: Publication) -> bytes:
+    """Moments are reckoned anew by each call; whether there is one says enough."""
+    said = publication._replace(message_id=b"", due_ms=publication.due_ms > 0, expires_ms=0, payload=b"")
+    return blake2b(repr(said).encode() + publication.payload, digest_size=16).digest()
+
+
+# -- the verbs ---------------------------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+#: How long a publisher tries to let the oldest of a full queue give way, in seconds.
+SHED_TIMEOUT_S = 1.0
+
+
+class Publisher:
+    """The verbs of publishers."""
+
+    def __init__(self, run: Transactions) -> None:
+        self._run = run
+        #: Publications that may be stored; outlives the engine where its owner says so.
+        self.doubts = Doubts(run.clock)
+
+    def publish(self, publications: Sequence[Publication], *, timeout_s: float | None = None) -> list[list[str]]:
+        """Route and store all of them in one transaction, in this order; all or none.
+
+        Returns for each the queues it reached; an empty list is an unroutable message, which is dropped. Raises
+        ``MessageTooLarge`` (nothing stored), ``ExchangeNotFound``, ``LimitExceeded`` if together they exceed what one
+        transaction holds (see :data:`~kombu_fdb.engine.messages.publish.BATCH_BYTES`), ``CapacityExceeded`` (nothing
+        stored), ``CommitUnknown``: published again by this process, they are stored once (``publish.py``). Guarantee:
+        DURABLE.
+        """
+        for publication in publications:
+            self.check(publication)
+        if gather(self, publications):
+            return self._route(publications)
+        timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
+        return self._publish_again(publications, timeout_s) if self.doubts else self._publish(publications, timeout_s)
+
+    def _route(self, publications: Sequence[Publication]) -> list[list[str]]:
+        return self._run.read(lambda work: route(work, publications))
+
+    def _publish_again(self, publications: Sequence[Publication], timeout_s: float) -> list[list[str]]:
+        """Those that an earlier call has stored count as published; the others are."""
+        deadline = self._run.clock.monotonic() + timeout_s
+        taken = [self.doubts.take(each) for each in publications]
+        stored: list[list[str] | None] | None = None
+        try:
+            stored = self._resolve(taken, timeout_s)
+            left = [each for each, reached in zip(publications, stored, strict=True) if reached is None]
+            now = iter(self._publish(left, max(deadline - self._run.clock.monotonic(), 0.001)) if left else [])
+            return [next(now) if reached is None else reached for reached in stored]
+        except BaseException:
+            for number, (publication, doubted) in enumerate(zip(publications, taken, strict=True)):
+                # What was fenced, and published now, has a doubt of its own if it needs one.
+                if doubted is not None and (stored is None or stored[number] is not None):
+                    self.doubts.keep(publication, doubted)
+            raise
+
+    def _resolve(self, taken: Sequence[Doubted | None], timeout_s: float) -> list[list[str] | None]:
+        """For each where it is, if an earlier call has stored it. Raises ``CommitUnknown``: it can't be told now."""
+        deadline = self._run.clock.monotonic() + timeout_s
+        try:
+            return [
+                doubted.reached
+                if doubted and self._run.retry.resolve(doubted.doubt, timeout_s=deadline - self._run.clock.monotonic())
+                else None
+                for doubted in taken
+            ]
+        except StoreError as error:
+            if isinstance(error, CommitUnknown):
+                raise
+            raise CommitUnknown("it may be stored since an earlier call, and the store failed since") from error
+
+    @contextmanager
+    def atomically(self, verb: Callable[[Transaction], None]) -> Iterator[None]:
+        """What this thread publishes inside of the block is stored when it ends, in one transaction with ``verb``.
+
+        Only if the block ends without an exception, and ``verb`` raises none: else nothing is stored. ``verb`` may run
+        several times and reads before anything is written. More than one transaction holds is published in front of it.
+        Raises what ``publish`` raises.
+        """
+        with gathering(self) as gathered:
+            yield
+        *first, last = parts(gathered)
+        for part in first:
+            self._publish_again(part, self._run.timeouts.publish_s)
+        self._publish(last, verb=verb)
+
+    def _publish(
+        self,
+        publications: Sequence[Publication],
+        timeout_s: float | None = None,
+        verb: Callable[[Transaction], None] | None = None,
+    ) -> list[list[str]]:
+        clock = self._run.clock
+        timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
+        deadline = clock.monotonic() + timeout_s
+        doubt: Doubt[Published] = Doubt()
+        ready = named(publications, self._run.ids)
+        for each in publications:
+            if each.exchange:
+                self._run.routing.prepare(each.exchange, each.routing_key)
+
+        body: Callable[[Work], Published] = partial(publish, publications=ready, beforehand=True)
+        if verb is not None:
+            body = partial(_with, verb, body)
+        try:
+            reached, overfull = self._run.write(body, timeout_s, doubt=doubt, now_ms=clock.wall_ms())
+            for queue, own in overfull.items():
+                self._shed(queue, own, deadline - clock.monotonic())
+            return reached
+        except BaseException:  # of the caller's too: a signal handler's, gevent's timeout
+            if doubt.may_have_happened and verb is None:
+                self.doubts.note(publications, doubt)
+            raise
+
+    def _shed(self, queue: str, own: overflow.Load, timeout_s: float) -> None:
+        """Let the oldest give way. What fails here is left to the next publish and the duties: ours has happened."""
+        attempts = count()
+
+        def body(work: Work) -> None:
+            if next(attempts) < overflow.ATTEMPTS:
+                overflow.shed(work, queue, own)
+
+        try:
+            self._run.write(body, min(timeout_s, SHED_TIMEOUT_S))
+        except KombuFDBError as error:
+            logger.debug("the queue %r is over its maximum: %s", queue, error)
+
+    def publish_in(
+        self, tr: Transaction, publications: Sequence[Publication], *, stamped: int = 0
+    ) -> tuple[list[list[str]], int]:
+        """As ``publish``, in a transaction of the caller's, who commits it, or does not, and runs it again.
+
+        ``stamped``: how many messages this transaction has from earlier calls; the new number is returned beside the
+        queues reached. Raises what ``publish`` raises before a commit, and ``LimitExceeded`` past
+        :data:`~kombu_fdb.engine.messages.publish.MOST_STAMPED` messages. What these messages are too much for a queue
+        with ``drop-head`` gives way to the next publish, or by the duties. One that a queue refuses goes into all its
+        dead-letter queues in this transaction, which has to hold it as often.
+        """
+        for publication in publications:
+            self.check(publication)
+        effects = Effects(stamped)
+        reached, overfull = publish(self._run.work(tr, effects), publications)
+        effects.write(tr, self._run.keys)
+        for queue, own in overfull.items():  # what is too much by now; ours are not there before the caller commits
+            self._shed(queue, overflow.Load(key=own.key), self._run.timeouts.call_s)
+        return reached, effects.stamped
+
+    def check(self, publication: Publication) -> None:
+        """Raises ``MessageTooLarge``, and ``InvalidArgument`` or ``QueueError`` for what no store can hold."""
+        ranges.check_publication(publication)
+        if len(publication.payload) > self._run.policy.max_message_size:
+            self._run.check_size(publication.payload)
+
+    def bury_copy(
+        self,
+        queue: str,
+        copy: Publication | Burial,
+        deaths: Sequence[Death] = (),
+        *,
+        reason: str = "rejected",
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
+
+        ``deaths``: its history. Of any size, into as many queues as :mod:`~kombu_fdb.engine.messages.bury` says: into
+        all of them, or none. Raises as :meth:`publish`. May be called again with the same ``Burial``, and buries once.
+        """
+        burial = copy if isinstance(copy, Burial) else Burial(copy)
+        self.check(burial.publication)
+        if not burial.begin(self._run.clock, self._run.ids):
+            return
+        dead, cause = DeadCopy(queue, burial.publication, deaths), Cause(reason, details)
+
+        def body(work: Work) -> None:
+            publish_dead(work, dead, cause, beforehand=True)
+
+        self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt, now_ms=self._run.now())
+
+
+def _with(verb: Callable[[Transaction], None], body: Callable[[Work], Published], work: Work) -> Published:
+    verb(work.tr)
+    return body(work)

@@ -21,8 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from threading import Lock
 
-from kombu_fdb.engine.stored.effects import Event
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import Event, Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock

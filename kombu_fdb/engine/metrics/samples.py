@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kombu_fdb.engine.stored.effects import ACKED, CLAIMED, DEAD, PUBLISHED, RETURNED
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import ACKED, CLAIMED, DEAD, PUBLISHED, RETURNED, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 

@@ -4,7 +4,7 @@ Each process counts what it does and adds it to ``("total", queue, event)`` abou
 writes anyway: the hot path pays nothing, and reads nothing. So the totals lag by a second while a process is at work.
 What it did last is added by its next transaction, at the latest by a consumer's next heartbeat or when it closes the
 store; a process that is killed takes up to a second of its counts with it. They are for charts. What must be exact is
-counted in the transaction that does it (``effects.py``). What happens to messages with a key is counted by key as
+counted in the transaction that does it (``work.py``). What happens to messages with a key is counted by key as
 well, as ``keytotals.py`` says.
 """
 
@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from threading import Lock
 
 from kombu_fdb.engine.metrics import keytotals
-from kombu_fdb.engine.stored.effects import Event
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import Event, Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock

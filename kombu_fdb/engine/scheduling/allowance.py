@@ -3,7 +3,7 @@
 Guarantee KEY-LIMIT. The limits are read serializably, and so is the queue's control, which says whether there are any
 (``claim.py``), so no claim by the old ones commits after a change. The number in flight may be read at snapshot: acks
 only lower it, and claims of one limited key exclude each other through its *bucket*, which each reads serializably and
-writes. While it is not known how many messages without a key are in flight (``relimit.py``), none may be taken.
+writes. While it is not known how many messages without a key are in flight (``limits.py``), none may be taken.
 
 A queue in which no key has limits pays nothing for any of it: none of its keys is parked, so who ends a lease, and has
 read that (as a conflict), rings no bell.
@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from kombu_fdb.engine.scheduling import rates, relimit
+from kombu_fdb.engine.scheduling import limits, rates
 from kombu_fdb.engine.scheduling.rates import Bucket, Sightings
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import decode_count, limits_of
@@ -77,7 +77,7 @@ class Allowances:
         for key, value in zip(asked, values, strict=False):
             self._limits[key] = self._control.every_key if value is None else limits_of(value)
         if counting:
-            self._counting = relimit.is_counting(values[-1])
+            self._counting = limits.is_counting(values[-1])
 
     def weight(self, key: str) -> int:
         return self._limits[key].weight if key in self._limits else 1

@@ -2,7 +2,7 @@
 
 Consumers of the same queues want the same messages, those at the head. If each claims for itself, one wins and the
 others have worked in vain. So each says what it wants in a *demand*, and the *first* one serves the whole line in one
-transaction (``engine/rivals/serve.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA
+transaction (``engine/combiner.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA
 2010, https://doi.org/10.1145/1810479.1810540), and the way to be told of one's turn is that of queue locks
 (Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe has
 high-contention queues answered so (https://apple.github.io/foundationdb/queues.html).
@@ -12,17 +12,17 @@ its owner's name, ``("demand", session, first)``, which says how it *stands*:
 
 * W, it waits. Both rows are there, and the stamp of this one is that in the other's key.
 * G, it was granted messages: they are leased to its owner, in the block of numbers that begins with ``first``.
-* E, it has ended without any: its owner has left, or another consumer deposed it.
+* E, it has ended without any: its owner has left, or another consumer evicted it.
 
 Who moves it:
 
 * nowhere -> W: *join*. A blind write; what its owner has to ack goes along. It conflicts with nothing.
 * W -> G: *serve*, by the line's first. It reads how the demand stands, and the owner's session, as conflicts.
-* W -> E: *leave*, by its owner, or *depose*, by one who waits behind it, has seen it first for too long, and knows that
+* W -> E: *leave*, by its owner, or *evict*, by one who waits behind it, has seen it first for too long, and knows that
   there is work. Both read how it stands, so of these and serve one comes first, and the others see that.
 * G, E -> nowhere: with the next join of its session, or the end of that.
 
-A row of the line that can't be read, or whose demand does not wait there, is deposed like anybody who does not serve.
+A row of the line that can't be read, or whose demand does not wait there, is evicted like anybody who does not serve.
 So may be, by an older version, the row of a demand that waits: its owner finds the row gone, and joins again.
 
 Who is woken: each watches how its own demand stands, and how those of the two right before it in the line do. Whatever
@@ -33,8 +33,8 @@ to fifty idle consumers, three wake up: the first of the line, which alone watch
 What happens at each failure:
 
 * The first one dies, or is frozen: those behind it look after a while, see the same one first and work waiting, look
-  once more after their patience is over, and depose it (``process/standing.py``). If it was only slow, it finds that it
-  has ended and joins again; if it serves meanwhile, one of the two conflicts.
+  once more after their patience is over, and evict it (``process/combiner_client.py``). If it was only slow, it finds
+  that it has ended and joins again; if it serves meanwhile, one of the two conflicts.
 * A consumer dies while it waits: it may be granted messages, as if it had died a moment later. They come back with the
   others of its session. A fenced session is granted nothing, and :func:`forget` clears its demands.
 * The answer to a join, or to a grant, is lost: ``Sessions.recover`` seals the session, with which every join and every
@@ -194,7 +194,7 @@ def drop(work: Work, session_id: SessionId, first: int) -> None:
     work.tr.clear(key)
 
 
-def depose(work: Work, line: bytes, row: bytes, patience_s: float) -> None:
+def evict(work: Work, line: bytes, row: bytes, patience_s: float) -> None:
     """The consumer at this row of the line waits no longer. ``patience_s``: of the others, from now on."""
     value = work.tr.get(row)
     if value is None:

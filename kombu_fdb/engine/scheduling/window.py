@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling.rates import Sightings
-from kombu_fdb.engine.stored.room import Room
+from kombu_fdb.engine.stored.batches import Room
 from kombu_fdb.model import QueueControl, SessionId
 from kombu_fdb.store.protocol import KeyValue
 

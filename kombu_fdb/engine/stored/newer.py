@@ -14,14 +14,13 @@ Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease
 
 A kept message is in no one's way. It is counted, for people to see (``QueueCounts.newer``). It neither expires nor has
 to give way, and stays when its queue is purged or deleted, as one under a lease does. Those behind it are served
-meanwhile. It keeps its stamp, and so its row among its task's messages (``whereabouts.py``). An old consumer may keep
-it again as often as it comes back before a new one takes it: in the end there is no old one.
+meanwhile. It keeps its stamp, and so its row among its task's messages (``task_index.py``). An old consumer may keep it
+again as often as it comes back before a new one takes it: in the end there is no old one.
 """
 
 from __future__ import annotations
 
-from kombu_fdb.engine.stored.effects import NEWER
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import NEWER, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import LEASE_VERSION, head_of_lease, is_newer
 from kombu_fdb.keyspace.layout import Keyspace, split_place

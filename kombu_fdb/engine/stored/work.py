@@ -1,15 +1,203 @@
-"""Work: what a verb is given, whatever it does: one transaction, and all that is known around it."""
+"""Work: what a verb is given for one run: a transaction, the policy, and the effects that it writes at its end.
+
+What one transaction does to the counters and whom it wakes, collected and written once at its end.
+
+Guarantee COUNTS: every verb that moves a message says so here, in the transaction that moves it. The ready messages of
+a queue are counted together with the bytes of their payloads, by one atomic add: a limit of bytes, declared whenever,
+finds a right number, and no queue pays for it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from kombu_fdb.engine.stored.effects import Effects
-from kombu_fdb.engine.stored.policy import Policy
+from kombu_fdb.errors import LimitExceeded
+from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.model import Rank
 from kombu_fdb.primitives.clock import IdSource
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
+
+# -- policy ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Sizes in bytes, times in milliseconds."""
+
+    max_message_size: int = 8 * 1024 * 1024
+    #: How often a message may come back from a consumer before it is dead-lettered; None for ever.
+    delivery_limit: int | None = 20
+    #: Whether rejected messages of a queue without a dead-letter exchange are kept in ``<queue>.dead``.
+    keep_dead: bool = True
+    dead_ttl_ms: int = 14 * 24 * 3600 * 1000
+    #: How many of them ``<queue>.dead`` keeps, the newest.
+    dead_length: int = 10_000
+
+
+# -- effects -----------------------------------------------------------------------------------------------------------
+
+
+READY = "ready"
+DELAYED = "delayed"
+LEASED = "leased"
+#: Kept for a newer version, which can read it (``newer.py``).
+NEWER = "newer"
+
+#: A stamp's user version has 2 bytes.
+MOST_USER_VERSION = 0xFFFF
+
+#: What is counted for charts only (``totals.py``): a queue's name, what happened there, and to a message of which key;
+#: without a key: to any message.
+Event = tuple[str, ...]
+PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD = "published", "claimed", "acked", "returned", "dead"
+#: A lease was taken from a dead session; it was gone when it was to be settled; a claim was beaten by a rival's.
+LOST, LATE, CONFLICTS = "lost", "late", "conflicts"
+#: A message was in a claim that was beaten.
+CONTESTED = "contested"
+
+
+class _OfKeys:
+    """What happened to messages with a key; most transactions have none."""
+
+    __slots__ = ("backlogs", "doors", "flights", "freed")
+
+    def __init__(self) -> None:
+        self.backlogs: dict[tuple[str, str], int] = {}
+        self.flights: dict[tuple[str, str], int] = {}
+        self.doors: set[tuple[str, str, Rank]] = set()
+        self.freed: set[tuple[str, str]] = set()
+
+    def write(self, tr: Transaction, keys: Keyspace) -> None:
+        for (queue, key), by in self.backlogs.items():
+            if by:
+                tr.add(keys.backlog(queue, key), by)
+        for (queue, key), by in self.flights.items():
+            if by:
+                tr.add(keys.flight(queue, key), by)
+        for queue, key, rank in self.doors:
+            tr.set(keys.arrival(queue, key, rank), b"")
+        for queue, key in self.freed:
+            tr.set(keys.freed(queue, key), b"")
+        for queue in {queue for queue, _, _ in self.doors}:
+            tr.set(keys.fair(queue), b"")
+
+
+def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> None:
+    numbers[key] = numbers.get(key, 0) + by
+
+
+class Effects:
+    """Counts and bells of one transaction; also numbers its new messages."""
+
+    __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "events", "stamped", "unlimited")
+
+    def __init__(self, stamped: int = 0) -> None:
+        """``stamped``: how many new messages are in the transaction already; goes on counting."""
+        #: Happens with the commit. None of it is written by this transaction.
+        self.events: dict[Event, int] = {}
+        #: Queues whose keys have no limits, as this transaction has read, and conflicts on.
+        self.unlimited: set[str] = set()
+        self._counts: dict[tuple[str, str], int] = {}
+        self._amounts: dict[str, int] = {}
+        self._bells: set[str] = set()
+        self._alarm = False
+        self.stamped = stamped
+        self._keyed: _OfKeys | None = None
+
+    def change(self, queue: str, state: str, by: int) -> None:
+        """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
+        _add(self._counts, (queue, state), by)
+
+    def note(self, queue: str, event: str, key: str = "") -> None:
+        """Count an event for the charts; once more for the key, if the message has one."""
+        events, kind = self.events, (queue, event)
+        events[kind] = events.get(kind, 0) + 1
+        if key:
+            of_key = (queue, event, key)
+            events[of_key] = events.get(of_key, 0) + 1
+
+    def ready(self, queue: str, size: int) -> None:
+        """A message of ``size`` bytes became ready: count it and wake who waits for it."""
+        self._amounts[queue] = self._amounts.get(queue, 0) + encode_amount(1, size)
+        self._bells.add(queue)
+
+    def unready(self, queue: str, size: int) -> None:
+        """A message of ``size`` bytes is ready no longer."""
+        self._amounts[queue] = self._amounts.get(queue, 0) - encode_amount(1, size)
+
+    def wake(self, queue: str) -> None:
+        """Let idle consumers look at the queue."""
+        self._bells.add(queue)
+
+    @property
+    def _of_keys(self) -> _OfKeys:
+        if self._keyed is None:
+            self._keyed = _OfKeys()
+        return self._keyed
+
+    def came(self, queue: str, key: str, rank: Rank) -> None:
+        """A message with a key became ready: consumers must look at the key."""
+        of_keys = self._of_keys
+        _add(of_keys.backlogs, (queue, key), 1)
+        of_keys.doors.add((queue, key, rank))
+
+    def coming(self, queue: str, key: str) -> int:
+        """How many messages of the key this transaction has added."""
+        return self._of_keys.backlogs.get((queue, key), 0)
+
+    def went(self, queue: str, key: str) -> None:
+        """A message with a key is no longer ready."""
+        _add(self._of_keys.backlogs, (queue, key), -1)
+
+    def leased(self, queue: str, key: str) -> None:
+        """A message with a key was leased. Guarantee KEY-LIMIT: counted whether the key is limited now or not."""
+        _add(self._of_keys.flights, (queue, key), 1)
+
+    def freed(self, queue: str, key: str) -> None:
+        """A lease on a message with a key ended: a parked key may have a slot again."""
+        _add(self._of_keys.flights, (queue, key), -1)
+        self.spared(queue, key)
+
+    def spared(self, queue: str, key: str) -> None:
+        """A message was chosen and not leased: its key may be parked for a slot that stayed free."""
+        if queue in self.unlimited:
+            return
+        self._of_keys.freed.add((queue, key))
+        self._bells.add(queue)
+
+    def delayed(self, queue: str) -> None:
+        """A message was delayed: count it and let the promoter look at its due time."""
+        self.change(queue, DELAYED, 1)
+        self._alarm = True
+
+    def next_user_version(self) -> bytes:
+        """The 2 bytes that order this transaction's new messages. Raises ``LimitExceeded`` when there is no more."""
+        number = self.stamped
+        if number > MOST_USER_VERSION:
+            raise LimitExceeded("too many messages in one transaction", most=MOST_USER_VERSION + 1)
+        self.stamped = number + 1
+        return number.to_bytes(2, "big")
+
+    def write(self, tr: Transaction, keys: Keyspace) -> None:
+        """Put it all into the transaction: one atomic add per changed counter, one blind set per bell."""
+        for (queue, state), by in self._counts.items():
+            if by:
+                tr.add(keys.count(queue, state), by)
+        for queue, by in self._amounts.items():
+            if by:
+                tr.add(keys.count(queue, READY), by, width=AMOUNT_BYTES)
+        if self._keyed is not None:
+            self._keyed.write(tr, keys)
+        for queue in self._bells:
+            tr.set_versionstamped_value(keys.bell(queue))
+        if self._alarm:
+            tr.set_versionstamped_value(keys.alarm)
+
+
+# -- work --------------------------------------------------------------------------------------------------------------
 
 
 class Work(NamedTuple):

@@ -22,10 +22,9 @@ from kombu_fdb.engine.messages.message import Message, delete, take_out
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.effects import DELAYED, LEASED, READY
-from kombu_fdb.engine.stored.walking import came_by, rows_from
-from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.batches import came_by, rows_from
+from kombu_fdb.engine.stored.task_index import STAMP_BYTES
+from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.engine.topology import arguments
 from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent, QueueNotFound
 from kombu_fdb.keyspace.codec import decode_control, encode_control

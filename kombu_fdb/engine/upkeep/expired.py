@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from kombu_fdb.engine.messages.bury import drop_expired
 from kombu_fdb.engine.messages.message import Message, take_out
-from kombu_fdb.engine.stored.walking import rows_from
+from kombu_fdb.engine.stored.batches import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record, outline_of

@@ -6,9 +6,8 @@ from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.message import Message
 from kombu_fdb.engine.messages.settle import Release
-from kombu_fdb.engine.stored.effects import NEWER
 from kombu_fdb.engine.stored.newer import LEASE, RECORD
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import NEWER, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import Keyspace, Range

@@ -19,8 +19,7 @@ from kombu_fdb.engine.messages.message import Message, end_lease
 from kombu_fdb.engine.messages.settle import Release, release_message
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import newer
-from kombu_fdb.engine.stored.effects import LOST
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import LOST, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
 from kombu_fdb.keyspace.layout import split_place

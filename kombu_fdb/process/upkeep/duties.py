@@ -4,7 +4,7 @@ A duty's ``run`` does what its budget allows, and returns in how many seconds to
 budget means at once. It remembers where it stopped, and begins there. What it can't do it sets aside
 (``round_robin.py``).
 
-The sweep (``ring.py``) and :class:`Newer` are done by every process, the others by the one that holds the role
+The sweep (``duty_cycle.py``) and :class:`Newer` are done by every process, the others by the one that holds the role
 (``duty_cycle.py``).
 """
 
@@ -17,7 +17,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, earliest
 from kombu_fdb.engine.metrics.samples import DAY, HOUR, Series
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
-from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.upkeep.round_robin import Guard, RoundRobin

@@ -1,13 +1,43 @@
-"""What a consumer process does besides consuming, as steps without threads: beat, and the duties in their turn.
+"""The duty cycle: heartbeats, and sweeps of the sessions that this process observes.
+
+Computing: a process that can't beat, because a task of it lets nothing else run, is not dead. Guarantee: NOT-TWICE.
+
+Model. The heartbeat comes from a thread. A task can keep that from running for as long as it likes: C code that does
+not let go of the interpreter, and with eventlet, where it is a greenlet, any computation. But what computes can be seen
+from outside: the kernel counts how long its threads run, or wait for a core. So an observer that is about to take a
+session for dead looks for its process (``primitives/processes.py``). If that is one of this host, and was busy for
+:data:`SHARE` of the session's time to live since the session had been silent for half of it, this counts as a beat.
+
+A process that was killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead when its
+time is over (BACK-SOON). A process that computes for ever keeps its messages for ever, like any task that does not end.
+On SQLite all processes that share a store are on one host, so each sees all others, but for those in other containers;
+on FoundationDB it sees those on its own machine.
+
+The ring: who observes whom, so that a dead session is found without everybody looking at everybody.
+
+Each process observes the sessions that follow its own in the order of their ids, which are random: as many as it takes
+to see :data:`LIVING` of them alive, and twice as many at each look that does not. So a dead session is observed by that
+many living ones, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a
+session is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together; if only one
+of n survives, within its time to live and ``log2(n / LIVING) + 2`` sweeps.
+
+What the two threads that keep a session do, as steps without the threads.
+
+Model. In a *beat* the session says that it lives; when it is told that it was fenced, the membership is lost. In a
+*turn* of the duties an alarm is set, so that what is delayed from then on rings; claims of which it does not know the
+outcome of are recovered; the duties have one round (``duty_cycle.py``); and the client's deferred calls are made. A
+step that fails has changed nothing that the next one depends on, so their driver repeats it after a pause.
+
+What a consumer process does besides consuming, as steps without threads: beat, and the duties in their turn.
 
 Model. ``process/client.py`` calls :meth:`Heartbeat.run_once` from one thread and :meth:`Duties.run_once` from another,
 so that a long sweep never delays a beat.
 
-The duties (``ring.py``, ``duties.py``) are small objects that remember where they stopped. In a *round* each that is
-due gets a :class:`~kombu_fdb.engine.stored.budget.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`; the one that
-has more to do is due again in the next round, which follows at once. Promotion comes first, and once more after each
-other duty that ran: ETAs and retries wait for one turn of one duty, not for the end of all. So however much work comes
-in, and for whichever duty, each of them goes on.
+The duties (``duty_cycle.py``, ``duties.py``) are small objects that remember where they stopped. In a *round* each that
+is due gets a :class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`; the one
+that has more to do is due again in the next round, which follows at once. Promotion comes first, and once more after
+each other duty that ran: ETAs and retries wait for one turn of one duty, not for the end of all. So however much work
+comes in, and for whichever duty, each of them goes on.
 
 Who does what. Every process sweeps its neighbours in the ring; who ends a dead one first wins, by a conflict. Every
 process brings back what older ones kept for its version: the promoter may be one of those. All else is done by one
@@ -32,18 +62,212 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
+from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.processes import see
+from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.upkeep import duties
 from kombu_fdb.process.upkeep.duties import Duty
-from kombu_fdb.process.upkeep.ring import Jitter, Sweep
-from kombu_fdb.process.upkeep.round_robin import Guard
+from kombu_fdb.process.upkeep.round_robin import Guard, RoundRobin
+from kombu_fdb.store.protocol import Watch
+
+# -- is it computing? --------------------------------------------------------------------------------------------------
+
+
+#: A process has to be busy for this part of the time to live in its second half, a twentieth of the time. A worker that
+#: has nothing to do needs a tenth of that; one that computes is busy all the time.
+SHARE = 1 / 40
+
+
+class Computing:
+    """Of one observer."""
+
+    def __init__(self) -> None:
+        #: How long the process of each session that is half silent had been busy when that was first seen.
+        self._before: dict[SessionId, float] = {}
+
+    def spare(self, engine: Engine, observer: Observer[SessionId]) -> None:
+        """Those of the silent that compute are not silent. After each look of the observer's."""
+        silent = dict(observer.half_silent())
+        described = engine.sessions.describe(list(silent)) if silent else []
+        before, self._before = self._before, {}
+        for (session_id, ttl_s), description in zip(silent.items(), described, strict=True):
+            busy_s = _busy_s(description)
+            if busy_s is None:
+                continue
+            began_s = before.get(session_id, busy_s)
+            if busy_s - began_s >= ttl_s * SHARE:
+                observer.note_alive(session_id)
+            else:
+                self._before[session_id] = began_s
+
+
+def _busy_s(description: dict[str, object]) -> float | None:
+    """None of a process that is not there any more, or not here."""
+    pid = description.get("pid")
+    seen = see(pid) if isinstance(pid, int) and pid > 0 else None
+    return seen.busy_s if seen is not None and seen.fingerprint == description.get("process") else None
+
+
+# -- the ring ----------------------------------------------------------------------------------------------------------
+
+
+#: How many living sessions each process observes.
+LIVING = 8
+LEAST_PAUSE_S = 0.001
+
+
+class Jitter(Protocol):
+    """What is needed of chance."""
+
+    def uniform(self, a: float, b: float) -> float: ...
+
+
+class Sweep:
+    """End dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
+
+    A process that can't beat can't judge: a store that answers reads and takes no commits makes every session look
+    silent.
+    """
+
+    name = "sweep"
+
+    def __init__(
+        self, engine: Engine, clock: Clock, guard: Guard, rng: Jitter, session_id: SessionId, interval_s: float
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._session_id = session_id
+        self._interval_s = interval_s
+        self._subjects = RoundRobin(guard, self.name)
+        self._guard = guard
+        self._rng = rng
+        self._observer: Observer[SessionId] = Observer()
+        self._computing = Computing()
+        self._window = LIVING
+        self._cursors: dict[str, bytes] = {}
+        #: Messages brought back so far.
+        self.released = 0
+
+    def run(self, budget: Budget) -> float:
+        self._look()
+        silent = {
+            session_id.hex(): beat for session_id, beat in self._observer.silent() if session_id != self._session_id
+        }
+        self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in silent}
+        self._subjects.run(silent.keys(), lambda name: self._end(name, silent[name]), budget)
+        # Jitter, so that the processes of a fleet don't sweep in step; but not a sweep later than it may be.
+        # Of a sum of times a rounding error is left, which no clock moves on by: hence the least pause.
+        pause_s = min(
+            self._interval_s * self._rng.uniform(0.8, 1.0), max(LEAST_PAUSE_S, self._observer.next_silent_s())
+        )
+        return 0.0 if budget.is_spent else pause_s
+
+    def _look(self) -> None:
+        found = self._engine.sessions.neighbours(self._session_id, self._window)
+        self._observer.look(found, self._clock.monotonic())
+        if self._session_id in dict(self._observer.half_silent()):
+            self._observer.forget()
+        self._computing.spare(self._engine, self._observer)
+        others = [session_id for session_id, _, _ in found if session_id != self._session_id]
+        self._window = self._next_window(others)
+
+    def _next_window(self, others: list[SessionId]) -> int:
+        """How many to look at the next time: so many that :data:`LIVING` of them live, as far as is known."""
+        living = [number for number, each in enumerate(others, 1) if self._observer.is_alive(each)]
+        if len(living) >= LIVING:
+            return living[LIVING - 1]
+        return max(LIVING, self._window if len(others) < self._window else self._window * 2)
+
+    def _end(self, name: str, last_beat: bytes) -> bool:
+        """One step of ending a session. True if there is more to do."""
+        session_id = SessionId(bytes.fromhex(name))
+        cursor = self._cursors.get(name, b"")
+        if not cursor and not self._engine.sessions.fence(session_id, last_beat):
+            return False
+        cursor = self._release(name, session_id, cursor)
+        if cursor:
+            self._cursors[name] = cursor
+            return True
+        self._cursors.pop(name, None)
+        return self._engine.sessions.forget_part(session_id)
+
+    def _release(self, name: str, session_id: SessionId, cursor: bytes) -> bytes:
+        """Where to go on. A lease that can't be brought back is skipped, and tried again with the next sweep."""
+        subject = f"{name} {cursor.hex()[-8:]}".rstrip()
+        part = self._guard.attempt(self.name, subject, lambda: self._engine.sessions.release_part(session_id, cursor))
+        if part is None:
+            return self._engine.sessions.skip_lease(session_id, cursor)
+        self.released += part[0]
+        return part[1]
+
+
+# -- which duties have a turn ------------------------------------------------------------------------------------------
+
 
 logger = logging.getLogger(__name__)
+
+
+class Turns:
+    """Of one session. :meth:`beat` is one thread's, :meth:`serve` and :meth:`leave` are another's."""
+
+    def __init__(
+        self, engine: Engine, membership: Membership, duties: Duties, deferred: Callable[[], None], *, ttl_s: float
+    ) -> None:
+        self._engine = engine
+        self._membership = membership
+        self._duties = duties
+        self._run_deferred = deferred
+        self._heartbeat = Heartbeat(engine, membership.session_id, ttl_s, lambda: membership.queues)
+        self._alarm: Watch | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the session was fenced, as far as is known."""
+        return self._membership.lost
+
+    def beat(self) -> bool:
+        """False if the session was fenced."""
+        if not self._heartbeat.run_once():
+            self._membership.lose()
+        return not self.lost
+
+    def serve(self, *, rang: bool) -> float:
+        """Returns in how many seconds to call again, at the latest. Raises a ``StoreError``, or ``SessionLost``."""
+        if self._alarm is None or rang:
+            self._set_alarm()  # before the look: what is delayed after it rings
+        self._membership.watch_claims()
+        try:
+            return self._duties.run_once()
+        finally:  # a duty that a full disk refuses is refused in each round
+            self._run_deferred()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._engine.sessions.watch_alarm()
+        self._alarm.on_fire(self._membership.threads.ring)
+
+    def leave(self) -> None:
+        """There are no more turns."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self.lost:
+            return
+        try:
+            self._duties.stop()
+        except KombuFDBError as error:
+            logger.debug("could not leave the role: %s", error)
+
+
+# -- the steps ---------------------------------------------------------------------------------------------------------
+
 
 PROMOTER = "promoter"
 #: Longest time between two looks of the promoter at its role and of the others at the promoter, in seconds.

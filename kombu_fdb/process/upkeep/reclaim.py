@@ -15,12 +15,12 @@ import threading
 from contextlib import suppress
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.process.upkeep.computing import Computing
+from kombu_fdb.process.upkeep.duty_cycle import Computing
 
 #: So soon after a look another one would see nothing new, in seconds.
 PAUSE_S = 0.1

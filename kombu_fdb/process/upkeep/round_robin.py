@@ -1,7 +1,7 @@
 """Round robin: many subjects of one duty, each of which may be slow or hopeless, and none of which delays the others.
 
 A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. A step that fails for a
-reason of its own is *set aside*: reported, shown in the store (``asides.py``), and not tried again for
+reason of its own is *set aside*: reported, shown in the store (``quarantine.py``), and not tried again for
 :data:`ASIDE_PAUSE_S`. A store that does not answer is no reason of its own: that error goes to the caller. A full disk
 that refuses a step for what it adds is one: others may add nothing. It is not shown in the store, for that would add to
 it as well.
@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol, TypeVar
 
-from kombu_fdb.engine.stored.budget import Budget
-from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
 

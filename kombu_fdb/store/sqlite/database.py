@@ -1,15 +1,23 @@
-"""The embedded store: one ordered table in a SQLite file, shared by the processes of one host.
+"""The SQLite store: opens a file once per process, and begins transactions on it.
+
+Which database files this process has open: each one once.
+
+Model. A file is its device and inode, whatever path led to it. The first handle that is *attached* opens it, the last
+one that is *detached* closes it, and a handle that comes while the last one closes opens it anew: SQLite itself knows
+how to have a file open twice. A fork waits until no thread attaches or detaches; the child begins with nothing.
+
+The embedded store: one ordered table in a SQLite file, shared by the processes of one host.
 
 Model. A writing transaction notes what it changes, and takes its turn (:mod:`~kombu_fdb.store.sqlite.write_lock`) at
 its first read, or to commit. From then on it is alone, so nothing can conflict with it; a read finds written what was
 noted before. One that promised to be read-only reads a snapshot on a connection of its own, beside the writer. After
-the commit, and after the next writer was let in, bells are rung (:mod:`~kombu_fdb.store.sqlite.wakeups.listener`).
+the commit, and after the next writer was let in, bells are rung (:mod:`~kombu_fdb.store.sqlite.wakeups`).
 
 The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a versionstamp;
 it is written with all the rest, and rolls back with them. Its order is the order of commits, because writers take
 turns.
 
-A process has a file open once, however many handles there are (:mod:`~kombu_fdb.store.sqlite.registry`): a
+A process has a file open once, however many handles there are (:mod:`~kombu_fdb.store.sqlite.database`): a
 :class:`SqliteDatabase` is such a handle, with the options of its client.
 
 What fails:
@@ -31,15 +39,90 @@ What fails:
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Hashable, Sequence
 
 from kombu_fdb.errors import ForkedError, OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, SystemClock
-from kombu_fdb.primitives.locks import Turn, surely
+from kombu_fdb.primitives.locks import FairLock, Turn, surely
 from kombu_fdb.store.sqlite import fork as sqlite_fork
-from kombu_fdb.store.sqlite.files import check_library, check_path
-from kombu_fdb.store.sqlite.open_file import OpenFile
-from kombu_fdb.store.sqlite.registry import attach, detach
+from kombu_fdb.store.sqlite.errors import explain_os
+from kombu_fdb.store.sqlite.files import check_library, check_path, identify
+from kombu_fdb.store.sqlite.open_file import CLOSE_S, OpenFile
 from kombu_fdb.store.sqlite.transaction import ReadingTransaction, SqliteTransaction
+
+# -- open files --------------------------------------------------------------------------------------------------------
+
+
+# The process's state, because POSIX locks are: what it has open.
+_open: set[OpenFile] = set()
+_changing = FairLock()
+#: By thread: several may fork, but only one at a time.
+_forking: dict[int, Turn] = {}
+
+
+def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> OpenFile:
+    """The process's one :class:`OpenFile` for ``path``, a real path; it stays open until ``handle`` is detached.
+
+    Raises ``StoreUnavailable``, with the fix.
+    """
+
+    def work() -> OpenFile:
+        identity = identify(path)
+        file = next((file for file in _open if file.identity == identity), None)
+        if file is None:
+            file = OpenFile(path, identity, clock, read_values)
+        file.handles.add(handle)
+        _open.add(file)
+        return file
+
+    try:
+        return _changing.run(work, timeout_s)
+    except OSError as error:
+        raise explain_os(error, path) from error
+
+
+def detach(handle: Hashable, file: OpenFile) -> None:
+    """``handle`` needs it no more. Idempotent; in a child of the process that attached it does nothing."""
+
+    def work() -> bool:
+        file.handles.discard(handle)
+        if not file.handles:
+            _open.discard(file)
+        return not file.handles
+
+    if os.getpid() == file.pid and _changing.run(work, CLOSE_S):
+        file.close()
+
+
+def read_values(file: OpenFile, keys: Sequence[bytes]) -> list[bytes | None]:
+    """What is stored of these keys."""
+    transaction = ReadingTransaction(file, file, timeout_s=CLOSE_S)
+    return surely(lambda: transaction.get_many(keys), transaction.cancel)
+
+
+def _before_fork() -> None:
+    turn = _forking[threading.get_ident()] = Turn()
+    _changing.acquire(turn, sqlite_fork.WAIT_S)
+
+
+def _after_in_parent() -> None:
+    turn = _forking.pop(threading.get_ident(), None)
+    if turn is not None:
+        _changing.release(turn)
+
+
+def _after_in_child() -> None:
+    global _changing  # noqa: PLW0603 - a thread that is not here any more may have it
+    _forking.clear()
+    _changing = FairLock()
+    _open.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
+
+# -- the database ------------------------------------------------------------------------------------------------------
 
 
 class SqliteDatabase:

@@ -1,6 +1,6 @@
 """What a process holds of one database file: once for each file, however many handles use it.
 
-Model. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.registry`); their options reach the file with
+Model. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the file with
 each transaction. ``users`` are the transactions that hold a connection, ``lock`` is the right to write. Each
 transaction has one :class:`~kombu_fdb.primitives.locks.Turn` for both, made before anything is taken;
 ``return_writer``, ``return_reader`` and ``leave`` undo whatever was taken in its name, a half-done statement included.
@@ -26,9 +26,7 @@ from kombu_fdb.store.sqlite.errors import explain
 from kombu_fdb.store.sqlite.files import connect, create, set_synchronous
 from kombu_fdb.store.sqlite.sidecars import Access, open_sidecar, share_database
 from kombu_fdb.store.sqlite.space import Space
-from kombu_fdb.store.sqlite.wakeups.listener import Listener
-from kombu_fdb.store.sqlite.wakeups.notifier import Ringer
-from kombu_fdb.store.sqlite.wakeups.pipes import BellDirectory
+from kombu_fdb.store.sqlite.wakeups import BellDirectory, Listener, Ringer
 from kombu_fdb.store.sqlite.write_lock import WriterLock
 
 T = TypeVar("T")

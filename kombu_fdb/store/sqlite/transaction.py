@@ -23,8 +23,15 @@ from typing import Any, Protocol
 
 from kombu_fdb.errors import StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.primitives.locks import Turn
-from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, check_key, check_size, check_value
-from kombu_fdb.store.protocol import KeyValue
+from kombu_fdb.store.protocol import (
+    KEY_BYTES,
+    TRANSACTION_BYTES,
+    VALUE_BYTES,
+    KeyValue,
+    check_key,
+    check_size,
+    check_value,
+)
 from kombu_fdb.store.sqlite.errors import explain, explain_os
 from kombu_fdb.store.sqlite.open_file import OpenFile
 from kombu_fdb.store.sqlite.space import CLEARING, FILLING, FULL_S, MOVING

@@ -1,6 +1,6 @@
-"""How a reception claims: directly, or in a line with rivals; and the acks that go along.
+"""How a fetcher claims: directly, or in a line with rivals; and the acks that go along.
 
-A step of the reception asks it twice: :meth:`Claiming.stand`, before it looks at any queue, and :meth:`Claiming.claim`,
+A step of the fetcher asks it twice: :meth:`Claiming.stand`, before it looks at any queue, and :meth:`Claiming.claim`,
 when it knows which are hungry. In between, :meth:`Claiming.others` are left alone: the first of their line
 looks at them.
 
@@ -18,20 +18,20 @@ from functools import partial
 from kombu_fdb.errors import Outrun
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.process.client import Client
+from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.standing import Standing
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
-from kombu_fdb.transport.holding.credit import Room
+from kombu_fdb.transport.holding.unacked import Room
 
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
 LINE_FIRST_S = 0.25
 
 
 class Claiming:
-    """Of one reception, and called by its thread; :meth:`abandon` by any."""
+    """Of one fetcher, and called by its thread; :meth:`abandon` by any."""
 
-    def __init__(self, client: Client, dispatch: Dispatch, standing: Standing) -> None:
-        self.standing = standing
+    def __init__(self, client: Client, dispatch: Dispatch, combiner: CombinerClient) -> None:
+        self.combiner = combiner
         self._client = client
         self._dispatch = dispatch
         #: Whether it has begun to stand in the line that there may be.
@@ -45,22 +45,22 @@ class Claiming:
 
         Returns the queues of a line whose first one it has just become. Raises as ``Membership.claim``.
         """
-        self.standing.belong_to(membership)
+        self.combiner.belong_to(membership)
         if not self._began:
             self._begin()
-        plan, standing = self._contested(now), self.standing
+        plan, combiner = self._contested(now), self.combiner
         queues = sorted(plan.queues)
-        join = partial(standing.join, membership, queues, plan.limit)
-        if standing.in_line and (list(standing.queues) != queues or standing.want > plan.limit):
-            standing.leave(hand)  # what it was granted there might not fit any more
-        elif queues and not standing.in_line:
+        join = partial(combiner.join, membership, queues, plan.limit)
+        if combiner.in_line and (list(combiner.queues) != queues or combiner.want > plan.limit):
+            combiner.leave(hand)  # what it was granted there might not fit any more
+        elif queues and not combiner.in_line:
             self._with_acks(membership, join)
             self._pay_line(queues, now)
-        if hand or not standing.attend(self._client.engine, hand):
+        if hand or not combiner.attend(self._client.engine, hand):
             plan.queues = []
         if (
-            queues and not hand and not standing.in_line
-        ):  # another consumer has deposed it, or ended it for its own good
+            queues and not hand and not combiner.in_line
+        ):  # another consumer has evicted it, or ended it for its own good
             self._with_acks(membership, join)
         return plan
 
@@ -72,16 +72,16 @@ class Claiming:
     def deferred(self, plan: Plan, now: float) -> set[str]:
         """The queues that leave their room to the line; ``plan`` notes until when."""
         left_s = self._line_first_until - now
-        if left_s <= 0 or not self.standing.in_line:
+        if left_s <= 0 or not self.combiner.in_line:
             return set()
         plan.note(Room(0, left_s))
-        return self._dispatch.competing(self.standing.queues)
+        return self._dispatch.competing(self.combiner.queues)
 
     def _begin(self) -> None:
         shared = self._dispatch.shared
         self._began = bool(shared)
         if shared and not self._client.engine.writers_take_turns:
-            self.standing.rivalry.suspect(shared)
+            self.combiner.rivalry.suspect(shared)
 
     def _contested(self, now: float) -> Plan:
         shared = self._contested_queues()
@@ -89,14 +89,14 @@ class Claiming:
 
     def others(self) -> set[str]:
         """The queues that another consumer looks at, or would if one had room."""
-        return set() if self.standing.is_first else self._contested_queues()
+        return set() if self.combiner.is_first else self._contested_queues()
 
     def _contested_queues(self) -> set[str]:
         """Each turn asks, so who has no rivals does not gather his queues for it."""
-        if not self.standing.rivalry.known:
+        if not self.combiner.rivalry.known:
             return set()
         shared = self._dispatch.shared
-        return shared if self.standing.rivalry.is_contested(shared) else set()
+        return shared if self.combiner.rivalry.is_contested(shared) else set()
 
     def choose(self, plan: Plan, hand: list[Delivery]) -> None:
         """Keep of the plan what one transaction may do, and make room for it: a line, or what has none.
@@ -104,28 +104,28 @@ class Claiming:
         What was granted in a line that was left for that comes into ``hand``; the plan is void then. Raises as
         ``Membership.claim``.
         """
-        line = self.standing.queues
+        line = self.combiner.queues
         if not line:
             return
         of_line = plan.queues[0] in line  # it was first longest ago, so neither part shuts the other out
         plan.queues = [queue for queue in plan.queues if (queue in line) == of_line]
         if not (of_line or self._dispatch.competing(line).isdisjoint(plan.queues)):
             self._owes_line = True
-            self.standing.leave(hand)
+            self.combiner.leave(hand)
 
     def claim(self, membership: Membership, plan: Plan, hand: list[Delivery]) -> None:
         """Carry a chosen plan out; what was found comes into ``hand``.
 
         Raises as ``Membership.claim``; the acks that it took along are pending again.
         """
-        if not set(self.standing.queues).isdisjoint(plan.queues):
-            self.standing.serve(plan.queues, plan.consumers, hand)
+        if not set(self.combiner.queues).isdisjoint(plan.queues):
+            self.combiner.serve(plan.queues, plan.consumers, hand)
             return
         shared = self._dispatch.shared
         try:
             self._with_acks(membership, partial(_claim, membership, plan, not shared.isdisjoint(plan.queues), hand))
         except Outrun:
-            self.standing.rivalry.contest(shared)
+            self.combiner.rivalry.contest(shared)
 
     def _with_acks(self, membership: Membership, act: Callable[[list[Lease]], object]) -> None:
         acks: list[Lease] = []
@@ -143,11 +143,11 @@ class Claiming:
 
     def leave(self, hand: list[Delivery]) -> None:
         """The program does not drain, so it stands in no line. Raises as ``Membership.claim``."""
-        self.standing.leave(hand)
+        self.combiner.leave(hand)
 
     def abandon(self) -> None:
         """The same, done by others. Never blocks; for finalizers, too."""
-        self.standing.abandon()
+        self.combiner.abandon()
 
 
 def _claim(membership: Membership, plan: Plan, gives_way: bool, hand: list[Delivery], acks: list[Lease]) -> None:

@@ -2,7 +2,7 @@
 
 Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it;
 then it is *held* until it is settled. How many of both a channel may have is its credit's business
-(``holding/credit.py``).
+(``holding/unacked.py``).
 
 Of a queue with one active consumer only the first one here is served, until it ends; the store decides whether it is
 the active one of all (``engine/scheduling/single.py``).
@@ -29,7 +29,7 @@ from time import monotonic
 
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription, next_tag
-from kombu_fdb.transport.holding.credit import Credit, Room
+from kombu_fdb.transport.holding.unacked import Credit, Room
 
 
 @dataclass(slots=True)

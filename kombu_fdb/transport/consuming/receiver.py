@@ -1,7 +1,9 @@
-"""Which thread takes the turns of a connection's reception (``reception.py``), and how it sleeps between them.
+"""The receiver: which thread takes a connection's turns, and how a message gets to its callback.
 
-Model. One thread at a time takes a turn of the reception's, with a lock; between two turns it sleeps, without the lock,
-for as long as the turn said, or until the reception's bell rings. It is
+Which thread takes the turns of a connection's fetcher (``fetcher.py``), and how it sleeps between them.
+
+Model. One thread at a time takes a turn of the fetcher's, with a lock; between two turns it sleeps, without the lock,
+for as long as the turn said, or until the fetcher's bell rings. It is
 
 * a *drain*, on a store whose writers take turns, unless threads are greenlets: a thread that drains and finds nothing
   to deliver claims by itself, as long as it waits. So no message passes from one thread to another.
@@ -17,12 +19,12 @@ Two drains, or a drain and the thread, may sleep on one bell. They wake together
 
 What happens at each failure:
 
-* the store fails in a turn, or anything else does in one of the thread's: the reception has *failed*. The next drain
+* the store fails in a turn, or anything else does in one of the thread's: the fetcher has *failed*. The next drain
   raises the error, and the thread sleeps until the connection is established again (:meth:`Receiver.restart`).
 * an exception out of a signal handler, or one that is not the store's, ends a drain in the middle of a turn: it comes
   out of the drain as it is. The next turn goes on with what that one had in hand, in any thread. Should it fail in
   the same way, the thread meets that, too.
-* an exception ends the thread (a signal handler's, where threads are greenlets): the reception has failed, and
+* an exception ends the thread (a signal handler's, where threads are greenlets): the fetcher has failed, and
   ``restart`` begins another thread.
 * a turn of a drain's takes long, as another process has the write lock: the drain is late, by ``operation_timeout`` at
   most, and for :data:`SPARED_S` the turns are the thread's.
@@ -39,6 +41,7 @@ import random
 import threading
 import weakref
 from time import monotonic
+from typing import Any
 
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Lease
@@ -46,10 +49,79 @@ from kombu_fdb.primitives.locks import Turn, surely
 from kombu_fdb.primitives.threads import in_hub, instead_of_threads, start
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client import Client
-from kombu_fdb.transport.consuming.lookout import Lookout
-from kombu_fdb.transport.consuming.reception import Reception
-from kombu_fdb.transport.consuming.subscription import Subscription
+from kombu_fdb.transport.consuming.fetcher import Fetcher
+from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
+from kombu_fdb.transport.consuming.watch_set import WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
+from kombu_fdb.transport.worker.poison import fault_in, survive
+
+# -- to the callback ---------------------------------------------------------------------------------------------------
+
+
+def deliver_next(fetcher: Fetcher) -> bool:
+    """False if there is nothing to deliver. Raises the fetcher's error, and what the callback raises.
+
+    That a consumer has ended with its queue is something, too.
+    """
+    if fetcher.ended:
+        ended = fetcher.ended[0]
+        try:
+            ended.on_cancel(ended)
+        finally:
+            fetcher.ended.popleft()
+        return True
+    hand: list[Arrival] = []
+    try:
+        while fetcher.next(hand) is not None:
+            arrival = hand[0]
+            message, callback = _open(arrival), arrival.subscription.callback
+            if message is None:
+                hand = []
+                fetcher.on_room()  # its place is free, and no ack will tell
+                continue
+            try:
+                hand = []  # no call from here to the callback, as Python looks for signals after each
+                callback(message)
+            except BaseException as error:
+                if isinstance(error, CONNECTION_ERRORS):
+                    raise
+                if not fetcher.is_workers:
+                    _note_attempt(arrival)
+                    raise
+                if not isinstance(error, Exception):
+                    raise
+                survive(message, arrival.delivery, error)
+            return True
+    except BaseException:
+        fetcher.return_undelivered(hand)  # what no callback has seen
+        raise
+    return False
+
+
+def _note_attempt(arrival: Arrival) -> None:
+    if arrival.tag in arrival.subscription.credit.held.leases:
+        arrival.subscription.settler.note_attempt(arrival.delivery.lease)
+
+
+def _open(arrival: Arrival) -> Any:
+    """The message; None if it can't be one, and has been dead-lettered."""
+    subscription, delivery, tag = arrival
+    message = subscription.open(delivery, tag, subscription.consumer_tag)
+    if message is None:
+        return None
+    fault = fault_in(message, subscription.callback)
+    if fault is not None:
+        subscription.credit.held.drop(tag)
+        subscription.settler.refuse(delivery, **fault)
+        return None
+    if subscription.no_ack and delivery.leased:
+        subscription.settler.note_ack(delivery.lease)
+        subscription.settler.acknowledged()
+    return message
+
+
+# -- the receiver ------------------------------------------------------------------------------------------------------
+
 
 #: How long ``cancel`` waits, in seconds.
 CANCEL_S = 1.0
@@ -66,8 +138,8 @@ class Receiver:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._lookout = Lookout(Bell())
-        self.reception = Reception(client, self._lookout, Bell(), monotonic, random.Random())
+        self._watch_set = WatchSet(Bell())
+        self.fetcher = Fetcher(client, self._watch_set, Bell(), monotonic, random.Random())
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._cancels_wait = True
@@ -84,19 +156,19 @@ class Receiver:
     @property
     def running(self) -> bool:
         """Whether turns are taken."""
-        return self.alive and not (self._lookout.stopped or self.failed)
+        return self.alive and not (self._watch_set.stopped or self.failed)
 
     @property
     def failed(self) -> bool:
-        return self.reception.error is not None
+        return self.fetcher.error is not None
 
     def subscribe(self, subscription: Subscription) -> None:
         """Begin to claim for a consumer, from the next drain on."""
-        self.reception.subscribe(subscription)
+        self.fetcher.subscribe(subscription)
         with self._starting:
             if self._thread is None:
                 self._start()
-        self._lookout.bell.ring()
+        self._watch_set.bell.ring()
 
     def cancel(self, *subscriptions: Subscription, leave: bool = True) -> None:
         """End consumers; what was claimed for them and not handed out goes back, and their queues may vanish.
@@ -105,75 +177,75 @@ class Receiver:
         not answer. Celery cancels from inside a signal handler, so no lock is taken here that the interrupted code may
         hold; and with gevent that handler runs where nothing may wait, so there this doesn't. Never raises.
         """
-        signals = [self.reception.cancel(each, leave=leave) for each in subscriptions]
-        self._lookout.bell.ring()
+        signals = [self.fetcher.cancel(each, leave=leave) for each in subscriptions]
+        self._watch_set.bell.ring()
         if in_hub():
             return
         if not self.running or threading.current_thread() is self._thread:
-            self.reception.carry_out_cancels()
+            self.fetcher.carry_out_cancels()
         elif signals and self._cancels_wait and self._driver != threading.get_ident():
-            self._lookout.call_thread()
+            self._watch_set.call_thread()
             self._cancels_wait = signals[-1].wait(self._client.patience.allow(CANCEL_S))
 
     def restart(self) -> None:
         """Go on after an error."""
-        if self.failed and not self._lookout.stopped:
-            self.reception.recover()
+        if self.failed and not self._watch_set.stopped:
+            self.fetcher.recover()
             if not self.alive:
                 self._start()
-            self._lookout.bell.ring()
+            self._watch_set.bell.ring()
 
     def stop(self, timeout_s: float) -> list[Lease]:
         """End the thread and the turns, waiting for at most ``timeout_s`` seconds. Returns what was waiting. Final."""
-        lookout, deadline = self._lookout, monotonic() + timeout_s
-        first = not lookout.stopped
-        lookout.stop()
+        watch_set, deadline = self._watch_set, monotonic() + timeout_s
+        first = not watch_set.stopped
+        watch_set.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
         if first and self._driver != threading.get_ident():
-            lookout.turns.acquire(Turn(), deadline - monotonic())  # for good
-        leases = self.reception.close()
-        self.reception.arrived.close()
+            watch_set.turns.acquire(Turn(), deadline - monotonic())  # for good
+        leases = self.fetcher.close()
+        self.fetcher.arrived.close()
         if thread is None or not thread.is_alive():
-            lookout.close()
+            watch_set.close()
         return leases
 
     def abandon(self) -> None:
         """The connection was collected: have the thread end. For a finalizer: takes no lock, asks no store."""
-        self._lookout.stop()
-        self.reception.abandon()
-        self.reception.arrived.close()
+        self._watch_set.stop()
+        self.fetcher.abandon()
+        self.fetcher.arrived.close()
         if self._thread is None or not self._thread.is_alive():
-            self._lookout.close()
+            self._watch_set.close()
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something may have arrived, for at most ``timeout_s`` seconds; None is for ever.
 
-        A drain does, which takes the reception's turns meanwhile if it may.
+        A drain does, which takes the fetcher's turns meanwhile if it may.
         """
         turn = Turn()
         if not (self._may_drive() and surely(lambda: self._drive(turn, timeout_s), lambda: self._end_drive(turn))):
-            self.reception.arrived.wait(timeout_s)
+            self.fetcher.arrived.wait(timeout_s)
 
     def _may_drive(self) -> bool:
         return (
             self.running
             and self._client.engine.writers_take_turns
             and monotonic() >= self._spared_until
-            and not len(self._lookout.turns)
+            and not len(self._watch_set.turns)
             and not instead_of_threads()  # eventlet lets only one greenlet wait for a descriptor
         )
 
     def _drive(self, turn: Turn, timeout_s: float | None) -> bool:
         """Take one turn, and sleep for as long as it says. False if another thread was faster."""
-        lookout, began = self._lookout, monotonic()
-        if not lookout.turns.acquire(turn, 0):
+        watch_set, began = self._watch_set, monotonic()
+        if not watch_set.turns.acquire(turn, 0):
             return False
         self._driver = threading.get_ident()
-        lookout.begin_drive()
+        watch_set.begin_drive()
         # What else is raised, a signal handler may have: it is not the thread's business.
         pause_s = self.turn((KombuFDBError, *CONNECTION_ERRORS))
         self._pass_on(turn)
@@ -182,72 +254,72 @@ class Receiver:
             self._spared_until = began + took_s + SPARED_S
         elif pause_s != 0 and not self.failed:
             pauses = [each for each in (pause_s, None if timeout_s is None else timeout_s - took_s) if each is not None]
-            wait_for((lookout.bell, self.reception.arrived), max(min(pauses), 0) if pauses else None)
+            wait_for((watch_set.bell, self.fetcher.arrived), max(min(pauses), 0) if pauses else None)
         return True
 
     def _pass_on(self, turn: Turn) -> None:
-        if self._lookout.turns.head is turn:
+        if self._watch_set.turns.head is turn:
             self._driver = 0
-        self._lookout.turns.release(turn)
+        self._watch_set.turns.release(turn)
 
     def _end_drive(self, turn: Turn) -> None:
         self._pass_on(turn)
-        self._lookout.end_drive(self._rest_s)
+        self._watch_set.end_drive(self._rest_s)
 
     def _start(self) -> None:
         self._thread = threading.Thread(
-            target=_serve, args=(weakref.ref(self), self._lookout), name="kombu-fdb-receiver", daemon=True
+            target=_serve, args=(weakref.ref(self), self._watch_set), name="kombu-fdb-receiver", daemon=True
         )
         start(self._thread)
 
     def step(self) -> float | None:
         """The thread's: a turn, unless a drain takes one. Returns for how long to sleep, None for ever."""
         if self.failed:
-            self._lookout.bell.clear()  # as no turn does
-            return 0 if self.reception.error is None else None  # asked once more: ``restart`` may have rung just then
-        turn, turns = Turn(), self._lookout.turns
+            self._watch_set.bell.clear()  # as no turn does
+            return 0 if self.fetcher.error is None else None  # asked once more: ``restart`` may have rung just then
+        turn, turns = Turn(), self._watch_set.turns
         return surely(lambda: self.turn() if turns.acquire(turn, self._rest_s) else 0, lambda: turns.release(turn))
 
     def turn(self, failures: tuple[type[BaseException], ...] = (Exception,)) -> float | None:
         self._cancels_wait = True
         try:
-            return self.reception.turn()
+            return self.fetcher.turn()
         except failures as error:  # the next drain raises it
-            self._lookout.leave()
-            self.reception.fail(error)
+            self._watch_set.leave()
+            self.fetcher.fail(error)
             return None
 
     def die(self, error: BaseException) -> None:
         """The thread ends, though it was not told to."""
         self._thread = None  # before: from then on it may be restarted
-        self.reception.fail(error)
+        self.fetcher.fail(error)
 
 
-def _serve(reference: weakref.ref[Receiver], lookout: Lookout) -> None:
+def _serve(reference: weakref.ref[Receiver], watch_set: WatchSet) -> None:
     """The thread: holds the receiver during a step only, so that an unreferenced connection is collected."""
     try:
-        while not lookout.stopped:
-            if lookout.rest():
+        while not watch_set.stopped:
+            if watch_set.rest():
                 continue
-            pause_s = _step(reference, lookout)
+            pause_s = _step(reference, watch_set)
             # Asked once more: the turn may have cleared the bell just as it was rung to end the thread.
-            if pause_s != 0 and not lookout.stopped:
-                lookout.sleep(pause_s)
+            if pause_s != 0 and not watch_set.stopped:
+                watch_set.sleep(pause_s)
     except BaseException as error:  # out of a signal handler, where threads are greenlets; or no memory is left
-        lookout.leave()
+        watch_set.leave()
         receiver = reference()
         if receiver is not None:
             receiver.die(error)
         if not isinstance(error, Exception):
             raise
         return  # its bell stays: the receiver may be restarted
-    lookout.leave()
-    lookout.close()
+    watch_set.leave()
+    watch_set.close()
 
 
-def _step(reference: weakref.ref[Receiver], lookout: Lookout) -> float | None:
+def _step(reference: weakref.ref[Receiver], watch_set: WatchSet) -> float | None:
     receiver = reference()
     if receiver is None:
-        lookout.stop()
+        watch_set.stop()
         return 0
     return receiver.step()

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from kombu_fdb.model import Delivery, SessionId
-from kombu_fdb.transport.holding.credit import Credit
-from kombu_fdb.transport.holding.settler import Settler
+from kombu_fdb.transport.holding.settling import Settler
+from kombu_fdb.transport.holding.unacked import Credit
 
 _tags = count(1)
 _numbers = count(1)

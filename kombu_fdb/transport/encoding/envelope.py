@@ -34,11 +34,14 @@ from kombu_fdb.transport.encoding.properties import (
     check_numbers,
     check_routes,
     dedup_of,
+    due_ms,
     once_of,
+    served,
     task_id_of,
+    ttl_ms,
+    ttr_ms,
     whole_of,
 )
-from kombu_fdb.transport.encoding.timing import due_ms, served, ttl_ms, ttr_ms
 
 _MARKER = b'"__type__"'
 #: An object of these names stands for a value of another type in kombu's JSON.

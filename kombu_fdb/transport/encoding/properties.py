@@ -1,9 +1,34 @@
-"""What headers and properties say: what a publisher may write into them, and what is read from them.
+"""Properties and headers: what a publisher may set, and what it means for the queue.
+
+When a message becomes due, when it expires and how long it may take, read from what its publisher wrote.
+
+==================================== =======================================================================
+``eta`` header of a Celery task      ISO 8601; no time zone means UTC. ``countdown`` and ``retry`` end here too
+``x-delay`` header                   milliseconds, as for RabbitMQ's delayed-message exchange
+``DelaySeconds`` property or header  seconds, as for SQS and PGMQ
+``expires`` header of a Celery task  none of the queue's business: see below
+``expiration`` property              milliseconds as a string, from when the message is due; "0" is legal
+``x-ttr`` header                     milliseconds from the delivery to the ack, then the message goes back
+==================================== =======================================================================
+
+Several delays: the latest moment counts, and one that has passed (a negative delay) is none. Something that is no
+number or date, or is out of range (``ranges.py``), is an ``InvalidArgument``: nothing is published, as neither at once
+nor never can be what was meant.
+
+In a delivered message, ``x-delay`` and ``DelaySeconds`` among the headers are negative, as from RabbitMQ's plugin: the
+delay was served, and a publish with these headers again, such as Celery's of a retry, is not delayed by it.
+
+A task's ``expires`` is no TTL. A caller that waits for its result, and a chord that it is a part of, have to be told
+that it did not run, and only a worker can tell them: it stores ``REVOKED`` when it is given the task too late. So the
+message stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without
+``expires``.
+
+What headers and properties say: what a publisher may write into them, and what is read from them.
 
 Where RabbitMQ's client refuses a value, so does this: a property of the wrong type, a whole number of more than 64 bits
-anywhere in the headers. What it can't know is refused too, here and in ``timing.py`` and ``fairkey.py``: a publisher
-that writes ``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from production that it
-does nothing. All of it is an ``InvalidArgument`` that names the field, and nothing is published.
+anywhere in the headers. What it can't know is refused too, here and in ``properties.py`` and ``fairkey.py``: a
+publisher that writes ``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from production
+that it does nothing. All of it is an ``InvalidArgument`` that names the field, and nothing is published.
 
 *Tasks.* Celery takes much for granted of a task's message (protocol 2), and does not check it until it is too late. An
 ``id`` that is an object ends the worker's loop; a ``timelimit`` of one number, or an object in ``stamped_headers``,
@@ -13,7 +38,7 @@ the same rules hold for what is delivered, which another program may have publis
 (https://docs.celeryq.dev/en/stable/internals/protocol.html)
 
 *Identity.* The task's id is the header ``id`` of a Celery task, else the property ``message_id``. By it the store finds
-and cancels the message (``engine/stored/whereabouts.py``). An id of more than 255 bytes is published like any other and
+and cancels the message (``engine/stored/task_index.py``). An id of more than 255 bytes is published like any other and
 can't be found. The dedup id (``engine/messages/dedup.py``) is the header ``dedup_id`` or ``x-deduplication-id``, or
 ``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the header ``dedup_window``
 (seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with the
@@ -25,15 +50,77 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from kombu.utils.json import textual_types
 
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import LONGEST_TASK_ID
-from kombu_fdb.primitives.ranges import LONGEST_S, is_whole, number, shown, utf8_bytes
-from kombu_fdb.transport.encoding.timing import TIMES
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, is_whole, number, shown, utf8_bytes
+
+# -- times -------------------------------------------------------------------------------------------------------------
+
+
+#: Headers that delay a message by a time from its publication.
+_DELAYS = ("x-delay", "DelaySeconds")
+#: Headers and properties that name a time, besides those of AMQP and Celery.
+TIMES = frozenset({*_DELAYS, "x-ttr"})
+
+
+def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: int) -> int:
+    """The moment before which the message must not be delivered; 0 for none."""
+    due = 0
+    if headers.get("eta") and "task" in headers:
+        due = _moment_ms("eta", headers["eta"])
+    if headers.get("x-delay") is not None:
+        due = max(
+            due, now_ms + int(number("x-delay", headers["x-delay"], "milliseconds", least=-LONGEST_MS, most=LONGEST_MS))
+        )
+    for source in (headers, properties):
+        if source.get("DelaySeconds") is not None:
+            delay_s = number("DelaySeconds", source["DelaySeconds"], "seconds", least=-LONGEST_S, most=LONGEST_S)
+            due = max(due, now_ms + int(delay_s * 1000))
+    return due if due > now_ms else 0
+
+
+def served(headers: dict[str, Any]) -> None:
+    """Make the delays among the headers of a delivery negative."""
+    for name in _DELAYS:
+        delay = headers.get(name)
+        if isinstance(delay, int | float) and delay > 0:
+            headers[name] = -delay
+
+
+def ttl_ms(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> int | None:
+    """The time to live that the publisher gave it; None for none."""
+    expiration = properties.get("expiration")
+    if expiration is None or (headers.get("expires") and "task" in headers):
+        return None
+    return int(number("expiration", expiration, "milliseconds", most=LONGEST_MS))
+
+
+def ttr_ms(headers: Mapping[str, Any]) -> int:
+    """The time to run; 0 for none."""
+    given = headers.get("x-ttr")
+    return 0 if given is None else int(number("x-ttr", given, "milliseconds", most=LONGEST_MS))
+
+
+def _moment_ms(name: str, value: Any) -> int:
+    try:
+        moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        # Rounded up: not even a part of a millisecond early.
+        return min(-int(-moment.timestamp() * 1000 // 1), LATEST_MS)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(
+            f"{name} must be a date and time", given=shown(value), fix="Write it as 2031-12-31T23:59:59+00:00."
+        ) from None
+
+
+# -- properties --------------------------------------------------------------------------------------------------------
+
 
 #: AMQP's largest priority; what is above 9 counts as 9.
 MOST_PRIORITY = 255

@@ -4,8 +4,9 @@ Model. A delivery is *handed out* under a tag of its own (one per claim, never t
 
 * acknowledged: it leaves the table at once, so that its place is free; the store hears of it a moment later;
 * requeued or rejected: it leaves the table when the store has done it;
-* overdue: its time to run has passed, and it was released in the consumer's stead (``process/overdue.py``). It stays
-  in the table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for it;
+* overdue: its time to run has passed, and it was released in the consumer's stead (``process/time_to_run.py``). It
+  stays in the table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for
+  it;
 * released with everything else the channel holds when it closes. It counts as an attempt if one was made: the callback
   raised, or the worker's pool had begun with the task. Then it comes back as redelivered;
 * orphaned: the connection failed, and the channel is gone, but the message may still be worked on. Its lease belongs to
@@ -13,7 +14,7 @@ Model. A delivery is *handed out* under a tag of its own (one per claim, never t
   message without references will never be settled, and is released by its finalizer.
 
 Settling a tag that is not in the table changes nothing. Acks come from any thread. The table is the credit's
-(``held.py``); the settler does what is to be done in the store.
+(``unacked.py``); the settler does what is to be done in the store.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from typing import Any
 
 from kombu.transport import virtual
 
-from kombu_fdb.transport.holding.credit import Credit
-from kombu_fdb.transport.holding.settler import Settler
+from kombu_fdb.transport.holding.settling import Settler
+from kombu_fdb.transport.holding.unacked import Credit
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,6 @@
-"""Settles a channel's messages through the process's client.
+"""Settling: a channel's acks, rejections and releases, through the process's client.
+
+Settles a channel's messages through the process's client.
 
 A channel keeps the client it first consumed with, so that what it was given before its connection was lost can still be
 settled: the leases are the session's, not the connection's. They are the process's as well: a forked child, which has a
@@ -15,7 +17,39 @@ from kombu_fdb.errors import ForkedError, StoreError
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
-from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.holding.unacked import Credit
+
+
+class Settler(Protocol):
+    """``settling.py`` does it through the process's client."""
+
+    def note_ack(self, lease: Lease) -> None:
+        """It will be settled; :meth:`acknowledged` must follow. The note is the last step, in one call into C."""
+
+    def is_noted(self, lease: Lease) -> bool:
+        """Whether an interrupted :meth:`note_ack` came that far."""
+
+    def acknowledged(self) -> None:
+        """Settle what was noted soon: with others if a receiver runs, else at once."""
+
+    def settle(self, lease: Lease, *, requeue: bool, pause_ms: int, reason: str, details: dict[str, Any]) -> None:
+        """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
+
+    def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
+        """Dead-letter what no consumer can handle."""
+
+    def note_attempt(self, lease: Lease) -> None:
+        """Whenever it is released, an attempt at it counts."""
+
+    def release(self, leases: list[Lease], *, counted: bool) -> None:
+        """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
+
+    def release_later(self, leases: list[Lease]) -> None:
+        """By another thread. For a finalizer: never blocks, takes no lock."""
+
+    def on_room(self) -> None:
+        """Room was made, or taken away."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +57,7 @@ logger = logging.getLogger(__name__)
 MANY_ACKS = 64
 
 
-class Reception(Protocol):
+class Fetcher(Protocol):
     """A connection's, as it is told of what its channels do."""
 
     @property
@@ -41,7 +75,7 @@ class Receiver(Protocol):
     def running(self) -> bool: ...
 
     @property
-    def reception(self) -> Reception: ...
+    def fetcher(self) -> Fetcher: ...
 
 
 class Connected(Protocol):
@@ -99,9 +133,9 @@ class Settling:
         client = self.client
         receiver = self._connection.receiver_if_any
         if receiver is not None and receiver.running:
-            receiver.reception.on_ack(len(client.acks), _enough(self._credit.prefetch))
+            receiver.fetcher.on_ack(len(client.acks), _enough(self._credit.prefetch))
             if self._credit.was_blocked:
-                receiver.reception.arrived.ring()
+                receiver.fetcher.arrived.ring()
         elif self.ended:
             client.nudge()
         else:
@@ -146,7 +180,7 @@ class Settling:
     def on_room(self) -> None:
         receiver = self._connection.receiver_if_any
         if receiver is not None:
-            receiver.reception.on_room()
+            receiver.fetcher.on_room()
 
 
 def _release(client: Client, leases: list[Lease], *, counted: bool) -> None:

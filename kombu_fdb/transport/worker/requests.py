@@ -1,4 +1,6 @@
-"""What goes wrong with a task while no callback of its consumer is on the stack. Guarantee: POISON-ENDS.
+"""How a Celery worker and the transport share a message: its request, its hold, and the worker's end.
+
+What goes wrong with a task while no callback of its consumer is on the stack. Guarantee: POISON-ENDS.
 
 Model. Of a task's message Celery makes a *request*, and goes on with it later: when its ETA has come, when a place in
 the pool is free, when a child tells how it ended. An exception there has no message to it any more. From the pool's
@@ -20,6 +22,7 @@ was an error of the connection, another attempt may do better, and the message g
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -29,7 +32,32 @@ from celery.states import READY_STATES
 from celery.utils.log import get_logger
 
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
+from kombu_fdb.transport.worker import options
 from kombu_fdb.transport.worker.poison import give_back, mend
+
+# -- the worker's end --------------------------------------------------------------------------------------------------
+
+
+def is_stopping() -> bool:
+    """Whether this is a Celery worker that got its SIGTERM: what it still has to tell others waits for no store."""
+    state = sys.modules.get("celery.worker.state")
+    if state is None:
+        return False
+    stop, terminate = getattr(state, "should_stop", None), getattr(state, "should_terminate", None)
+    return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
+
+
+def end_stopping_worker() -> None:
+    """A worker that was told to stop does so as where Celery itself connects: it raises ``WorkerShutdown``.
+
+    Its heartbeat event is repeated for ever, in the event loop, until there is a connection.
+    """
+    if is_stopping() and threading.current_thread() is threading.main_thread():
+        sys.modules["celery.worker.state"].maybe_shutdown()
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
 
 logger = get_logger(__name__)
 
@@ -165,3 +193,47 @@ def _give_back(request: Any, error: Exception) -> None:
     give_back(message, error, f"task {request.id!r:.80} of queue {info['queue']}", redeliveries)
     request.acknowledged = True
     sys.modules["celery.worker.state"].task_ready(request)
+
+
+# -- joining the worker ------------------------------------------------------------------------------------------------
+
+
+#: Stands for the requests under way while a pool ends: it is empty when its children have ended.
+UNTIL_THE_CHILDREN_END = {"until": "the children have ended"}
+
+
+def join_workers(driver_type: str) -> None:
+    """Let Celery's mingle and gossip know that fanout and events work here; and see to what it does not check.
+
+    They ask for the driver type before they look at their set, and construct a transport for it: this one.
+    """
+    for module, step in (("mingle", "Mingle"), ("gossip", "Gossip")):
+        loaded = sys.modules.get(f"celery.worker.consumer.{module}")
+        if loaded is not None:
+            getattr(loaded, step).compatible_transports |= {driver_type}
+    signals = sys.modules.get("celery.signals")
+    if signals is not None:
+        signals.task_received.connect(receive, weak=False, dispatch_uid="kombu_fdb.transport.worker.requests")
+        signals.worker_ready.connect(see_to_the_worker, weak=False, dispatch_uid="kombu_fdb.transport.worker")
+
+
+def see_to_the_worker(sender: Any, **_: Any) -> None:
+    """The worker is about to consume."""
+    guard_pool(sender.pool)
+    read_results_to_the_end(sender)
+    options.warn(sender.app)
+
+
+def read_results_to_the_end(sender: Any) -> None:
+    """Let a prefork pool that ends read what its children say for as long as one of them lives.
+
+    Celery (5.7, ``asynpool.ResultHandler.on_stop_not_started``) stops reading once it knows of no request under way,
+    and it forgets those whose start it has not read yet. A parent that waited for its store has not. Billiard's child
+    then waits 30 seconds for its result to be read (``billiard.pool.Worker._ensure_messages_consumed``), and the
+    parent for the child: as long as Kubernetes waits before it kills.
+    """
+    handler = getattr(getattr(sender.pool, "_pool", None), "_result_handler", None)
+    if handler is not None and hasattr(
+        handler, "fileno_to_outq"
+    ):  # billiard's own handler, of a pool with threads, reads in another way
+        handler.cache = UNTIL_THE_CHILDREN_END

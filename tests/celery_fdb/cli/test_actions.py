@@ -5,7 +5,7 @@ import json
 import pytest
 from celery import Celery
 
-from celery_fdb.inspection import search as search_module
+from celery_fdb.inspection import filters as search_module
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from kombu import Connection
 
 from celery_fdb.cli import HOMES, fdb
 from celery_fdb.cli.terminal import clean, in_json
-from celery_fdb.inspection.overview import SessionView, look
-from celery_fdb.inspection.sessions import silent, state_of
-from kombu_fdb.engine.upkeep.asides import Aside
+from celery_fdb.inspection.overview import SessionView, look, silent, state_of
+from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import KeyLimits
 
 

@@ -12,7 +12,7 @@ from celery.states import FAILURE, STARTED, SUCCESS
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Follower, Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.history.views.opening import history_of
+from celery_fdb.history.views.runs import history_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_fdb.inspection import metrics
 from celery_fdb.inspection.metrics import NAMES, OTHER, BrokerCollector, make_collector
-from kombu_fdb.engine.stored.effects import ACKED, CLAIMED, CONFLICTS, DEAD, LATE, PUBLISHED, RETURNED
+from kombu_fdb.engine.stored.work import ACKED, CLAIMED, CONFLICTS, DEAD, LATE, PUBLISHED, RETURNED
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "examples" / "grafana" / "celery-fdb.json"

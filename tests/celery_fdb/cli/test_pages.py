@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY
 from celery_fdb.cli import fdb
 from celery_fdb.history.options import History
 from celery_fdb.history.views import metrics as by_task
-from celery_fdb.history.views.opening import history_of
+from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.metrics import GAUGES, KEY_TOTALS, LATE, NAMES, TOTALS
 from kombu_fdb import Broker
 

@@ -10,10 +10,10 @@ from celery.states import FAILURE
 from kit.costs import Cost, CountingDatabase
 
 from celery_fdb.history.counters import SLOTS
+from celery_fdb.history.indexes import TRIM_SEGMENTS
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import GROUPS_AT_ONCE, GROUPS_PER_PAGE, Wanted
 from celery_fdb.history.run import Run
-from celery_fdb.history.segments import TRIM_SEGMENTS
 from celery_fdb.history.store import HistoryStore
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -72,13 +72,13 @@ def test_what_else_a_run_may_cost(bench: Bench, run: Make) -> None:
 
 
 def test_flushes_do_not_conflict(bench: Bench, run: Make) -> None:
-    from celery_fdb.history import writing
+    from celery_fdb.history import store
 
     bench.write(run())
     one, two = (bench.counted.begin(timeout_s=5.0) for _ in range(2))
     for tr in (one, two):
         (unwritten,) = bench.store.packed([run()])
-        writing.write(tr, bench.store.keys, unwritten.id, unwritten.group, bounds=LARGE, now_ms=bench.clock.wall_ms())
+        store.write(tr, bench.store.keys, unwritten.id, unwritten.group, bounds=LARGE, now_ms=bench.clock.wall_ms())
     one.commit()
     two.commit()
     assert bench.store.kept() == 3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from celery_fdb.history import counters
 from celery_fdb.history.counters import ERROR, LONGEST_S, SHORTEST_S, Counters, deltas_of
-from celery_fdb.history.groups import GROUP_RUNS, GROUP_SPAN_MS, decode, pack_groups
+from celery_fdb.history.indexes import GROUP_RUNS, GROUP_SPAN_MS, decode, pack_groups
 from celery_fdb.history.run import ACTIVE, STATES, Follower, Run, bounded
 from kombu_fdb.errors import FormatError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery.states import FAILURE, RETRY, STARTED, SUCCESS
 
-from celery_fdb.history import counters, reading, segments
+from celery_fdb.history import counters, indexes, reading
 from celery_fdb.history.counters import Counters
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
@@ -190,9 +190,9 @@ def test_a_trim_has_a_budget(store: HistoryStore, keep: Keep, run: Make, clock: 
         keep(run(ago_s=-2 * batch), bounds=bounds)
         clock.advance(2)
     clock.advance(100)
-    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == segments.TRIM_SEGMENTS
-    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == segments.TRIM_SEGMENTS
-    assert store.trim(bounds, parts=5, now_ms=clock.wall_ms()) == 12 - 2 * segments.TRIM_SEGMENTS
+    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == indexes.TRIM_SEGMENTS
+    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == indexes.TRIM_SEGMENTS
+    assert store.trim(bounds, parts=5, now_ms=clock.wall_ms()) == 12 - 2 * indexes.TRIM_SEGMENTS
 
 
 # -- active runs -------------------------------------------------------------------------------------------------------

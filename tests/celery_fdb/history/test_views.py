@@ -25,11 +25,10 @@ from celery_fdb.history.run import Follower, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import metrics
 from celery_fdb.history.views.checks import check_history
-from celery_fdb.history.views.lives import TaskUnknown, life_of
 from celery_fdb.history.views.metrics import TaskCollector
-from celery_fdb.history.views.opening import HistoryOff
-from celery_fdb.history.views.runs import active_runs, page_of_runs
+from celery_fdb.history.views.runs import HistoryOff, active_runs, page_of_runs
 from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
+from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
 from celery_fdb.history.views.workflows import NOT_RUN, Node, workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument
@@ -112,17 +111,17 @@ def test_a_life_never_loads_a_pickle(broker: Broker, tmp_path: Path) -> None:
     app.conf.result_serializer = "pickle"
     app.conf.result_accept_content = ["json", "pickle"]
     app.backend.set(app.backend.get_key_for_task("t"), pickle.dumps(Trap(tmp_path / "sprung")))
-    assert life_of(broker, "t", app).state == "unknown: ContentDisallowed"
+    assert timeline_of(broker, "t", app).state == "unknown: ContentDisallowed"
     assert not (tmp_path / "sprung").exists()
     careful = Celery("tests", backend=f"file://{tmp_path}", set_as_current=False)
     careful.backend.store_result("j", 1, "SUCCESS")
-    assert life_of(broker, "j", careful).state == "SUCCESS"
+    assert timeline_of(broker, "j", careful).state == "SUCCESS"
 
 
 def test_a_life_of_messages_and_runs(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
     task_id = app.send_task("shop.pay", countdown=600).id
     keep(run(task_id, state=RETRY, ago_s=5, error_class="E", error="no"), run("other"))
-    life = life_of(broker, task_id)
+    life = timeline_of(broker, task_id)
     assert [event.what for event in life.events if event.what in {"started", "retried"}] == ["started", "retried"]
     assert {event.what for event in life.events} == {"started", "retried", "published", "due"}
     assert (life.state, life.task, life.history) == ("delayed", "shop.pay", True)
@@ -134,19 +133,19 @@ def test_a_dead_letter_was_published_to_the_queue_in_which_it_died(broker: Broke
     (sent,) = broker.spots(task_id)
     for job in broker.queue(sent.message.queue).consume(limit=1):
         job.bury()
-    published, died = life_of(broker, task_id).events
+    published, died = timeline_of(broker, task_id).events
     assert (published.what, published.about) == ("published", f"in {sent.message.queue}")
     assert died.about == f"in {sent.message.queue}: rejected"
 
 
 def test_a_life_that_ended(broker: Broker, keep: Keep, run: Make, store: HistoryStore) -> None:
     keep(run("t", state=RETRY, ago_s=5), run("t", retries=1, redeliveries=1, ago_s=1))
-    life = life_of(broker, "t")
+    life = timeline_of(broker, "t")
     assert life.state == SUCCESS
     assert [event.what for event in life.events] == ["started", "retried", "started", "succeeded"]
     assert "attempt 2, delivered 2 times, by w@h from celery" in life.events[2].about
     store.activity(b"s", {1: run("t", state=STARTED, end_ms=0, runtime_s=None)})
-    assert life_of(broker, "t").state == STARTED
+    assert timeline_of(broker, "t").state == STARTED
 
 
 def test_a_life_that_ended_begins_with_its_publication(broker: Broker, keep: Keep, run: Make) -> None:
@@ -155,7 +154,7 @@ def test_a_life_that_ended_begins_with_its_publication(broker: Broker, keep: Kee
     first = {"published_ms": sent_ms, "due_ms": sent_ms + 40_000, "key": "acme"}
     keep(run("t", state="LOST", ago_s=15, **first), run("t", state=RETRY, ago_s=10, redeliveries=1, **first))
     keep(run("t", retries=1, published_ms=sent_ms + 50_000, due_ms=sent_ms + 55_000))
-    life = life_of(broker, "t")
+    life = timeline_of(broker, "t")
     assert [event.what for event in life.events] == [
         *("published", "due", "started", "lost", "started", "retried"),
         *("published", "due", "started", "succeeded"),
@@ -168,7 +167,7 @@ def test_an_app_with_a_history_tells_when_it_publishes(broker: Broker, app: Cele
     install(app, history=True)
     sent_ms = SystemClock().wall_ms()
     app.send_task("shop.pay", task_id="t", countdown=600)
-    published, due = life_of(broker, "t").events
+    published, due = timeline_of(broker, "t").events
     assert (published.what, due.what) == ("published", "due")
     assert sent_ms <= published.moment * 1000 < due.moment * 1000
     (message,) = broker.spots("t")
@@ -179,10 +178,10 @@ def test_an_app_with_a_history_tells_when_it_publishes(broker: Broker, app: Cele
 
 def test_a_task_that_nobody_knows(broker: Broker, store: HistoryStore) -> None:
     with pytest.raises(TaskUnknown, match="Check the id"):
-        life_of(broker, "nobody")
+        timeline_of(broker, "nobody")
     store._write(lambda tr: tr.clear(store.keys.settings))
     with pytest.raises(TaskUnknown, match="history=True"):
-        life_of(broker, "nobody")
+        timeline_of(broker, "nobody")
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
@@ -331,8 +330,8 @@ def test_no_metrics_without_a_history(any_store: str, store: HistoryStore) -> No
 
 
 def test_a_real_canvas_has_ids_of_what_follows(app: Celery) -> None:
-    """What ``making.py`` reads from a message: the rest of a chain and the body of a chord."""
-    from celery_fdb.history.recording.making import _followers
+    """What ``run_builder.py`` reads from a message: the rest of a chain and the body of a chord."""
+    from celery_fdb.history.recording.run_builder import _followers
 
     def nothing() -> None:
         pass

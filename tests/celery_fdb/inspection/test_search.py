@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from kit.costs import cost
 
-from celery_fdb.inspection import search as module
-from celery_fdb.inspection.dead_letters.groups import group
-from celery_fdb.inspection.filters import Filter
+from celery_fdb.inspection import filters as module
+from celery_fdb.inspection.dead_letters import group
+from celery_fdb.inspection.filters import Filter, Scope, search
 from celery_fdb.inspection.keys import find_keys
-from celery_fdb.inspection.search import Scope, search
 from celery_fdb.tasks.failures import _attempts
 from kombu_fdb import Broker
-from kombu_fdb.engine.dead_letters.scan import Wanted
+from kombu_fdb.engine.dead_letters import Wanted
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Death, Listed, Peeked, Publication
 from kombu_fdb.primitives.headers import ATTEMPTS, HEAD, VERSION

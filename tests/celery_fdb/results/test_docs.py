@@ -7,7 +7,7 @@ import pytest
 from celery import _state
 from celery.app.trace import build_tracer
 
-from celery_fdb.results import chords, layout, records, sweep, sweeper
+from celery_fdb.results import chords, layout, records, store, sweeper
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "results.md"
@@ -36,7 +36,7 @@ def test_a_guarantee_is_explained_upheld_and_tested(tag):
 def test_the_numbers_are_those_of_the_code():
     text = PAGE.read_text()
     assert f"over {records.INLINE_BYTES:,} bytes" in text
-    assert f"in parts of {sweep.SWEEP_ROWS}" in text
+    assert f"in parts of {store.SWEEP_ROWS}" in text
     assert f"after {chords.CLAIM_MS // 1000} s, then less often, each ten minutes" in text
     assert chords.LONGEST_LOOK_MS == 600_000
     assert f"each {sweeper.INTERVAL_S:.0f} s" in text

@@ -16,8 +16,7 @@ from celery_fdb.results import chords
 from celery_fdb.results.chords import ChordOver, Return, Turn
 from celery_fdb.results.layout import Part
 from celery_fdb.results.records import INLINE_BYTES
-from celery_fdb.results.store import Outcome, ResultStore
-from celery_fdb.results.sweep import SWEEP_ROWS
+from celery_fdb.results.store import SWEEP_ROWS, Outcome, ResultStore
 from kombu_fdb.errors import CommitUnknown, FormatError, StoreUnavailable
 from kombu_fdb.keyspace.tuples import pack
 from kombu_fdb.model import SessionFacts, SessionId

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from celery_fdb.schedules import store as schedule_store
-from celery_fdb.schedules.entry import Told
-from celery_fdb.schedules.store import KEPT_S, ScheduleStore
+from celery_fdb.schedules.store import KEPT_S, ScheduleStore, Told
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_fdb import install
-from celery_fdb.tasks.limiting import _known
+from celery_fdb.tasks.task import _known
 from kombu_fdb import Broker
 
 

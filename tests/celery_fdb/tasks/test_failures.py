@@ -15,7 +15,7 @@ from celery.worker.request import Request
 from kombu import Connection
 
 from celery_fdb.tasks import failures
-from celery_fdb.tasks.backoff import Backoff, countdown
+from celery_fdb.tasks.task import Backoff, countdown
 from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.headers import headers_of

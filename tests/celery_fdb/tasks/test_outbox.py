@@ -19,7 +19,7 @@ from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox
 from celery_fdb.contrib.outbox.rows import Rows
 from celery_fdb.contrib.published import BrokerInTest
 from kombu_fdb import InvalidArgument
-from kombu_fdb.engine.facade.publisher import Publisher
+from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 
 

@@ -10,7 +10,7 @@ from kombu import Exchange, Queue
 
 from celery_fdb import enqueue, publish_many
 from kombu_fdb import OptionError
-from kombu_fdb.engine.facade.publisher import Publisher
+from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.errors import CapacityExceeded, LimitExceeded
 
 

@@ -10,7 +10,7 @@ from celery.exceptions import Retry
 
 from celery_fdb import FdbTask, install
 from celery_fdb.tasks import failures
-from celery_fdb.tasks.limiting import _known
+from celery_fdb.tasks.task import _known
 from kombu_fdb import InvalidArgument, OptionError
 from kombu_fdb.model import KeyLimits
 
@@ -199,7 +199,7 @@ def test_limits_are_set_where_the_message_is_routed_to(app, broker):
 def test_a_known_key_costs_no_look_at_its_limits(app, monkeypatch):
     task = define(app, max_in_flight=1)
     task.delay("a")
-    monkeypatch.setattr("celery_fdb.tasks.limiting._limit", lambda *args: pytest.fail("looked again"))
+    monkeypatch.setattr("celery_fdb.tasks.task._limit", lambda *args: pytest.fail("looked again"))
     task.delay("a")
 
 

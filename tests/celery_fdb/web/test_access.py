@@ -15,7 +15,7 @@ from kit.processes import DEADLINE_S
 import celery_fdb.web
 from celery_fdb.web import User, dashboard
 from celery_fdb.web.access import login
-from celery_fdb.web.access.attempts import AGAIN_S, FREE, MOST, Attempts, address_of
+from celery_fdb.web.access.login import AGAIN_S, FREE, MOST, Attempts, address_of
 from celery_fdb.web.addresses import PATHS, local_path
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import SystemClock

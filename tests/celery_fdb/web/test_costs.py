@@ -23,10 +23,8 @@ from kit.dashboard import Person
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.schedules.entry import Told
-from celery_fdb.schedules.store import schedule_of
-from celery_fdb.web import dashboard
-from celery_fdb.web.serving import opening
+from celery_fdb.schedules.store import Told, schedule_of
+from celery_fdb.web import application, dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace
@@ -180,7 +178,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Broke
 def counted(shop: tuple[Broker, Size], monkeypatch: pytest.MonkeyPatch) -> CountingDatabase:
     """Counts what the dashboard reads: it uses the test's own broker."""
     broker, _ = shop
-    monkeypatch.setattr(opening, "open_existing", lambda *_, **__: broker)
+    monkeypatch.setattr(application, "open_existing", lambda *_, **__: broker)
     counting = CountingDatabase(broker._engine.transactions.retry.database)
     broker._engine.transactions.retry.database = counting
     monkeypatch.setattr(type(broker), "database", property(lambda _: counting))

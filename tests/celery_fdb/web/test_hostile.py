@@ -16,8 +16,7 @@ from kit.browser import NARROW, Window, until
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Follower, Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.schedules.entry import Told
-from celery_fdb.schedules.store import schedule_of
+from celery_fdb.schedules.store import Told, schedule_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.headers import HEAD, VERSION

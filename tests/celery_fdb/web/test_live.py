@@ -17,9 +17,8 @@ from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import Overview, QueueView, SessionView
 from celery_fdb.web import dashboard
 from celery_fdb.web.live import stream
-from celery_fdb.web.live.feed import Feed
-from celery_fdb.web.live.trend import points
-from celery_fdb.web.live.vitals import Runs, Vitals
+from celery_fdb.web.live.stats import LiveStats, Runs, points
+from celery_fdb.web.live.stream import Feed
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import DAY, HOUR, QueueSample, Sample, write
 from kombu_fdb.errors import StoreUnavailable
@@ -287,7 +286,7 @@ def seen(at_ms: int, ready: int = 0, **totals: int) -> Overview:
 
 
 def test_rates_and_what_follows_from_them() -> None:
-    vitals = Vitals()
+    vitals = LiveStats()
     first = vitals.told(seen(0, 60))["summary"]
     assert (first["acked"], first["wait"], first["failures"], first["oldest"]) == (None, None, None, 4.0)
     event = vitals.told(seen(2_000, 60, published=40, claimed=20, acked=15, dead=5))
@@ -303,21 +302,23 @@ def test_rates_and_what_follows_from_them() -> None:
 def test_what_needs_attention_is_told_with_each_look() -> None:
     """And nothing of it turns a line around."""
     name = "jobs\u202e"
-    told = Vitals().told(Overview(0, "x", [QueueView(name, ready=3, dead=1), QueueView("w.celery.pidbox", dead=1)], []))
+    told = LiveStats().told(
+        Overview(0, "x", [QueueView(name, ready=3, dead=1), QueueView("w.celery.pidbox", dead=1)], [])
+    )
     assert told["concerns"] == [
         {"text": "no worker consumes any queue", "queue": None},
         {"text": "1 dead letter of jobs\\u202e", "queue": name},
         {"text": "nobody consumes jobs\\u202e, where 3 wait", "queue": name},
     ]
-    told = Vitals().told(Overview(0, "x", [QueueView("jobs"), QueueView("mails", consumers=1)], []))
+    told = LiveStats().told(Overview(0, "x", [QueueView("jobs"), QueueView("mails", consumers=1)], []))
     assert told["concerns"] == []
     silent = SessionView("s", "host", 7, "worker", 10.0, open=True, beat="", queues=[], beat_ms=1)
-    told = Vitals().told(Overview(20_000, "x", [], [silent]))
+    told = LiveStats().told(Overview(20_000, "x", [], [silent]))
     assert told["concerns"] == [{"text": "1 session without a heartbeat: host 7", "queue": None}]
 
 
 def test_with_a_history_failures_are_those_of_runs() -> None:
-    vitals = Vitals()
+    vitals = LiveStats()
     assert vitals.told(seen(0), Runs(100, 50))["summary"]["failures"] is None
     assert vitals.told(seen(2_000, acked=40), Runs(140, 60))["summary"]["failures"] == pytest.approx(0.25)
     assert vitals.told(seen(4_000, acked=40, dead=40))["summary"]["failures"] == pytest.approx(0.5), "without one"
@@ -341,7 +342,7 @@ def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broker) -> 
 
 
 def test_rates_are_of_the_last_seconds_only() -> None:
-    vitals = Vitals()
+    vitals = LiveStats()
     for second in range(30):
         event = vitals.told(seen(second * 1_000, acked=0 if second < 15 else 100))
     assert event["summary"]["acked"] == 0
@@ -349,7 +350,7 @@ def test_rates_are_of_the_last_seconds_only() -> None:
 
 def test_looks_are_forgotten_with_their_queues() -> None:
     """Those of five minutes would be gigabytes where there are ten thousand queues; the charts' points are small."""
-    vitals = Vitals()
+    vitals = LiveStats()
     looks = [seen(second * 2_000) for second in range(30)]
     for each in looks:
         vitals.told(each)
@@ -359,7 +360,7 @@ def test_looks_are_forgotten_with_their_queues() -> None:
 
 
 def test_a_clock_that_was_set_back_costs_one_look() -> None:
-    vitals = Vitals()
+    vitals = LiveStats()
     vitals.told(seen(3_600_000))
     vitals.told(seen(0))
     assert vitals.told(seen(2_000, acked=20))["summary"]["acked"] == 10

@@ -19,7 +19,7 @@ import pytest
 from celery_fdb.inspection import overview
 from celery_fdb.inspection.overview import Overview
 from celery_fdb.web.addresses import PATHS
-from celery_fdb.web.pages import actions, dead_letters, queues, sessions
+from celery_fdb.web.pages import actions, dead_letters, queues, workers
 from celery_fdb.web.settings import Settings
 from kombu_fdb import Broker
 from kombu_fdb.testing.clock import ManualClock
@@ -107,7 +107,7 @@ def test_very_many_queues_are_found_by_name(viewer: Any, broker: Broker, monkeyp
 def test_no_table_and_no_list_of_choices_shows_everything(
     operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for page in (dead_letters, actions, sessions):
+    for page in (dead_letters, actions, workers):
         monkeypatch.setattr(page, "MOST_SHOWN", 2)
     for number in range(3):
         broker._engine.sessions.open({"host": f"host{number}"})

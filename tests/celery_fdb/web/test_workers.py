@@ -18,8 +18,7 @@ from kombu.exceptions import OperationalError
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.schedules.entry import Told
-from celery_fdb.schedules.store import schedule_of
+from celery_fdb.schedules.store import Told, schedule_of
 from celery_fdb.web.pages.schedules import rows_of
 from celery_fdb.web.pages.workers import FRESH_S, worker_of
 from celery_fdb.web.rendering import NOTHING

@@ -1,4 +1,4 @@
-"""A connection that consumes, turn by turn: the real reception, dispatch and client, without their threads."""
+"""A connection that consumes, turn by turn: the real fetcher, dispatch and client, without their threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.process import NoThreads
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
-from kombu_fdb.transport.consuming.delivering import deliver_next
+from kombu_fdb.transport.consuming.receiver import deliver_next
 
 __all__ = ["Consumer"]
 
@@ -35,11 +35,11 @@ class Consumer:
         self.transport = SimulatedTransport(
             client, bench.clock.monotonic, Random(1), prefetch, bench.clock.wall_ms, single_active=single.__contains__
         )
-        self.transport.reception.attend_loop(registered=True)
+        self.transport.fetcher.attend_loop(registered=True)
         for number, queue in enumerate(queues):
             self.transport.consume(queue, f"tag-{number}")
         if contested:
-            self.transport.reception._claiming.standing.rivalry.contest(self.transport.reception.dispatch.shared)
+            self.transport.fetcher._claiming.combiner.rivalry.contest(self.transport.fetcher.dispatch.shared)
 
     def turn(self) -> None:
         self.transport.bell.ring()
@@ -55,7 +55,7 @@ class Consumer:
         queues = self.waiting
         with self.transport.draining():
             for _ in queues:
-                assert deliver_next(self.transport.reception)
+                assert deliver_next(self.transport.fetcher)
         for tag in [*self.transport.given]:
             del self.transport.given[tag]
             self.transport.qos.ack(tag)

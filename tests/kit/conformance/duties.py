@@ -20,7 +20,7 @@ from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import MOST_LETTERS
 from kombu_fdb.engine.messages.message import Subqueue, put_ready
 from kombu_fdb.engine.stored.copies import CopiesMissing
-from kombu_fdb.engine.stored.policy import Policy
+from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import delay, sweep
 from kombu_fdb.errors import FormatError, LimitExceeded

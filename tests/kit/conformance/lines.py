@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from kit.conformance.queue import Bench, OnBench
-from kombu_fdb.engine.rivals.serve import Served
+from kombu_fdb.engine.combiner import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Sight
 from kombu_fdb.engine.stored.work import Work
@@ -346,17 +346,17 @@ class LineConformance(OnBench):
 
     def test_a_first_one_that_does_not_serve_is_deposed(self, bench: Bench) -> None:
         one, two = Rival(bench), Rival(bench)
-        two.engine.messages.depose(two.demand, two.look().first)
+        two.engine.messages.evict(two.demand, two.look().first)
         assert one.look().stands == ENDED
         assert two.look().is_first
-        two.engine.messages.depose(two.demand, two.look().first + b"nobody")
+        two.engine.messages.evict(two.demand, two.look().first + b"nobody")
         bench.put(b"a")
         assert one.engine.messages.serve(one.demand, ["q"], [], {}).ended
         assert payloads(two.serve().deliveries) == [b"a"]
 
     def test_who_was_deposed_joins_again(self, bench: Bench) -> None:
         one, two = Rival(bench), Rival(bench)
-        two.engine.messages.depose(two.demand, two.look().first)
+        two.engine.messages.evict(two.demand, two.look().first)
         one.join(over=[one.demand.first])
         assert two.look().is_first
         assert one.look().stands == WAITING
@@ -368,11 +368,11 @@ class LineConformance(OnBench):
         sight = one.look()
         assert not sight.is_first
         assert sight.first == garbage
-        one.engine.messages.depose(one.demand, sight.first)
+        one.engine.messages.evict(one.demand, sight.first)
         assert one.look().is_first
 
     def test_who_waits_and_has_no_row_any_more_waits_in_vain(self, bench: Bench) -> None:
-        """An older version could not read its row, and deposed it."""
+        """An older version could not read its row, and evicted it."""
         one, two = Rival(bench), Rival(bench)
         row = one.look().first
         bench.write(lambda tr: tr.clear(row))

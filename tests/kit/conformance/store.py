@@ -20,8 +20,7 @@ import pytest
 
 from kombu_fdb.errors import Conflict, LimitExceeded, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.store.limits import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES
-from kombu_fdb.store.protocol import Database, Transaction, Watch
+from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
 

@@ -5,7 +5,7 @@ what goes wrong. The plan is carried out (``world.py``, ``actions.py``) by the r
 :class:`~kombu_fdb.testing.memory.MemoryDatabase`. After every commit, what it changed is held against the guarantees
 of ``docs/guarantees.md`` (``ledgers``); at the end the faults stop and everything
 must come to rest (``rest.py``). In some profiles the messages come through whole connections: the transport's
-reception, dispatch, credit and QoS, and the client and session of their process (``connection.py``). A plan
+fetcher, dispatch, credit and QoS, and the client and session of their process (``connection.py``). A plan
 that fails is shrunk to one that a person can read (``shrink.py``).
 
 ``TWINS`` (``twins.py``) are versions of the engine with one guard taken out; a simulation that does not catch them

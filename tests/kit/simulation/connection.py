@@ -1,6 +1,6 @@
-"""A connection of a simulated process: the real reception, dispatch, credit, QoS and client, without their threads.
+"""A connection of a simulated process: the real fetcher, dispatch, credit, QoS and client, without their threads.
 
-What their threads do are steps of the plan (``acts/consuming.py``). The receiver's thread sleeps as the reception tells
+What their threads do are steps of the plan (``acts/consuming.py``). The receiver's thread sleeps as the fetcher tells
 it to: it turns when its bell has rung or its time has come, and at no other time, or no lost wake-up would be found.
 """
 
@@ -17,21 +17,20 @@ from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.connect import Opened
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep.ring import Jitter
+from kombu_fdb.process.upkeep.duty_cycle import Jitter
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
-from kombu_fdb.transport.consuming import reception
-from kombu_fdb.transport.consuming.attendance import Drain
-from kombu_fdb.transport.consuming.lookout import Lookout
+from kombu_fdb.transport.consuming import fetcher
 from kombu_fdb.transport.consuming.subscription import Subscription
-from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.consuming.watch_set import Drain, WatchSet
 from kombu_fdb.transport.holding.qos import QoS
 from kombu_fdb.transport.holding.settling import Settling
+from kombu_fdb.transport.holding.unacked import Credit
 
 __all__ = ["Flag", "Letter", "SimulatedClient", "SimulatedTransport"]
 
 # What goes wrong is in the plan, and is no news.
-for module in (Client.__module__, reception.__name__, QoS.__module__):
+for module in (Client.__module__, fetcher.__name__, QoS.__module__):
     logging.getLogger(module).addHandler(logging.NullHandler())
 
 
@@ -63,9 +62,9 @@ class SimulatedClient(Client):
         self._is_joining = False
 
     def membership(self) -> Membership:
-        standing = self._standing()
-        if standing is not None:
-            return standing
+        combiner = self._standing()
+        if combiner is not None:
+            return combiner
         if self._is_joining:  # the thread that waited for the other one has waited long enough
             raise StoreUnavailable("another thread opens the session")
         self._is_joining = True
@@ -111,9 +110,9 @@ class SimulatedTransport:
     ) -> None:
         self.store = client
         self.receiver_if_any = self
-        self.lookout = Lookout(Flag())
+        self.watch_set = WatchSet(Flag())
         self.arrived = Flag()
-        self.reception = reception.Reception(client, self.lookout, self.arrived, clock, rng)
+        self.fetcher = fetcher.Fetcher(client, self.watch_set, self.arrived, clock, rng)
         self.credit: Credit[Subscription] = Credit()
         self.credit.prefetch = prefetch
         self.settling = Settling(self, self.credit)
@@ -134,20 +133,20 @@ class SimulatedTransport:
 
     @property
     def bell(self) -> Flag:
-        bell = self.lookout.bell
+        bell = self.watch_set.bell
         assert isinstance(bell, Flag)
         return bell
 
     @property
     def is_awake(self) -> bool:
         due = self.due is not None and self.due <= self.clock()
-        return self.reception.error is None and (self.bell.rung or due)
+        return self.fetcher.error is None and (self.bell.rung or due)
 
     def turn(self) -> None:
         try:
-            pause_s = self.reception.turn()
+            pause_s = self.fetcher.turn()
         except Exception as error:
-            self.reception.fail(error)
+            self.fetcher.fail(error)
             raise
         self.due = None if pause_s is None else self.clock() + pause_s
 
@@ -167,7 +166,7 @@ class SimulatedTransport:
             transient,
             single,
         )
-        self.reception.subscribe(subscription)
+        self.fetcher.subscribe(subscription)
         self.subscriptions.append(subscription)
         self.bell.ring()
 
@@ -179,7 +178,7 @@ class SimulatedTransport:
 
     def cancel(self, subscription: Subscription) -> None:
         self.subscriptions.remove(subscription)
-        self.reception.cancel(subscription, leave=True)
+        self.fetcher.cancel(subscription, leave=True)
         self.bell.ring()
 
     def _open(self, delivery: Delivery, tag: int, _consumer_tag: str) -> Letter:
@@ -194,23 +193,23 @@ class SimulatedTransport:
     @contextmanager
     def draining(self) -> Iterator[None]:
         drain = Drain()
-        self.reception.attend(drain)
+        self.fetcher.attend(drain)
         try:
             yield
         finally:
-            self.reception.depart(drain)
+            self.fetcher.depart(drain)
 
     def reconnect(self) -> None:
         """As kombu does after an error: the same consumers go on."""
         self.store.reconnect()
-        if self.reception.error is not None:
-            self.reception.recover()
+        if self.fetcher.error is not None:
+            self.fetcher.recover()
             self.due = 0.0
 
     def end(self) -> None:
         """Its process is no more."""
-        self.lookout.disarm()
+        self.watch_set.disarm()
 
     @property
     def has_room(self) -> bool:
-        return self.credit.has_room and not self.reception.dispatch.stalled
+        return self.credit.has_room and not self.fetcher.dispatch.stalled

@@ -21,7 +21,7 @@ from kombu_fdb.engine.facade.sessions import Sessions
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.turns import Turns
+from kombu_fdb.process.upkeep.duty_cycle import Turns
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted, Landing

@@ -12,20 +12,18 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kit.simulation import wrong
-from kombu_fdb.engine.dead_letters import replay, trim
+from kombu_fdb.engine import combiner, dead_letters
 from kombu_fdb.engine.facade import sessions
 from kombu_fdb.engine.facade.upkeep import Upkeep
-from kombu_fdb.engine.inspection import cancel, reschedule
-from kombu_fdb.engine.messages import again, bury, claim, dedup, message, move, overflow, publish, settle
+from kombu_fdb.engine.inspection import pages
+from kombu_fdb.engine.messages import bury, claim, dedup, message, move, overflow, publish, settle
 from kombu_fdb.engine.messages.message import Subqueue
-from kombu_fdb.engine.rivals import join
-from kombu_fdb.engine.scheduling import fair, line, rates, relimit, single
+from kombu_fdb.engine.scheduling import fair, limits, line, rates, single
 from kombu_fdb.engine.scheduling.allowance import Allowances
-from kombu_fdb.engine.stored import budget, copies, runs, session
-from kombu_fdb.engine.stored.effects import Effects
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored import batches, copies, runs, session
+from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.topology import control
-from kombu_fdb.engine.upkeep import delay, expired, ghosts, regain, sweep
+from kombu_fdb.engine.upkeep import delay, expired, orphans, regain, sweep
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Rank, SessionId, Stamp
@@ -35,8 +33,8 @@ from kombu_fdb.store import retry, tokens
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.consuming.reception import Reception
-from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.consuming.fetcher import Fetcher
+from kombu_fdb.transport.holding.unacked import Credit
 
 __all__ = ["TWINS", "Twin", "twin"]
 
@@ -216,7 +214,7 @@ TWINS: dict[str, Twin] = {
     "a recovery only looks": Twin("DURABLE", "late", *_blind(session, "leases_of_claim")),
     "an exception leaves no suspect": Twin("DURABLE", "late", *_without(Membership, "give_up")),
     "a suspect is never recovered": Twin("DURABLE", "late", *_without(Membership, "recover")),
-    "publishing again ignores the doubt": Twin("ONE-PLACE", "late", *_without(again.Doubts, "take")),
+    "publishing again ignores the doubt": Twin("ONE-PLACE", "late", *_without(publish.Doubts, "take")),
     "a doubt is looked at, not fenced": Twin("ONE-PLACE", "late", retry.Retry, "_fence", _only_look),
     "a commit does not conflict on its token": Twin("ONE-PLACE", "late", retry.Retry, "_commit", _commit_blindly),
     "an answer that comes too late is none": Twin("DURABLE", "stops", retry.Retry, "_commit", wrong.only_in_time),
@@ -227,9 +225,7 @@ TWINS: dict[str, Twin] = {
     "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take_rows")),
     "a run conflicts on its rows only": Twin("DURABLE", "sessions", runs, "take", _take_each),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "purge_part")),
-    "a rescheduling does not conflict with claims": Twin(
-        "ONE-PLACE", "rescheduling", *_blind(reschedule, "reschedule")
-    ),
+    "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(pages, "reschedule")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(delay, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
     "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "delete")),
@@ -268,10 +264,10 @@ TWINS: dict[str, Twin] = {
         "KEY-LIMIT", "", *_careless("_exclude_rivals", Allowances)
     ),
     "a claim does not conflict with how its queues are worked on": Twin("KEY-LIMIT", "pauses", *_blind(claim, "_read")),
-    "acks of who joins do not conflict with the first limit": Twin("FAIR", "", *_blind(join, "control_keys")),
+    "acks of who joins do not conflict with the first limit": Twin("FAIR", "", *_blind(combiner, "control_keys")),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("load", Allowances)),
-    "a turn stays where another priority was": Twin("FAIR", "limits", *_without(relimit, "_misplaced", [])),
-    "a limit changed rings no bell": Twin("FAIR", "limits", *_without(relimit, "_ring")),
+    "a turn stays where another priority was": Twin("FAIR", "limits", *_without(limits, "_misplaced", [])),
+    "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limits, "_ring")),
     # Single active consumers
     "consumers become active without a look at each other": Twin("ONE-ACTIVE", "single", *_blind(single, "admitted")),
     "a consumer leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave")),
@@ -296,23 +292,23 @@ TWINS: dict[str, Twin] = {
     "a rate counts by the clock of whoever looks": Twin("SKEW", "rates", rates, "refilled", wrong.fill_by_own_clock),
     "a promoter believes no clock but its own": Twin("SKEW", "waits", *_without(rates.Sightings, "unchanged_ms", 0)),
     # Tasks and letters
-    "a cancel does not conflict with claims": Twin("COUNTS", "tasks", *_blind(cancel, "cancel")),
+    "a cancel does not conflict with claims": Twin("COUNTS", "tasks", *_blind(pages, "cancel")),
     "a move does not conflict with claims": Twin("ONE-PLACE", "tasks", *_blind(move, "_take")),
     "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(delay, "forget")),
-    "two replays do not conflict": Twin("ONE-PLACE", "letters", *_blind(replay, "_take")),
+    "two replays do not conflict": Twin("ONE-PLACE", "letters", *_blind(dead_letters, "_take")),
     # Numbers and bounds
     "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_lease")),
     "a key's leases are not counted": Twin("COUNTS", "limits", *_without(Effects, "leased")),
     "a retry knows no deadline": Twin("BOUNDED", "outages", retry.Retry, "_pause", _pause_anyway),
-    "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(trim, "trim", 0)),
+    "dead letters are kept for ever": Twin("BOUNDED", "poison", *_without(dead_letters, "trim", 0)),
     "what a queue grew by other than publishing stays": Twin("BOUNDED", "full", *_without(overflow, "trim", 0)),
     # Duties
-    "no duty has any budget": Twin("BACK-SOON", "sessions", *_without(budget.Budget, "spend", False)),
-    "a duty takes more than its turn": Twin("BOUNDED", "turns of duties", *_without(budget.Budget, "spend", True)),
+    "no duty has any budget": Twin("BACK-SOON", "sessions", *_without(batches.Budget, "spend", False)),
+    "a duty takes more than its turn": Twin("BOUNDED", "turns of duties", *_without(batches.Budget, "spend", True)),
     "nobody observes their neighbours": Twin("BACK-SOON", "sessions", *_without(session, "neighbours", [])),
     "what gives way is not looked at": Twin("COUNTS", "full", *_blind(overflow, "_trim")),
     "what has expired is not looked at": Twin("COUNTS", "", *_blind(expired, "drop_part")),
-    "a ghost is not looked at": Twin("DURABLE", "", *_blind(ghosts, "clear_queue")),
+    "a ghost is not looked at": Twin("DURABLE", "", *_blind(orphans, "clear_queue")),
     "a copy is taken without a look at who clears it": Twin("DURABLE", "", *_blind(copies, "take")),
     "two that bring newer messages back do not conflict": Twin("ONE-PLACE", "", *_blind(regain, "part")),
     "a ready message rings no bell": Twin("BOUNDED", "claims", Effects, "ready", _silent_ready),
@@ -321,7 +317,7 @@ TWINS: dict[str, Twin] = {
     ),
     # Connections
     "a receiver clears its bell after the look": Twin(
-        "DURABLE", "connections", Reception, "turn", wrong.clear_after_the_look
+        "DURABLE", "connections", Fetcher, "turn", wrong.clear_after_the_look
     ),
     "the acks of a claim that failed are forgotten": Twin(
         "DURABLE", "connections", Claiming, "_with_acks", wrong.forget_the_acks

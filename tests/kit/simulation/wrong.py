@@ -18,8 +18,8 @@ from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.consuming.reception import Reception
-from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.consuming.fetcher import Fetcher
+from kombu_fdb.transport.holding.unacked import Credit
 
 __all__ = [
     "clear_after_the_look",
@@ -111,12 +111,12 @@ def clear_at_once(engine: Any, **_: Any) -> int:
     return _clear_dedup_part(engine, kept_ms=0)
 
 
-def clear_after_the_look(reception: Reception) -> float | None:
-    called, reception._answered = reception._called, -1
-    pause_s = reception._step()
-    reception._lookout.bell.clear()
-    if pause_s != 0 and reception._first_ack is None and not reception._fruitless:
-        reception._answered = called
+def clear_after_the_look(fetcher: Fetcher) -> float | None:
+    called, fetcher._answered = fetcher._called, -1
+    pause_s = fetcher._step()
+    fetcher._watch_set.bell.clear()
+    if pause_s != 0 and fetcher._first_ack is None and not fetcher._fruitless:
+        fetcher._answered = called
     return pause_s
 
 
@@ -140,7 +140,7 @@ def promise_twice(claiming: Claiming, plan: Any, _hand: list[Any]) -> None:
     """And keep both promises: else what there is no room for would just go back."""
     dispatch: Any = claiming._dispatch
     dispatch._choose = lambda queue: dispatch._by_queue[queue][0]
-    plan.queues = [queue for queue in plan.queues if queue not in claiming.standing.queues] or plan.queues
+    plan.queues = [queue for queue in plan.queues if queue not in claiming.combiner.queues] or plan.queues
 
 
 def count_what_is_held(credit: Credit[Any]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import ClaimTerms, Demand, KeyLimits, Lease, Publication, SessionId

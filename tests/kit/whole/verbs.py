@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 from kit.whole.stage import LARGE, Stage
-from kombu_fdb.engine.dead_letters.scan import Wanted
+from kombu_fdb.engine import migration
+from kombu_fdb.engine.dead_letters import Wanted
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.facade.transactions import Transactions
 from kombu_fdb.engine.metrics.samples import HOUR
-from kombu_fdb.engine.migration import restore
 from kombu_fdb.engine.scheduling import limits
 from kombu_fdb.engine.topology import control
-from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.engine.transactions import Transactions
+from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import (
     ClaimTerms,
     Demand,
@@ -52,7 +52,7 @@ def facade_verbs(engine: Engine) -> set[str]:
     }
 
 
-_FACADE = "kombu_fdb.engine.facade"
+_FACADE = "kombu_fdb.engine."
 
 
 def _in_turn(*verbs: Verb) -> Verb:
@@ -137,7 +137,7 @@ def _join(stage: Stage) -> None:
 
 def _depose(stage: Stage) -> None:
     sight, _ = stage.engine.messages.look(stage.store.demands[1])
-    stage.engine.messages.depose(stage.store.demands[1], sight.first, 1.0)
+    stage.engine.messages.evict(stage.store.demands[1], sight.first, 1.0)
 
 
 def _claim(stage: Stage) -> None:
@@ -210,7 +210,7 @@ def _messages(stage: Stage) -> list[tuple[bytes, StoredMessage]]:
 
 
 def _restore(stage: Stage) -> None:
-    messages, most = _messages(stage), restore.MESSAGES_PER_TRANSACTION
+    messages, most = _messages(stage), migration.MESSAGES_PER_TRANSACTION
     for start in range(0, len(messages), most):
         stage.engine.migrate.restore(b"import", messages[start : start + most])
 
@@ -224,7 +224,7 @@ def _import(stage: Stage) -> None:
 def _clear_marks(stage: Stage) -> None:
     """Of an import that was finished by a process that died then."""
     stage.engine.migrate.restore(b"import", _messages(stage)[:20])
-    stage.engine.transactions.write(lambda work: restore.finish(work, b"import", {}))
+    stage.engine.transactions.write(lambda work: migration.finish(work, b"import", {}))
     _by_cursor(stage.engine.migrate.forget_marks_part)
 
 
@@ -281,7 +281,7 @@ VERBS: dict[str, Verb] = {
     "messages.look": lambda s: s.engine.messages.look(_first_demand(s)),
     "messages.serve": _serve,
     "messages.leave": lambda s: s.engine.messages.leave(_first_demand(s)),
-    "messages.depose": _depose,
+    "messages.evict": _depose,
     "messages.ack": lambda s: s.engine.messages.ack(_leased(s)),
     "messages.release": lambda s: s.engine.messages.release(_leased(s)),
     "messages.reject": lambda s: s.engine.messages.reject(_leased(s)),

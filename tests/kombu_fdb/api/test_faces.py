@@ -25,13 +25,12 @@ from kombu_fdb import (
     aio,
     errors,
 )
-from kombu_fdb.aio import administration
-from kombu_fdb.api import arguments, dead_letters
+from kombu_fdb.aio import administration as awaitable
+from kombu_fdb.api import administration, arguments, dead_letters
 from kombu_fdb.api import broker as broker_module
 from kombu_fdb.api import job as job_module
 from kombu_fdb.api import queue as queue_module
-from kombu_fdb.api.administration import inspection, migration, topology
-from kombu_fdb.engine.dead_letters.scan import Wanted
+from kombu_fdb.engine.dead_letters import Wanted
 from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -597,9 +596,9 @@ PAIRS = [
     (job_module.Job, aio.Job),
     (dead_letters.DeadLetters, aio.DeadLetters),
     (kombu_fdb.Consumer, aio.Consumer),
-    (inspection.Inspection, administration.Inspection),
-    (migration.Migration, administration.Migration),
-    (topology.Topology, administration.Topology),
+    (administration.Inspection, awaitable.Inspection),
+    (administration.Migration, awaitable.Migration),
+    (administration.Topology, awaitable.Topology),
 ]
 #: Of the sync face: what the other one is made of, and the store, which nobody awaits.
 INNER = {"connection", "database", "lease", "of", "on"}

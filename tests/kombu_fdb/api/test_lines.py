@@ -1,4 +1,4 @@
-"""Takers who stand in a line of rivals (``process/standing.py``): what they leave, and what they must not miss."""
+"""Takers who stand in a line of rivals (``combiner_client.py``): what they leave, and what they must not miss."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.002)
 
 
-def standing(broker: Broker) -> int:
+def combiner(broker: Broker) -> int:
     """How many rows there are in lines."""
     engine = broker.connection.engine
     return len(engine.transactions.read(lambda work: work.tr.get_range(*engine.keys.all_lines)))
@@ -76,7 +76,7 @@ def test_takes_leave_no_rows(process: Processes) -> None:
         assert job is not None
         job.ack()
         assert queue.take(timeout=0.001) is None
-    until(lambda: standing(broker) == 0)
+    until(lambda: combiner(broker) == 0)
     assert demands(broker) <= 2, "the last ones go with the next, or with the session"
 
 
@@ -96,7 +96,7 @@ def test_who_waits_in_the_line_is_served_there_when_it_is_not_contested_any_more
     demand = Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
     first.messages.join(demand)
     taken = threads.submit(ours.queue("q").take, PATIENCE_S)
-    until(lambda: standing(ours) == 2)
+    until(lambda: combiner(ours) == 2)
     ours.connection.rivalry._contested.clear()
     ours.queue("q").put_many(["a", "b"])
     sight, _ = first.messages.look(demand)
@@ -116,7 +116,7 @@ def test_a_take_that_is_interrupted_in_its_sleep_waits_no_longer(
     monkeypatch.setattr(taking, "Bell", InterruptedBell)
     with pytest.raises(KeyboardInterrupt):
         broker.queue("q").take(timeout=PATIENCE_S)
-    until(lambda: standing(broker) == 1)
+    until(lambda: combiner(broker) == 1)
 
 
 class InterruptedBell(Bell):
@@ -131,7 +131,7 @@ def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monke
     first.messages.join(demand)
 
     def grant_and_end(*_args: object) -> bool:
-        if standing(ours) < 2:
+        if combiner(ours) < 2:
             return True
         theirs.queue("q").put_many(["a", "b"])
         first.messages.serve(demand, ["q"], first.messages.look(demand)[0].rows, {})

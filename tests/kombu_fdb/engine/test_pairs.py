@@ -16,7 +16,7 @@ from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
 from kit.simulation import twin
 
-from kombu_fdb.engine.dead_letters.scan import Walk
+from kombu_fdb.engine.dead_letters import Walk
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.topology import control
 from kombu_fdb.errors import QueueError, SessionLost

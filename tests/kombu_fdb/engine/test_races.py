@@ -19,9 +19,9 @@ from kit.conformance.newer import make_newer, upgraded
 from kit.conformance.queue import Bench
 from kit.simulation import twin
 
+from kombu_fdb.engine.combiner import Served
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages import claim
-from kombu_fdb.engine.rivals.serve import Served
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
@@ -498,7 +498,7 @@ def test_two_that_serve(bench: Bench) -> None:
     found: list[bytes] = []
 
     def meanwhile() -> None:
-        two.engine.messages.depose(two.demand, two.look().first)
+        two.engine.messages.evict(two.demand, two.look().first)
         found.extend(each.payload for each in two.serve().deliveries)
 
     served = during(bench, lambda: one.serve(seen), meanwhile)

@@ -17,7 +17,7 @@ from kit.whole.mortal import small_parts
 from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.facade.engine import Engine, Environment
 from kombu_fdb.engine.metrics import keytotals
-from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.model import Publication

@@ -18,9 +18,9 @@ from kit.simulation.process import Frame, Process
 from kit.simulation.world import World
 
 from kombu_fdb.engine.upkeep.sweep import Observer
-from kombu_fdb.process.standing import Standing
+from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.testing.faults import Fault
-from kombu_fdb.transport.consuming.delivering import deliver_next
+from kombu_fdb.transport.consuming.receiver import deliver_next
 
 #: Calm but for what strikes; one publish fills everybody's window.
 PROFILE = replace(PROFILES["lines"], queues={"plain": {}, "fair": {}}, delayed=0.0, expiring=0.0, batches=(8,))
@@ -43,7 +43,7 @@ class Crew:
         for slot in range(CREW):
             connection = self.world.start(slot).connection
             assert connection is not None
-            connection.reception.attend_loop(registered=True)
+            connection.fetcher.attend_loop(registered=True)
             connection.credit.prefetch = 2
         self.go_on(2.0)
 
@@ -62,7 +62,7 @@ class Crew:
         process = self.world.processes.get(slot)
         with self.world.acting(Step("work", "drain", slot, 1), process, "main"):
             transport = process.connection if process else None
-            while transport is not None and deliver_next(transport.reception):
+            while transport is not None and deliver_next(transport.fetcher):
                 for tag in list(transport.given):
                     del transport.given[tag]
                     transport.qos.ack(tag)
@@ -96,9 +96,9 @@ class Crew:
         return [str(row) for row in self.world.ledger.rows.values() if row.state == "ready"]
 
 
-def _standing(process: Process) -> Standing:
+def _standing(process: Process) -> CombinerClient:
     assert process.connection is not None
-    return process.connection.reception._claiming.standing
+    return process.connection.fetcher._claiming.combiner
 
 
 def strike_and_rest(number: int, fault: Fault | None, *, granting: bool) -> bool:
@@ -130,7 +130,7 @@ def test_a_service_whose_answer_is_lost_breaks_nothing(fault: Fault, granting: b
 
 #: By what it violates: what is not done then, and where the first one is killed: before its commit, or behind it.
 BROKEN = {
-    "BOUNDED": (Standing, "_is_idle", False, COMMIT[True]),
+    "BOUNDED": (CombinerClient, "_is_idle", False, COMMIT[True]),
     "BACK-SOON": (Observer, "silent", [], COMMIT[True] + 1),
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.process.session_threads import Trouble
-from kombu_fdb.process.turns import Turns
+from kombu_fdb.process.upkeep.duty_cycle import Turns
 
 
 def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kombu_fdb.routing.match import _parts, _topic_matches, matches
+from kombu_fdb.routing.tables import _parts, _topic_matches, matches
 
 words = st.sampled_from(["a", "b", "celery", "", "a+b"])
 routing_keys = st.lists(words, max_size=5).map(".".join)

@@ -16,8 +16,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, NotEquivalent
 from kombu_fdb.model import Publication
 from kombu_fdb.routing import tables
-from kombu_fdb.routing.match import matches
-from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration, matches
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase

@@ -14,7 +14,7 @@ url, begun = sys.argv[1], threading.Event()
 
 class Slow:
     def find_spec(self, name, *_):
-        if name == "kombu_fdb.store.sqlite.wakeups.listener":
+        if name == "kombu_fdb.store.sqlite.wakeups":
             begun.set()
             time.sleep(0.5)
 

@@ -15,8 +15,8 @@ from kit.sqlite_apart import open_apart
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.sqlite import files as sqlite_files
 from kombu_fdb.store.sqlite import transaction as sqlite_transaction
+from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.store.sqlite.wakeups import listener as sqlite_bell
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.store.sqlite.wakeups.listener import digest
+from kombu_fdb.store.sqlite.wakeups import digest
 
 
 def test_eventlets_write_that_never_gives_up_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

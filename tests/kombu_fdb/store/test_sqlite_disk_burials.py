@@ -11,10 +11,10 @@ from kit.disks import small_broker
 
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.process.upkeep.ring import Sweep
+from kombu_fdb.process.upkeep.duty_cycle import Sweep
 from kombu_fdb.process.upkeep.round_robin import Guard
 from kombu_fdb.routing.tables import Exchange
 

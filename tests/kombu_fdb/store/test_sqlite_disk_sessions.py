@@ -11,7 +11,7 @@ from kit.disks import small_broker
 
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.upkeep.asides import Aside
+from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.routing.tables import QueueDeclaration
 

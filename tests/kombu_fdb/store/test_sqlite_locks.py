@@ -23,8 +23,7 @@ from kit.sqlite_apart import open_apart
 
 from celery_fdb.cli import fdb
 from celery_fdb.history.options import History
-from celery_fdb.history.views.opening import history_of
-from celery_fdb.history.views.runs import page_of_runs
+from celery_fdb.history.views.runs import history_of, page_of_runs
 from celery_fdb.migration.transfer import FileSource, StoreSource, export_to, import_from
 from kombu_fdb import doctor
 from kombu_fdb.api.broker import Broker

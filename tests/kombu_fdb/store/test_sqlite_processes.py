@@ -25,9 +25,9 @@ from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
 from kombu_fdb.primitives.locks import FairLock, Turn
+from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite import write_lock as sqlite_lock
 from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.store.sqlite.wakeups import listener as sqlite_bell
 
 pytestmark = pytest.mark.process
 
@@ -295,7 +295,7 @@ def test_killing_writers_in_mid_work_harms_nobody(database: SqliteDatabase, path
 
 LISTENER = """
     import sys, threading
-    from kombu_fdb.store.sqlite.wakeups import listener as sqlite_bell
+    from kombu_fdb.store.sqlite import wakeups as sqlite_bell
     from kombu_fdb.store.sqlite.database import SqliteDatabase
     from kit.conformance.store import arm
     sqlite_bell.CHECK_S = 3600

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from kombu_fdb.process.upkeep import computing
+from kombu_fdb.process.upkeep import duty_cycle
 
 DEADLINE_S = 60.0
 
@@ -26,7 +26,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each connection stands for a process of its own, so the test's own process speaks for none that is silent."""
-    monkeypatch.setattr(computing, "see", lambda _pid: None)
+    monkeypatch.setattr(duty_cycle, "see", lambda _pid: None)
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.transport import batched
 from kombu_fdb.transport import channel as channel_module
 from kombu_fdb.transport import transport as transport_module
-from kombu_fdb.transport.consuming import delivering
 from kombu_fdb.transport.consuming import dispatch as dispatch_module
-from kombu_fdb.transport.holding import credit, held, settling
+from kombu_fdb.transport.consuming import receiver
+from kombu_fdb.transport.holding import settling, unacked
 
 DEADLINE_S = 60.0
 #: Seconds after which a connection counts as not drained, where a test waits for that.
@@ -360,7 +360,7 @@ class TestUndrained:
         with connection.Consumer([Queue("q")], on_message=held.append):
             connection.drain_events(timeout=DEADLINE_S)
             until(lambda: placed(engine) == (9, 1))
-            until(lambda: not connection.transport.receiver.reception.attendance.given)
+            until(lambda: not connection.transport.receiver.fetcher.idle_tracker.given)
             fill(watcher, 1, first=10)
             until(lambda: placed(engine) == (10, 1))  # the thread may have claimed a moment after the drain
             let_the_receiver_turn(connection)
@@ -387,7 +387,7 @@ class TestUndrained:
         with connection.Consumer([Queue("q")], on_message=print):
             drain(connection)
             receiver = connection.transport.receiver
-            until(lambda: not receiver.reception.attendance.given and receiver.reception.asleep)
+            until(lambda: not receiver.fetcher.idle_tracker.given and receiver.fetcher.asleep)
             turns: list[None] = []
             monkeypatch.setattr(receiver, "turn", lambda turn=receiver.turn: turns.append(None) or turn())
             fill(watcher, 1)  # rings no bell of its
@@ -500,7 +500,7 @@ class TestInterrupted:
         connection = connect(delivery_limit=None)  # the same messages come back at each line
         files = {
             str(each.__file__)
-            for each in (transport_module, delivering, dispatch_module, credit, held, settling, channel_module)
+            for each in (transport_module, receiver, dispatch_module, unacked, unacked, settling, channel_module)
         }
         received: list[Any] = []
         fill(connection, 3)
@@ -509,7 +509,7 @@ class TestInterrupted:
             until(lambda: drain(connection) is None and len(received) == 3)
             for line in range(1, 1000):
                 received.pop(0).requeue()
-                until(lambda: connection.transport.receiver.reception.arrived.wait(DEADLINE_S))
+                until(lambda: connection.transport.receiver.fetcher.arrived.wait(DEADLINE_S))
                 hit = interrupt(lambda: connection.drain_events(timeout=DEADLINE_S), line, files, strikes=runs_handlers)
                 places += filter(None, [hit])
                 until(lambda: drain(connection) is None and len(received) == 3)
@@ -536,7 +536,7 @@ class TestTwoThreads:
             transport = connection.transport
             thread = threading.Thread(target=wait)
             thread.start()
-            until(lambda: transport.receiver.reception.attendance.given)
+            until(lambda: transport.receiver.fetcher.idle_tracker.given)
             transport.close_connection(transport)
             thread.join(10)
         assert not thread.is_alive()

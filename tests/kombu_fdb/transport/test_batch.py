@@ -12,9 +12,9 @@ from kombu.transport.virtual.base import UndeliverableWarning
 
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.transport import BatchPublishError, Transport, batched
+from kombu_fdb.transport import batch as batch_module
+from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.older_kombu import BatchingChannel
-from kombu_fdb.transport.publishing import batch as batch_module
-from kombu_fdb.transport.publishing.kombu_versions import KOMBU_HAS_BATCHES
 
 KEEPERS = ["producer", "channel"] if KOMBU_HAS_BATCHES else ["channel"]
 

@@ -423,7 +423,7 @@ def test_cancel_from_a_signal_handler(connection: Connection, until: Any) -> Non
     consumer.consume()
     connection.drain_events(timeout=60)
     until(lambda: engine.inspect.counts("q").leased == 3)
-    with connection.transport.receiver.reception.dispatch._lock:  # interrupted here
+    with connection.transport.receiver.fetcher.dispatch._lock:  # interrupted here
         started = time.monotonic()
         consumer.cancel()
         assert time.monotonic() - started < 5

@@ -10,12 +10,12 @@ from kit.interruption import interrupt, runs_handlers
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.transport.consuming.dispatch import Dispatch
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
-from kombu_fdb.transport.holding import credit, held, inbox
-from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.holding import unacked
+from kombu_fdb.transport.holding.unacked import Credit
 
 GROUP_S = 0.002
 PATIENCE_S = 5.0
-HAND_OUT = frozenset(str(each.__file__) for each in (credit, held, inbox))
+HAND_OUT = frozenset(str(each.__file__) for each in (unacked, unacked, unacked))
 
 
 class Channel:

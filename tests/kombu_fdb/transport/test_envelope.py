@@ -19,7 +19,7 @@ from kombu_fdb.model import Death, Delivery, Lease
 from kombu_fdb.primitives.headers import HEAD, VERSION
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.transport.encoding.envelope import encode, open_delivery, without_deaths
-from kombu_fdb.transport.encoding.timing import due_ms, ttl_ms
+from kombu_fdb.transport.encoding.properties import due_ms, ttl_ms
 
 NOW_MS = 1_800_000_000_000
 

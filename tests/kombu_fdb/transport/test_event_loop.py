@@ -95,7 +95,7 @@ def test_close_leaves_nothing_in_the_loop(connect: Any, hub: Hub) -> None:
 def test_close_leaves_a_reused_descriptor_alone(connect: Any, hub: Hub) -> None:
     connection = connect()
     connection.register_with_event_loop(hub)
-    descriptor = connection.transport.receiver.reception.arrived.fileno()
+    descriptor = connection.transport.receiver.fetcher.arrived.fileno()
     hub.reset()
     hub.readers[descriptor] = (print, ())
     connection.close()
@@ -117,7 +117,7 @@ def test_store_errors_reach_the_loop(connection: Connection, hub: Hub) -> None:
     connection.register_with_event_loop(hub)
     hub.propagate_errors = connection.connection_errors
     with connection.Consumer([Queue("q")]):
-        connection.transport.receiver.reception.fail(StoreUnavailable())
+        connection.transport.receiver.fetcher.fail(StoreUnavailable())
         with pytest.raises(connection.connection_errors):
             run(hub, lambda: False)
         connection.transport.establish_connection()

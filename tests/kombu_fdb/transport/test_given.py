@@ -14,9 +14,9 @@ from kombu import Consumer, Producer, Queue
 from celery_fdb import FdbTask
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Publication
+from kombu_fdb.transport.batch import encode_again
 from kombu_fdb.transport.encoding.envelope import encode, open_payload, payload_of
 from kombu_fdb.transport.encoding.fairkey import key_reader
-from kombu_fdb.transport.publishing.again import encode_again
 
 NOW_MS = 1_800_000_000_000
 HUGE = 10**400

@@ -23,25 +23,26 @@ import kombu_fdb.api.queue
 import kombu_fdb.api.taking
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.engine.facade import messages, publisher
+from kombu_fdb.engine.facade import messages
+from kombu_fdb.engine.messages import publish
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process import attempt, client, deferred, membership
-from kombu_fdb.process.overdue import Overdue
+from kombu_fdb.process import client, deferred, membership, single_flight
+from kombu_fdb.process.time_to_run import Overdue
 from kombu_fdb.store import retry
 from kombu_fdb.store import tokens as store_tokens
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel
 from kombu_fdb.transport.encoding import envelope
-from kombu_fdb.transport.holding import held as holding
 from kombu_fdb.transport.holding import settling
+from kombu_fdb.transport.holding import unacked as holding
 
 #: Where an exception may strike: what runs in the thread of whoever takes, puts and settles.
 API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.taking)
 MODULES = (
     *API,
-    attempt,
+    single_flight,
     channel,
     client,
     deferred,
@@ -51,7 +52,7 @@ MODULES = (
     retry,
     store_tokens,
     messages,
-    publisher,
+    publish,
 )
 WATCHED = {str(each.__file__) for each in MODULES}
 MOST_LINES = 400

@@ -29,7 +29,7 @@ class Stoppable(ConsumerMixin):
 
     def lose_connection(self):
         """Its next drain meets an error, as after the store did not answer."""
-        self.receiver.reception.fail(ConnectionResetError("lost"))
+        self.receiver.fetcher.fail(ConnectionResetError("lost"))
 
     def on_task(self, body, message):
         self.received.append(body)

@@ -204,7 +204,7 @@ class TestSingleActiveConsumer:
         engine = other.default_channel.engine
         two, armed = Listener(other), threading.Event()
         assert two.bodies == []  # it has drained
-        until(lambda: other.transport.receiver.reception.idle)
+        until(lambda: other.transport.receiver.fetcher.idle)
         claims, arm = [], engine.messages.arm
         engine.messages.claim = lambda *arguments, **_: claims.append(arguments) or []
         engine.messages.arm = lambda *arguments: armed.set() or arm(*arguments)
@@ -352,7 +352,7 @@ class TestTimeToRun:
         publish(connection, 0, 1, 2)
         connection.drain_events(timeout=60)
         until(lambda: engine.inspect.counts("q").leased == 0)
-        dispatch = connection.transport.receiver.reception.dispatch
+        dispatch = connection.transport.receiver.fetcher.dispatch
         assert dispatch.stalled, "nothing is claimed for it until it drains again"
         other = Listener(connect(**ANOTHER_PROCESS))
         until(lambda: len(other.bodies) == 3)

@@ -12,12 +12,12 @@ from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.world import NoThreads
 
 from kombu_fdb.errors import Outrun
+from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.standing import Standing
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.transport.consuming.delivering import deliver_next
-from kombu_fdb.transport.consuming.reception import LONGEST_REST_S
+from kombu_fdb.transport.consuming.fetcher import LONGEST_REST_S
+from kombu_fdb.transport.consuming.receiver import deliver_next
 
 OPTIONS = Options()
 
@@ -40,11 +40,11 @@ class Connection(SimulatedTransport):
         for number, queue in enumerate(queues or ("q",)):
             self.consume(queue, f"tag{number}")
         if contested:
-            self.standing.rivalry.contest(queues or ("q",))
+            self.combiner.rivalry.contest(queues or ("q",))
 
     @property
-    def standing(self) -> Standing:
-        return self.reception._claiming.standing
+    def combiner(self) -> CombinerClient:
+        return self.fetcher._claiming.combiner
 
     def turns(self) -> None:
         """Until there is nothing to be done."""
@@ -65,7 +65,7 @@ class Connection(SimulatedTransport):
 
     def work_off(self) -> list[bytes]:
         """What the application has received and acknowledged."""
-        while deliver_next(self.reception):
+        while deliver_next(self.fetcher):
             pass
         worked = [delivery.payload for delivery in self.given.values()]
         for tag in list(self.given):
@@ -87,8 +87,8 @@ def rows(bench: Bench) -> int:
 def test_an_idle_one_stands_in_the_line_and_is_served_there(bench: Bench) -> None:
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
-    assert connection.standing.in_line
-    assert not connection.lookout._armed, "it leaves the queues to the first one"
+    assert connection.combiner.in_line
+    assert not connection.watch_set._armed, "it leaves the queues to the first one"
     bench.put(b"a", b"b")
     first.serve()
     connection.turns()
@@ -107,7 +107,7 @@ def test_who_becomes_the_first_looks_at_the_queues(bench: Bench) -> None:
 def test_the_first_one_is_woken_by_a_message(bench: Bench) -> None:
     connection = Connection(bench)
     connection.turns()
-    assert connection.standing.is_first
+    assert connection.combiner.is_first
     bench.put(b"a")
     assert connection.is_awake
     connection.turns()
@@ -142,9 +142,9 @@ def test_other_queues_are_another_line(bench: Bench) -> None:
     connection = Connection(bench)
     connection.turns()
     connection.consume("r", "another")
-    connection.standing.rivalry.contest(["q", "r"])
+    connection.combiner.rivalry.contest(["q", "r"])
     connection.turns()
-    assert connection.standing.queues == ("q", "r")
+    assert connection.combiner.queues == ("q", "r")
     assert rows(bench) == 1
 
 
@@ -153,12 +153,12 @@ def test_what_was_granted_before_it_left_is_handed_over(bench: Bench) -> None:
     connection.turns()
     bench.put(b"a", b"b")
     connection.consume("r", "another")
-    connection.standing.rivalry.contest(["q", "r"])
+    connection.combiner.rivalry.contest(["q", "r"])
     first.serve()
-    connection.standing._rung = False
+    connection.combiner._rung = False
     connection.turns()
     assert connection.waiting == [b"b"]
-    assert connection.standing.queues == ("q", "r")
+    assert connection.combiner.queues == ("q", "r")
 
 
 def test_less_room_is_a_smaller_demand(bench: Bench) -> None:
@@ -166,7 +166,7 @@ def test_less_room_is_a_smaller_demand(bench: Bench) -> None:
     first, connection = Rival(bench), Connection(bench, prefetch=4)
     connection.turns()
     connection.credit.prefetch = 1
-    connection.reception.on_room()
+    connection.fetcher.on_room()
     connection.turns()
     bench.put(*[b"m"] * 5)
     first.serve()
@@ -205,7 +205,7 @@ def test_what_it_was_granted_when_nobody_drains_goes_back(bench: Bench) -> None:
 def test_an_abandoned_connection_waits_no_longer(bench: Bench) -> None:
     connection = Connection(bench)
     connection.turns()
-    connection.reception.abandon()
+    connection.fetcher.abandon()
     connection.membership.recover()
     assert rows(bench) == 0
 
@@ -229,7 +229,7 @@ def test_a_service_brings_nothing_of_queues_that_are_nobody_elses(bench: Bench) 
     rival = Rival(bench, 4)
     bench.later(OPTIONS.poll_interval * 2)
     connection.turns()
-    assert connection.standing.is_first
+    assert connection.combiner.is_first
     bench.put(*[b"mine"] * 4, queue="mine")
     bench.put(b"a", b"b")
     connection.turns()
@@ -242,7 +242,7 @@ def test_who_is_outrun_joins_the_line(bench: Bench, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(connection.membership, "claim", _outrun)
         connection.turns()
-    assert connection.standing.rivalry.is_contested(["q"])
+    assert connection.combiner.rivalry.is_contested(["q"])
     assert connection.waiting == [b"a"]
 
 

@@ -17,7 +17,7 @@ from kombu.exceptions import ChannelError
 
 from kombu_fdb.errors import FormatError, LimitExceeded, QueueError, StoreUnavailable
 from kombu_fdb.model import Publication
-from kombu_fdb.transport.consuming.reception import Reception
+from kombu_fdb.transport.consuming.fetcher import Fetcher
 from kombu_fdb.transport.encoding.envelope import payload_of
 from kombu_fdb.transport.encoding.properties import body_fault, fault_of
 from kombu_fdb.transport.worker import poison
@@ -221,9 +221,9 @@ def publish_packed(channel: Any, body: bytes) -> None:
 
 def test_the_room_of_what_was_refused_is_known_at_once(connection, channel, attempts, monkeypatch):
     """No ack will ever say that it is free, and the next one would wait for the safety look."""
-    told: list[Reception] = []
-    tell = Reception.on_room
-    monkeypatch.setattr(Reception, "on_room", lambda self: (told.append(self), tell(self)))
+    told: list[Fetcher] = []
+    tell = Fetcher.on_room
+    monkeypatch.setattr(Fetcher, "on_room", lambda self: (told.append(self), tell(self)))
     channel.basic_qos(0, 1, False)
     before = len(told)
     for _ in range(2):

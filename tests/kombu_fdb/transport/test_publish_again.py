@@ -11,7 +11,7 @@ from kit.conformance.queue import Bench
 from kombu import Connection
 
 from kombu_fdb import Broker
-from kombu_fdb.engine.messages import again
+from kombu_fdb.engine.messages import publish as republishing
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
@@ -220,7 +220,7 @@ def test_a_doubt_that_is_too_old_is_none(bench: Bench, faults: Faults) -> None:
 
 def test_no_more_than_so_many_are_remembered(bench: Bench, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest are forgotten first, and one that is settled makes room."""
-    monkeypatch.setattr(again, "MOST_MESSAGES", 3)
+    monkeypatch.setattr(republishing, "MOST_MESSAGES", 3)
     doubts = bench.engine.publisher.doubts
     for number in range(5):
         lose(faults, 0.0)

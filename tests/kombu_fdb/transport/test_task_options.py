@@ -11,7 +11,7 @@ from celery import Celery, Task, signals
 
 from celery_fdb import install
 from celery_fdb.tasks import failures
-from celery_fdb.tasks.backoff import Backoff
+from celery_fdb.tasks.task import Backoff
 from kombu_fdb.transport.worker.options import OPTIONS, without_effect
 
 

@@ -21,7 +21,7 @@ from django.test import TestCase
 from celery_fdb import install
 from celery_fdb.contrib.outbox import MOST_ATTEMPTS, django, sending
 from celery_fdb.contrib.published import BrokerInTest, Published
-from kombu_fdb.engine.facade.publisher import Publisher
+from kombu_fdb.engine.messages.publish import Publisher
 
 ROOT = Path(__file__).parents[4]
 

@@ -18,7 +18,7 @@ import pytest
 from celery import Celery
 
 from celery_fdb.operations.actions import ACTIONS
-from celery_fdb.operations.remote.workers import WORKER_ACTIONS
+from celery_fdb.operations.workers import WORKER_ACTIONS
 from kombu_fdb import Broker
 
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")

@@ -24,7 +24,7 @@ from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.model import SessionFacts, SessionId
-from kombu_fdb.store.patience import ENDING_S
+from kombu_fdb.store.retry import ENDING_S
 from kombu_fdb.testing.clock import ManualClock
 
 Make = Callable[..., Run]
@@ -129,7 +129,7 @@ def test_closing_does_not_wait_for_a_call_that_lasts(
 
 
 def test_a_worker_that_ends_is_patient_once_for_all_it_does(any_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its connections have waited in vain, the history does not wait again (``store/patience.py``)."""
+    """What its connections have waited in vain, the history does not wait again (``store/retry.py``)."""
     given: list[float] = []
     with Connection(any_store) as connection:
         channel = connection.default_channel

@@ -12,8 +12,8 @@ from kit.simulation.world import OPTIONS, SESSION_TTL_S, World
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Delivery
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.turns import Turns
-from kombu_fdb.transport.consuming.delivering import deliver_next
+from kombu_fdb.process.upkeep.duty_cycle import Turns
+from kombu_fdb.transport.consuming.receiver import deliver_next
 
 __all__ = ["connect", "drain", "finish", "hush", "listen", "turn", "work"]
 
@@ -49,12 +49,12 @@ def connect(world: World, process: Process) -> SimulatedTransport:
     )
     keep()
     transport.on_given = lambda delivery: _given(world, process, transport, delivery)
-    transport.reception.attend_loop(registered=rng.random() < 0.7)
+    transport.fetcher.attend_loop(registered=rng.random() < 0.7)
     for number, queue in enumerate(world.profile.queues):
         transport.consume(queue, f"{process.name}-{number}")
-    claiming = transport.reception._claiming
+    claiming = transport.fetcher._claiming
     if world.profile.contested:
-        claiming.standing.rivalry.contest(world.profile.queues)
+        claiming.combiner.rivalry.contest(world.profile.queues)
     elif rng.random() < 0.7:
         claiming._began = True  # it has stood in the line before, and was alone
     return transport
@@ -131,7 +131,7 @@ def work(world: World, process: Process) -> None:
     transport = process.connection
     assert transport is not None
     transport.reconnect()
-    transport.reception.attend_loop(registered=True)
+    transport.fetcher.attend_loop(registered=True)
     queues = {*world.profile.queues, *(row.queue for row in world.ledger.rows.values())}
     for queue in sorted(queues - {each.queue for each in transport.subscriptions}):
         transport.consume(queue, f"{process.name}-{queue}")
@@ -169,7 +169,7 @@ def _connection(frame: Frame) -> SimulatedTransport:
 
 def _deliver(world: World, process: Process, transport: SimulatedTransport) -> bool:
     try:
-        return deliver_next(transport.reception)
+        return deliver_next(transport.fetcher)
     except KombuFDBError as error:
         world.note(f"{process.name} connects again after {error!r}")
         transport.reconnect()
@@ -180,18 +180,18 @@ def _given(world: World, process: Process, transport: SimulatedTransport, delive
     """A callback was called. Raises ``Violation``."""
     name = label_of(delivery.payload)
     world.note(f"{process.name} is given {name} of {delivery.queue}")
-    if delivery.lease.session != transport.reception.session_id:
+    if delivery.lease.session != transport.fetcher.session_id:
         raise Violation("ONE-OWNER", f"{name} was handed out although its session had ended, and another was begun")
 
 
 def check_awake(process: Process, transport: SimulatedTransport) -> None:
     """Nobody sleeps who knows of work: what rang in the middle of a turn is heard after it."""
     sleeps = not transport.is_awake and (transport.due is None or transport.due > transport.clock() + NAP_S)
-    if sleeps and transport.reception.asleep and transport.reception.attendance.given:
+    if sleeps and transport.fetcher.asleep and transport.fetcher.idle_tracker.given:
         raise Violation("DURABLE", f"the receiver of {process.name} sleeps, and somebody drains")
-    others = transport.reception._claiming.others()
-    hungry = transport.lookout.hungry & transport.reception.dispatch.queues - others
-    if sleeps and hungry and transport.has_room and not transport.reception.asleep:
+    others = transport.fetcher._claiming.others()
+    hungry = transport.watch_set.hungry & transport.fetcher.dispatch.queues - others
+    if sleeps and hungry and transport.has_room and not transport.fetcher.asleep:
         raise Violation("DURABLE", f"the receiver of {process.name} sleeps, and {sorted(hungry)} may have messages")
 
 

@@ -7,8 +7,7 @@ from contextlib import suppress
 
 from kit.simulation.process import Frame
 from kit.simulation.world import World
-from kombu_fdb.engine.dead_letters.replay import Moved
-from kombu_fdb.engine.dead_letters.scan import Walk
+from kombu_fdb.engine.dead_letters import Moved, Walk
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import FormatError, QueueError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.process.upkeep.duty_cycle import TURN_TRANSACTIONS, Duties
 
 __all__ = ["SimulatedDuties"]

@@ -1,4 +1,4 @@
-"""The index by task id, held against the messages. Model: ``kombu_fdb/engine/stored/whereabouts.py``.
+"""The index by task id, held against the messages. Model: ``kombu_fdb/engine/stored/task_index.py``.
 
 Each message with a task id has one row, which says where it is or, under a lease, where it was; there is no other row.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kit.simulation.ledgers.rows import Row
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.stored.whereabouts import STAMP_BYTES
+from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import STAMP_CODE
 

@@ -8,7 +8,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.messages import together
+from kombu_fdb.engine.messages import publish
 from kombu_fdb.errors import MessageTooLarge
 from kombu_fdb.model import Publication
 from kombu_fdb.store.protocol import Transaction
@@ -108,15 +108,15 @@ def test_others_are_not_gathered(bench: Bench) -> None:
 
 def test_what_no_transaction_holds_goes_in_front() -> None:
     publications = [Publication("", "q", b"x" * 1_500_000)] * 5
-    assert [len(part) for part in together.parts(publications)] == [2, 2, 1]
-    assert [len(part) for part in together.parts([Publication("", "q", b"")] * 4_100)] == [2_000, 2_000, 100]
-    assert together.parts([]) == [[]]
+    assert [len(part) for part in publish.parts(publications)] == [2, 2, 1]
+    assert [len(part) for part in publish.parts([Publication("", "q", b"")] * 4_100)] == [2_000, 2_000, 100]
+    assert publish.parts([]) == [[]]
 
 
 def test_a_part_holds_exactly_so_many_bytes() -> None:
     """A message counts with what stands around it; the size of one part does not go on to the next."""
-    half = together.BATCH_BYTES // 2 - together.OVERHEAD_BYTES
-    full = [Publication("", "q", bytes(half)), Publication("", "q", bytes(half + together.BATCH_BYTES % 2))]
-    assert [len(part) for part in together.parts(full * 3)] == [2, 2, 2]
+    half = publish.BATCH_BYTES // 2 - publish.OVERHEAD_BYTES
+    full = [Publication("", "q", bytes(half)), Publication("", "q", bytes(half + publish.BATCH_BYTES % 2))]
+    assert [len(part) for part in publish.parts(full * 3)] == [2, 2, 2]
     over = [full[0], Publication("", "q", full[1].payload + b"x")]
-    assert [len(part) for part in together.parts(over)] == [1, 1]
+    assert [len(part) for part in publish.parts(over)] == [1, 1]

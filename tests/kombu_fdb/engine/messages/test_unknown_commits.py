@@ -9,7 +9,7 @@ import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.messages.again import Burial
+from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.engine.stored import copies, session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable

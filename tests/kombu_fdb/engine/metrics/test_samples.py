@@ -20,7 +20,7 @@ from kombu_fdb.engine.metrics.samples import (
     QueueSample,
     Sample,
 )
-from kombu_fdb.engine.stored.effects import ACKED, CLAIMED, PUBLISHED
+from kombu_fdb.engine.stored.work import ACKED, CLAIMED, PUBLISHED
 from kombu_fdb.keyspace.codec import encode_json
 from kombu_fdb.process.upkeep.duties import SAMPLING
 from kombu_fdb.routing.tables import QueueDeclaration

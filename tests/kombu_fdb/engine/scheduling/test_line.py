@@ -66,14 +66,14 @@ def test_who_served_and_how_long_the_others_are_patient_stands_in_the_line(bench
     bench.put(b"a")
     bench.engine.messages.serve(one.demand, ["q"], one.look().rows, {}, patience_s=0.375)
     assert (three.look().server, three.look().patience_s) == (one.session, 0.375)
-    three.engine.messages.depose(three.demand, three.look().first, 1.5)
+    three.engine.messages.evict(three.demand, three.look().first, 1.5)
     assert three.look().is_first
     assert (three.look().server, three.look().patience_s) == (one.session, 1.5), "who served last is the same"
 
 
 def test_a_line_that_nobody_has_served_can_be_told_to_be_patient(bench: Bench) -> None:
     one, two = Rival(bench), Rival(bench)
-    two.engine.messages.depose(two.demand, two.look().first, 0.75)
+    two.engine.messages.evict(two.demand, two.look().first, 0.75)
     assert (two.look().server, two.look().patience_s) == (bytes(16), 0.75)
     assert one.look().stands == line.ENDED
 

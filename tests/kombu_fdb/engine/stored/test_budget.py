@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kombu_fdb.engine.stored.budget import Budget, Portion
+from kombu_fdb.engine.stored.batches import Budget, Portion
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.testing.clock import ManualClock
 

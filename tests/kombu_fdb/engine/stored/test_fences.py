@@ -82,7 +82,7 @@ VERBS: dict[str, Callable[[Holder], object]] = {
     "serve nothing": lambda holder: serve(holder, "line"),
     "serve, and become the active consumer": lambda holder: serve(holder, "single"),
     "leave the line": lambda holder: holder.engine.messages.leave(holder.rival.demand),
-    "depose": lambda holder: holder.engine.messages.depose(holder.behind.demand, holder.sight.first),
+    "evict": lambda holder: holder.engine.messages.evict(holder.behind.demand, holder.sight.first),
     "recover": lambda holder: holder.engine.sessions.recover(holder.session, holder.rival.demand.first, ["tag"]),
     "take a role": lambda holder: holder.engine.sessions.hold_role("promoter", holder.session, None),
     "leave a role": lambda holder: holder.engine.sessions.leave_role("promoter", holder.session),
@@ -147,7 +147,7 @@ def test_nor_does_one_that_is_fenced_just_before_the_commit(holder: Holder, verb
 
 #: The verbs above.
 IN_NAME = {
-    "messages": {"ack", "claim", "depose", "join", "leave", "look", "reject", "release", "serve"},
+    "messages": {"ack", "claim", "evict", "join", "leave", "look", "reject", "release", "serve"},
     "queues": {"add_consumer", "declare", "leave", "remove_consumer"},
     "sessions": {"beat", "beats_of_a_writer", "close", "hold_role", "leave_role", "recover"},
 }

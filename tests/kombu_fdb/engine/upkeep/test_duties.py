@@ -10,11 +10,11 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.stored.budget import Budget, Portion
+from kombu_fdb.engine.stored.batches import Budget, Portion
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.process.upkeep import duty_cycle
-from kombu_fdb.process.upkeep.ring import LIVING
+from kombu_fdb.process.upkeep.duty_cycle import LIVING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -41,7 +41,7 @@ def test_a_sweep_reads_its_neighbours_only(bench: Bench, counted: CountingDataba
 
 
 def test_one_survivor_of_a_fleet_ends_all_others(bench: Bench) -> None:
-    """BACK-SOON, with the bound that ``ring.py`` states."""
+    """BACK-SOON, with the bound that ``duty_cycle.py`` states."""
     dead = [bench.engine.sessions.open({}, ttl_s=30.0) for _ in range(200)]
     bench.engine.publisher.publish([Publication("", "q", b"a")] * len(dead))
     for session in dead:

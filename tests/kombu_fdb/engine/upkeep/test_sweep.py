@@ -9,7 +9,7 @@ from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.stored.effects import LOST, Effects
+from kombu_fdb.engine.stored.work import LOST, Effects
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.model import ClaimTerms, SessionId
 from kombu_fdb.routing.tables import QueueDeclaration

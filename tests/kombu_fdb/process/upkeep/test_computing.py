@@ -9,7 +9,7 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.processes import Seen
-from kombu_fdb.process.upkeep import computing
+from kombu_fdb.process.upkeep import duty_cycle
 from kombu_fdb.process.upkeep.reclaim import Reclaim
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -40,7 +40,7 @@ def bench() -> Bench:
 @pytest.fixture
 def host(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host(bench)
-    monkeypatch.setattr(computing, "see", host.see)
+    monkeypatch.setattr(duty_cycle, "see", host.see)
     return host
 
 

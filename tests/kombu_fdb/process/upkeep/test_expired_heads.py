@@ -6,7 +6,7 @@ import pytest
 from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.stored.budget import Budget
+from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.process.upkeep.duties import LOOK_S, ExpiredHeads
 from kombu_fdb.process.upkeep.round_robin import Guard
 from kombu_fdb.routing.tables import QueueDeclaration

@@ -12,8 +12,8 @@ from kombu import Connection
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.transport.consuming.dispatch import Dispatch
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
-from kombu_fdb.transport.holding import credit
-from kombu_fdb.transport.holding.credit import Credit
+from kombu_fdb.transport.holding import unacked
+from kombu_fdb.transport.holding.unacked import Credit
 
 
 class Worked:
@@ -76,7 +76,7 @@ def publish(connection: Connection, number: int) -> None:
 
 
 def test_slow_consumers_share_a_queue(connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credit, "AHEAD_S", 1e-9)  # whatever they take, it is long
+    monkeypatch.setattr(unacked, "AHEAD_S", 1e-9)  # whatever they take, it is long
     connections = [connect() for _ in range(3)]
     publish(connections[0], 24)
     received: list[list[Any]] = [[], [], []]

@@ -11,8 +11,8 @@ from kit.conformance.queue import Bench
 from kombu_fdb.model import Delivery
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.transport.consuming.delivering import deliver_next
 from kombu_fdb.transport.consuming.dispatch import Plan
+from kombu_fdb.transport.consuming.receiver import deliver_next
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def contested(bench: Bench, prefetch: int) -> tuple[Consumer, Consumer]:
     for consumer in (first, second, first, second, second):
         consumer.turn()
     bench.clock.advance(1)  # it has looked at "one", and owes the line nothing
-    standing = second.transport.reception._claiming.standing
-    assert standing.in_line
-    assert not standing.is_first
+    combiner = second.transport.fetcher._claiming.combiner
+    assert combiner.in_line
+    assert not combiner.is_first
     return first, second
 
 
@@ -50,16 +50,16 @@ def test_what_the_line_has_granted_comes_before_another_queue(bench: Bench) -> N
     bench.put(*(b"%d" % number for number in range(12)))
     second = Consumer(bench, ["q", "one"], prefetch=2, single=["one"], contested=True)
     first = Consumer(bench, ["q"], contested=True)
-    standing = second.transport.reception._claiming.standing
+    combiner = second.transport.fetcher._claiming.combiner
     membership = second.transport.store.membership()
-    first.transport.reception._claiming.standing.join(first.transport.store.membership(), ["q"], 4, [])
-    standing.join(membership, ["q"], 2, [])
+    first.transport.fetcher._claiming.combiner.join(first.transport.store.membership(), ["q"], 4, [])
+    combiner.join(membership, ["q"], 2, [])
     first.turn()
     bench.put(b"a", b"b", queue="one")
     plan, hand = Plan(["one"], 2, consumers={"one": "tag-1"}), list[Delivery]()
-    second.transport.reception._claiming.choose(plan, hand)
+    second.transport.fetcher._claiming.choose(plan, hand)
     assert [each.queue for each in hand] == ["q", "q"]
-    assert not standing.in_line
+    assert not combiner.in_line
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
@@ -106,10 +106,10 @@ def test_a_grant_is_no_more_than_there_is_room_for_now(bench: Bench) -> None:
     """The prefetch was lowered while it waited."""
     consumer = Consumer(bench, ["q"], prefetch=4, contested=True)
     first = Consumer(bench, ["q"], contested=True)
-    standing = first.transport.reception._claiming.standing
-    standing.join(first.transport.store.membership(), ["q"], 4, [])
+    combiner = first.transport.fetcher._claiming.combiner
+    combiner.join(first.transport.store.membership(), ["q"], 4, [])
     consumer.turn()
-    assert consumer.transport.reception._claiming.standing.want == 4
+    assert consumer.transport.fetcher._claiming.combiner.want == 4
     bench.put(*[b""] * 12)
     first.turn()
     consumer.transport.credit.prefetch = 1
@@ -126,11 +126,11 @@ def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
     transport.consume("events", "without", no_ack=True, transient=True)
     consumer.turn()
     bench.put(*[b""] * 4, queue="events")
-    transport.reception._lookout.hungry.discard("q")
+    transport.fetcher._watch_set.hungry.discard("q")
     consumer.turn()
     assert consumer.waiting == ["events"]
     bench.put(b"", b"")
-    transport.reception._lookout.hungry.add("q")
+    transport.fetcher._watch_set.hungry.add("q")
     consumer.turn()
     assert consumer.waiting.count("q") == 2
 
@@ -146,7 +146,7 @@ def test_messages_without_acks_are_not_held_up_by_others(bench: Bench) -> None:
     bench.put(b"", queue="events")
     consumer.turn()
     assert consumer.waiting == ["q", "q", "events"]
-    arrival = consumer.transport.reception.next([])
+    arrival = consumer.transport.fetcher.next([])
     assert arrival is not None
     assert arrival.delivery.queue == "events"
 
@@ -161,7 +161,7 @@ def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
     for _ in range(8):
         consumer.turn()
         with consumer.transport.draining():
-            while deliver_next(consumer.transport.reception):
+            while deliver_next(consumer.transport.fetcher):
                 pass
         for tag in [tag for tag in consumer.transport.given if consumer.transport.qos.holds(tag)]:
             consumer.transport.qos.ack(tag)
@@ -173,8 +173,8 @@ def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
 @pytest.mark.parametrize("rivals", [1, 3])
 def test_who_has_a_busy_queue_of_his_own_deposes_a_first_that_hangs(bench: Bench, rivals: int) -> None:
     first = Consumer(bench, ["q"])
-    standing = first.transport.reception._claiming.standing
-    standing.join(first.transport.store.membership(), ["q"], 4, [])
+    combiner = first.transport.fetcher._claiming.combiner
+    combiner.join(first.transport.store.membership(), ["q"], 4, [])
     own = [f"own-{number}" for number in range(rivals)]
     consumers = [Consumer(bench, ["q", each], prefetch=1, single=[each], contested=True) for each in own]
     bench.put(*[b""] * 4)

@@ -97,14 +97,14 @@ def test_one_that_was_cancelled_meanwhile_is_not_told(
 ) -> None:
     cancelled: list[str] = []
     Queue("q", channel=channel).consume("one", print, on_cancel=cancelled.append)
-    reception = connection.transport.receiver.reception
-    reception.attend_loop(registered=True)
+    fetcher = connection.transport.receiver.fetcher
+    fetcher.attend_loop(registered=True)
     delete(connect)
-    until(lambda: reception.ended)
+    until(lambda: fetcher.ended)
     channel.basic_cancel("one")
     connection.drain_events(timeout=60)
     assert cancelled == []
-    assert not reception.ended
+    assert not fetcher.ended
 
 
 def test_a_session_that_was_lost_ends_no_consumer(connection: Connection, channel: Any, until: Any) -> None:
@@ -113,11 +113,11 @@ def test_a_session_that_was_lost_ends_no_consumer(connection: Connection, channe
     Queue("q", channel=channel).consume("one", held.append, on_cancel=cancelled.append)
     with pytest.raises(TimeoutError):
         connection.drain_events(timeout=0)
-    reception = connection.transport.receiver.reception
-    lost = reception.session_id
+    fetcher = connection.transport.receiver.fetcher
+    lost = fetcher.session_id
     channel.engine.sessions.close(lost)
-    reception._next_look = 0.0
+    fetcher._next_look = 0.0
     connection.Producer(auto_declare=False).publish("x", routing_key="q")
     connection.drain_events(timeout=60)
     assert (held[0].payload, cancelled) == ("x", [])
-    assert reception.session_id != lost
+    assert fetcher.session_id != lost

@@ -14,11 +14,11 @@ from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.transport.consuming import claiming, dispatch, reception
+from kombu_fdb.transport.consuming import claiming, dispatch, fetcher
 from kombu_fdb.transport.consuming.subscription import Arrival
-from kombu_fdb.transport.holding import credit, inbox
+from kombu_fdb.transport.holding import unacked
 
-TURNS = frozenset(str(each.__file__) for each in (claiming, dispatch, reception, credit, inbox))
+TURNS = frozenset(str(each.__file__) for each in (claiming, dispatch, fetcher, unacked, unacked))
 MESSAGES = 6
 
 #: A consumer, and what is to be interrupted.
@@ -32,10 +32,10 @@ def put(bench: Bench) -> None:
 def joined(bench: Bench, consumer: Consumer) -> Consumer:
     """A rival who stands first in the line for which the consumer waits."""
     first = Consumer(bench, ["q"], contested=True)
-    standing = first.transport.reception._claiming.standing
-    standing.join(first.transport.store.membership(), ["q"], 4, [])
+    combiner = first.transport.fetcher._claiming.combiner
+    combiner.join(first.transport.store.membership(), ["q"], 4, [])
     consumer.turn()
-    assert consumer.transport.reception._claiming.standing.in_line
+    assert consumer.transport.fetcher._claiming.combiner.in_line
     return first
 
 
@@ -74,8 +74,8 @@ def granted(bench: Bench) -> Scene:
 
 def asleep_when_granted(bench: Bench) -> Scene:
     consumer, _ = granted(bench)
-    reception = consumer.transport.reception
-    reception.attend_loop(registered=False)
+    fetcher = consumer.transport.fetcher
+    fetcher.attend_loop(registered=False)
     bench.clock.advance(OPTIONS.undrained_timeout + 1)
     return consumer, consumer.turn
 
@@ -91,9 +91,9 @@ def cancelled(bench: Bench) -> Scene:
     consumer, _ = alone(bench)
     consumer.turn()
     transport = consumer.transport
-    transport.reception.cancel(transport.subscriptions.pop(), leave=True)
+    transport.fetcher.cancel(transport.subscriptions.pop(), leave=True)
     transport.consume("q", "another")
-    return consumer, transport.reception.carry_out_cancels
+    return consumer, transport.fetcher.carry_out_cancels
 
 
 def without_room(bench: Bench) -> Scene:
@@ -105,15 +105,15 @@ def without_room(bench: Bench) -> Scene:
 def settled_in_the_end(bench: Bench, consumer: Consumer) -> list[str]:
     """Everything that is delivered once it is left alone, the late duties included."""
     queues: list[str] = []
-    consumer.transport.reception.attend_loop(registered=True)
+    consumer.transport.fetcher.attend_loop(registered=True)
     for _ in range(4 * MESSAGES):  # a slow consumer has one message at a time
         consumer.turn()
         consumer.transport.store.membership().watch_claims()
         consumer.transport.store.keep_house()
         with consumer.transport.draining():  # which ends a stall
             hand: list[Arrival] = []
-            consumer.transport.reception.next(hand)
-            consumer.transport.reception.return_undelivered(hand)
+            consumer.transport.fetcher.next(hand)
+            consumer.transport.fetcher.return_undelivered(hand)
         queues += consumer.settle()
         bench.clock.advance(OPTIONS.undrained_timeout / MESSAGES)
     return queues

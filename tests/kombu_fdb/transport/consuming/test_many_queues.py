@@ -24,10 +24,10 @@ def busy_claim(counted: CountingDatabase, queues: list[str], *, contested: bool)
     consumer = Consumer(bench, queues, contested=contested)
     for _ in range(3):
         consumer.turn()
-    assert not consumer.transport.lookout.hungry
+    assert not consumer.transport.watch_set.hungry
     for queue in BUSY:
         bench.put(b"a", queue=queue)
-    assert consumer.transport.lookout.hungry == set(BUSY)
+    assert consumer.transport.watch_set.hungry == set(BUSY)
     counted.reset()
     consumer.turn()
     (claim,) = [each for each in counted.transactions if each.sets > len(BUSY)]

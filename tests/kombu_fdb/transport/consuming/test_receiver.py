@@ -19,13 +19,13 @@ from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import transport as transports
-from kombu_fdb.transport.consuming import lookout, receiver
-from kombu_fdb.transport.consuming.lookout import Lookout
+from kombu_fdb.transport.consuming import receiver, watch_set
 from kombu_fdb.transport.consuming.receiver import Receiver
+from kombu_fdb.transport.consuming.watch_set import WatchSet
 
 
 def test_a_thread_that_is_stopped_while_its_turn_clears_the_bell_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    outlook = Lookout(Bell())
+    outlook = WatchSet(Bell())
 
     def turn(*_: object) -> None:
         outlook.bell.ring()
@@ -59,14 +59,14 @@ def test_a_thread_that_an_exception_ends_anywhere_is_started_anew(
 def strike_once(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
     """The next turn raises it."""
     strikes = [error("out of nowhere")]
-    arm = Lookout.arm
+    arm = WatchSet.arm
 
-    def strike(self: Lookout, *args: Any) -> Any:
+    def strike(self: WatchSet, *args: Any) -> Any:
         if strikes:
             raise strikes.pop()
         return arm(self, *args)
 
-    monkeypatch.setattr(Lookout, "arm", strike)
+    monkeypatch.setattr(WatchSet, "arm", strike)
 
 
 @contextmanager
@@ -94,11 +94,11 @@ class TimeLimit(Exception):
 def let_the_thread_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """For ever, so that drains take all turns."""
 
-    def rest(self: Lookout) -> bool:
+    def rest(self: WatchSet) -> bool:
         self.relief.clear()
         return self.stopped or self.relief.wait(None)
 
-    monkeypatch.setattr(Lookout, "rest", rest)
+    monkeypatch.setattr(WatchSet, "rest", rest)
 
 
 class TestADrain:
@@ -118,7 +118,7 @@ class TestADrain:
             assert seen == [1]
 
     def test_that_ends_at_any_line_leaves_the_turns_to_the_thread(self, tmp_path: Path) -> None:
-        files = {str(each.__file__) for each in (receiver, lookout, locks)}
+        files = {str(each.__file__) for each in (receiver, watch_set, locks)}
         with consumer(tmp_path) as (connection, seen):
             engine = connection.default_channel.engine
             connection.drain_events(timeout=30)
@@ -160,7 +160,7 @@ class TestADrain:
             strike_once(monkeypatch, StoreUnavailable)
             with pytest.raises(connection.connection_errors):
                 connection.drain_events(timeout=30)
-            bell = connection.transport.receiver._lookout.bell
+            bell = connection.transport.receiver._watch_set.bell
             bell.ring()
             deadline = monotonic() + 30
             while bell.wait(0):
@@ -194,7 +194,7 @@ class TestADrain:
         def close_meanwhile(self: Receiver, *failures: Any) -> float | None:
             closer = threading.Thread(target=self.stop, args=(30,))
             closer.start()
-            while closer.is_alive() and len(self._lookout.turns) < 2:
+            while closer.is_alive() and len(self._watch_set.turns) < 2:
                 pass
             waited.append(closer.is_alive())
             monkeypatch.setattr(Receiver, "turn", turn)
@@ -299,5 +299,5 @@ def test_a_cancel_in_an_event_loop_does_not_wait(monkeypatch: pytest.MonkeyPatch
         monkeypatch.undo()
         engine = connection.default_channel.engine
         while engine.inspect.counts("q").leased:
-            connection.transport.receiver.reception.arrived.wait(0.01)
+            connection.transport.receiver.fetcher.arrived.wait(0.01)
         assert engine.inspect.counts("q").ready == 1

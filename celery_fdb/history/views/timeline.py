@@ -1,0 +1,162 @@
+"""One task's whole life: published, delayed, leased, run, retried, done; from all that is known of it.
+
+Known are the messages of the task that are in the broker now, its runs in the history, and with an application the
+state in its result backend. Of a message that is gone, its runs tell, also when it was published and due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import states
+from celery.backends.base import DisabledBackend
+from kombu.serialization import prepare_accept_content
+
+from celery_fdb.history.publishing import PUBLISHED
+from celery_fdb.history.run import ACTIVE, LOST, bounded
+from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.views.runs import RunView, history_of, view
+from celery_fdb.inspection.message import describe
+from kombu_fdb import Broker, KombuFDBError
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.model import Peeked
+from kombu_fdb.primitives.headers import headers_of
+from kombu_fdb.primitives.ranges import LATEST_MS, is_whole
+
+#: Newest runs of one task that are shown.
+MOST_RUNS = 100
+#: Characters of a result that are shown.
+MOST_OF_VALUE = 10_000
+ENDS = {
+    states.SUCCESS: "succeeded",
+    states.FAILURE: "failed",
+    states.RETRY: "retried",
+    states.REVOKED: "revoked",
+    states.REJECTED: "rejected",
+    states.IGNORED: "ignored",
+    LOST: "lost",
+}
+
+
+class TaskUnknown(KombuFDBError):
+    """Neither broker nor history nor result backend knows it."""
+
+    text = "nothing is known of this task"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``moment``: seconds since 1970. ``what``: published, due, leased, died, started, succeeded, retried, ..."""
+
+    moment: float
+    what: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """``state``: as of the newest that is known. ``messages``: as ``describe`` tells of them.
+
+    ``result``: its state, and ``value``: what it is, as Python writes it; a secret in it is not masked yet.
+    """
+
+    task_id: str
+    task: str
+    state: str
+    events: list[Event]
+    runs: list[RunView]
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    result: str | None = None
+    value: str = ""
+    history: bool = True
+
+
+def fix_id(history: HistoryStore) -> str:
+    """What to do about an unknown task."""
+    off = "" if history.settings() is not None else " History is off: call celery_fdb.install(app, history=True)."
+    return f"Check the id.{off}"
+
+
+def timeline_of(broker: Broker, task_id: str, app: Any = None) -> Timeline:
+    """``app``: for the state of its result. Raises :class:`TaskUnknown`."""
+    history = history_of(broker)
+    found = [each.message for each in broker.spots(task_id)]
+    messages = [describe(each) for each in found]
+    runs = [view(run) for run in history.runs_of_task(task_id, limit=MOST_RUNS)]
+    runs += [view(run) for _, run in history.active() if run.id == task_id]
+    kept = history.settings() is not None
+    result, value = (None, "") if app is None else _result(app, task_id)
+    if not (messages or runs or result):
+        raise TaskUnknown(task_id=task_id, fix=fix_id(history))
+    events = [event for each, seen in zip(found, messages, strict=True) for event in _of_message(each, seen)]
+    events += [event for each in runs for event in _of_run(each)]
+    events = sorted(dict.fromkeys(events), key=lambda event: event.moment)
+    names = [each.task for each in runs] + [str(each["task"]) for each in messages if each["task"]]
+    state = _state(messages, runs, result)
+    return Timeline(task_id, names[-1] if names else "", state, events, runs, messages, result, value, kept)
+
+
+def _of_message(peeked: Peeked, message: dict[str, Any]) -> Iterator[Event]:
+    key = f", key {message['key']}" if message["key"] else ""
+    where = f"in {message['queue']}{key}"
+    deaths = message["deaths"]  # newest first; a dead letter was published to the queue of its first
+    told_ms: Any = headers_of(peeked.payload).get(PUBLISHED)
+    published = told_ms / 1000 if is_whole(told_ms, 1, LATEST_MS) else message["published"]
+    yield Event(published, "published", f"in {deaths[-1]['queue']}{key}" if deaths else where)
+    if message["due"]:
+        yield Event(message["due"], "due", where)
+    for death in message["deaths"]:
+        yield Event(death["time"], "died", f"in {death['queue']}: {death['reason']}")
+
+
+def _of_run(run: RunView) -> Iterator[Event]:
+    where = f"in {run.queue}{f', key {run.key}' if run.key else ''}"
+    if run.published is not None:
+        yield Event(run.published, "published", where)
+    if run.due is not None:
+        yield Event(run.due, "due", where)
+    attempt = f"attempt {run.attempt}" + (f", delivered {run.redeliveries + 1} times" if run.redeliveries else "")
+    if run.started is not None:
+        yield Event(run.started, "started", f"{attempt}, by {run.worker} from {run.queue}")
+    if run.ended is not None:
+        error = f"{run.error_class}: {run.error}" if run.error_class else run.error
+        took = "" if run.runtime_s is None else f"after {run.runtime_s:.3g} s"
+        yield Event(run.ended, ENDS[run.state], " ".join(filter(None, (took, error))))
+
+
+def _state(messages: list[dict[str, Any]], runs: list[RunView], result: str | None) -> str:
+    """What is in the broker comes after what has ended."""
+    active = [each for each in runs if each.state == ACTIVE]
+    if active:
+        return ACTIVE
+    if messages:
+        last: dict[str, Any] = messages[-1]
+        return "dead" if last["deaths"] and last["queue"].endswith(DEAD_SUFFIX) else str(last["state"])
+    return runs[-1].state if runs else str(result)
+
+
+def _without_pickle(backend: Any) -> Any:
+    """Like the application's, but it never unpickles: who just looks runs no code that a result holds."""
+    accept = getattr(backend, "accept", None)
+    if not accept:
+        return backend
+    careful = object.__new__(type(backend))  # copy() would make one of whatever application is current
+    careful.__dict__.update(backend.__dict__)
+    careful.accept = frozenset(accept) - prepare_accept_content(["pickle"])
+    careful._cache = {}  # of what was read with less care
+    return careful
+
+
+def _result(app: Any, task_id: str) -> tuple[str | None, str]:
+    """Its state, None for one that is unknown, or why the backend can't say; and its value, if it has one."""
+    if isinstance(app.backend, DisabledBackend):
+        return None, ""
+    try:
+        found = app.AsyncResult(task_id, backend=_without_pickle(app.backend))
+        state = str(found.state)
+        value = bounded(repr(found.result), MOST_OF_VALUE) if state in states.READY_STATES else ""
+    except Exception as error:  # noqa: BLE001 - each result backend has classes of its own
+        return f"unknown: {type(error).__name__}", ""
+    return (None, "") if state == states.PENDING else (state, value)

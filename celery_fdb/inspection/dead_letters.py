@@ -1,0 +1,167 @@
+"""Dead letters as people see them: their queues, and groups by what they died of.
+
+Groups: dead letters by what they died of, so that a person sees three causes and not 40,000 letters.
+
+Counted among the first ``most`` letters of one queue, or of all queues of dead letters, in parts: what it costs does
+not depend on the queues, and the page says among how many it has counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from celery_fdb.inspection.filters import Cause, Filter, cause_of
+from celery_fdb.inspection.overview import Overview, QueueView
+from celery_fdb.inspection.time_formats import moment
+from kombu_fdb import Broker
+from kombu_fdb.errors import QueueError
+from kombu_fdb.model import Listed, Peeked, Spot
+
+
+def dead_queues(broker: Broker, seen: Overview) -> dict[str, set[str]]:
+    """Each of them, and the queues whose letters it holds."""
+    homes = {each.name: {each.dead_of} for each in seen.queues if each.dead_of is not None}
+    for each in seen.queues:
+        for name in _led_to(broker, each):
+            homes.setdefault(name, set()).add(each.name)
+    return homes
+
+
+def _led_to(broker: Broker, view: QueueView) -> list[str]:
+    exchange = view.arguments.get("x-dead-letter-exchange")
+    routing_key = view.arguments.get("x-dead-letter-routing-key") or view.name
+    if not isinstance(exchange, str) or not isinstance(routing_key, str):
+        return []
+    try:
+        return broker.topology.route(exchange, routing_key)
+    except QueueError:  # it is not there, so the letters are in <queue>.dead
+        return []
+
+
+#: Letters that are counted unless more are asked for, and of them in one transaction.
+MOST_COUNTED = 10_000
+PART = 500
+#: Transactions in which letters of all queues are counted: there may be many queues with few letters.
+MOST_PARTS = 2 * MOST_COUNTED // PART
+
+
+@dataclass(slots=True)
+class Group:
+    """Letters of one cause.
+
+    ``example``: where the latest of them stands, and in which queue; ``first_ms``, ``last_ms``: when the first and the
+    last died. ``queues``: how many of them are in each.
+    """
+
+    cause: Cause
+    example: Spot
+    example_in: str
+    count: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    queues: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        return self.cause.task
+
+    @property
+    def error(self) -> str:
+        return self.cause.error
+
+    @property
+    def reason(self) -> str:
+        return self.cause.reason
+
+    @property
+    def first(self) -> datetime:
+        return moment(self.first_ms)
+
+    @property
+    def last(self) -> datetime:
+        return moment(self.last_ms)
+
+    @property
+    def filter(self) -> Filter:
+        """By which its letters are listed, replayed and discarded."""
+        return Filter(cause=self.cause)
+
+    def add(self, queue: str, listed: Listed, died_ms: int) -> None:
+        """One more letter."""
+        self.count += 1
+        self.queues[queue] = self.queues.get(queue, 0) + 1
+        self.first_ms = min(self.first_ms or died_ms, died_ms)
+        if died_ms >= self.last_ms:
+            self.last_ms, self.example, self.example_in = died_ms, listed.spot, queue
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The largest first, among ``counted`` of ``total`` letters. ``is_whole``: among all of them."""
+
+    groups: list[Group]
+    counted: int
+    total: int
+    is_whole: bool
+
+
+def group(broker: Broker, queue: str, wanted: Filter | None = None, *, most: int = MOST_COUNTED) -> Groups:
+    """The dead letters of the queue that holds them, such as ``celery.dead``."""
+    found = _Counting(broker, wanted or Filter())
+    is_whole = found.count([queue], most, parts=-(-most // PART))
+    return found.groups(broker.queue(queue).count(), is_whole=is_whole)
+
+
+def group_all(
+    broker: Broker, queues: Sequence[str], wanted: Filter | None = None, *, most: int = MOST_COUNTED
+) -> Groups:
+    """The dead letters of all these queues, a part of each in turn.
+
+    Where a dead-letter exchange leads to a queue that has messages of its own, those are none.
+    """
+    found = _Counting(broker, wanted or Filter(), only_dead=True)
+    is_whole = found.count(queues, most, parts=MOST_PARTS)
+    return found.groups(sum(broker.queue(each).count() for each in queues[:MOST_PARTS]), is_whole=is_whole)
+
+
+def died_elsewhere(message: Peeked, queue: str) -> bool:
+    """Whether it is a dead letter in this queue, and not one of the queue's own messages, or replayed to it."""
+    return bool(message.deaths) and message.deaths[0].queue != queue
+
+
+class _Counting:
+    def __init__(self, broker: Broker, wanted: Filter, *, only_dead: bool = False) -> None:
+        self._broker = broker
+        self._wanted = wanted
+        self._only_dead = only_dead
+        self._found: dict[Cause, Group] = {}
+        self._counted = 0
+
+    def count(self, queues: Sequence[str], most: int, *, parts: int) -> bool:
+        """Whether all letters were counted."""
+        todo = deque((each, b"") for each in queues)
+        while todo and self._counted < most and parts:
+            queue, after = todo.popleft()
+            page = self._broker.queue(queue).page(min(PART, most - self._counted), after=after)
+            self._counted += len(page.messages)
+            for each in page.messages:
+                self._add(queue, each)
+            if page.following:
+                todo.append((queue, page.following))
+            parts -= 1
+        return not todo
+
+    def _add(self, queue: str, listed: Listed) -> None:
+        message = listed.message
+        if not self._wanted.matches(message) or (self._only_dead and not died_elsewhere(message, queue)):
+            return
+        cause, deaths = cause_of(message), message.deaths
+        group = self._found.setdefault(cause, Group(cause, listed.spot, queue))
+        group.add(queue, listed, deaths[0].time_ms if deaths else 0)
+
+    def groups(self, total: int, *, is_whole: bool) -> Groups:
+        found = sorted(self._found.values(), key=lambda each: (-each.count, each.cause))
+        return Groups(found, self._counted, total, is_whole)

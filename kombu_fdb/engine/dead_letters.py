@@ -1,0 +1,344 @@
+"""Dead letters: found in parts, replayed or discarded, and trimmed.
+
+Scan: look through a queue of dead letters, in parts, for those that are wanted.
+
+A queue of dead letters is ``<queue>.dead``, or whatever queue a dead-letter exchange leads to. It is walked from its
+first key to its last, in transactions of bounded size, by a cursor in the hands of the caller: a caller that is killed
+between two parts has lost a cursor and nothing else, and begins again at the front.
+
+A walk is bounded by the stamp of the last message that had come when it began. What dies meanwhile has a later stamp
+and is not met: a walk over a queue that grows as fast as it is walked comes to its end, and a letter that is replayed
+and dies again is not replayed again by the same walk.
+
+Replay: bring dead letters back to the queue they died in, or discard them.
+
+A message moves from a queue of dead letters to the end of its key's messages in the queue of its last death (or in the
+one it is sent to), in one transaction (ONE-PLACE). It keeps its id, payload, key, priority and history of deaths; its
+redeliveries count from zero again. A single letter may be given another payload on its way (:func:`replay_row`). What
+it had before and no dead letter keeps is gone: its time to live is the queue's ``x-message-ttl``, from now on, if there
+is one.
+
+States of a letter: *dead*, then *back* or *gone*. Each part of a replay or a discard is one transaction, so a letter is
+never both and never neither, and the counts are those of the letters moved. What happens at each failure:
+
+* the caller dies between two parts: what was moved is moved, the rest is dead; the next call begins at the front.
+* the commit's answer is lost: the transaction is found to have happened or is done again (``store/retry.py``).
+* another consumer or operator takes, replays or discards the same letter: one of the two has it, the other starts its
+  part again.
+* the queue it should come back to has been deleted: ``QueueNotFound``, and nothing of the part was moved.
+
+Trim: what ``<queue>.dead`` keeps no longer, the expired and the oldest beyond its length, goes in parts.
+
+Done by the duties now and then, not by each burial, which therefore never conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kombu_fdb.engine.inspection import browse, inspect
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
+from kombu_fdb.engine.messages.message import (
+    Message,
+    delete,
+    forget,
+    put_ready,
+    subqueue,
+    take_out,
+    with_payload,
+)
+from kombu_fdb.engine.messages.publish import expires_at
+from kombu_fdb.engine.stored.task_index import STAMP_BYTES
+from kombu_fdb.engine.stored.work import READY, Work
+from kombu_fdb.errors import FormatError, QueueError, QueueNotFound
+from kombu_fdb.keyspace.codec import Record, decode_amount, decode_record, outline_of
+from kombu_fdb.keyspace.layout import priority_of
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.model import NO_PRIORITY, Peeked, Way
+from kombu_fdb.primitives.headers import ATTEMPTS, headers_of
+from kombu_fdb.store.protocol import KeyValue
+
+# -- scan --------------------------------------------------------------------------------------------------------------
+
+
+LETTERS_PER_TRANSACTION = 200
+#: Of records and of payloads looked into; FoundationDB's transactions hold 10,000,000 B, and last 5 s.
+BYTES_PER_TRANSACTION = 2_000_000
+#: The first bytes of a stamp: the version of the commit.
+VERSION_BYTES = 10
+#: The bound of a walk through a queue that is not there: no bound.
+NO_LAST = b"\xff" * VERSION_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which dead letters; by default all. All conditions must hold; those on a death are on the last one.
+
+    ``error``: the class of the exception, with or without its module. ``task``: a Celery task's name. ``key``: the
+    fairness key, "" for none. ``died_after_ms``, ``died_before_ms``: wall clock. ``where``: any condition on a letter.
+    """
+
+    message_id: bytes = b""
+    reason: str | None = None
+    queue: str | None = None
+    key: str | None = None
+    task: str | None = None
+    error: str | None = None
+    died_after_ms: int | None = None
+    died_before_ms: int | None = None
+    where: Callable[[Peeked], bool] | None = None
+
+    @property
+    def looks_into_payloads(self) -> bool:
+        return self.where is not None or self.task is not None
+
+    def matches(self, record: Record | None) -> bool:
+        """As far as the record tells. One that can't be read is wanted if all are."""
+        if record is None:
+            return self == Wanted()
+        return (
+            self.message_id in (b"", record.message_id)
+            and self.key in (None, record.key)
+            and (not self._asks_for_a_death() or self._died_so(record))
+        )
+
+    def _asks_for_a_death(self) -> bool:
+        asked = (self.reason, self.queue, self.error, self.died_after_ms, self.died_before_ms)
+        return any(each is not None for each in asked)
+
+    def _died_so(self, record: Record) -> bool:
+        if not record.deaths:
+            return False
+        death = record.deaths[0]
+        return (
+            self.reason in (None, death.reason)
+            and self.queue in (None, death.queue)
+            and (self.error is None or _is_class(death.details.get("error_class"), self.error))
+            and (self.died_after_ms is None or death.time_ms >= self.died_after_ms)
+            and (self.died_before_ms is None or death.time_ms < self.died_before_ms)
+        )
+
+    def matches_payload(self, letter: Peeked) -> bool:
+        """The rest."""
+        return (self.task is None or task_of(letter) == self.task) and (self.where is None or self.where(letter))
+
+
+def _is_class(found: object, wanted: str) -> bool:
+    return isinstance(found, str) and (found == wanted or found.endswith("." + wanted))
+
+
+def task_of(letter: Peeked) -> str:
+    """The name of the Celery task the letter is of; "" if it is of none."""
+    return str(headers_of(letter.payload).get("task") or "")
+
+
+def error_of(message: Peeked) -> str:
+    """The class of the exception it died of last; of one that never died and waits to be retried, of its last attempt.
+
+    "" if there was none.
+    """
+    if message.deaths:
+        error = message.deaths[0].details.get("error_class")
+    else:
+        attempts = headers_of(message.payload).get(ATTEMPTS)
+        last = attempts[-1] if isinstance(attempts, list) and attempts else None
+        told = last.get("error") if isinstance(last, dict) else None
+        error = told.partition(": ")[0] if isinstance(told, str) else None
+    return error if isinstance(error, str) else ""
+
+
+class Walk(NamedTuple):
+    """Through which queue, for which letters, and the version of the last one that had come when it began."""
+
+    dead: str
+    wanted: Wanted
+    last: bytes
+
+
+class Letter(NamedTuple):
+    """A dead letter where it stands. ``record``: None if it can't be read; then it is only looked at, or discarded."""
+
+    key: bytes
+    value: bytes
+    record: Record | None
+
+
+class Part(NamedTuple):
+    """What one transaction found, and the cursor to go on with; b"" at the end."""
+
+    letters: list[Letter]
+    cursor: bytes
+
+
+def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> Part:
+    """One part of the walk, up to ``limit`` letters. Snapshot reads, and all of them before the caller's first write.
+
+    ``cursor``: b"" to begin with. Whatever ``where`` raises comes out of here.
+    """
+    most = LETTERS_PER_TRANSACTION if walk.wanted != Wanted() else min(limit + 1, LETTERS_PER_TRANSACTION)
+    rows, following = _rows(work, walk.dead, cursor, most)
+    found: list[Letter] = []
+    size = 0
+    for key, value in rows:
+        if size > BYTES_PER_TRANSACTION or len(found) == limit:
+            return Part(found, key)
+        size += len(value)
+        letter = Letter(key, value, _readable(value))
+        if key[-STAMP_BYTES:][:VERSION_BYTES] <= walk.last and walk.wanted.matches(letter.record):
+            if walk.wanted.looks_into_payloads:
+                size += letter.record.size if letter.record is not None else 0
+                if not walk.wanted.matches_payload(browse.look(work, walk.dead, (key, value))):
+                    continue
+            found.append(letter)
+    return Part(found, following)
+
+
+def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
+    """The next rows, first of the messages without a key (as which all letters come), and where to go on.
+
+    A cursor of another queue, which a walk of this one never gave out, is its beginning.
+    """
+    ready, keyed = range_of(work.keys.ready(dead)), range_of(work.keys.keyed(dead))
+    whole = [keyed] if keyed[0] <= cursor < keyed[1] else [ready, keyed]
+    begin = cursor if whole[0][0] <= cursor < whole[0][1] else whole[0][0]
+    ranges = [(begin, whole[0][1]), *whole[1:]]
+    found = work.tr.get_ranges([(*each, most) for each in ranges], snapshot=True)
+    rows = [row for part in found for row in part][:most]
+    return rows, rows[-1][0] + b"\x00" if len(rows) == most else b""
+
+
+def _readable(value: bytes) -> Record | None:
+    try:
+        return decode_record(value)
+    except FormatError:
+        return None
+
+
+# -- replay and discard ------------------------------------------------------------------------------------------------
+
+
+class Moved(NamedTuple):
+    """How many letters one part replayed or discarded, and the cursor to go on with; b"" at the end.
+
+    A letter that had outlived its time is gone instead of back, and not counted.
+    """
+
+    moved: int
+    cursor: bytes
+
+
+def replay_part(work: Work, walk: Walk, cursor: bytes, limit: int, *, to: str | None) -> Moved:
+    """Up to ``limit`` letters of one part of a walk. Raises ``QueueNotFound``.
+
+    Left where they are: unreadable bytes, a newer version's too, and messages that never died, unless ``to`` says where
+    they should go.
+    """
+    part = look_through(work, walk, cursor, limit)
+    destinations = [(letter, _destination(walk.dead, letter.record, to)) for letter in part.letters]
+    going = [(letter, queue) for letter, queue in destinations if letter.record is not None and queue is not None]
+    for queue in {queue for _, queue in going}:
+        _require(work, queue, walk.dead)
+    _take(work, walk.dead, [letter for letter, _ in going])
+    back = [_replay(work, walk.dead, queue, letter) for letter, queue in going]
+    return Moved(sum(back), part.cursor)
+
+
+def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = None) -> str:
+    """Bring the letter of this row back, as :func:`replay_part` does. Returns its queue.
+
+    ``payload``: another than it had, stored in the transaction that takes it out. Raises ``QueueNotFound``, and
+    ``QueueError`` for a message that never died or has outlived its time.
+    """
+    letter = Letter(*row, decode_record(row[1]))
+    queue = _destination(dead, letter.record, None)
+    if queue is None:
+        raise QueueError("not a dead letter", queue=dead)
+    _require(work, queue, dead)
+    _take(work, dead, [letter])
+    if not _replay(work, dead, queue, letter, payload):
+        raise QueueError("the dead letter has expired", queue=dead)
+    return queue
+
+
+def discard_part(work: Work, walk: Walk, cursor: bytes, limit: int) -> Moved:
+    """Delete up to ``limit`` letters of one part of a walk."""
+    part = look_through(work, walk, cursor, limit)
+    _take(work, walk.dead, part.letters)
+    for letter in part.letters:
+        delete(work, Message(walk.dead, letter.key, letter.value))
+    return Moved(len(part.letters), part.cursor)
+
+
+def _destination(dead: str, record: Record | None, to: str | None) -> str | None:
+    """Where a letter goes; None if it stays."""
+    if record is None or to is not None:
+        return to
+    if record.deaths:
+        return record.deaths[0].queue
+    return dead.removesuffix(DEAD_SUFFIX) if dead.endswith(DEAD_SUFFIX) else None
+
+
+def _require(work: Work, queue: str, dead: str) -> None:
+    if not inspect.exists(work, queue):
+        raise QueueNotFound(
+            "the queue to replay to does not exist",
+            queue=queue,
+            dead_queue=dead,
+            fix="Declare it, or replay to another queue with to=. The dead letters stay where they are.",
+        )
+
+
+def _take(work: Work, dead: str, letters: Sequence[Letter]) -> None:
+    take_out(work, dead, [(letter.key, letter.value) for letter in letters])
+
+
+def _replay(work: Work, dead: str, queue: str, letter: Letter, payload: bytes | None = None) -> bool:
+    message, record = Message(dead, letter.key, letter.value), letter.record
+    assert record is not None
+    if record.expires_ms and record.expires_ms <= work.now_ms:
+        drop_expired(work, message, record)
+        return False
+    forget(work, message)
+    priority = record.priority or priority_of(letter.key)
+    to = subqueue(work, queue, record.key, priority)
+    expires_ms = expires_at(work.now_ms, work.routing.queue(work.tr, queue).message_ttl_ms, 0)
+    if payload is not None:
+        record = with_payload(work, record, payload)
+    kept = NO_PRIORITY if to.rank == work.keys.rank(priority) else priority
+    alive = record._replace(expires_ms=expires_ms, redeliveries=0, seen=False, priority=kept, way=Way("", queue))
+    put_ready(work, to, alive)
+    return True
+
+
+# -- trim --------------------------------------------------------------------------------------------------------------
+
+
+TRIMMED_PER_TRANSACTION = 200
+
+
+def trim(work: Work, queue: str, limit: int = TRIMMED_PER_TRANSACTION) -> int:
+    """Drop some of them. Those that wait among the messages of their key, as they do after a delay, go last.
+
+    Returns how many.
+    """
+    stored = work.tr.get(work.keys.count(queue, READY), snapshot=True)
+    excess = decode_amount(stored)[0] - work.policy.dead_length
+    ranges = [(*range_of(prefix), limit) for prefix in (work.keys.ready(queue), work.keys.keyed(queue))]
+    unkeyed, keyed = work.tr.get_ranges(ranges, snapshot=True)
+    dropped: list[KeyValue] = []
+    for row in (unkeyed + keyed)[:limit]:
+        if len(dropped) < excess or _is_expired(row[1], work.now_ms):
+            dropped.append(row)
+    take_out(work, queue, dropped)
+    for key, value in dropped:
+        delete(work, Message(queue, key, value))
+    return len(dropped)
+
+
+def _is_expired(value: bytes, now_ms: int) -> bool:
+    try:
+        return 0 < outline_of(value).expires_ms <= now_ms
+    except FormatError:
+        return False

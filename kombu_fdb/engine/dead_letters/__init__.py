@@ -1,1 +1,0 @@
-"""Finding dead letters, and sending them back."""

@@ -1,0 +1,327 @@
+"""Migration: a queue's messages out of one store, and into another.
+
+Dump: all messages of a queue, in an order in which they can be stored again elsewhere (``migration.py``).
+
+Ready messages come by rank, oldest first. Those with a key come sub-queue after sub-queue, each oldest first, and the
+sub-queues in the order of their first messages: so the keys get their first turns in the same order again. Then the
+delayed ones, by due time. Leased ones, if they are asked for, come before all others, as ready ones that were handed
+out once more: they were at the head of the queue.
+
+Read in many short transactions, so what moves meanwhile may be missed, or met twice: dump a queue that rests. What
+can't be read is dumped as the bytes it is; but for a newer version's messages, which are more than their records: who
+can't read them can't dump their queue.
+
+Restore: store messages of another store (``migration.py``), each once, however often one tries.
+
+Model. An *import* has an id, and each of its messages a *mark* that is its alone. The transaction that stores a message
+also sets ``("imported", id, mark)``, having read it serializably as absent. So whatever is killed, and whenever, the
+next try stores exactly what is missing; two that run at once share the work. A message that was consumed meanwhile
+keeps its mark and does not come again. When all is there, ``("import", id)`` says so, and the marks are cleared, in
+parts, by the duties if need be: from then on the import is over, and an importer that still tries, or tries again,
+changes nothing. The marks of an import that is not done stay: it may go on a year later.
+
+Messages keep their ids, so that one that was noted is found; one whose chunks would fall upon another's gets a new id.
+Limits of the queues are not asked: nothing may be lost on the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from kombu_fdb.engine.messages import message
+from kombu_fdb.engine.messages.dedup import decode_end
+from kombu_fdb.engine.messages.message import put_delayed, put_ready, subqueue
+from kombu_fdb.engine.stored.task_index import STAMP_BYTES
+from kombu_fdb.engine.stored.work import DELAYED, NEWER, READY, Work
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import (
+    UPGRADE,
+    decode_count,
+    decode_json,
+    decode_lease,
+    decode_record,
+    encode_json,
+    head_of_lease,
+    is_newer,
+    record_of,
+    redelivered,
+)
+from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
+from kombu_fdb.keyspace.tuples import range_of, unpack_as
+from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, Stamp, StoredMessage
+from kombu_fdb.primitives.ranges import LATEST_MS
+from kombu_fdb.store.protocol import KeyValue
+
+# -- dump --------------------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+ROWS = 500
+#: Sub-queues that are read side by side, and of each so many messages at a time.
+SUBQUEUES, ROWS_OF_EACH = 50, 20
+#: Payloads read in one transaction.
+PAYLOAD_BYTES = 4_000_000
+
+
+class Read(Protocol):
+    """Runs a body that only reads in a transaction of its own."""
+
+    def __call__(self, verb: Callable[[Work], T]) -> T: ...
+
+
+class _Row(NamedTuple):
+    state: str
+    key: str
+    priority: int
+    due_ms: int
+    value: bytes
+
+
+def messages(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
+    """Every message of ``queue``. ``leased``: those under leases too. Raises ``FormatError`` for a newer version's."""
+    if decode_count(read(lambda work: work.tr.get(keys.count(queue, NEWER), snapshot=True))):
+        raise _newer(queue)
+    rows = _rows(read, keys, queue, leased=leased)
+    for part in _parts(rows):
+        yield from read(_opener(queue, part))
+
+
+def dedups(read: Read, keys: Keyspace) -> Iterator[tuple[str, str, str, int]]:
+    """Exchange, routing key, id and end (wall clock, ms) of each window of ``dedup.py``."""
+    for (exchange, routing_key, dedup_id), value in keys.read(_scan(read, keys.all_dedups), str, str, str):
+        yield exchange, routing_key, dedup_id, decode_end(value)
+
+
+def _opener(queue: str, rows: list[_Row]) -> Callable[[Work], list[StoredMessage]]:
+    def verb(work: Work) -> list[StoredMessage]:
+        opened = message.read_all(work, [row.value for row in rows])
+        return [_open(queue, *each) for each in zip(rows, opened, strict=True)]
+
+    return verb
+
+
+def _open(queue: str, row: _Row, opened: message.Opened | FormatError) -> StoredMessage:
+    found = StoredMessage(
+        queue=queue,
+        state=row.state,
+        payload=row.value,
+        priority=row.priority,
+        due_ms=row.due_ms,
+        key=row.key,
+        keyed=bool(row.key),
+        unreadable=True,
+    )
+    if isinstance(opened, FormatError):
+        if is_newer(row.value):
+            raise _newer(queue)
+        return found
+    record, payload = opened
+    return dataclasses.replace(
+        found,
+        payload=payload,
+        key=record.key,
+        message_id=record.message_id,
+        published_ms=record.published_ms,
+        expires_ms=record.expires_ms,
+        redeliveries=record.redeliveries,
+        ttr_ms=record.ttr_ms,
+        task_id=record.task_id,
+        deaths=record.deaths,
+        priority_before=record.priority,
+        unreadable=False,
+        way=record.way,
+        seen=record.seen,
+    )
+
+
+def _is_of_newer(queue: str, lease: bytes) -> bool:
+    try:
+        return head_of_lease(lease)[0] == queue
+    except FormatError:
+        return False
+
+
+def _newer(queue: str) -> FormatError:
+    return FormatError("the queue has messages of a newer celery-fdb", queue=queue, fix=UPGRADE)
+
+
+def _parts(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
+    """So many as can be opened in one transaction."""
+    part: list[_Row] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        size += _size(row.value)
+        if len(part) >= ROWS or size >= PAYLOAD_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _size(value: bytes) -> int:
+    try:
+        return decode_record(value).size
+    except FormatError:
+        return len(value)
+
+
+# -- rows in their order -----------------------------------------------------------------------------------------------
+
+
+def _rows(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[_Row]:
+    if leased:
+        yield from _leased(read, keys, queue)
+    for name, value in _scan(read, range_of(keys.ready(queue))):
+        yield _Row(READY, "", _priority(_rank(keys.place(queue, name))), 0, value)
+    subqueues, misplaced = _subqueues(read, keys, queue)
+    for start in range(0, len(subqueues), SUBQUEUES):
+        yield from _side_by_side(read, keys, queue, subqueues[start : start + SUBQUEUES])
+    yield from [_Row(READY, "", NO_PRIORITY, 0, value) for value in misplaced]
+    for name, value in _scan(read, range_of(keys.delayed(queue))):
+        due_ms, rank = _due(keys, queue, name)
+        yield _Row(DELAYED, "", _priority(rank), due_ms, value)
+
+
+def _priority(rank: Rank) -> int:
+    return URGENT - int(unpack_as(rank, int)[0])
+
+
+def _rank(place: Place) -> Rank:
+    """Of a place that can't be read, the last."""
+    try:
+        return split_place(place)[1]
+    except FormatError:
+        return Keyspace.rank(NO_PRIORITY)
+
+
+def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, Rank]:
+    """Of a moment that can't be read, the last: too early is worse than never."""
+    try:
+        due_ms, rank = keys.split_delayed(queue, name)
+    except FormatError:
+        return LATEST_MS, Keyspace.rank(NO_PRIORITY)
+    return min(due_ms, LATEST_MS), rank
+
+
+def _scan(read: Read, whole: Range) -> Iterator[KeyValue]:
+    begin, end = whole
+    while rows := read(_reader([(begin, end, ROWS)])):
+        yield from rows[0]
+        if len(rows[0]) < ROWS:
+            return
+        begin = rows[0][-1][0] + b"\x00"
+
+
+def _reader(ranges: list[tuple[bytes, bytes, int]]) -> Callable[[Work], list[list[KeyValue]]]:
+    return lambda work: work.tr.get_ranges(ranges, snapshot=True)
+
+
+def _leased(read: Read, keys: Keyspace, queue: str) -> Iterator[_Row]:
+    found = []
+    for _, value in _scan(read, keys.all_leases):
+        try:
+            name, place, record = decode_lease(value)
+        except FormatError:  # of no queue that could be named
+            if _is_of_newer(queue, value):
+                raise _newer(queue) from None
+            continue
+        if name == queue:
+            found.append((place[-STAMP_BYTES:], place, record))
+    for _, place, record in sorted(found):
+        key, rank = split_place(place)
+        yield _Row(READY, key, _priority(rank), 0, redelivered(record))
+
+
+def _subqueues(read: Read, keys: Keyspace, queue: str) -> tuple[list[tuple[str, Rank]], list[bytes]]:
+    """Key and rank of each sub-queue, in the order of their first messages; and the messages that stand in none."""
+    heads: dict[tuple[str, Rank], Stamp] = {}
+    misplaced = []
+    for name, value in _scan(read, range_of(keys.keyed(queue))):
+        try:
+            subqueue = split_place(keys.place(queue, name))
+        except FormatError:
+            misplaced.append(value)
+            continue
+        heads.setdefault(subqueue, Stamp(name[-STAMP_BYTES:]))
+    return sorted(heads, key=lambda each: heads[each]), misplaced
+
+
+def _side_by_side(read: Read, keys: Keyspace, queue: str, group: list[tuple[str, Rank]]) -> Iterator[_Row]:
+    left = {each: range_of(keys.items(queue, *each)) for each in group}
+    while left:
+        parts = read(_reader([(*whole, ROWS_OF_EACH) for whole in left.values()]))
+        for (key, rank), rows in zip(list(left), parts, strict=True):
+            yield from [_Row(READY, key, _priority(rank), 0, value) for _, value in rows]
+            if len(rows) < ROWS_OF_EACH:
+                del left[key, rank]
+            else:
+                left[key, rank] = rows[-1][0] + b"\x00", left[key, rank][1]
+
+
+# -- restore -----------------------------------------------------------------------------------------------------------
+
+
+MESSAGES_PER_TRANSACTION = 500
+MARKS_PER_TRANSACTION = 5_000
+
+
+def state(work: Work, import_id: bytes) -> dict[str, Any] | None:
+    """What is known of a finished import; None if it is new or under way. Raises ``FormatError``."""
+    value = work.tr.get(work.keys.import_(import_id))
+    facts = None if value is None else decode_json(value)
+    if facts is not None and not isinstance(facts, dict):
+        raise FormatError("unreadable note of an import", value=str(facts)[:80])
+    return facts
+
+
+def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
+    """Store those whose mark is not set yet, in this order. Returns how many."""
+    work.tr.fill()
+    marks = [work.keys.imported(import_id, mark) for mark, _ in messages]
+    firsts = [work.keys.body(message.message_id, 0) for _, message in messages]
+    over, *found = work.tr.get_many([work.keys.import_(import_id), *marks, *firsts])
+    if over is not None:  # by another process: its marks are cleared, or about to be
+        return 0
+    known, taken = found[: len(marks)], found[len(marks) :]
+    stored = 0
+    for key, (_, stray), mark, body in zip(marks, messages, known, taken, strict=True):
+        if mark is None:
+            work.tr.set(key, b"")
+            message_id = work.ids() if body is not None or not stray.message_id else stray.message_id
+            _store(work, stray, message_id)
+            stored += 1
+    return stored
+
+
+def _store(work: Work, message: StoredMessage, message_id: bytes) -> None:
+    stored = message.payload if message.unreadable else record_of(message, message_id)
+    if message.state == DELAYED:
+        put_delayed(work, subqueue(work, message.queue, "", message.priority), message.due_ms, stored)
+    else:
+        key = message.key if message.keyed else ""
+        put_ready(work, subqueue(work, message.queue, key, message.priority), stored)
+
+
+def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:
+    """The import is over."""
+    work.tr.set(work.keys.import_(import_id), encode_json(facts))
+
+
+def clear_marks(work: Work, cursor: bytes) -> bytes:
+    """Clear some marks of the next import behind the cursor, if it is over; where to go on, b"" at the end."""
+    begin, end = work.keys.every_imported
+    first = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
+    if not first:
+        return b""
+    for (import_id, _mark), _ in work.keys.read(first, bytes, bytes):
+        behind = work.keys.all_imported(import_id)[1]
+        if work.tr.get(work.keys.import_(import_id), snapshot=True) is None:
+            return behind
+        rows = work.tr.get_range(first[0][0], behind, limit=MARKS_PER_TRANSACTION, snapshot=True)
+        work.tr.clear_range(first[0][0], rows[-1][0] + b"\x00")
+        return rows[-1][0] + b"\x00"
+    return first[0][0] + b"\x00"

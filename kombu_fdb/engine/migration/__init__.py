@@ -1,1 +1,0 @@
-"""Everything out of a store, and back into another."""

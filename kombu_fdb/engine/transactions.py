@@ -1,0 +1,175 @@
+"""The ground of the engine: one namespace of one store, and how a verb is run in a transaction of it.
+
+The groups of verbs (``engine.py``) share one of these. What they run gets a :class:`~.stored.work.Work`.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from kombu_fdb.engine.metrics import totals
+from kombu_fdb.engine.scheduling.rates import Sightings
+from kombu_fdb.engine.stored import copies
+from kombu_fdb.engine.stored.batches import Portion
+from kombu_fdb.engine.stored.work import Effects, Event, Policy, Work
+from kombu_fdb.errors import KombuFDBError, MessageTooLarge, StoreFull
+from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.primitives.clock import Clock, IdSource
+from kombu_fdb.routing.tables import RoutingTables
+from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.store.retry import Patience, Retry
+from kombu_fdb.store.tokens import CommitTokens, Doubt
+
+T = TypeVar("T")
+
+#: What a message can be in the way of others with: it is too large, or its bytes make no sense.
+IN_THE_WAY = (KombuFDBError, ArithmeticError, LookupError, TypeError, ValueError, struct.error)
+
+
+class Environment(NamedTuple):
+    """What a process brings: time, unique ids, and chance."""
+
+    clock: Clock
+    ids: IdSource
+    rng: random.Random
+
+
+class Timeouts(NamedTuple):
+    """Deadlines in seconds: of each call, and of a publish."""
+
+    call_s: float = 5.0
+    publish_s: float = 10.0
+
+
+class Transactions:
+    """Runs verbs."""
+
+    def __init__(
+        self,
+        database: Database,
+        namespace: str,
+        environment: Environment,
+        policy: Policy | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.clock, self.ids, self.rng = environment
+        self.keys = Keyspace(namespace)
+        self.policy = policy or Policy()
+        self.timeouts = timeouts or Timeouts()
+        self.routing = RoutingTables(self.keys, self.clock)
+        self.totals = totals.Totals(self.keys, self.clock)
+        self.sightings = Sightings(self.clock)
+        client = self.ids()
+        tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
+        self.retry = Retry(database, self.clock, tokens, self.rng)
+        #: Rivals wait for each other and never run in vain, so they need no line.
+        self.writers_take_turns = database.writers_take_turns
+        self.patience = self.retry.patience
+        #: Called when a full disk has refused a write; True if it may be tried again.
+        self.make_room: Callable[[], bool] = lambda: False
+        #: Of the duties' steps, by their name.
+        self._portions: dict[str, Portion] = {}
+        self._chunks = Portion(copies.CHUNKS_PER_TRANSACTION)
+
+    def be_patient_as(self, patience: Patience) -> None:
+        """Share what the process may waste when it ends."""
+        self.patience = self.retry.patience = patience
+
+    def now(self) -> int:
+        return self.clock.wall_ms()
+
+    def check_size(self, payload: bytes) -> None:
+        """Raises ``MessageTooLarge`` for one that the policy refuses."""
+        if len(payload) > self.policy.max_message_size:
+            raise MessageTooLarge(
+                size=len(payload),
+                max_message_size=self.policy.max_message_size,
+                fix="Store the data elsewhere and send a reference, or raise max_message_size",
+            )
+
+    def read(self, verb: Callable[[Work], T]) -> T:
+        """Run a verb that only looks."""
+        return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.timeouts.call_s)
+
+    def work(self, tr: Transaction, effects: Effects, now_ms: int | None = None) -> Work:
+        """What a verb gets for one run in ``tr``."""
+        if now_ms is None:
+            now_ms = self.clock.wall_ms()
+        return Work(tr, self.keys, self.routing, self.policy, self.ids, now_ms, effects)
+
+    def part(self, verb: Callable[[Work, int], T], most: int) -> T:
+        """A step of as many messages as its transaction holds, down to one if some of them are in the way."""
+        portion = self._portions.setdefault(verb.__qualname__, Portion(most, halved_by=IN_THE_WAY))
+        return portion.run(lambda limit: self.write(lambda work: verb(work, limit)))
+
+    def write(
+        self,
+        verb: Callable[[Work], T],
+        timeout_s: float | None = None,
+        on_conflict: Callable[[], None] | None = None,
+        doubt: Doubt[T] | None = None,
+        now_ms: int | None = None,
+    ) -> T:
+        """Run a verb until it commits, within ``timeout_s``, with what it counts and whom it wakes.
+
+        ``now_ms``: the moment of all its runs, if not each has its own.
+        """
+        timeout_s = self.timeouts.call_s if timeout_s is None else timeout_s
+        deadline = self.clock.monotonic() + timeout_s
+        share, events = None, dict[Event, int]()
+
+        def body(tr: Transaction) -> T:
+            nonlocal events
+            effects = Effects()
+            events = effects.events
+            moment_ms = self.clock.wall_ms() if now_ms is None else now_ms
+            result = verb(Work(tr, self.keys, self.routing, self.policy, self.ids, moment_ms, effects))
+            effects.write(tr, self.keys)
+            if share is not None:
+                share.join(tr, events)
+            return result
+
+        while True:
+            share = self.totals.due()
+            try:
+                result = self.retry(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
+            except BaseException as error:
+                if share is not None:
+                    share.failed()
+                if not self._is_mended(error, deadline, doubt):
+                    raise
+                timeout_s = deadline - self.clock.monotonic()
+            else:
+                if share is not None:
+                    share.committed(events)
+                elif events:
+                    self.totals.note(events)
+                return result
+
+    def _is_mended(self, error: BaseException, deadline: float, doubt: Doubt[Any] | None) -> bool:
+        """Whether what a transaction failed for has gone: a full disk has room, or a large message its copies."""
+        if isinstance(error, StoreFull):
+            is_late = self.clock.monotonic() >= deadline  # others may take the room as quickly as it is made
+            return not (error.fills or error.moves or is_late) and self.make_room()
+        if not isinstance(error, copies.CopiesMissing):
+            return False
+        if doubt is not None:
+            doubt.forget()  # a run that looks for copies has found that none before it has committed
+        self._copy(error, deadline)
+        return True
+
+    def _copy(self, missing: copies.CopiesMissing, deadline: float) -> None:
+        """Copy the chunks of a message for the queues that it is about to be buried in."""
+        for target in missing.targets:
+            while not self._chunks.run(partial(self.copy_part, missing, target, self.ids(), deadline)):
+                pass
+
+    def copy_part(self, missing: copies.CopiesMissing, target: str, new_id: bytes, deadline: float, most: int) -> bool:
+        return self.retry(
+            lambda tr: copies.copy_part(self.work(tr, Effects()), missing, target, new_id, most),
+            timeout_s=deadline - self.clock.monotonic(),
+        )

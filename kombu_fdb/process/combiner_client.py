@@ -1,0 +1,320 @@
+"""A consumer's standing among its rivals: alone, or in a line with them (``engine/scheduling/line.py``).
+
+Model. For each set of queues a consumer is
+
+* *alone*: it claims directly. On a store whose writers take turns everybody does.
+* *contested*: a rival's claim was faster than one of its own, or rivals stand in the line. It *joins* the line whenever
+  it has room, before it knows whether there is work: its demand stands while it is idle, too. There it *waits*, or is
+  the *first*; only the first one looks at the queues, arms their bells and claims. It is alone again when it has served
+  :data:`LONELY` times with no one else in the line, and no one else served it in between.
+
+A consumer that will be there for long *suspects* rivals at first, and is alone when it has served the line once: of a
+whole deployment that starts, each one's first claim would be in the way of all others.
+
+Who moves it: its owner, one thread, by :meth:`CombinerClient.attend` at each of its turns. It never sleeps; it says
+when it wants to be called again, and rings when a watch has fired.
+
+What happens at each failure: those who wait look by themselves too, the one right behind the first at least twice a
+second; it is woken when it becomes that. Who sees the same first one again, and work both times, with its patience over
+in between, evicts it and looks again. If the first two are dead, the third does so. A standing that was evicted, or
+whose claim was given up (``membership.py``), finds so at its next look, and joins anew. Its owner ends: it leaves, or
+abandons the demand, which the duties thread then ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.scheduling import line
+from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
+from kombu_fdb.model import Delivery, Demand, Lease
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.store.protocol import Watch
+
+#: Alone again after so many services of no one else.
+LONELY = 16
+#: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first. Where a
+#: service takes longer, because the machine is busy or the messages are large, everybody is more patient: as many times
+#: what the last server's last one took, and twice as long after each deposition. Else all would evict each other for
+#: working. The line has it, so no consumer has to learn it by itself. Nor is it forgotten at once: where one service is
+#: quick and the next one slow, the slow ones would all be in vain. So each service leaves at least so much of what was
+#: there, and from the most to the least it takes fourteen.
+PATIENCE_S = 0.25
+MOST_PATIENCE_S = 5.0
+PATIENT = 4.0
+LEFT = 0.8
+#: The longest pause of the one right behind the first. The shortest of the others, as many times what they are patient:
+#: where hundreds wait, and services take their time, all are served before; looks that find nothing new would cost half
+#: of all processor time. Except for the third, they ask for work with every so many looks only: it is for them if all
+#: three are gone.
+NEXT_S = 0.4
+UNHURRIED = 1.5
+SELDOM = 4
+#: How much longer each next look may take to come.
+GROWTH = 2.0
+#: Lines that are remembered as contested.
+MOST_LINES = 100
+
+
+class Spread(Protocol):
+    def uniform(self, a: float, b: float, /) -> float: ...
+
+
+class Rivalry:
+    """Which lines are contested, as the consumers of one connection know it. Thread-safe; a wrong guess costs time."""
+
+    def __init__(self) -> None:
+        #: By line, how often no other consumer was seen there.
+        self._contested: dict[bytes, int] = {}
+        #: How long the last service took, in whichever line. Not of a standing: each take that waits has its own.
+        self.service_s = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether any line is contested."""
+        return bool(self._contested)
+
+    def is_contested(self, queues: Iterable[str]) -> bool:
+        return bool(self._contested) and line.name([*queues]) in self._contested
+
+    def contest(self, queues: Iterable[str]) -> None:
+        """A rival was faster."""
+        self._note(line.name([*queues]), 0)
+
+    def suspect(self, queues: Iterable[str]) -> None:
+        """There may be rivals: stand in the line once, to see whether anybody else does."""
+        self._note(line.name([*queues]), LONELY - 1)
+
+    def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
+        """Its first one has served the line, with or without a sign of another consumer."""
+        self.service_s = took_s
+        times = self._contested.get(name, 0) + 1 if alone else 0
+        if times < LONELY:
+            self._note(name, times)
+        else:
+            self._contested.pop(name, None)
+
+    def _note(self, name: bytes, times: int) -> None:
+        if len(self._contested) >= MOST_LINES:
+            self._contested.clear()
+        self._contested[name] = times
+
+
+class CombinerClient:
+    """Of one owner, in one line at a time. For one thread; ``ring`` is called from any, as :meth:`abandon` may be."""
+
+    def __init__(
+        self,
+        ring: Callable[[], None],
+        clock: Callable[[], float],
+        spread: Spread,
+        longest_s: float,
+        rivalry: Rivalry,
+    ) -> None:
+        """``clock``: seconds since any moment. ``longest_s``: between two looks at most."""
+        self.rivalry = rivalry
+        self._ring = ring
+        self._clock = clock
+        self._spread = spread
+        self._longest_s = longest_s
+        self._membership: Membership | None = None
+        self._demand: Demand | None = None
+        self._queues: tuple[str, ...] = ()
+        self._patience_s = PATIENCE_S
+        #: Its owner has ended; another thread may have said so while this one joined.
+        self._abandoned = False
+        #: The first one of the line, how often it was looked for, and since when it was seen there with work waiting.
+        #: Who leaves the line and joins it again knows it still, or one that never stays for long would evict none.
+        self._first = b""
+        self._looks = 0
+        self._work_s: float | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._watches: list[Watch] = []
+        self._rung = True
+        self._fired = False
+        self._due_s = 0.0
+        self._pause_s = PATIENCE_S
+        #: The line as it was seen when it became the first; from its first service that found nothing on, itself alone.
+        self._rows: list[Row] | None = None
+        self._server = b""
+        self._has_just_joined = True
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def in_line(self) -> bool:
+        return self._demand is not None
+
+    @property
+    def is_first(self) -> bool:
+        return self._demand is not None and self._rows is not None
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Those in whose line it stands."""
+        return self._queues if self._demand is not None else ()
+
+    @property
+    def want(self) -> int:
+        """How many messages it waits for."""
+        return 0 if self._demand is None else self._demand.want
+
+    def next_look_s(self) -> float | None:
+        """In how many seconds it wants to be called again."""
+        if self._demand is None:
+            return None
+        return 0.0 if self._rung else max(0.0, self._due_s - self._clock())
+
+    # -- moves -------------------------------------------------------------------------------------------------------
+
+    def join(self, membership: Membership, queues: Sequence[str], want: int, acks: Sequence[Lease]) -> None:
+        """Wait for ``want`` messages of ``queues``. Raises as ``Membership.claim``."""
+        self.belong_to(membership)
+        self._reset()
+        if tuple(queues) != self._queues:
+            self._queues, self._first, self._work_s = tuple(queues), b"", None
+        self._demand = demand = membership.demand(line.name(queues), want)
+        try:
+            membership.join(demand, self._queues, acks)
+        except BaseException:
+            self._end(demand)
+            raise
+        if self._abandoned:  # and recovered before it has joined, perhaps
+            membership.give_up(demand.first)
+            self._end(demand)
+
+    def attend(self, engine: Engine, hand: list[Delivery]) -> bool:
+        """Look, if that is due, and bring what was granted into ``hand``. Whether it has become the first one.
+
+        Raises as ``Membership.claim``.
+        """
+        demand = self._demand
+        if demand is None or not (self._rung or self._clock() >= self._due_s):
+            return False
+        fired, timed, was_first = self._fired, not self._rung, self.is_first
+        self._rung = self._fired = False
+        self._disarm()
+        try:
+            sight = self._of().look(demand, hand, fired=fired)
+        except BaseException:
+            self._rung, self._fired = True, fired  # what it was woken for is still to be seen
+            raise
+        if sight.stands != WAITING:
+            self._end(demand)
+            return False
+        self._patience_s = _bounded(sight.patience_s)
+        if sight.is_first:
+            self._lead(sight)
+        else:
+            self._wait(engine, demand, sight, timed)
+        return self.is_first and not was_first
+
+    def _lead(self, sight: Sight) -> None:
+        """It is the first, or still is; what it has not seen before is served with its next service."""
+        if self._rows is None or len(sight.rows) > 1:
+            self._rows = sight.rows
+        self._server = sight.server
+        self._due_s = self._clock() + self._longest_s
+
+    def _wait(self, engine: Engine, demand: Demand, sight: Sight, timed: bool) -> None:
+        """``timed``: it looks by itself, and was not woken."""
+        now = self._clock()
+        self._rows = None
+        pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
+        self._looks += 1
+        asks = sight.behind is not None or self._work_s is not None or self._looks % SELDOM == 0
+        is_back, self._has_just_joined = self._has_just_joined and sight.first == self._first, False
+        if sight.first != self._first:
+            self._first, self._work_s = sight.first, None
+        if asks and (timed or is_back) and self._is_idle(engine, now):
+            engine.messages.evict(demand, sight.first, _bounded(2 * self._patience_s))
+            pause_s, self._pause_s = 0.0, PATIENCE_S
+        pause_s = min(pause_s, NEXT_S) if sight.is_next else max(pause_s, UNHURRIED * self._patience_s)
+        if self._work_s is not None:
+            pause_s = min(pause_s, self._patience_s)
+        self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)
+        self._watches = sight.watches
+        for watch in sight.watches:
+            watch.on_fire(self._fire)
+        if self._demand is not demand:  # abandoned meanwhile
+            self._disarm()
+
+    def _is_idle(self, engine: Engine, now: float) -> bool:
+        """Whether the first one had work for as long as anybody is patient, and let it lie."""
+        if not engine.messages.has_work(self._queues):
+            self._work_s = None
+            return False
+        if self._work_s is None:
+            self._work_s = now
+        return now - self._work_s >= self._patience_s
+
+    def _fire(self) -> None:
+        self._rung = self._fired = True
+        self._ring()
+
+    def serve(self, queues: Sequence[str], consumers: Mapping[str, str], hand: list[Delivery]) -> None:
+        """As the first one, claim from ``queues`` for all who stand in the line; its own part comes into ``hand``.
+
+        Raises as ``Membership.claim``.
+        """
+        rows, demand = self._rows, self._demand
+        if rows is None or demand is None:
+            return
+        began_s = self._clock()
+        patience_s = _bounded(max(PATIENT * self.rivalry.service_s, LEFT * self._patience_s))
+        served = self._of().serve(demand, queues, rows, consumers, hand, patience_s)
+        if served.ended:
+            self._rows, self._rung = None, True  # the next look tells how
+        elif served.deliveries:
+            alone = len(rows) == 1 and self._server == demand.session
+            self.rivalry.served(demand.line, alone=alone, took_s=self._clock() - began_s)
+            self._end(demand)
+        else:
+            # Nothing is there. When something comes, it is one message more often than not: that shall be quick, and
+            # the next one sees who has joined meanwhile.
+            self._rows = [row for row in rows if row.demand == demand]
+
+    def leave(self, hand: list[Delivery]) -> None:
+        """Stand in no line; what was granted before comes into ``hand``. Raises as ``Membership.claim``."""
+        demand = self._demand
+        if demand is not None:
+            self._disarm()
+            self._of().leave(demand, hand)
+            self._end(demand)
+
+    def abandon(self) -> None:
+        """The same, done by the duties thread: what was granted goes back. Never blocks; for finalizers, too."""
+        self._abandoned = True  # before the look: a join that has not ended yet sees it
+        demand, membership = self._demand, self._membership
+        if demand is not None and membership is not None:
+            membership.give_up(demand.first)
+            self._end(demand)
+
+    def belong_to(self, membership: Membership) -> None:
+        """Demands end with their session."""
+        if self._membership is not membership:
+            if self._demand is not None:
+                self._end(self._demand)
+            self._membership = membership
+
+    def _end(self, demand: Demand) -> None:
+        self._disarm()
+        if self._demand is demand:
+            self._demand = None
+
+    def _disarm(self) -> None:
+        watches, self._watches = self._watches, []
+        for watch in watches:
+            watch.cancel()
+
+    def _of(self) -> Membership:
+        assert self._membership is not None, "it has joined"
+        return self._membership
+
+
+def _bounded(patience_s: float) -> float:
+    return min(max(PATIENCE_S, patience_s), MOST_PATIENCE_S)

@@ -1,0 +1,459 @@
+"""Wake-ups between processes that share a file: a bell for each connection that waits, and pipes that ring it.
+
+The directory of the bells: one named pipe for each listening process, and the file that tells of newcomers.
+
+Everything in it is reached through the directory's descriptor, and only pipes are written to: see
+:mod:`~kombu_fdb.store.sqlite.sidecars`. ``generation`` grows by one byte with each newcomer. Not locked: a caller has
+the lock of this process's bells.
+
+How a commit in one process wakes another one: named pipes beside the database, no polling.
+
+Model. Every process that ever armed a watch owns one FIFO in ``<database>-bells/``, and reads it from one daemon thread
+while watches are armed. After a commit that rang bells (``set_versionstamped_value``) the writer puts an 8-byte digest
+of each such key into every FIFO. The reader fires the watches with that digest.
+
+*No change is lost between reading and arming.* The arming transaction notes the value it saw (``watch.seen``). After it
+ended, ``Listener.arm`` registers the watch, the FIFO being in place, and only then the database reads the value again
+and fires if it differs. Any other commit either came before that second read, which sees it, or after it; then its
+writer lists the FIFOs after it committed, that is after ours was in place, finds it, and the digest meets a registered
+watch.
+
+*Which FIFOs exist* is cached under the size of the file ``generation``, to which every newcomer appends one byte after
+its FIFO is in place. A writer takes the size before it lists, so a newcomer it missed has changed the size by the next
+ring, and reads the value again after this one. (The directory's mtime would not do: it stands still within a clock
+tick.) A FIFO gets its final name only after its owner opened it, so one without a reader is a dead process's.
+
+What fails:
+
+* the reader is busy and its pipe runs full: the writer's EAGAIN is ignored, and a reader that finds much news fires all
+  its watches;
+* the reader died: EPIPE or ENXIO, and the writer removes the FIFO;
+* the writer is killed between its commit and its ring, or has no permission for a FIFO: no process is told. Every
+  ``CHECK_S`` seconds a reader with armed watches therefore compares their values once;
+* the directory is removed: the next ring, or the next listener, makes it again;
+* an exception comes out of a signal handler: the lock is a ``FairLock``, and the news is at worst lost, see above;
+* the process forks: the child closes its copies of the descriptors, or writers would take it for a living reader.
+
+A process without armed watches is not woken: its thread waits for the next one to be armed, and the thread that arms it
+first throws away what lies in the pipe (all of it was written after commits that the second read will see).
+
+A descriptor is closed by its last user only, the thread or the holder of the lock: a digest that is written to a
+number which meanwhile means another file would damage that (https://www.sqlite.org/howtocorrupt.html, 1.1).
+
+The writer's side of the bells: after a commit, a digest of each rung key goes into every listener's pipe.
+
+The protocol stands in :mod:`~kombu_fdb.store.sqlite.wakeups`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import termios
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from hashlib import blake2b
+
+from kombu_fdb.errors import KombuFDBError, StoreUnavailable
+from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.locks import FairLock, Signal, Turn
+from kombu_fdb.primitives.threads import start
+from kombu_fdb.primitives.wakeup import readable, write
+from kombu_fdb.store.sqlite.sidecars import Access, open_directory, open_pipe, open_sidecar
+from kombu_fdb.store.watch import OneShotWatch
+
+# -- pipes -------------------------------------------------------------------------------------------------------------
+
+
+GENERATION = "generation"
+SUFFIX = ".bell"
+
+
+class BellDirectory:
+    """``<database>-bells/``, made if absent. Raises ``StoreUnavailable`` for what is in the way."""
+
+    def __init__(self, path: str, access: Access) -> None:
+        self.path = path
+        self._access = access
+        #: Only who may enter the directory makes a file in it.
+        self._inside = replace(access, exposed=False)
+        self._directory = self._generation = -1
+        self._open()
+
+    def renew(self) -> None:
+        """Make it again if it was removed."""
+        if self.size() is None:
+            self.close()
+            self._open()
+
+    def size(self) -> int | None:
+        """Other than before if there are newcomers; None if the directory was removed."""
+        if self._generation < 0:
+            return None
+        status = os.fstat(self._generation)
+        return status.st_size if status.st_nlink else None
+
+    def names(self) -> list[str]:
+        """Of the pipes."""
+        return [name for name in os.listdir(self._directory) if name.endswith(SUFFIX)]
+
+    def make_pipe(self, name: str) -> int:
+        """Make one that can't be found yet, and open it for reading. Raises ``OSError``."""
+        if os.mkfifo in os.supports_dir_fd:
+            os.mkfifo(name, 0o600, dir_fd=self._directory)
+        else:  # macOS before 13; what is opened next is checked all the same
+            os.mkfifo(os.path.join(self.path, name), 0o600)
+        descriptor = open_pipe(name, os.O_RDONLY, directory=self._directory)
+        self._inside.share(descriptor, os.path.join(self.path, name))
+        return descriptor
+
+    def open_pipe(self, name: str) -> int:
+        """For writing. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
+        return open_pipe(name, os.O_WRONLY, directory=self._directory)
+
+    def publish(self, hidden: str, name: str) -> None:
+        """Let a pipe be found. Raises ``OSError``."""
+        os.rename(hidden, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        write(self._generation, b".")
+
+    def remove(self, name: str) -> None:
+        """If it is there, and if we may."""
+        if self._directory >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._directory)
+
+    def close(self) -> None:
+        """Also all that a forked child may do."""
+        descriptors = (self._directory, self._generation)
+        self._directory = self._generation = -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _open(self) -> None:
+        self._directory = open_directory(self.path, self._access)
+        try:
+            generation = os.path.join(self.path, GENERATION)
+            self._generation = open_sidecar(generation, self._inside, directory=self._directory)
+        except BaseException:
+            self.close()
+            raise
+
+
+# -- the listener ------------------------------------------------------------------------------------------------------
+
+
+DIGEST_BYTES = 8
+#: Stands for every key.
+ALL_KEYS = bytes(DIGEST_BYTES)
+#: Written at once by every system, or not at all (POSIX's smallest PIPE_BUF).
+NEWS_BYTES = 512
+#: More than this in the pipe, and some may have been refused: the smallest pipe holds a page.
+MUCH_NEWS_BYTES = 2048
+READ_BYTES = 65536
+#: How long a wake-up lost by a killed writer stays lost.
+CHECK_S = 2.0
+#: Other queues' news may come by the thousand; then look only this often.
+FIRST_REST_S = 0.0005
+LONGEST_REST_S = 0.004
+#: The lock is held for microseconds; a ring that waits as long as this goes without.
+LOCK_S = 1.0
+#: How long closing waits for the thread, which may be in a callback.
+CLOSE_S = 2.0
+
+
+@lru_cache(maxsize=4096)
+def digest(key: bytes) -> bytes:
+    """What stands for the key in a pipe."""
+    return blake2b(key, digest_size=DIGEST_BYTES).digest()
+
+
+def _has_bytes(descriptor: int) -> bool:
+    """Without a wait, and without a ``select``, of which eventlet allows only one at a time."""
+    return fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)) != bytes(4)
+
+
+class Listener:
+    """This process's FIFO and the watches armed on it."""
+
+    def __init__(
+        self, bells: BellDirectory, read_values: Callable[[Sequence[bytes]], list[bytes | None]], clock: Clock
+    ) -> None:
+        self._bells = bells
+        self._read_values = read_values
+        #: Also of the ringer and of the directory.
+        self.lock = FairLock(clock)
+        self._changed = Signal()
+        #: Those that wait, by their keys.
+        self.watches: dict[bytes, dict[OneShotWatch, Hashable]] = {}
+        #: File name of the FIFO, "" as long as there is none.
+        self.name = ""
+        self._read_fd = self._write_fd = -1
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def armed(self) -> int:
+        """How many watches wait."""
+        return sum(map(len, list(self.watches.values())))
+
+    def open(self) -> None:
+        """Put the FIFO in place. Raises ``OSError``, ``StoreUnavailable``; without effect the second time."""
+        if self._thread is None:
+            self.lock.run(self._open, LOCK_S)
+
+    def arm(self, watch: OneShotWatch, owner: Hashable) -> None:
+        """Register ``watch``, after :meth:`open`; the caller must then read the value again. Raises as that does."""
+        self.lock.run(lambda: self._arm(watch, owner), LOCK_S)
+        self._changed.set()
+
+    def disarm(self, watch: OneShotWatch) -> None:
+        """Never raises: a watch that stays by mistake fires once, in vain."""
+        with contextlib.suppress(StoreUnavailable):
+            self.lock.run(lambda: self._disarm(watch), LOCK_S)
+
+    def forget(self, owner: Hashable) -> None:
+        """Disarm all that ``owner`` has armed."""
+        for watch, whose in self._all_armed():
+            if whose is owner:
+                self.disarm(watch)
+
+    def hear(self, digests: list[bytes]) -> None:
+        """News from this very process, with the lock: costs nothing when no thread waits for it."""
+        if any(each in self.watches for each in digests):
+            self._knock(ALL_KEYS if len(digests) * DIGEST_BYTES > NEWS_BYTES else b"".join(digests))
+
+    def close(self) -> None:
+        """Remove the FIFO and end the thread. Armed watches never fire. Idempotent."""
+        self._closed = True
+        self.watches.clear()
+        self._changed.set()
+        with contextlib.suppress(StoreUnavailable):
+            self.lock.run(self._leave, LOCK_S)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_S)
+
+    def close_files(self) -> None:
+        """All that a forked child may do."""
+        descriptors = (self._read_fd, self._write_fd)
+        self._read_fd = self._write_fd = -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def compare(self, watches: Sequence[OneShotWatch]) -> None:
+        """Fire those whose value is no longer the one they saw; all of them if that can't be told."""
+        try:
+            values = self._read_values([watch.key for watch in watches])
+        except KombuFDBError:  # the thread that is woken meets the same error, and handles it
+            values = None
+        for i, watch in enumerate(watches):
+            if values is None or values[i] != watch.seen:
+                self.disarm(watch)
+                watch.fire()
+
+    # With the lock
+
+    def _open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the database was closed")
+        if self._read_fd < 0:
+            self._bells.renew()
+            self._make_fifo(f"{os.getpid()}-{secrets.token_hex(6)}{SUFFIX}")
+        # Not only noted: an exception may have come in between.
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._listen, name="kombu-fdb-sqlite-bell", daemon=True)
+            start(thread)
+            self._thread = thread
+
+    def _make_fifo(self, name: str) -> None:
+        hidden = f"{name}-new"
+        try:
+            self._read_fd = self._bells.make_pipe(hidden)
+            # A writer of our own: without any, the pipe would report a hang-up for ever.
+            self._write_fd = self._bells.open_pipe(hidden)
+            self.name = name
+            self._bells.publish(hidden, name)
+        except BaseException:
+            self.close_files()
+            for each in (hidden, name):
+                self._bells.remove(each)
+            raise
+
+    def _arm(self, watch: OneShotWatch, owner: Hashable) -> None:
+        if self._closed or watch.done:
+            return
+        if not self.watches:
+            self._drain()
+        self.watches.setdefault(digest(watch.key), {})[watch] = owner
+
+    def _disarm(self, watch: OneShotWatch) -> None:
+        bell = digest(watch.key)
+        waiting = self.watches.get(bell, {})
+        waiting.pop(watch, None)
+        if not waiting:
+            self.watches.pop(bell, None)
+
+    def _knock(self, news: bytes) -> None:
+        if self._write_fd >= 0:
+            with contextlib.suppress(BlockingIOError):
+                write(self._write_fd, news)
+
+    def _leave(self) -> None:
+        if self.name:
+            self._bells.remove(self.name)
+        self._knock(ALL_KEYS)
+
+    def _due(self, news: bytes) -> list[OneShotWatch]:
+        """Take the watches that this news is about out of the register."""
+        digests = {news[i : i + DIGEST_BYTES] for i in range(0, len(news), DIGEST_BYTES)}
+        if len(news) >= MUCH_NEWS_BYTES or ALL_KEYS in digests:
+            digests = set(self.watches)
+        return [watch for each in digests for watch in self.watches.pop(each, ())]
+
+    # The thread
+
+    def _listen(self) -> None:
+        rest = 0.0
+        while self._wait_until_armed():
+            if not readable(CHECK_S, self._read_fd):
+                self._compare_all()
+                rest = 0.0
+                continue
+            due = self._take_due(self._drain())
+            for watch in due:
+                watch.fire()
+            rest = 0.0 if due else min(max(2 * rest, FIRST_REST_S), LONGEST_REST_S)
+            if rest:
+                self._changed.wait(rest)
+        with contextlib.suppress(StoreUnavailable):
+            self.lock.run(self.close_files, CLOSE_S)
+
+    def _take_due(self, news: bytes) -> list[OneShotWatch]:
+        try:
+            return self.lock.run(lambda: self._due(news), LOCK_S)
+        except StoreUnavailable:  # this process was stopped for a while: its time is up, the news are not
+            self._compare_all()
+            return []
+
+    def _compare_all(self) -> None:
+        self.compare([watch for watch, _ in self._all_armed()])
+
+    def _all_armed(self) -> list[tuple[OneShotWatch, Hashable]]:
+        return [each for waiting in list(self.watches.values()) for each in list(waiting.items())]
+
+    def _wait_until_armed(self) -> bool:
+        while not self._closed:
+            if self.watches:
+                return True
+            self._changed.wait(None)
+        return False
+
+    def _drain(self) -> bytes:
+        news = b""
+        with contextlib.suppress(BlockingIOError):
+            # Asked first: eventlet's read waits for what is not there, also on a descriptor that must not block.
+            while not self._closed and _has_bytes(self._read_fd) and (chunk := os.read(self._read_fd, READ_BYTES)):
+                news += chunk
+        return news
+
+
+# -- the ringer --------------------------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+
+class Ringer:
+    """Tells every listening process which keys a commit changed."""
+
+    def __init__(self, bells: BellDirectory, listener: Listener) -> None:
+        self._bells = bells
+        self._listener = listener
+        self._fds: dict[str, int] = {}
+        self._listed: int | None = -1
+        self._closed = False
+
+    def ring(self, keys: Sequence[bytes]) -> None:
+        """After the commit. Never raises: a bell that fails is made good by ``CHECK_S``."""
+        if not self._fds and not self._listener.watches:
+            # Asked without the lock: a process that begins to listen from now on reads the values afterwards.
+            with contextlib.suppress(OSError):  # it is being closed
+                size = self._bells.size()
+                if size is not None and size == self._listed:
+                    return
+        digests = [digest(key) for key in keys]
+        lock, turn = self._listener.lock, Turn()
+        try:  # as FairLock.run does, in half the time
+            try:
+                if lock.acquire(turn, LOCK_S):
+                    self._ring(digests)
+            except (OSError, StoreUnavailable) as error:
+                logger.warning("could not wake the other processes: %s", error)
+            finally:
+                lock.release(turn)
+        except BaseException:
+            lock.release(turn)
+            raise
+
+    def close(self) -> None:
+        """When no thread rings; what still does then leaves the descriptors open."""
+        with contextlib.suppress(StoreUnavailable):
+            self._listener.lock.run(self.close_files, LOCK_S)
+
+    def close_files(self) -> None:
+        """All that a forked child may do."""
+        self._closed = True
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+        self._bells.close()
+
+    def _ring(self, digests: list[bytes]) -> None:
+        if self._closed:
+            return
+        self._refresh()
+        if self._fds:
+            self._tell_others(digests)
+        self._listener.hear(digests)
+
+    def _refresh(self) -> None:
+        """List the FIFOs if there may be new ones; the size is taken before."""
+        size = self._bells.size()
+        if size is None:  # the directory was removed
+            self._bells.renew()
+            self._listed, size = -1, self._bells.size()
+        if size != self._listed:
+            for name in self._bells.names():
+                if name not in self._fds and name != self._listener.name:
+                    self._connect(name)
+            self._listed = size
+
+    def _connect(self, name: str) -> None:
+        try:
+            self._fds[name] = self._bells.open_pipe(name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                self._bells.remove(name)
+            else:
+                logger.warning("can't wake the process behind %s/%s: %s", self._bells.path, name, error)
+
+    def _tell_others(self, digests: list[bytes]) -> None:
+        news = b"".join(digests)
+        if len(news) > NEWS_BYTES:
+            news = ALL_KEYS
+        for name, fd in list(self._fds.items()):
+            try:
+                write(fd, news)
+            except BlockingIOError:
+                pass
+            except BrokenPipeError:
+                os.close(self._fds.pop(name))
+                self._bells.remove(name)

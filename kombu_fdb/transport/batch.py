@@ -1,0 +1,246 @@
+"""Batches: what ``Producer.batch()`` publishes, and what is published again after an error.
+
+``Producer.batch()``: many messages in one transaction.
+
+Model. A batch is *open* until a flush fails (*failed*) or its context ends by an exception (*aborted*) or normally
+(*closed*); only an open one takes messages. A flush publishes all buffered messages in their order, in as few
+transactions as the store's limits allow: usually one, so all or none of them. When a flush fails, the transactions
+before the failed one are stored; whether the failed one is depends on the error, which is the cause of the
+``BatchPublishError`` (only after ``CommitUnknown`` it may be). Kombu's contract is not to retry.
+
+Two other kinds of batch are chosen with :func:`batching`: an :class:`AtomicBatch` is one transaction or an error before
+anything is stored; a :class:`JoinedBatch` writes into a transaction of the caller's and does not commit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from kombu.messaging import Producer
+
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
+from kombu_fdb.errors import InvalidArgument, KombuFDBError, LimitExceeded, OptionError
+from kombu_fdb.model import Death, Publication
+from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.transport.encoding.envelope import payload_of, without_deaths
+from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
+from kombu_fdb.transport.kombu_versions import BatchPublishError, batched
+
+# -- the batch ---------------------------------------------------------------------------------------------------------
+
+
+#: What a message takes beside its payload: keys, record head, conflict ranges.
+OVERHEAD_BYTES = 300
+
+
+class Encoder(Protocol):
+    """A channel, as a batch sees it."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    def encode(self, message: Any, exchange: str, routing_key: str) -> Publication: ...
+
+    def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
+        """No queue was reached."""
+
+    def join(self, tr: Any) -> Transaction:
+        """A caller's own transaction. Raises ``OptionError`` if it is not of the broker's cluster."""
+
+
+class _Entry(NamedTuple):
+    publication: Publication
+    message: dict[str, Any]
+    mandatory: bool
+    copies: int
+
+
+class PublishBatch:
+    """The session behind one outermost ``with producer.batch()``. Used by one thread."""
+
+    def __init__(self, encoder: Encoder, max_size: int) -> None:
+        self.channel = encoder
+        self.max_size = max_size
+        self._entries: list[_Entry] = []
+        self._copies = 0
+        self._routes: dict[tuple[str, str], int] = {}
+        self._unusable: str | None = None
+        self._cause: BaseException | None = None
+
+    def publish(
+        self,
+        message: dict[str, Any],
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Buffer a message; flush when ``max_size`` copies are. Raises 406 for a message over the maximum."""
+        self._check_usable()
+        publication = self.channel.encode(message, exchange, routing_key)
+        self._check(publication)
+        entry = _Entry(publication, message, mandatory, self._count_copies(exchange, routing_key))
+        if self._entries and self._copies + entry.copies > self.max_size:
+            self.flush()
+        self._entries.append(entry)
+        self._copies += entry.copies
+        if self._copies >= self.max_size:
+            self.flush()
+
+    def _check(self, publication: Publication) -> None:
+        """Here, not in the flush, so that one bad message does not spoil the others."""
+        try:
+            self.channel.engine.publisher.check(publication)
+        except KombuFDBError as error:
+            raise_as_amqp(error, "basic_publish")
+
+    def _count_copies(self, exchange: str, routing_key: str) -> int:
+        """Kombu counts operations: a fanout to n queues is n. Routes are looked up once per batch."""
+        if not exchange:
+            return 1
+        key = exchange, routing_key
+        if key not in self._routes:
+            with amqp_errors("basic_publish"):
+                self._routes[key] = max(1, len(self.channel.engine.inspect.route(exchange, routing_key)))
+        return self._routes[key]
+
+    def flush(self) -> None:
+        """Publish what is buffered. Raises ``BatchPublishError``; the batch can't be used any more then."""
+        self._check_usable()
+        entries, self._entries, self._copies = self._entries, [], 0
+        stored = 0
+        for part in _parts(entries):
+            try:
+                reached = self._store([entry.publication for entry in part])
+            except KombuFDBError as error:
+                self._cause = error
+                self._unusable = f"{stored} of {len(entries)} messages were published before the batch failed: {error}"
+                raise BatchPublishError(self._unusable) from error
+            stored += len(part)
+            for entry, queues in zip(part, reached, strict=True):
+                if not queues:
+                    self.channel.on_unroutable(entry.message, entry.publication, entry.mandatory)
+
+    def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
+        return self.channel.engine.publisher.publish(publications)
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it was discarded; a batch that has failed was not."""
+        return self._unusable is not None and self._cause is None
+
+    def discard(self) -> None:
+        """Forget what is buffered."""
+        self._entries.clear()
+        self._unusable = self._unusable or "the batch was aborted"
+
+    def close(self) -> None:
+        """Forget what is buffered, for good."""
+        self.discard()
+
+    def _check_usable(self) -> None:
+        if self._cause is not None:
+            raise BatchPublishError(self._unusable) from self._cause
+        if self._unusable is not None:
+            raise RuntimeError(self._unusable)
+
+
+class AtomicBatch(PublishBatch):
+    """All in one transaction, when its context ends, whatever ``max_size`` says."""
+
+    def flush(self) -> None:
+        """Raises ``LimitExceeded``, with nothing stored, if one transaction can't hold all."""
+        parts = sum(1 for _ in _parts(self._entries))
+        if parts > 1:
+            raise LimitExceeded(
+                "the messages do not fit into one transaction",
+                messages=self._copies,
+                transactions=parts,
+                fix=f"It holds {BATCH_MESSAGES:,} messages with {BATCH_BYTES:,} bytes in all: publish fewer at a time.",
+            )
+        super().flush()
+
+
+#: How many messages were put into a caller's transaction before; kept over its retries, where it does no harm.
+_stamped: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+class JoinedBatch(AtomicBatch):
+    """Into the caller's own FoundationDB transaction ``tr``: stored when and if the caller commits it.
+
+    An error of FoundationDB passes through as it is, for the caller's retry loop. Raises ``OptionError`` if ``tr`` is
+    not a transaction of the broker's cluster.
+    """
+
+    def __init__(self, encoder: Encoder, max_size: int, tr: Any) -> None:
+        super().__init__(encoder, max_size)
+        self._tr = tr
+        self._joined = encoder.join(tr)
+
+    def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
+        before = _stamped.get(self._tr, 0)
+        reached, _stamped[self._tr] = self.channel.engine.publisher.publish_in(
+            self._joined, publications, stamped=before
+        )
+        return reached
+
+
+@contextmanager
+def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -> Iterator[None]:
+    """``with producer.batch()``, of this kind; ``args`` are its own. Raises ``OptionError`` for another broker."""
+    channel: Any = producer.channel
+    if not hasattr(channel, "batch_kind"):
+        raise OptionError(
+            "this broker has no transactions",
+            transport=producer.connection.transport.driver_name,
+            fix="Set broker_url to fdb:// or fdb+sqlite://.",
+        )
+    before, channel.batch_kind = channel.batch_kind, lambda channel, size: kind(channel, size, *args)
+    try:
+        with batched(producer, sys.maxsize):
+            yield
+    finally:
+        channel.batch_kind = before
+
+
+def _parts(entries: list[_Entry]) -> Iterator[list[_Entry]]:
+    """Consecutive parts that one transaction holds."""
+    part: list[_Entry] = []
+    size = copies = 0
+    for entry in entries:
+        entry_size = (len(entry.publication.payload) + OVERHEAD_BYTES) * entry.copies
+        if part and (size + entry_size > BATCH_BYTES or copies + entry.copies > BATCH_MESSAGES):
+            yield part
+            part, size, copies = [], 0, 0
+        part.append(entry)
+        size += entry_size
+        copies += entry.copies
+    if part:
+        yield part
+
+
+# -- publishing again --------------------------------------------------------------------------------------------------
+
+
+def encode_again(encoder: Encoder, message: Any) -> tuple[Publication, tuple[Death, ...]]:
+    """And its history as a dead letter."""
+    headers, deaths = without_deaths(message.headers or {})
+    again = {
+        "body": message.body,
+        "content-type": message.content_type,
+        "content-encoding": message.content_encoding,
+        "headers": headers,
+        "properties": message.properties,
+    }
+    info = message.delivery_info
+    exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or info["queue"]
+    try:
+        return encoder.encode(again, exchange, routing_key), deaths
+    except InvalidArgument:  # it came from elsewhere: it keeps its odd headers, and they steer nothing
+        plain = encoder.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key)
+        return plain._replace(payload=payload_of(again, exchange, routing_key)), deaths

@@ -1,0 +1,482 @@
+"""What a connection asks the store for on behalf of its consumers: a state machine without a thread.
+
+Model. A fetcher is *asleep* until the program drains (``watch_set.py``): nothing is claimed or watched, and nothing
+happens before its bell rings. While it does, a queue is *hungry* when it may have messages, *armed* when it was
+seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
+
+1. If rivals consume the same queues, and there is room, stand in a line with them (``process/combiner_client.py``).
+While
+   another one is the first there, leave these queues out of the steps 2 and 3.
+2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
+3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
+   all of it. A window that was not filled ends their hunger. Begin again.
+4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``.
+5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
+   long enough, or the safety look is due (``poll_interval``): watches are promised, but looking costs little.
+
+What was claimed and not taken for ``undrained_timeout`` goes back to its place, uncounted, and nothing more is
+claimed for its channel until the program drains again: the program has forgotten its consumer, or works for an hour in
+a callback. While the fetcher is asleep and holds nothing, a consumer that was the active one of its queue gives way.
+
+The worker loops never wait for the store: they take what has arrived, and sleep on :attr:`Fetcher.arrived`.
+
+What happens at each failure:
+
+* the session was fenced: what waits is dropped, the next turn opens a new session and goes on. If a consumed queue
+  vanished with the session, the consumers get :exc:`~kombu_fdb.transport.errors.SessionLost`, and declare it again.
+* a consumed queue was deleted: its consumers end at the next safety look, and a drain tells them (``receiver.py``).
+* the store fails: the fetcher has *failed*, and the error is raised by the consumer's next drain, as the connection
+  error it is. ``recover``, when the connection is established again, goes on with the same consumers.
+* a turn is interrupted anywhere: acks that it had taken along are pending again, what its claim leased without anybody
+  knowing is recovered by the session (``process/membership.py``), and what it had not handed over, or not released, is
+  the next turn's (``dispatch.py``).
+
+The time, chance and the store (through the process's client) are arguments, so a simulation drives it as a thread does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+from kombu_fdb import errors
+from kombu_fdb.errors import StoreError, StoreUnavailable
+from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
+from kombu_fdb.primitives.locks import Signal
+from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.primitives.weakly import weakly
+from kombu_fdb.process.client import Client
+from kombu_fdb.process.combiner_client import CombinerClient, Rivalry
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.upkeep.duty_cycle import Jitter
+from kombu_fdb.transport.consuming.claiming import Claiming
+from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
+from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
+from kombu_fdb.transport.consuming.watch_set import Drain, IdleTracker, WatchSet
+from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
+from kombu_fdb.transport.holding.settling import MANY_ACKS
+from kombu_fdb.transport.holding.unacked import Credit
+from kombu_fdb.transport.worker.poison import is_workers
+
+#: The first one of a line looks into so many queues without asking. Who consumes more watches their bells while it
+#: waits, too, so that it knows then which ones have messages.
+FEW_QUEUES = 8
+
+logger = logging.getLogger(__name__)
+
+#: Rests after claims that brought nothing, in seconds.
+FIRST_REST_S = 0.0005
+LONGEST_REST_S = 0.1
+
+
+class Fetcher:
+    """Of one connection. :meth:`turn` is one thread's; the rest may be called from any."""
+
+    def __init__(
+        self, client: Client, watch_set: WatchSet, arrived: Bell, clock: Callable[[], float], rng: Jitter
+    ) -> None:
+        """``clock``: seconds since any moment."""
+        options = client.options
+        self.arrived = arrived
+        self.idle_tracker = IdleTracker(options.undrained_timeout, clock)
+        self.dispatch = Dispatch(
+            options.claim_window,
+            options.ack_delay_ms / 1000,
+            options.undrained_timeout,
+            clock,
+            int(rng.uniform(0, 1000)),
+        )
+        #: What ended the turns; the consumer's next drain raises it.
+        self.error: BaseException | None = None
+        #: The program does not drain.
+        self.asleep = True
+        #: The connection is that of a Celery worker (``worker/poison.py``).
+        self.is_workers = False
+        self._client = client
+        self._watch_set = watch_set
+        self._clock = clock
+        self._rng = rng
+        longest_s = min(options.poll_interval, options.operation_timeout)
+        self._claiming = Claiming(
+            client, self.dispatch, CombinerClient(watch_set.bell.ring, clock, rng, longest_s, Rivalry())
+        )
+        self._ack_delay_s = options.ack_delay_ms / 1000
+        self._membership: Membership | None = None
+        self._cancels: deque[tuple[Subscription, bool, Signal]] = deque()
+        #: Consumers that ended with their queues, and have not been told.
+        self.ended: deque[Subscription] = deque()
+        self._first_ack: float | None = None
+        self._next_look = 0.0
+        self._fruitless = 0
+        #: Consumers that may be the active ones of their queues.
+        self._active: set[str] = set()
+        # How often a drain has come, and for how many of them a turn has looked and found no more.
+        self._called = 0
+        self._answered = 0
+
+    @property
+    def session_id(self) -> SessionId:
+        """Of the session in whose name it claims; empty before the first turn."""
+        return NO_SESSION if self._membership is None else self._membership.session_id
+
+    # -- for consumers ---------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do until something changes: what there was has been handed over."""
+        return self._answered == self._called
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Begin to claim for a consumer, from the next drain on; the bell must ring after it."""
+        self._register(subscription, self._client.membership())
+        self.dispatch.add(subscription)
+        self.is_workers = self.is_workers or is_workers(subscription.callback)
+        self._watch_set.hungry.add(subscription.queue)
+        self._called += 1
+
+    def attend(self, drain: Drain) -> None:
+        """A drain begins; :meth:`depart` must follow."""
+        self.idle_tracker.begin(drain)
+        self._wake()
+
+    def depart(self, drain: Drain) -> None:
+        self.idle_tracker.end(drain)
+
+    def attend_loop(self, *, registered: bool) -> None:
+        """An event loop delivers from now on, or does not any more."""
+        self.idle_tracker.looped = registered
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.asleep:
+            self._called += 1
+            self._watch_set.bell.ring()
+
+    def cancel(self, subscription: Subscription, *, leave: bool) -> Signal:
+        """End a consumer with the next turn, or :meth:`carry_out_cancels`. The signal is set when that is done."""
+        done = Signal()  # not an event, which this thread would leave locked if it is interrupted again
+        self._cancels.append((subscription, leave, done))
+        return done
+
+    def forget(self, credit: Credit[Subscription]) -> None:
+        """The channel is closed: what still waits goes back. Never blocks."""
+        self.dispatch.forget(credit)
+        self._release_later()
+
+    def leave(self, subscription: Subscription) -> None:
+        """The store forgets a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
+        if subscription.session_id is None:
+            return
+        remove = partial(self._client.remove_consumer, subscription.session_id, subscription.queue, subscription.tag)
+        try:
+            if self._client.suspected:
+                self._client.later(remove)
+            else:
+                remove()
+        except StoreError:
+            self._client.suspect()
+            self._client.later(remove)
+
+    def next(self, hand: list[Arrival]) -> Arrival | None:
+        """The next message to hand out, which is put into ``hand`` first. Raises the error that ended the thread."""
+        if self.dispatch.resume():
+            self._called += 1
+            self._watch_set.bell.ring()
+        arrival = self.dispatch.next(hand)
+        if arrival is None:
+            if self.error is not None:
+                with operational_errors():
+                    raise self.error
+        elif self.dispatch.is_low(arrival.subscription.credit):
+            self._called += 1  # a drain that must not wait finds the next one, too
+            self._watch_set.bell.ring()
+        return arrival
+
+    def return_undelivered(self, hand: list[Arrival]) -> None:
+        """Their delivery was interrupted before a callback saw them: they are the next ones again."""
+        homeless = [lease for arrival in hand if (lease := self.dispatch.return_undelivered(arrival)) is not None]
+        if homeless:
+            self._client.release_later(homeless)
+        if hand:
+            self.arrived.ring()
+
+    def on_ack(self, pending: int, enough: int) -> None:
+        """An ack was added to the client's list. The first starts the clock, many end the wait."""
+        if self._first_ack is None or pending >= min(enough, MANY_ACKS):
+            self._watch_set.bell.ring()
+
+    def on_room(self) -> None:
+        """Prefetch or the number of held messages changed."""
+        self._watch_set.bell.ring()
+        self.arrived.ring()  # something may wait that did not fit before
+
+    def abandon(self) -> None:
+        """It has no consumers any more, and no turns. Never blocks; for finalizers, too."""
+        self._claiming.abandon()
+
+    def close(self) -> list[Lease]:
+        """No more turns. Returns the leases of all that has come and was not handed out."""
+        self.carry_out_cancels()
+        self.dispatch.close()
+        self.dispatch.place()
+        self.abandon()
+        return self.dispatch.to_release()
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def turn(self) -> float | None:
+        """Returns for how long to sleep; 0 to be called again at once, None until the bell rings. Raises anything."""
+        called, self._answered = self._called, -1
+        self._watch_set.bell.clear()
+        pause_s = self._step()
+        if pause_s != 0 and self._first_ack is None and not self._fruitless:
+            self._answered = called
+        return pause_s
+
+    def fail(self, error: BaseException) -> None:
+        """A turn has raised it: there are no more until :meth:`recover`."""
+        if not isinstance(error, CONNECTION_ERRORS):
+            logger.error("the receiver failed", exc_info=error)
+            unexpected = StoreUnavailable("the receiver failed", reason=repr(error))
+            unexpected.__cause__ = error
+            error = unexpected
+        if isinstance(error, StoreError):
+            self._client.suspect()
+        self.error = error
+        self.arrived.ring()
+
+    def recover(self) -> None:
+        """Go on after an error."""
+        self.error = None
+        self._watch_set.hungry.update(self.dispatch.queues)
+        self.asleep = True
+
+    def _step(self) -> float | None:
+        """Do what is to be done. Returns for how long to sleep; 0 to be called again at once, None for ever."""
+        self._hand_over()  # what an interrupted turn has left
+        self.carry_out_cancels()
+        now = self._clock()
+        self._release_untaken(now)
+        if not self._is_attended():
+            return self._sleep(now)
+        try:
+            membership = self._current_membership()
+            if now >= self._next_look:
+                self._next_look = now + self._client.options.poll_interval * self._rng.uniform(0.75, 1.0)
+                self._watch_set.disarm()
+                self._end_forgotten(membership)
+            self._watch_set.report(membership, self.dispatch.queues)
+            return self._serve_consumers(membership, now)
+        except errors.SessionLost:
+            return 0  # the next step opens another session
+
+    def _serve_consumers(self, membership: Membership, now: float) -> float | None:
+        hand = self.dispatch.arriving
+        line = self._claiming.stand(membership, now, hand)
+        if hand:
+            return self._hand_over()
+        others, queues = self._claiming.others(), self.dispatch.queues
+        if len(line.queues) <= FEW_QUEUES:
+            self._watch_set.hungry.update(line.queues)
+        if len(others) <= FEW_QUEUES:
+            queues -= others
+        self._watch_set.arm(self._client.engine, queues, membership.session_id, self.dispatch.consumers)
+        deferred = self._claiming.deferred(line, now)
+        plan = self.dispatch.plan(self._watch_set.hungry - others - deferred, now)
+        if plan.queues:
+            self._claiming.choose(plan, hand)
+            return self._hand_over() if hand else self._claim(membership, plan)
+        self._fruitless = 0
+        self._flush_if_due(now)
+        next_look_s = self._claiming.combiner.next_look_s()
+        return self._pause(now, line.again_s, plan.again_s, self._next_look - now, next_look_s)
+
+    def _is_attended(self) -> bool:
+        self.asleep = True  # before the look: a drain that comes after it rings
+        self.asleep = not self.idle_tracker.given
+        return not self.asleep
+
+    def _sleep(self, now: float) -> float | None:
+        """The program does not drain."""
+        self._watch_set.disarm()
+        self._watch_set.hungry.update(self.dispatch.queues)
+        self._fruitless = 0
+        self._leave_line()
+        self._flush_if_due(now)
+        self._give_way()
+        return self._pause(now)
+
+    def _leave_line(self) -> None:
+        """What it was granted just now goes back."""
+        with suppress(errors.SessionLost):
+            self._claiming.leave(self.dispatch.arriving)
+            self.dispatch.turn_away()
+            self._release_leaving()
+
+    def _give_way(self) -> None:
+        """Others are served where one consumer is active at a time, unless this one is not through with its messages.
+
+        Only if no drain is there at all: a callback that works for an hour may have acknowledged its message.
+        """
+        if self._active and not self._client.acks:
+            idle = self._active & self.dispatch.unburdened
+            if idle:
+                self._client.leave(idle)
+                self._active -= idle
+
+    def _release_untaken(self, now: float) -> None:
+        dropped = self.dispatch.drop_left_lying(now)
+        if dropped:
+            logger.debug(
+                "the program does not drain the connection, so claimed messages are released: %s",
+                plural(dropped, "message"),
+            )
+            self._release_leaving()
+            self.arrived.ring()  # an event loop that comes back shows itself
+
+    def _release_leaving(self) -> None:
+        """Raises a ``StoreError``: the client does it as soon as it can."""
+        leases = self.dispatch.to_release()
+        if not leases:
+            return
+        try:
+            if self._client.suspected:
+                self._client.release_later(leases)
+            else:
+                self._client.release(leases)
+        except StoreError:
+            self.dispatch.released(leases)
+            raise
+        self.dispatch.released(leases)
+
+    def _pause(self, now: float, *until: float | None) -> float | None:
+        pauses = [each for each in (*until, self.dispatch.lies_for(now)) if each is not None]
+        if self._first_ack is not None:
+            pauses.append(self._first_ack + self._ack_delay_s - now)
+        return max(min(pauses), 0.0005) if pauses else None
+
+    # -- claiming ----------------------------------------------------------------------------------------------------
+
+    def _claim(self, membership: Membership, plan: Plan) -> float:
+        """Returns how long to rest before the next step."""
+        self._active.update(plan.consumers.values())
+        self._first_ack = None  # before the list is emptied: an ack that comes after it rings
+        found = self.dispatch.arriving
+        self._claiming.claim(membership, plan, found)
+        self.dispatch.end_turn(plan.queues[0])
+        if len(found) < plan.limit:
+            self._watch_set.hungry.difference_update(plan.queues)
+        if found:
+            self._fruitless = 0
+            return self._hand_over()
+        # What is there was expired, or a rival took it. Should it ever be unclaimable, this is no busy loop.
+        self._fruitless += 1
+        return min(FIRST_REST_S * (1 << min(self._fruitless, 10)), LONGEST_REST_S)
+
+    def _hand_over(self) -> float:
+        """What has arrived. Returns how long to rest before the next step."""
+        if self.dispatch.arriving:
+            self._begin_times_to_run(each for each in self.dispatch.arriving if each.leased)
+            self.dispatch.place()
+            self.arrived.ring()
+        self._release_later()
+        return 0
+
+    def _release_later(self) -> None:
+        leases = self.dispatch.to_release()
+        if leases:
+            self._client.release_later(leases)
+            self.dispatch.released(leases)
+
+    def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
+        """From the claim on: a loop that hangs must not keep what waits for it either."""
+        for each in found:
+            if each.ttr_ms:
+                self._client.watch(
+                    each,
+                    started=weakly(self._has_begun, each.lease, otherwise=False),
+                    gone=weakly(self.dispatch.overdue, each.lease, otherwise=None),
+                )
+
+    def _has_begun(self, lease: Lease) -> bool:
+        return not self.dispatch.withdraw(lease)
+
+    def _flush_if_due(self, now: float) -> None:
+        if not self._client.acks:
+            self._first_ack = None
+            return
+        if self._first_ack is None:
+            self._first_ack = now
+        if now - self._first_ack >= self._ack_delay_s or len(self._client.acks) >= MANY_ACKS:
+            self._first_ack = None
+            self._client.flush_acks()
+
+    # -- the session -------------------------------------------------------------------------------------------------
+
+    def _current_membership(self) -> Membership:
+        membership = self._client.membership()
+        previous, self._membership = self._membership, membership
+        if previous is not None and previous is not membership:
+            self.dispatch.drop_session(previous.session_id)
+            if any(each.transient for each in self.dispatch.subscriptions):
+                raise SessionLost("the session was ended by another process, and its temporary queues with it")
+        for subscription in self.dispatch.subscriptions:
+            if subscription.session_id != membership.session_id:
+                self._register(subscription, membership)
+        return membership
+
+    def _register(self, subscription: Subscription, membership: Membership) -> None:
+        """Let the store know, so that the queue does not vanish under the consumer."""
+        try:
+            self._client.engine.queues.add_consumer(
+                membership.session_id, subscription.queue, subscription.tag, declared=subscription.transient
+            )
+        except errors.SessionLost:
+            membership.lose()
+            raise
+        except errors.QueueNotFound as error:  # its last other consumer has left meanwhile
+            raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
+        subscription.session_id = membership.session_id
+
+    def _end_forgotten(self, membership: Membership) -> None:
+        """Consumers end with their queue, as in RabbitMQ: who deleted it has made the store forget them."""
+        own = {
+            (each.queue, each.tag): each
+            for each in self.dispatch.subscriptions
+            if each.session_id
+            == membership.session_id  # one that comes just now may have been entered in another's name
+        }
+        if not own:
+            return
+        try:
+            forgotten = self._client.engine.queues.forgotten(membership.session_id, [*own])
+        except errors.SessionLost:
+            membership.lose()
+            raise
+        for each in forgotten:
+            self.ended.append(own[each])  # before: interrupted in between, it is told twice, and hears it once
+            self.cancel(own[each], leave=True)
+        if forgotten:
+            self.carry_out_cancels()
+            self.arrived.ring()
+
+    def carry_out_cancels(self) -> None:
+        """May be repeated, and by several threads. One that is interrupted is carried out again."""
+        for cancel in list(self._cancels):
+            subscription, leave, done = cancel
+            self._active.discard(subscription.tag)
+            self.dispatch.remove(subscription)
+            try:
+                self._release_leaving()
+            except StoreError as error:  # the client does it as soon as it can
+                self._client.suspect()
+                logger.debug("messages of a cancelled consumer can't be released yet: %s", error)
+            if leave:
+                self.leave(subscription)
+            with suppress(ValueError):  # before the signal: then the same consumer may come back, and is to stay
+                self._cancels.remove(cancel)
+            done.set()

@@ -1,0 +1,335 @@
+"""A channel's messages that are claimed, or handed out and not settled, and how many more it may have.
+
+What one channel has handed out and not settled. No thread, no store: only the table.
+
+Model. A delivery is *held* under the tag it was handed out with, from just before its callback until it is settled. It
+is *late* when its time to run has passed: the message went back in the consumer's stead, but its entry stays until the
+consumer settles it in vain. Acks come from any thread, and single operations of dictionaries and sets are atomic, so
+nothing here takes a lock.
+
+How many messages one channel has, and how many more it may have. No thread, no store: only the bookkeeping.
+
+Model. A claimed message is *waiting* in the inbox until a worker loop takes it; then it is *held* until it is settled.
+Two things bound both together: the prefetch, and the slots, of which a message takes one for good when it is handed
+out (the worker says anew how many are free). What is claimed ahead counts, so neither is exceeded.
+
+A consumer without acks has room as if nothing bounded it (AMQP: the prefetch does not apply to it). Then, and without a
+prefetch, only so many are claimed *ahead* as it works off in :data:`AHEAD_S` at the pace of the last one, and no more
+than the window: what a slow consumer has in its inbox, no other one of the queue can have.
+
+Round trips are grouped. With a prefetch, room is worth a claim when half of it is free, or all of it, or when a free
+place has waited as long as an ack waits for company; a free slot is not kept waiting for a second one. Without a bound
+it is worth one when the half of what it may have ahead is left.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from kombu_fdb.model import Delivery, Lease
+
+# -- handed out --------------------------------------------------------------------------------------------------------
+
+
+#: Of a rejection without an explanation.
+REJECTED: tuple[str, dict[str, Any]] = ("rejected", {})
+
+
+class Held:
+    """By delivery tag, in the order of the tags."""
+
+    def __init__(self) -> None:
+        self.leases: dict[int, Lease] = {}
+        self.late: set[int] = set()
+        #: Taken by ``basic_get``.
+        self.got: set[int] = set()
+        #: Weakly: one without references will never be settled.
+        self.messages: dict[int, weakref.ref[Any]] = {}
+        self._explanations: dict[int, tuple[str, dict[str, Any]]] = {}
+
+    def __len__(self) -> int:
+        return len(self.leases)
+
+    @property
+    def consumed(self) -> int:
+        """How many fill a channel's prefetch window: what its consumers have, as in RabbitMQ."""
+        return len(self.leases) - len(self.got)
+
+    def has(self, lease: Lease) -> bool:
+        """Whether it is held under any tag."""
+        return lease in list(self.leases.values())
+
+    def withdraw(self, tag: int) -> bool:
+        """It was not handed out after all. False if it was not held."""
+        held = tag in self.leases
+        self.drop(tag)
+        return held
+
+    def drop(self, tag: int) -> None:
+        """It is settled, or was no message after all."""
+        self._explanations.pop(tag, None)
+        self.messages.pop(tag, None)
+        self.got.discard(tag)  # before: in between, the window may seem too full, not too empty
+        self.leases.pop(tag, None)
+        self.late.discard(tag)
+
+    def expire(self, lease: Lease) -> None:
+        """Its time to run has passed, and it was released without its consumer. From any thread."""
+        self.late.update([tag for tag, held in list(self.leases.items()) if held == lease])
+
+    def drop_late(self) -> list[int]:
+        """They are not ours any more. Returns their tags."""
+        late = list(self.late)
+        for tag in late:
+            self.drop(tag)
+        return late
+
+    def leave(self) -> list[Lease]:
+        """All that is unsettled, which the caller settles from now on."""
+        held, self.leases = self.leases, {}
+        leases = [lease for tag, lease in held.items() if tag not in self.late]
+        self.late, self.got = set(), set()
+        return leases
+
+    # -- the messages ------------------------------------------------------------------------------------------------
+
+    def remember(self, tag: int, message: Any) -> None:
+        self.messages[tag] = weakref.ref(message)
+
+    def message(self, tag: int) -> Any:
+        """None if it was collected, or never was a message."""
+        reference = self.messages.get(tag)
+        return None if reference is None else reference()
+
+    def explain(self, tag: int, reason: str, details: dict[str, Any]) -> None:
+        if tag in self.leases:
+            self._explanations[tag] = reason, details
+
+    def explanation(self, tag: int) -> tuple[str, dict[str, Any]]:
+        """Reason and details, for a dead letter."""
+        return self._explanations.get(tag, REJECTED)
+
+
+# -- claimed ahead -----------------------------------------------------------------------------------------------------
+
+
+class Assigned(Protocol):
+    """A consumer, as the inbox sees it."""
+
+    @property
+    def no_ack(self) -> bool:
+        """Whether it settles nothing."""
+
+
+C = TypeVar("C", bound=Assigned)
+
+
+class Inbox(Generic[C]):
+    """Not thread-safe: ``Dispatch`` holds its lock. Moments are seconds of its clock."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[C, Delivery]] = deque()
+        #: Whether it ever had one for a consumer without acks.
+        self.is_mixed = False
+        #: When a message was last taken, or the first one came.
+        self._touched = 0.0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[tuple[C, Delivery]]:
+        return iter(self._items)
+
+    @property
+    def with_acks(self) -> int:
+        """How many of them are to be settled. Counted, not kept: a counter would not survive an interruption."""
+        return sum(not consumer.no_ack for consumer, _ in self._items) if self.is_mixed else len(self._items)
+
+    @property
+    def head(self) -> tuple[C, Delivery]:
+        """Raises ``IndexError``."""
+        return self._items[0]
+
+    def put(self, consumer: C, delivery: Delivery, now: float) -> None:
+        if not self._items:
+            self._touched = now
+        self.is_mixed = self.is_mixed or consumer.no_ack
+        self._items.append((consumer, delivery))
+
+    def bring_forward(self) -> bool:
+        """The first one for a consumer without acks becomes the head. Whether there is one."""
+        items = list(self._items) if self.is_mixed else []
+        first = next((item for item in items if item[0].no_ack), None)
+        if first is not None:
+            self._items = deque([first, *(item for item in items if item is not first)])
+        return first is not None
+
+    def return_undelivered(self, consumer: C, delivery: Delivery) -> None:
+        """To the front, unless it is there: the thread that took it may have been interrupted before it left."""
+        if not self._items or self._items[0][1] is not delivery:
+            self._items.appendleft((consumer, delivery))
+
+    def take(self, now: float) -> None:
+        """The head is handed out."""
+        self._touched = now
+        self._items.popleft()
+
+    def withdraw(self, chosen: Callable[[C, Delivery], bool], leaving: set[Lease] | None = None) -> list[Lease]:
+        """Remove what is chosen. Returns the leases; what was taken out of the store has none.
+
+        ``leaving``: they are put into it before they are removed.
+        """
+        taken = [item for item in self._items if chosen(*item)]
+        if taken:
+            if leaving is not None:
+                leaving.update([delivery.lease for _, delivery in taken if delivery.leased])
+            self._items = deque(item for item in self._items if not chosen(*item))
+        return [delivery.lease for _, delivery in taken if delivery.leased]
+
+    def lies_since(self) -> float | None:
+        """Since when nothing was taken; None if nothing is here that could go back."""
+        return self._touched if any(delivery.leased for _, delivery in self._items) else None
+
+
+# -- how many more -----------------------------------------------------------------------------------------------------
+
+
+#: For how long a consumer without a prefetch has work ahead, in seconds.
+AHEAD_S = 0.1
+MOST_AHEAD = 10_000
+
+
+class Room(NamedTuple):
+    """How many messages are worth claiming; if none, in how many seconds it may be different (None: unknown)."""
+
+    places: int
+    again_s: float | None = None
+
+
+FULL = Room(0)
+
+
+class Credit(Generic[C]):
+    """Of one channel. ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread."""
+
+    def __init__(self) -> None:
+        #: Claimed and not handed out yet.
+        self.inbox: Inbox[C] = Inbox()
+        #: Handed out and not settled.
+        self.held = Held()
+        #: How many its consumers may hold; 0 is no limit.
+        self.prefetch = 0
+        #: Whether one more may be handed out. Celery's ``worker_disable_prefetch`` replaces it, through the QoS.
+        self.can_consume: Callable[[], bool] = self._within_prefetch
+        #: A message has waited for that, so each ack wakes the thread that drains.
+        self.was_blocked = False
+        #: Messages with acks that were handed out, and how many may be altogether (None: any number).
+        self._handed = 0
+        #: The last one of those: a tag is greater than all before it.
+        self._last_counted = 0
+        self._most_handed: int | None = None
+        #: How many are worth having ahead, and when the last message was handed out.
+        self._ahead = 1
+        self._handed_at: float | None = None
+        #: Since when less room than is worth a claim is free.
+        self._free_since: float | None = None
+
+    # -- how many more -----------------------------------------------------------------------------------------------
+
+    def _within_prefetch(self) -> bool:
+        return not self.prefetch or self.held.consumed < self.prefetch
+
+    def may_consume(self) -> bool:
+        """Whether the next message may be handed out; if not, from now on an ack wakes the thread that drains."""
+        if self.can_consume() or self.inbox.bring_forward():
+            return True
+        self.was_blocked = True
+        return self.can_consume()  # once more: an ack in between did not know
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.prefetch > 0 or self._most_handed is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more with acks may wait."""
+        return (not self.prefetch or self._free > 0) and (self._most_handed is None or self._slots > 0)
+
+    @property
+    def _free(self) -> int:
+        return self.prefetch - self.held.consumed - self.inbox.with_acks
+
+    @property
+    def _slots(self) -> int:
+        return (self._most_handed or 0) - self._handed - self.inbox.with_acks
+
+    def unbounded_room(self, window: int) -> int:
+        """How many messages are worth claiming where nothing else bounds them."""
+        waiting, ahead = self._unbounded_waiting, min(self._ahead, window)
+        return ahead - waiting if waiting <= ahead // 2 else 0
+
+    def is_low(self, window: int) -> bool:
+        """Whether taking a message has just made that worth a claim."""
+        if self.is_bounded and not self.inbox.is_mixed:
+            return False
+        return self._unbounded_waiting in (0, min(self._ahead, window) // 2)
+
+    @property
+    def _unbounded_waiting(self) -> int:
+        return len(self.inbox) - self.inbox.with_acks if self.is_bounded else len(self.inbox)
+
+    def bounded_room(self, now: float, group_s: float) -> Room:
+        """With acks, where something bounds them."""
+        if not self.can_consume():
+            return FULL
+        if self._most_handed is not None:
+            return Room(max(min(self._free, self._slots) if self.prefetch else self._slots, 0))
+        return self._grouped_room(now, group_s)
+
+    def _grouped_room(self, now: float, group_s: float) -> Room:
+        free = self._free
+        if free <= 0:
+            self._free_since = None
+            return FULL
+        if free >= max(1, self.prefetch // 2):
+            return Room(free)
+        if self._free_since is None:
+            self._free_since = now
+        left_s = self._free_since + group_s - now
+        return Room(free) if left_s <= 0 else Room(0, left_s)
+
+    def limit_slots(self, free: int) -> bool:
+        """No more than ``free`` messages may be had from now on. By the handing thread. Whether room was made."""
+        before = self._most_handed
+        self._most_handed = self._handed + max(free, 0)
+        return before is None or self._most_handed > before
+
+    # -- a message's way ---------------------------------------------------------------------------------------------
+
+    def receive(self, consumer: C, delivery: Delivery, now: float) -> None:
+        """It was claimed."""
+        self.inbox.put(consumer, delivery, now)
+        self._free_since = None
+
+    def hand_out(self, tag: int, lease: Lease | None, now: float) -> None:
+        """The next one leaves the inbox. ``lease``: None if no ack will follow."""
+        self.inbox.take(now)
+        self._learn_pace(now)
+        if lease is not None:
+            self.held.leases[tag] = lease
+            self._handed, self._last_counted = self._handed + 1, tag
+
+    def _learn_pace(self, now: float) -> None:
+        """From one to the next, waiting included. At most twice as many as before, in case it slows down."""
+        if self._handed_at is not None:
+            took_s = max(now - self._handed_at, AHEAD_S / MOST_AHEAD)
+            self._ahead = max(1, min(2 * self._ahead, int(AHEAD_S / took_s)))
+        self._handed_at = now
+
+    def reclaim(self, tag: int) -> None:
+        """No callback has seen it."""
+        if self.held.withdraw(tag) and tag <= self._last_counted:  # else interrupted before it was counted
+            self._handed -= 1

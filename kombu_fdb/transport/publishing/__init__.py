@@ -1,1 +1,0 @@
-"""More than one message at a time, and one a second time."""

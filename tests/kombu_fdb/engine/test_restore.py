@@ -1,0 +1,108 @@
+"""An import: each message once, however often one tries; its marks, and what is left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine import migration
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import INLINE_BYTES
+from kombu_fdb.model import StoredMessage
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(MemoryDatabase(), task_ids=True)
+    yield bench
+    bench.check()
+
+
+@pytest.fixture
+def source() -> Bench:
+    return Bench(MemoryDatabase(), task_ids=True)
+
+
+def marked(source: Bench) -> list[tuple[bytes, StoredMessage]]:
+    return [(b"%d" % number, message) for number, message in enumerate(source.engine.migrate.dump("q"))]
+
+
+def marks(bench: Bench, import_id: bytes) -> int:
+    return len(bench.engine.upkeep.rows(bench.engine.keys.all_imported(import_id)))
+
+
+def test_a_second_try_stores_what_is_missing(bench: Bench, source: Bench) -> None:
+    source.put(b"a", b"b", b"c")
+    messages = marked(source)
+    assert bench.engine.migrate.restore(b"one", messages[:2]) == 2
+    assert bench.payloads() == [b"a", b"b"], "one that was consumed does not come again"
+    assert bench.engine.migrate.restore(b"one", messages) == 1
+    assert bench.payloads() == [b"c"]
+    assert bench.engine.migrate.restore(b"one", messages) == 0
+
+
+def test_one_that_still_tries_when_another_has_finished_stores_nothing(bench: Bench, source: Bench) -> None:
+    """The marks are cleared by then."""
+    source.put(b"a", b"b", b"c")
+    messages = marked(source)
+    slow = bench.another()
+    assert bench.engine.migrate.restore(b"one", messages) == 3
+    bench.engine.migrate.finish(b"one", {})
+    assert slow.migrate.restore(b"one", messages) == 0
+    assert bench.payloads() == [b"a", b"b", b"c"]
+
+
+def test_the_marks_of_a_finished_import_are_cleared_in_parts_and_no_other_s(
+    bench: Bench, source: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migration, "MARKS_PER_TRANSACTION", 2)
+    source.put(*[b"x"] * 9)
+    messages = marked(source)
+    bench.engine.migrate.restore(b"one", messages[:5])
+    bench.engine.migrate.restore(b"two", messages[5:])
+    assert bench.engine.migrate.finished(b"one") is None, "it is under way"
+    bench.work(lambda work: migration.finish(work, b"one", {"messages": 5}))
+    cursor = bench.engine.migrate.forget_marks_part()
+    assert (marks(bench, b"one"), marks(bench, b"two")) == (3, 4)
+    bench.write(lambda tr: tr.set(bench.engine.keys.every_imported[0] + b"\x00", b"of nobody of ours"))
+    while cursor:
+        cursor = bench.engine.migrate.forget_marks_part(cursor)
+    assert (marks(bench, b"one"), marks(bench, b"two")) == (0, 4)
+    bench.engine.migrate.finish(b"two", {"messages": 4})
+    assert (marks(bench, b"one"), marks(bench, b"two")) == (0, 0)
+    assert bench.engine.migrate.finished(b"one") == {"messages": 5}
+
+
+def test_one_whose_chunks_would_fall_upon_another_s_gets_an_id_of_its_own(bench: Bench) -> None:
+    large = b"x" * (INLINE_BYTES + 1)
+    bench.put(large)
+    (before,) = bench.engine.inspect.peek("q", 1)
+    copied = marked(bench)
+    assert copied[0][1].message_id == before.message_id
+    assert bench.engine.migrate.restore(b"one", copied) == 1
+    one, other = bench.take()
+    assert one.message_id == before.message_id != other.message_id
+    bench.engine.messages.ack([one.lease])
+    assert other.payload == large
+    bench.engine.messages.release([other.lease], counted=False)
+    assert bench.payloads() == [large]
+
+
+def test_one_that_falls_upon_nothing_keeps_its_id_and_its_place(bench: Bench, source: Bench) -> None:
+    source.put(b"x" * (INLINE_BYTES + 1), key="alice", priority=4)
+    source.put(b"delayed", due_ms=source.clock.wall_ms() + 60_000, key="alice", priority=2)
+    there = marked(source)
+    assert bench.engine.migrate.restore(b"one", there) == 2
+    assert bench.counts() == (1, 1, 0)
+    assert [message for _, message in marked(bench)] == [message for _, message in there]
+    assert bench.engine.inspect.keys_of("q")["alice"].ready == 1
+
+
+@pytest.mark.parametrize("value", [b"5", b"[]", b'"done"', b"{"])
+def test_a_note_that_cannot_be_read_is_not_taken_for_an_answer(bench: Bench, value: bytes) -> None:
+    bench.write(lambda tr: tr.set(bench.engine.keys.import_(b"one"), value))
+    with pytest.raises(FormatError):
+        bench.engine.migrate.finished(b"one")

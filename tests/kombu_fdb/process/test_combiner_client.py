@@ -1,0 +1,464 @@
+"""A consumer among its rivals: when it waits, serves, evicts, and is alone again (``process/combiner_client.py``)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.simulation.process import NoThreads
+
+from kombu_fdb.engine.scheduling import line
+from kombu_fdb.errors import SessionLost, StoreUnavailable
+from kombu_fdb.model import Delivery
+from kombu_fdb.process import combiner_client
+from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Rivalry
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.settings.options import Options
+from kombu_fdb.testing.memory import MemoryDatabase
+
+QUEUES = ["q"]
+LONGEST_S = 4.0
+OPTIONS = Options(operation_timeout=5.0)
+
+
+class Middle:
+    """Chance that is none."""
+
+    @staticmethod
+    def uniform(a: float, b: float, /) -> float:
+        return (a + b) / 2
+
+
+class Longest(Middle):
+    """Who is never lucky."""
+
+    @staticmethod
+    def uniform(a: float, b: float, /) -> float:
+        return max(a, b)
+
+
+class Consumer:
+    """One process with one consumer."""
+
+    def __init__(
+        self, bench: Bench, want: int = 1, longest_s: float = LONGEST_S, spread: type[Middle] = Middle
+    ) -> None:
+        self.engine = bench.another()
+        self.membership = Membership(self.engine, OPTIONS, self.engine.sessions.open({}), NoThreads(), bench.clock)
+        self.rivalry = Rivalry()
+        self.rung = False
+        self.combiner = CombinerClient(self._ring, bench.clock.monotonic, spread(), longest_s, self.rivalry)
+        self.rivalry.contest(QUEUES)
+        self._want = want
+        self._clock = bench.clock
+
+    def _ring(self) -> None:
+        self.rung = True
+
+    def turn(self, *, serve: bool = True) -> list[bytes]:
+        """As its owner does: join, look, serve. What it got."""
+        hand: list[Delivery] = []
+        self.rung = False
+        if not self.combiner.in_line:
+            self.combiner.join(self.membership, QUEUES, self._want, [])
+        self.combiner.attend(self.engine, hand)
+        if serve and not hand and self.combiner.is_first:
+            self.combiner.serve(QUEUES, {}, hand)
+        return [each.payload for each in hand]
+
+    def see_the_line(self) -> None:
+        """As one does who has just become the first."""
+        demand = self.combiner._demand
+        assert demand is not None
+        self.combiner._rows = self.engine.messages.look(demand)[0].rows
+
+    def sleep(self) -> float:
+        """Until it wants to look; how long that was."""
+        pause_s = self.combiner.next_look_s()
+        assert pause_s is not None
+        self._clock.advance(pause_s)
+        return pause_s
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+def test_it_is_the_first_if_nobody_else_is_there(bench: Bench) -> None:
+    one = Consumer(bench)
+    assert one.turn() == []
+    assert one.combiner.is_first
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
+    assert not one.combiner.in_line
+
+
+def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert (one.turn(), two.turn()) == ([], [])
+    one.combiner.leave([])
+    assert two.rung
+    two.turn()
+    assert two.combiner.is_first
+    one.turn()
+    bench.put(b"a", b"b")
+    two.see_the_line()
+    assert two.turn() == [b"a"]
+    assert one.rung
+    assert one.turn() == [b"b"]
+    assert one.membership.known
+
+
+def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench) -> None:
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
+    one.turn()
+    two.turn()
+    pauses = []
+    for _ in range(8):
+        three.turn()
+        pauses.append(three.sleep())
+    assert pauses == sorted(pauses)
+    assert pauses[0] == pytest.approx(combiner_client.UNHURRIED * PATIENCE_S * 1.125)
+    assert pauses[-1] == pytest.approx(LONGEST_S * 1.125)
+    assert not three.combiner.is_first, "an idle first one stays"
+
+
+def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    for _ in range(8):
+        two.turn()
+        longest_s = two.sleep()
+    assert longest_s == pytest.approx(combiner_client.NEXT_S * 1.125)
+
+
+def test_who_waits_behind_others_looks_no_sooner_than_anybody_would_be_deposed(bench: Bench) -> None:
+    """Where services take long, all who wait would look many times for each."""
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
+    for each in (one, two, three):
+        each.turn()
+    patient_s = combiner_client.UNHURRIED * 3.0
+    bench.write(lambda tr: tr.set(bench.engine.keys.served(line.name(["q"])), bytes(16) + struct.pack(">I", 3_000)))
+    for each, pause_s in ((two, combiner_client.NEXT_S), (three, patient_s)):
+        each.sleep()
+        each.turn()
+        assert each.sleep() == pytest.approx(pause_s * 1.125)
+
+
+def test_others_find_it_if_both_are_gone(bench: Bench) -> None:
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
+    for each in (one, two, three):
+        each.turn()
+    bench.put(b"a")
+    found, looks = three.turn(), 0
+    while not found:
+        three.sleep()
+        found, looks = three.turn(), looks + 1
+    assert looks <= 3 * combiner_client.SELDOM
+
+
+def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) -> None:
+    """BOUNDED: however long everybody had been idle before, two looks with work find it."""
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    two.turn()
+    bench.put(b"a")
+    found, waited_s = two.turn(), 0.0
+    while not found:
+        waited_s += two.sleep()
+        found = two.turn()
+    assert found == [b"a"]
+    assert PATIENCE_S <= waited_s <= 1.0
+    one.sleep()
+    one.turn()
+    assert not one.combiner.in_line, "it finds that it has ended"
+    one.turn()
+    assert one.combiner.is_first, "it was only slow, and has joined again"
+
+
+@pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5)])
+def test_of_an_idle_line_those_who_do_not_serve_are_replaced(bench: Bench, dead: int, within_s: float) -> None:
+    """BOUNDED: however long everybody had been idle before. Whoever becomes the next one is told so."""
+    consumers = [Consumer(bench, 1, 1.0, Longest) for _ in range(4)]
+    for each in consumers:
+        each.turn()
+    stay_idle(bench, consumers, 30.0)
+    one, *others = consumers
+    one.combiner.leave([])
+    for each in others:
+        if each.rung:
+            each.turn()
+    assert others[0].combiner.is_first
+    stay_idle(bench, others, 0.001)
+    bench.put(b"a")
+    assert work_comes(bench, others[dead]) <= within_s
+
+
+def stay_idle(bench: Bench, consumers: list[Consumer], seconds: float) -> None:
+    """Each looks when it wants to."""
+    end_s = bench.clock.monotonic() + seconds
+    while bench.clock.monotonic() < end_s:
+        pause_s = min(each.combiner.next_look_s() or 0.0 for each in consumers)
+        bench.clock.advance(min(pause_s, end_s - bench.clock.monotonic()))
+        for each in consumers:
+            if each.combiner.next_look_s() == 0.0:
+                each.turn()
+
+
+def work_comes(bench: Bench, consumer: Consumer) -> float:
+    """After how long somebody has served it, while nobody else does anything."""
+    found: list[bytes] = []
+    began_s = bench.clock.monotonic()
+    while not found:
+        consumer.sleep()
+        found = consumer.turn()
+    return bench.clock.monotonic() - began_s
+
+
+def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
+    """BOUNDED: else all would evict each other for working, where each service takes longer than that."""
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
+    for each in (one, two, three):
+        each.turn()
+    bench.put(b"a")
+    while not two.turn():
+        two.sleep()
+    assert patience_s(bench) == 2 * PATIENCE_S * combiner_client.LEFT, "nobody knows yet how long a service takes"
+
+
+def patience_s(bench: Bench) -> float:
+    """What stands in the line."""
+    _, value = bench.engine.upkeep.rows(bench.engine.keys.all_served)[0]
+    return float(struct.unpack(">I", value[16:])[0]) / 1000
+
+
+def test_a_new_standing_knows_how_long_services_take(bench: Bench) -> None:
+    """Each take that waits has its own (``api/taking.py``), and serves once."""
+    one = Consumer(bench)
+    one.rivalry.served(line.name(QUEUES), alone=False, took_s=1.0)
+    one.turn()
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
+    assert patience_s(bench) == 4.0
+
+
+def test_patience_comes_to_an_end(bench: Bench) -> None:
+    """BOUNDED: with the services that follow a slow one, whoever takes them, and if it is his first."""
+    one = Consumer(bench)
+    one.turn()
+    one.rivalry.served(line.name(QUEUES), alone=False, took_s=60.0)
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
+    assert patience_s(bench) == combiner_client.MOST_PATIENCE_S
+    services = 0
+    while patience_s(bench) > PATIENCE_S:
+        bench.put(b"a")
+        assert Consumer(bench).turn() == [b"a"]
+        services += 1
+    assert services == 14
+
+
+def test_quick_services_in_between_have_nobody_deposed_for_a_slow_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each slow service is in vain, and its consumer joins again at the end of the line."""
+    consumers = [Consumer(bench) for _ in range(4)]
+    took_s, ends = cycle([0.05, 1.0]), []
+
+    def serve_slowly(one: Consumer) -> Callable[..., Any]:
+        serve = one.engine.messages.serve
+
+        def slowly(*given: Any) -> Any:
+            for _ in range(round(next(took_s) / 0.05)):
+                bench.later(0.05)
+                for other in consumers:
+                    if other is not one and not other.combiner.is_first:
+                        other.turn(serve=False)
+            ends.append((served := serve(*given)).ended)
+            return served
+
+        return slowly
+
+    for each in consumers:
+        monkeypatch.setattr(each.engine.messages, "serve", serve_slowly(each))
+    while len(ends) < 50:
+        bench.put(b"a", b"a")
+        for each in consumers:
+            each.turn()
+    assert sum(ends) <= 3
+
+
+@pytest.mark.parametrize(("took_s", "patience_s"), [(0.001, PATIENCE_S), (0.5, 2.0), (60.0, 5.0)])
+def test_a_server_tells_how_long_its_services_take(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, took_s: float, patience_s: float
+) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    serve = one.engine.messages.serve
+
+    def slowly(*given: Any) -> Any:
+        bench.later(took_s)
+        return serve(*given)
+
+    monkeypatch.setattr(one.engine.messages, "serve", slowly)
+    for _ in range(2):
+        one.turn()
+        bench.put(b"a")
+        assert one.turn() == [b"a"]
+    two.turn()
+    assert two.combiner._patience_s == patience_s
+
+
+def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    for number in range(20):
+        two.turn()
+        bench.put(b"%d" % number)
+        two.sleep()
+        assert one.turn() == [b"%d" % number]
+        two.turn()
+        one.turn()
+        one, two = two, one  # the next one is the first
+
+
+def test_it_is_alone_again_when_it_has_seen_nobody_for_long(bench: Bench) -> None:
+    one = Consumer(bench)
+    for _ in range(LONELY + 1):
+        assert one.rivalry.is_contested(QUEUES)
+        bench.put(b"a")
+        assert one.turn() == [b"a"]
+    assert not one.rivalry.is_contested(QUEUES)
+
+
+def test_two_that_never_meet_in_the_line_know_of_each_other(bench: Bench) -> None:
+    """Each is alone there when it serves, and claims would collide."""
+    one, two = Consumer(bench), Consumer(bench)
+    for _ in range(LONELY):
+        bench.put(b"a", b"b")
+        assert (one.turn(), two.turn()) == ([b"a"], [b"b"])
+    assert one.rivalry.is_contested(QUEUES)
+    assert two.rivalry.is_contested(QUEUES)
+
+
+def test_lines_that_are_known_are_bounded() -> None:
+    rivalry = Rivalry()
+    for number in range(10 * combiner_client.MOST_LINES):
+        rivalry.contest([f"q{number}"])
+        assert rivalry.is_contested([f"q{number}"])
+    assert len(rivalry._contested) <= combiner_client.MOST_LINES
+
+
+def test_the_order_of_the_queues_does_not_matter() -> None:
+    rivalry = Rivalry()
+    rivalry.contest(["a", "b"])
+    assert rivalry.is_contested(("b", "a"))
+    assert not rivalry.is_contested(["ab"])
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+def test_leaving_brings_what_was_granted(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    two.turn()
+    one.turn()
+    bench.put(b"a", b"b")
+    two.see_the_line()
+    two.turn()
+    hand: list[Delivery] = []
+    one.combiner.leave(hand)
+    assert [each.payload for each in hand] == [b"b"]
+    assert not one.combiner.in_line
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_what_is_abandoned_ends_and_goes_back(bench: Bench, granted: bool) -> None:
+    """DURABLE: nobody has to remember it but the session."""
+    one, two = Consumer(bench), Consumer(bench)
+    two.turn()
+    one.turn()
+    bench.put(b"a", b"b")
+    if granted:
+        two.see_the_line()
+        two.turn()
+    one.combiner.abandon()
+    one.membership.recover()
+    if not granted:
+        two.turn()
+    assert bench.counts() == (1, 0, 1)
+    assert not one.combiner.in_line
+
+
+def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
+    """Its thread is gone, by two exceptions at once."""
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    bench.later(2 * OPTIONS.operation_timeout)
+    one.turn()
+    one.membership.watch_claims()
+    two.turn()
+    bench.later(4 * OPTIONS.operation_timeout)
+    one.turn()
+    one.membership.watch_claims()
+    two.membership.watch_claims()
+    bench.put(b"a")
+    assert one.turn() == [b"a"]
+    assert bench.counts() == (0, 0, 1)
+    one.turn()
+    assert one.combiner.is_first, "the other one does not stand behind it any more"
+
+
+def test_what_comes_after_it_was_given_up_is_not_delivered(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    two.turn()
+    one.turn()
+    bench.put(b"a", b"b")
+    two.see_the_line()
+    two.turn()
+    one.membership._claims.clear()
+    assert one.turn() == []
+    one.membership.recover()
+    assert bench.counts() == (1, 0, 1)
+
+
+@pytest.mark.parametrize("verb", ["join", "serve", "look"])
+def test_an_error_of_the_store_leaves_it_where_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    one = Consumer(bench)
+    one.turn()
+    bench.put(b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(one.engine.messages, verb, _fails)
+        if verb == "join":
+            one.combiner.leave([])
+        else:
+            one.sleep()
+        with pytest.raises(StoreUnavailable):
+            one.turn()
+    one.combiner._rung = True
+    assert one.turn() == [b"a"]
+    assert not one.membership._suspects
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise StoreUnavailable("the cluster is away")
+
+
+@pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.combiner.leave([])])
+def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], object]) -> None:
+    one = Consumer(bench)
+    one.turn()
+    bench.engine.sessions.fence(one.membership.session_id, bench.beats()[one.membership.session_id])
+    bench.put(b"a")
+    try:
+        act(one)
+    except SessionLost:
+        assert one.membership.lost
+    one.membership = Membership(one.engine, OPTIONS, one.engine.sessions.open({}), NoThreads(), bench.clock)
+    one.combiner.belong_to(one.membership)
+    bench.engine.sessions.release(next(iter(set(bench.beats()) - {bench.session, one.membership.session_id})))
+    assert one.turn() == [b"a"]

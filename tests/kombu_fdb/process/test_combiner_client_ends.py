@@ -1,0 +1,442 @@
+"""A consumer in a line of rivals, step by step: what it leaves behind, what interrupts it, and whom it evicts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.scheduling.line import Sight
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.model import Delivery
+from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Rivalry
+from kombu_fdb.process.membership import CLAIM_TIMEOUTS, Membership
+from kombu_fdb.settings.options import Options
+from kombu_fdb.testing.memory import MemoryDatabase
+
+#: Enough for the longest pause between two looks.
+LONGEST_S = 1.0
+LATER_S = LONGEST_S * 1.3
+
+
+class NoThreads:
+    def ring(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    def join(self) -> None: ...
+
+
+class Consumer:
+    """Of q, in a process and a session of its own."""
+
+    def __init__(self, bench: Bench, want: int = 1) -> None:
+        self.bench = bench
+        self.want = want
+        self.engine = bench.another()
+        session = self.engine.sessions.open({"host": "test"})
+        self.membership = Membership(self.engine, Options(), session, NoThreads(), bench.clock)
+        self.rung = 0
+        self.rivalry = Rivalry()
+        self.rivalry.contest(["q"])
+        self.combiner = self.stand()
+        self.hand: list[Delivery] = []
+        self.join()
+
+    def stand(self) -> CombinerClient:
+        return CombinerClient(self._ring, self.bench.clock.monotonic, random.Random(7), LONGEST_S, self.rivalry)
+
+    def _ring(self) -> None:
+        self.rung += 1
+
+    def join(self) -> None:
+        self.combiner.join(self.membership, ["q"], self.want, ())
+
+    def attend(self) -> bool:
+        return self.combiner.attend(self.engine, self.hand)
+
+    def serve(self) -> None:
+        self.combiner.serve(["q"], {}, self.hand)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [each.payload for each in self.hand]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
+
+
+def demands(bench: Bench) -> list[bytes]:
+    """How they stand, in any order."""
+    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_demands))
+    return sorted(value[:1] for _, value in rows)
+
+
+def wait_and_look(bench: Bench, consumer: Consumer) -> None:
+    bench.later(LATER_S)
+    consumer.attend()
+
+
+# -- what is left ------------------------------------------------------------------------------------------------------
+
+
+def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> None:
+    """Each take that waits is an owner of its own (``api/taking.py``), in a session that may last for months."""
+    one = Consumer(bench)
+    for _ in range(5):
+        bench.put(b"a")
+        one.attend()
+        one.serve()
+        one.combiner = one.stand()
+        one.join()
+        one.combiner.leave(one.hand)
+        one.combiner = one.stand()
+        one.join()
+        one.combiner.abandon()
+        one.membership.recover()
+        one.combiner = one.stand()
+        one.join()
+    assert one.payloads == [b"a"] * 5
+    assert demands(bench) == [b"W"]
+
+
+def test_a_join_that_fails_clears_nothing_yet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Consumer(bench)
+    one.combiner.leave(one.hand)
+    with monkeypatch.context() as patch:
+        patch.setattr(one.engine.messages, "join", _refuse)
+        with pytest.raises(StoreUnavailable):
+            one.join()
+    assert not one.combiner.in_line
+    one.join()
+    assert demands(bench) == [b"W"]
+
+
+def _refuse(*_args: object, **_given: object) -> None:
+    raise StoreUnavailable("the store does not answer")
+
+
+# -- who ends while it does something ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_owner_that_ends_while_it_joins_waits_no_longer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A task is cancelled while a thread joins for it."""
+    one = Consumer(bench)
+    one.combiner = one.stand()
+    join = one.engine.messages.join
+
+    def join_meanwhile_ended(*args: object, **given: object) -> None:
+        if when == "after":
+            join(*args, **given)  # type: ignore[arg-type]  # as they came
+        one.combiner.abandon()
+        one.membership.recover()
+        if when == "before":
+            join(*args, **given)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(one.engine.messages, "join", join_meanwhile_ended)
+    one.join()
+    one.membership.recover()
+    assert not one.combiner.in_line
+    assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
+
+
+def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Consumer(bench)
+    one.combiner.leave(one.hand)
+    join = one.engine.messages.join
+
+    def join_and_be_interrupted(*args: object, **given: object) -> None:
+        join(*args, **given)  # type: ignore[arg-type]  # as they came
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.engine.messages, "join", join_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.join()
+    assert not one.combiner.in_line
+    one.membership.recover()
+    assert Consumer(bench).attend(), "nobody stands before it"
+
+
+@pytest.mark.parametrize("step", ["look", "serve", "leave"])
+def test_what_is_granted_to_an_owner_that_has_ended_goes_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    mine = one if step == "serve" else two
+    assert one.attend()
+    two.attend()
+    bench.put(b"a", b"b")
+    if mine is two:
+        one.serve()
+    verb = getattr(mine.engine.messages, step)
+
+    def do_meanwhile_ended(*args: object, **given: object) -> object:
+        done = verb(*args, **given)
+        mine.combiner.abandon()
+        return done
+
+    monkeypatch.setattr(mine.engine.messages, step, do_meanwhile_ended)
+    _take_step(mine, step)
+    mine.membership.recover()
+    assert mine.hand == []
+    assert not mine.membership.known
+    assert bench.counts() == (1, 0, 1)
+
+
+def _take_step(consumer: Consumer, step: str) -> None:
+    if step == "look":
+        consumer.attend()
+    elif step == "serve":
+        consumer.serve()
+    else:
+        consumer.combiner.leave(consumer.hand)
+
+
+def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen for longer than a claim may last, and both threads wake up at once: its messages are another's."""
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    two.attend()
+    bench.put(b"a", b"b")
+    one.serve()
+    bench.later(CLAIM_TIMEOUTS * Options().operation_timeout + 1)
+    monotonic = bench.clock.monotonic
+
+    def look_meanwhile_given_up() -> float:
+        monkeypatch.setattr(bench.clock, "monotonic", monotonic)
+        two.membership.watch_claims()
+        return monotonic()
+
+    two.combiner._rung = True
+    monkeypatch.setattr(bench.clock, "monotonic", look_meanwhile_given_up)
+    two.membership.look(two.combiner._demand, two.hand)  # type: ignore[arg-type]  # it has one
+    assert two.hand == []
+    assert bench.counts() == (1, 0, 1)
+
+
+def test_a_look_that_fails_is_repeated_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    two.attend()
+    bench.put(b"a", b"b")
+    one.serve()
+    assert two.rung
+    with monkeypatch.context() as patch:
+        patch.setattr(two.engine.messages, "look", _refuse)
+        with pytest.raises(StoreUnavailable):
+            two.attend()
+    assert two.combiner.next_look_s() == 0.0
+    two.attend()
+    assert two.payloads == [b"b"]
+
+
+# -- who does not serve ------------------------------------------------------------------------------------------------
+
+
+def test_a_first_one_that_lets_work_lie_is_deposed(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    two.attend()
+    bench.put(b"a")
+    for _ in range(3):
+        wait_and_look(bench, two)
+    assert two.attend() or two.combiner.is_first
+    two.serve()
+    assert two.payloads == [b"a"]
+    one.serve()
+    assert one.combiner.next_look_s() == 0.0
+    one.attend()
+    assert not one.combiner.in_line
+
+
+def test_nobody_is_deposed_while_there_is_no_work(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    two.attend()
+    for _ in range(10):
+        wait_and_look(bench, two)
+    assert not two.combiner.is_first
+    assert demands(bench) == [b"W", b"W"]
+
+
+def test_work_that_has_just_come_is_the_first_ones(bench: Bench) -> None:
+    """It was the first for long, but had nothing to do."""
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    two.attend()
+    for _ in range(5):
+        wait_and_look(bench, two)
+    bench.put(b"a")
+    wait_and_look(bench, two)
+    assert not two.combiner.is_first
+    one.serve()
+    assert one.payloads == [b"a"]
+
+
+def test_who_sees_work_lie_looks_again_soon(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    two.attend()
+    for _ in range(5):
+        wait_and_look(bench, two)
+    assert (two.combiner.next_look_s() or 0) > PATIENCE_S * 1.25
+    bench.put(b"a")
+    wait_and_look(bench, two)
+    assert (two.combiner.next_look_s() or 9) <= PATIENCE_S * 1.25
+
+
+def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    two.attend()
+    assert one.combiner._demand is not None
+    sight = one.engine.messages.look(one.combiner._demand)[0]
+    two.engine.messages.evict(two.combiner._demand, sight.first)  # type: ignore[arg-type]  # it has one
+    one.serve()
+    one.attend()
+    assert not one.combiner.in_line
+    one.membership.watch_claims()
+    assert not one.membership._claims
+    assert not one.membership._suspects
+
+
+# -- alone, or not -----------------------------------------------------------------------------------------------------
+
+
+def test_after_so_many_services_of_nobody_else_it_is_alone(bench: Bench) -> None:
+    one = Consumer(bench)
+    for number in range(LONELY + 1):
+        assert one.rivalry.is_contested(["q"]), number
+        _serve_one(bench, one)
+    assert not one.rivalry.is_contested(["q"])
+
+
+def test_who_takes_turns_with_a_rival_is_not_alone(bench: Bench) -> None:
+    """Neither sees the other in the line."""
+    one, two = Consumer(bench), Consumer(bench)
+    two.combiner.leave(two.hand)
+    two.combiner._demand = None
+    one.combiner.leave(one.hand)
+    for _ in range(LONELY * 2):
+        for each in (one, two):
+            each.join()
+            _serve_one(bench, each, rejoin=False)
+    assert one.rivalry.is_contested(["q"])
+    assert two.rivalry.is_contested(["q"])
+
+
+def _serve_one(bench: Bench, consumer: Consumer, *, rejoin: bool = True) -> None:
+    assert consumer.attend()
+    bench.put(b"a")
+    consumer.serve()
+    if rejoin:
+        consumer.join()
+
+
+def test_the_row_of_a_demand_that_waits_is_gone(bench: Bench) -> None:
+    """An older version could not read it, and took it out of the line."""
+    one = Consumer(bench)
+    bench.write(lambda tr: tr.clear_range(*bench.engine.keys.all_lines))
+    two = Consumer(bench)
+    assert two.attend()
+    one.attend()
+    assert not one.combiner.in_line
+    one.join()
+    assert demands(bench) == [b"W", b"W"]
+
+
+def test_a_line_has_nobody_in_it_twice(bench: Bench) -> None:
+    one = Consumer(bench)
+    one.combiner.leave(one.hand)
+    one.join()
+    rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_lines))
+    assert len(rows) == 1
+
+
+def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
+    one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
+    assert one.attend()
+    three.attend()
+    bench.put(b"a")
+    for _ in range(2):
+        wait_and_look(bench, three)
+    one.combiner.leave(one.hand)
+    wait_and_look(bench, three)
+    assert two.attend(), "it is the first by now, and nobody has evicted it"
+
+
+def test_what_is_found_after_nothing_was_is_its_own(bench: Bench) -> None:
+    """One message, more often than not: that shall be quick."""
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    one.serve()
+    bench.put(b"a", b"b")
+    one.serve()
+    assert one.payloads == [b"a"]
+    assert two.attend(), "it is the first by now"
+
+
+def test_who_joins_later_is_served_as_well(bench: Bench) -> None:
+    one = Consumer(bench)
+    assert one.attend()
+    one.serve()
+    two = Consumer(bench)
+    bench.later(LATER_S)
+    one.attend()
+    bench.put(b"a", b"b")
+    one.serve()
+    two.attend()
+    assert (one.payloads, two.payloads) == ([b"a"], [b"b"])
+
+
+def test_another_session_stands_nowhere_yet(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    one.combiner.belong_to(two.membership)
+    assert not one.combiner.in_line
+    one.combiner.belong_to(two.membership)
+    one.combiner.join(two.membership, ["q"], 1, ())
+    one.combiner.belong_to(two.membership)
+    assert one.combiner.in_line
+
+
+def test_who_looks_again_and_again_is_not_given_up(bench: Bench) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    for _ in range(30):
+        wait_and_look(bench, one)
+        wait_and_look(bench, two)
+    for each in (one, two):
+        each.membership.watch_claims()
+        assert each.combiner.in_line
+    assert demands(bench) == [b"W", b"W"]
+
+
+def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Consumer(bench), Consumer(bench)
+    assert one.attend()
+    look = two.engine.messages.look
+    seen: list[Sight] = []
+
+    def look_meanwhile_ended(*args: Any, **given: Any) -> tuple[Sight, list[Delivery]]:
+        found = look(*args, **given)
+        seen.append(found[0])
+        two.combiner.abandon()
+        return found
+
+    monkeypatch.setattr(two.engine.messages, "look", look_meanwhile_ended)
+    two.attend()
+    cancelled: list[object] = []
+    assert len(seen[0].watches) == 2
+    for watch in seen[0].watches:
+        watch.on_fire(lambda: cancelled.append(1))
+    one.combiner.leave(one.hand)
+    two.membership.recover()
+    assert not cancelled
