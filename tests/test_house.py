@@ -83,6 +83,19 @@ def test_no_name_says_nothing() -> None:
     assert not [name for name in modules() if empty & set(name.rsplit(".", 1)[-1].split("_"))]
 
 
+def test_prose_names_its_subject() -> None:
+    """The sweeper, a consumer, an operator: words that leave open who does it hide a missing thought."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    vague = re.compile(r"\b([Nn]obody|[Ss]omebody|[Ww]hoever)\b")
+    assert not [
+        f"{path.name}: {line.strip()}"
+        for path in [*modules().values(), *pages]
+        if "tests" not in path.parts
+        for line in path.read_text().splitlines()
+        if vague.search(line)
+    ]
+
+
 @pytest.mark.parametrize("package", ["kombu_fdb", "celery_fdb"])
 def test_the_tests_mirror_the_packages(package: str) -> None:
     """A folder of tests stands where the folder that it tests does."""

@@ -144,9 +144,9 @@ def _published(peeked: Peeked) -> Published:
 
 def _open(peeked: Peeked) -> dict[str, Any]:
     """A message of kombu's, or the bytes that ``Broker.queue(...).put`` has stored."""
-    nobody = Lease(NO_SESSION, 0)
+    unleased = Lease(NO_SESSION, 0)
     delivery = Delivery(
-        nobody, peeked.queue, peeked.payload, peeked.message_id, peeked.redeliveries, peeked.deaths, peeked.key
+        unleased, peeked.queue, peeked.payload, peeked.message_id, peeked.redeliveries, peeked.deaths, peeked.key
     )
     try:
         return open_delivery(delivery, 0)

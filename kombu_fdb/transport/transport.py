@@ -352,6 +352,24 @@ class Transport(virtual.Transport):
         if callback == self._on_arrived:
             loop.remove_reader(descriptor)
 
+    # -- what channels tell of their messages --------------------------------------------------------------------------
+
+    def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
+        """An ack waits, the ``pending``-th. False if no receiver runs that would settle it."""
+        receiver = self.receiver_if_any
+        if receiver is None or not receiver.running:
+            return False
+        receiver.fetcher.on_ack(pending, enough)
+        if was_blocked:
+            receiver.fetcher.arrived.ring()
+        return True
+
+    def on_room(self) -> None:
+        """Room was made, or taken away."""
+        receiver = self.receiver_if_any
+        if receiver is not None:
+            receiver.fetcher.on_room()
+
     # -- small services to the channels ----------------------------------------------------------------------------
 
     @staticmethod

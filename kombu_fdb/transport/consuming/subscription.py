@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from kombu_fdb.model import Delivery, SessionId
-from kombu_fdb.transport.holding.settling import Settler
+from kombu_fdb.transport.holding.settling import Settling
 from kombu_fdb.transport.holding.unacked import Credit
 
 _tags = count(1)
@@ -29,7 +29,7 @@ class Subscription:
     queue: str
     #: Of its channel, as are the next two.
     credit: Credit[Subscription]
-    settler: Settler
+    settler: Settling
     #: Makes the message of a delivery, tag and consumer tag; None if it can't be one.
     open: Callable[[Delivery, int, str], Any]
     no_ack: bool

@@ -15,67 +15,13 @@ from typing import Any, Protocol
 
 from kombu_fdb.errors import ForkedError, StoreError
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.holding.unacked import Credit
-
-
-class Settler(Protocol):
-    """``settling.py`` does it through the process's client."""
-
-    def note_ack(self, lease: Lease) -> None:
-        """It will be settled; :meth:`acknowledged` must follow. The note is the last step, in one call into C."""
-
-    def is_noted(self, lease: Lease) -> bool:
-        """Whether an interrupted :meth:`note_ack` came that far."""
-
-    def acknowledged(self) -> None:
-        """Settle what was noted soon: with others if a receiver runs, else at once."""
-
-    def settle(self, lease: Lease, *, requeue: bool, pause_ms: int, reason: str, details: dict[str, Any]) -> None:
-        """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
-
-    def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
-        """Dead-letter what no consumer can handle."""
-
-    def note_attempt(self, lease: Lease) -> None:
-        """Whenever it is released, an attempt at it counts."""
-
-    def release(self, leases: list[Lease], *, counted: bool) -> None:
-        """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
-
-    def release_later(self, leases: list[Lease]) -> None:
-        """By another thread. For a finalizer: never blocks, takes no lock."""
-
-    def on_room(self) -> None:
-        """Room was made, or taken away."""
-
 
 logger = logging.getLogger(__name__)
 
 #: This many pending acks don't wait for more.
 MANY_ACKS = 64
-
-
-class Fetcher(Protocol):
-    """A connection's, as it is told of what its channels do."""
-
-    @property
-    def arrived(self) -> Bell: ...
-
-    def on_ack(self, pending: int, enough: int) -> None: ...
-
-    def on_room(self) -> None: ...
-
-
-class Receiver(Protocol):
-    """What drives it."""
-
-    @property
-    def running(self) -> bool: ...
-
-    @property
-    def fetcher(self) -> Fetcher: ...
 
 
 class Connected(Protocol):
@@ -84,14 +30,17 @@ class Connected(Protocol):
     @property
     def store(self) -> Client: ...
 
-    @property
-    def receiver_if_any(self) -> Receiver | None: ...
-
     def now_ms(self) -> int: ...
+
+    def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
+        """An ack waits, the ``pending``-th. False if no receiver runs that would settle it."""
+
+    def on_room(self) -> None:
+        """Room was made, or taken away."""
 
 
 class Settling:
-    """The ``Settler`` of one channel. From any thread."""
+    """Settles what one channel was given. From any thread."""
 
     def __init__(self, connection: Connected, credit: Credit[Any]) -> None:
         self._connection = connection
@@ -122,21 +71,21 @@ class Settling:
     # -- acks --------------------------------------------------------------------------------------------------------
 
     def note_ack(self, lease: Lease) -> None:
+        """It will be settled; :meth:`acknowledged` must follow. The note is the last step, in one call into C."""
         client = self.client
         client.unwatch(lease)
         client.acks.append(lease)
 
     def is_noted(self, lease: Lease) -> bool:
+        """Whether an interrupted :meth:`note_ack` came that far."""
         return lease in self.client.acks
 
     def acknowledged(self) -> None:
-        client = self.client
-        receiver = self._connection.receiver_if_any
-        if receiver is not None and receiver.running:
-            receiver.fetcher.on_ack(len(client.acks), _enough(self._credit.prefetch))
-            if self._credit.was_blocked:
-                receiver.fetcher.arrived.ring()
-        elif self.ended:
+        """Settle what was noted soon: with others if a receiver runs, else at once."""
+        client, credit = self.client, self._credit
+        if self._connection.on_ack(len(client.acks), _enough(credit.prefetch), was_blocked=credit.was_blocked):
+            return
+        if self.ended:
             client.nudge()
         else:
             client.flush_acks()
@@ -144,6 +93,7 @@ class Settling:
     # -- at once -----------------------------------------------------------------------------------------------------
 
     def settle(self, lease: Lease, *, requeue: bool, pause_ms: int, reason: str, details: dict[str, Any]) -> None:
+        """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
         if requeue:
             due_ms = self._connection.now_ms() + pause_ms if pause_ms else 0
             self.client.requeue([lease], details, due_ms=due_ms)
@@ -151,6 +101,7 @@ class Settling:
             self.client.reject([lease], reason=reason, **details)
 
     def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
+        """Dead-letter what no consumer can handle."""
         logger.error("dead-lettered message %s of queue %s: %s", delivery.message_id.hex(), delivery.queue, error)
         try:
             self.client.reject([delivery.lease], reason="malformed", error=error, **details)
@@ -158,12 +109,14 @@ class Settling:
             self.client.release_later([delivery.lease])
 
     def note_attempt(self, lease: Lease) -> None:
+        """Whenever it is released, an attempt at it counts."""
         self.client.attempted.add(lease)
 
     def note_seen(self, lease: Lease) -> None:
         self.client.seen.add(lease)
 
     def release(self, leases: list[Lease], *, counted: bool) -> None:
+        """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
         if not leases:
             return
         if self.client.suspected and not counted:
@@ -172,15 +125,14 @@ class Settling:
             _release(self.client, leases, counted=counted)
 
     def release_later(self, leases: list[Lease]) -> None:
+        """By another thread. For a finalizer: never blocks, takes no lock."""
         if not self.is_foreign:
             self.client.release_later(leases)
 
     # -- room --------------------------------------------------------------------------------------------------------
 
     def on_room(self) -> None:
-        receiver = self._connection.receiver_if_any
-        if receiver is not None:
-            receiver.fetcher.on_room()
+        self._connection.on_room()
 
 
 def _release(client: Client, leases: list[Lease], *, counted: bool) -> None:

@@ -97,8 +97,6 @@ class Letter:
 class SimulatedTransport:
     """One connection with one channel, and the application that consumes from it."""
 
-    running = True
-
     def __init__(
         self,
         client: SimulatedClient,
@@ -109,7 +107,6 @@ class SimulatedTransport:
         single_active: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.store = client
-        self.receiver_if_any = self
         self.watch_set = WatchSet(Flag())
         self.arrived = Flag()
         self.fetcher = fetcher.Fetcher(client, self.watch_set, self.arrived, clock, rng)
@@ -130,6 +127,15 @@ class SimulatedTransport:
         self.clock = clock
 
     # -- the receiver's thread -----------------------------------------------------------------------------------------
+
+    def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
+        self.fetcher.on_ack(pending, enough)
+        if was_blocked:
+            self.arrived.ring()
+        return True
+
+    def on_room(self) -> None:
+        self.fetcher.on_room()
 
     @property
     def bell(self) -> Flag:
