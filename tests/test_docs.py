@@ -46,6 +46,18 @@ def test_keyspace_names_the_format_version():
     assert f"format version {layout.FORMAT_VERSION}" in KEYSPACE.read_text()
 
 
+def test_every_file_that_is_named_exists():
+    """In docs and docstrings. Merging two modules leaves such references behind."""
+    packages = [path for package in ("kombu_fdb", "celery_fdb") for path in (ROOT / package).rglob("*.py")]
+    known = {f"/{path}" for path in [*packages, *(ROOT / "tests").rglob("*.py"), *ROOT.glob("*.py")]}
+    pages = [*packages, DOCS / "architecture.md", DOCS / "lifecycle.md"]
+    named = {(path.name, name) for path in pages for name in re.findall(r"`([\w/]+\.py)`", path.read_text())}
+    theirs = {"threading.py", "tasks.py"}  # of Python, and of the reader's project
+    lost = {(page, name) for page, name in named if not any(each.endswith("/" + name) for each in known)}
+    assert named
+    assert {(page, name) for page, name in lost if name not in theirs} == set()
+
+
 def test_every_guarantee_of_the_engine_is_explained():
     text = (DOCS / "guarantees.md").read_text()
     assert [tag for tag in GUARANTEES if f"| `{tag}` |" not in text] == []

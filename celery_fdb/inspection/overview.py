@@ -1,6 +1,6 @@
 """What is in a broker now, which sessions are silent, and what needs attention.
 
-What is in a broker now, as plain data: for the command line, the metrics and the admin pages.
+All of it is plain data, for the command line, the metrics and the admin pages.
 
 Numbers come from the store's counters and never from a scan: what it costs grows with the number of queues, not with
 their messages, and is bounded in the number of keys. The parts are read in transactions of their own, so they may be

@@ -1,7 +1,5 @@
 """The only way to the stored results: opens transactions and runs the verbs in them.
 
-The only way to the stored results: opens transactions and runs the verbs in them.
-
 Every verb may happen twice: it looks at what stands in the store, and finds there what an earlier run of unknown
 outcome has done. So no commit tokens are written (``Retry.repeat``); after ``CommitUnknown`` the caller calls again.
 """

@@ -74,7 +74,7 @@ def install(app: Celery) -> None:
         return
     _installed.add(app)
     app.add_defaults({SETTING: False})
-    app.steps["consumer"].add(Undertaker)
+    app.steps["consumer"].add(FailureStep)
     before_task_publish.connect(_note_attempt, weak=False, dispatch_uid="celery_fdb.tasks.failures")
 
 
@@ -258,7 +258,7 @@ def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 
-class Undertaker(bootsteps.Step):
+class FailureStep(bootsteps.Step):
     """Made with the consumer, before it builds its tasks' strategies."""
 
     def __init__(self, consumer: Any, **_: Any) -> None:

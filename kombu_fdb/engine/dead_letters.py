@@ -27,7 +27,7 @@ never both and never neither, and the counts are those of the letters moved. Wha
   part again.
 * the queue it should come back to has been deleted: ``QueueNotFound``, and nothing of the part was moved.
 
-Trim: what ``<queue>.dead`` keeps no longer, the expired and the oldest beyond its length, goes in parts.
+Trim: delete in parts what ``<queue>.dead`` need not keep: the expired, and the oldest beyond its length.
 
 Done by the duties now and then, not by each burial, which therefore never conflicts.
 """

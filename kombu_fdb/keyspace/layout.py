@@ -23,7 +23,7 @@ key                                                   value                     
 ``("thaw", due_ms, queue, key)``                      ms to wait: ring the key's bell then     claim; cleared by promote
 ``("relimit", queue)``                                how far a change of limits has got       limit; cleared when it is done
 ``("delayed", queue, due_ms, rank, stamp)``           record                                   publish, release; cleared by promote
-``("lease", session, number)``                        queue, place, record                     claim; cleared by ack, release, sweep
+``("lease", session, number)``                        queue, place, record                     claim, limit; cleared by ack, release, sweep
 ``("task", task_id, stamp)``                           key of its message, but for the stamp    publish, promote, release, reject; cleared with it
 ``("dedup", exchange, routing_key, id)``               end of its window, in ms                 publish; cleared by the duties
 ``("dedup_end", end_ms, exchange, routing_key, id)``   ""                                       publish; cleared by the duties

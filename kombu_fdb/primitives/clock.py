@@ -42,6 +42,12 @@ class SystemClock:
         time.sleep(seconds)
 
 
+class Jitter(Protocol):
+    """What is needed of chance: a number between two, so that not all do the same at once."""
+
+    def uniform(self, a: float, b: float, /) -> float: ...
+
+
 def random_id() -> bytes:
     """16 random bytes."""
     return os.urandom(16)

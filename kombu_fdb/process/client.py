@@ -11,7 +11,7 @@ Three lists cross threads here:
 * ``returns``: messages to release that can't be released now (a finalizer must not block, the store may be down).
 * ``deferred``: what else has to be done later, such as ending what a collected connection held.
 
-The last two are the session's duties thread's, which repeats them until the store answers. A process without a session,
+The last two are for the session's duties thread, to repeat until the store answers. A process without a session,
 which only publishes, has a thread for them as long as there are any (``process/deferred.py``); it also closes the store
 when the last connection was collected.
 
@@ -53,7 +53,7 @@ from kombu_fdb.process.deferred import Attendant, DeferredCalls, move
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.session_threads import open_session
 from kombu_fdb.process.single_flight import Attempt
-from kombu_fdb.process.time_to_run import Overdue
+from kombu_fdb.process.time_to_run import TimesToRun
 from kombu_fdb.process.upkeep.reclaim import Reclaim
 from kombu_fdb.process.upkeep.round_robin import TROUBLE
 from kombu_fdb.settings.location import Location
@@ -112,7 +112,7 @@ class Client:
         self._reclaim = Reclaim(SystemClock())
         #: With a store that does not answer, when the program ends.
         self.patience = Patience()
-        self._overdue = Overdue(self._release_overdue)
+        self._overdue = TimesToRun(self._release_overdue)
 
     # -- the store ---------------------------------------------------------------------------------------------------
 

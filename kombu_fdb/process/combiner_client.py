@@ -24,12 +24,12 @@ abandons the demand, which the duties thread then ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
 from kombu_fdb.model import Delivery, Demand, Lease
+from kombu_fdb.primitives.clock import Jitter
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
@@ -56,10 +56,6 @@ SELDOM = 4
 GROWTH = 2.0
 #: Lines that are remembered as contested.
 MOST_LINES = 100
-
-
-class Spread(Protocol):
-    def uniform(self, a: float, b: float, /) -> float: ...
 
 
 class Rivalry:
@@ -109,7 +105,7 @@ class CombinerClient:
         self,
         ring: Callable[[], None],
         clock: Callable[[], float],
-        spread: Spread,
+        spread: Jitter,
         longest_s: float,
         rivalry: Rivalry,
     ) -> None:

@@ -45,7 +45,7 @@ class _Timer(NamedTuple):
     gone: Callable[[], object]
 
 
-class Overdue:
+class TimesToRun:
     """The timers of one client, in one daemon thread that lives as long as there are any. Thread-safe.
 
     Consumers take the lock too, in whose threads signal handlers raise: so it is one whose ``with`` is a single step,

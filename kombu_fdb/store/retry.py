@@ -39,10 +39,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable
-from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.clock import Clock, Jitter
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.tokens import CommitTokens, Doubt, Token
 
@@ -104,12 +104,6 @@ FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 1.0
 
 
-class Pauses(Protocol):
-    """What the loop needs of chance."""
-
-    def uniform(self, a: float, b: float) -> float: ...
-
-
 @dataclass(slots=True)
 class Retry:
     """Runs bodies to completion against one database.
@@ -121,7 +115,7 @@ class Retry:
     database: Database
     clock: Clock
     tokens: CommitTokens
-    pauses: Pauses
+    pauses: Jitter
     patience: Patience = field(default_factory=Patience)
 
     def __call__(

@@ -1,7 +1,5 @@
 """The transport: a connection to a broker, its channels, and how it delivers to a drain or an event loop.
 
-The kombu transport: connections, draining, the event loop, what survives a fork or a lost connection.
-
 Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "connection". It is
 
 * *new*: constructed, with nothing opened (Celery constructs transports only to read their flags);

@@ -1,9 +1,9 @@
 """Publish: store messages in each queue they reach, all or none; in a block with others; once more after a lost answer.
 
-Publish: route a message and store a copy in each queue it reaches.
+Storing: route each message and store a copy in each queue it reaches.
 
 A publish to the default exchange reads nothing and never conflicts: the position is the versionstamp of the commit, so
-queue order is commit order. (The seeds' "read the last index, add a random suffix" costs a read and loses the order.)
+queue order is commit order. ("Read the last index, add a random suffix" would cost a read and lose the order.)
 A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py``.
 
 Gathering what one thread publishes, so that it is stored in one transaction with something else.

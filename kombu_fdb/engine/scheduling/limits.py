@@ -28,7 +28,7 @@ Parts may be repeated, and two processes that do the same one conflict.
 Limits: what a key may do and how a queue is worked on, changed while everything runs.
 
 A change counts from the next claim on, in all processes. Of one key it rings the bell; what it has to do to all keys,
-and to what is in flight, follows in parts (``limits.py``). Lowering a limit takes nothing back: what is in flight
+and to what is in flight, follows in parts. Lowering a limit takes nothing back: what is in flight
 stays there. A limited, paused or full key never stands in the way of the others.
 """
 
@@ -257,7 +257,7 @@ def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
 
 
 def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyLimits) -> None:
-    """Of a key that is paused, or whose turns belong elsewhere now; a tenant's at once, others' by ``limits.py``."""
+    """Of a key that is paused, or whose turns belong elsewhere now; a tenant's at once, others' in parts."""
     is_moved = before.priority != after.priority
     if is_moved or after.paused:
         turns.pause(work, queue, key)

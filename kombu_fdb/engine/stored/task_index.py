@@ -1,4 +1,4 @@
-"""Whereabouts: find a task's messages by the task's id, wherever they wait.
+"""Task index: find a task's messages by the task's id, wherever they wait.
 
 Model. A message's place ends in its stamp, and a row ``("task", task_id, stamp)`` holds what stands before the stamp
 there. The row is written wherever a message gets a stamp (publish, promote, release with a delay, burial, replay) and

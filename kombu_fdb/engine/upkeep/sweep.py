@@ -1,6 +1,6 @@
 """Sweep: find dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
 
-Every consumer process observes the sessions that follow its own in the ring of all session ids (``duties.py``); none
+Every consumer process observes the sessions that follow its own in the ring of session ids (``duty_cycle.py``); none
 is elected, so the death of a sweeper delays nothing. Which of several sweepers ends a session is decided by the fencing
 transaction, and two that bring the same messages back conflict on the leases. See ``session.py`` for the states.
 

@@ -1,4 +1,4 @@
-"""The duty cycle: heartbeats, and sweeps of the sessions that this process observes.
+"""The duty cycle: heartbeats, sweeps of the sessions this process observes, and the other duties, each in its turn.
 
 Computing: a process that can't beat, because a task of it lets nothing else run, is not dead. Guarantee: NOT-TWICE.
 
@@ -25,15 +25,15 @@ What the two threads that keep a session do, as steps without the threads.
 
 Model. In a *beat* the session says that it lives; when it is told that it was fenced, the membership is lost. In a
 *turn* of the duties an alarm is set, so that what is delayed from then on rings; claims of which it does not know the
-outcome of are recovered; the duties have one round (``duty_cycle.py``); and the client's deferred calls are made. A
+outcome are recovered; the duties have one round; and the client's deferred calls are made. A
 step that fails has changed nothing that the next one depends on, so their driver repeats it after a pause.
 
 What a consumer process does besides consuming, as steps without threads: beat, and the duties in their turn.
 
-Model. ``process/client.py`` calls :meth:`Heartbeat.run_once` from one thread and :meth:`Duties.run_once` from another,
+Model. ``session_threads.py`` has :meth:`Heartbeat.run_once` run in one thread, :meth:`Duties.run_once` in another,
 so that a long sweep never delays a beat.
 
-The duties (``duty_cycle.py``, ``duties.py``) are small objects that remember where they stopped. In a *round* each that
+The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that
 is due gets a :class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`; the one
 that has more to do is due again in the next round, which follows at once. Promotion comes first, and once more after
 each other duty that ran: ETAs and retries wait for one turn of one duty, not for the end of all. So however much work
@@ -62,14 +62,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
-from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.clock import Clock, Jitter
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.upkeep import duties
@@ -121,12 +120,6 @@ def _busy_s(description: dict[str, object]) -> float | None:
 #: How many living sessions each process observes.
 LIVING = 8
 LEAST_PAUSE_S = 0.001
-
-
-class Jitter(Protocol):
-    """What is needed of chance."""
-
-    def uniform(self, a: float, b: float) -> float: ...
 
 
 class Sweep:

@@ -27,7 +27,7 @@ from kombu_fdb.store.sqlite.files import connect, create, set_synchronous
 from kombu_fdb.store.sqlite.sidecars import Access, open_sidecar, share_database
 from kombu_fdb.store.sqlite.space import Space
 from kombu_fdb.store.sqlite.wakeups import BellDirectory, Listener, Ringer
-from kombu_fdb.store.sqlite.write_lock import WriterLock
+from kombu_fdb.store.sqlite.write_lock import WriteLock
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class OpenFile:
         except BaseException:
             bells.close()
             raise
-        self.lock = WriterLock(gate, main, clock)
+        self.lock = WriteLock(gate, main, clock)
         sqlite_fork.guard(self)
 
     def close(self) -> None:

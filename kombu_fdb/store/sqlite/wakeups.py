@@ -41,8 +41,6 @@ A descriptor is closed by its last user only, the thread or the holder of the lo
 number which meanwhile means another file would damage that (https://www.sqlite.org/howtocorrupt.html, 1.1).
 
 The writer's side of the bells: after a commit, a digest of each rung key goes into every listener's pipe.
-
-The protocol stands in :mod:`~kombu_fdb.store.sqlite.wakeups`.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def _try_for_a_turn(fd: int) -> bool:
     return False
 
 
-class WriterLock:
+class WriteLock:
     """The right to write, within a process and between processes; see the module's text."""
 
     def __init__(self, gate: int, main: int, clock: Clock) -> None:

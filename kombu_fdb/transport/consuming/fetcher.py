@@ -4,7 +4,7 @@ Model. A fetcher is *asleep* until the program drains (``watch_set.py``): nothin
 happens before its bell rings. While it does, a queue is *hungry* when it may have messages, *armed* when it was
 seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
 
-1. If rivals consume the same queues, and there is room, stand in a line with them (``process/combiner_client.py``).
+1. If rivals consume the same queues and there is room, wait in line with them (``process/combiner_client.py``).
 While
    another one is the first there, leave these queues out of the steps 2 and 3.
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
@@ -45,6 +45,7 @@ from functools import partial
 from kombu_fdb import errors
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
+from kombu_fdb.primitives.clock import Jitter
 from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.wakeup import Bell
@@ -52,7 +53,6 @@ from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.combiner_client import CombinerClient, Rivalry
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep.duty_cycle import Jitter
 from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription

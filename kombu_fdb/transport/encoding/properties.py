@@ -26,7 +26,7 @@ message stays until then. Celery writes the same moment into ``expiration``, whi
 What headers and properties say: what a publisher may write into them, and what is read from them.
 
 Where RabbitMQ's client refuses a value, so does this: a property of the wrong type, a whole number of more than 64 bits
-anywhere in the headers. What it can't know is refused too, here and in ``properties.py`` and ``fairkey.py``: a
+anywhere in the headers. What it can't know is refused too, here and in ``fairkey.py``: a
 publisher that writes ``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from production
 that it does nothing. All of it is an ``InvalidArgument`` that names the field, and nothing is published.
 

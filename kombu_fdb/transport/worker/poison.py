@@ -12,8 +12,8 @@ pass, and a message that no worker can handle keeps none of them busy, nor their
 first attempt only. The error is kept for its dead letter, which it becomes when it has come back as often as it may. A
 message without acks, such as a broadcast, is logged and gone.
 
-A task's headers and body are looked at before Celery's task consumer gets them (``encoding/tasks.py``), since some of
-them are used only later, when a process, a thread or a greenlet is free: if they are wrong, the message is
+A task's headers and body are looked at before Celery's task consumer gets them (``encoding/properties.py``), since some
+of them are used only later, when a process, a thread or a greenlet is free: if they are wrong, the message is
 dead-lettered at once.
 
 Errors of the connection pass, as Celery mends those: it connects again, and the message comes again. Those of a channel

@@ -75,7 +75,7 @@ def test_the_tasks_option_comes_before_the_setting(app, setting, option, kept):
 def test_install_is_idempotent(app):
     failures.install(app)
     failures.install(app)
-    assert list(app.steps["consumer"]) == [failures.Undertaker]
+    assert list(app.steps["consumer"]) == [failures.FailureStep]
 
 
 class Consumer:
@@ -92,8 +92,8 @@ def test_a_task_keeps_the_request_class_its_user_gave_it(app):
 
     mine = app.task(work, shared=False, name="mine", Request=Mine)
     plain = app.task(work, shared=False, name="plain")
-    failures.Undertaker(Consumer(app))
-    failures.Undertaker(Consumer(app))
+    failures.FailureStep(Consumer(app))
+    failures.FailureStep(Consumer(app))
     assert [each.__name__ for each in mine.Request.__mro__[:3]] == ["Request", "FailureRequest", "Mine"]
     assert plain.Request.__mro__[1:3] == (failures.FailureRequest, Request)
 

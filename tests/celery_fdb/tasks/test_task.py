@@ -252,14 +252,14 @@ def test_the_option_without_install_is_enough():
         pass
 
     assert app.tasks["one"].dead_letter is None
-    assert failures.Undertaker not in app.steps["consumer"]
+    assert failures.FailureStep not in app.steps["consumer"]
 
     @app.task(base=FdbTask, name="two", shared=False, dead_letter=True)
     def two():
         pass
 
     assert app.tasks["two"].dead_letter
-    assert failures.Undertaker in app.steps["consumer"]
+    assert failures.FailureStep in app.steps["consumer"]
     app.close()
 
 

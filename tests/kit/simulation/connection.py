@@ -13,11 +13,11 @@ from typing import Any
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
+from kombu_fdb.primitives.clock import Jitter
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.connect import Opened
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep.duty_cycle import Jitter
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming import fetcher

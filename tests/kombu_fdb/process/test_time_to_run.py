@@ -10,7 +10,7 @@ import pytest
 from kombu_fdb.errors import ForkedError, StoreUnavailable
 from kombu_fdb.model import Lease
 from kombu_fdb.process import time_to_run
-from kombu_fdb.process.time_to_run import MOST_STOPPED, Overdue
+from kombu_fdb.process.time_to_run import MOST_STOPPED, TimesToRun
 
 LONG_S = 3600.0
 PATIENCE_S = 60.0
@@ -36,27 +36,27 @@ def store() -> Store:
 
 
 @pytest.fixture
-def timers(store: Store) -> Overdue:
-    return Overdue(store.release)
+def timers(store: Store) -> TimesToRun:
+    return TimesToRun(store.release)
 
 
 def lease(number: int) -> Lease:
     return Lease(b"session", number)
 
 
-def watch(timers: Overdue, number: int, ttr_s: float, *, started: bool = True) -> threading.Event:
+def watch(timers: TimesToRun, number: int, ttr_s: float, *, started: bool = True) -> threading.Event:
     gone = threading.Event()
     timers.watch(lease(number), ttr_s, started=lambda: started, gone=gone.set)
     return gone
 
 
-def test_what_had_begun_counts_and_what_had_not_does_not(store: Store, timers: Overdue) -> None:
+def test_what_had_begun_counts_and_what_had_not_does_not(store: Store, timers: TimesToRun) -> None:
     gone = [watch(timers, 1, 0.01), watch(timers, 2, 0.01, started=False)]
     assert all(each.wait(PATIENCE_S) for each in gone)
     assert sorted(store.taken.get(timeout=PATIENCE_S) for _ in range(2)) == [([lease(1)], True), ([lease(2)], False)]
 
 
-def test_settled_ones_are_left_alone(store: Store, timers: Overdue) -> None:
+def test_settled_ones_are_left_alone(store: Store, timers: TimesToRun) -> None:
     forgotten = watch(timers, 1, 0.02)
     timers.forget([lease(1)])
     assert watch(timers, 2, 0.03).wait(PATIENCE_S)
@@ -64,7 +64,7 @@ def test_settled_ones_are_left_alone(store: Store, timers: Overdue) -> None:
     assert store.taken.get()[0] == [lease(2)]
 
 
-def test_a_later_moment_replaces_an_earlier_one(store: Store, timers: Overdue) -> None:
+def test_a_later_moment_replaces_an_earlier_one(store: Store, timers: TimesToRun) -> None:
     watch(timers, 1, 1.0)
     watch(timers, 1, LONG_S)
     assert watch(timers, 2, 1.1).wait(PATIENCE_S)
@@ -73,7 +73,7 @@ def test_a_later_moment_replaces_an_earlier_one(store: Store, timers: Overdue) -
 
 
 def test_a_store_that_does_not_answer_is_asked_again(
-    store: Store, timers: Overdue, monkeypatch: pytest.MonkeyPatch
+    store: Store, timers: TimesToRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was withdrawn from its consumer before stays uncounted."""
     monkeypatch.setattr(time_to_run, "RETRY_S", 0.01)
@@ -85,7 +85,7 @@ def test_a_store_that_does_not_answer_is_asked_again(
     assert [store.taken.get() for _ in range(2)] == [([lease(1)], False)] * 2
 
 
-def test_what_is_not_ours_is_left_alone(store: Store, timers: Overdue) -> None:
+def test_what_is_not_ours_is_left_alone(store: Store, timers: TimesToRun) -> None:
     store.errors = [ForkedError()]
     gone = watch(timers, 1, 0.01)
     assert store.taken.get(timeout=PATIENCE_S)[0] == [lease(1)]
@@ -94,7 +94,7 @@ def test_what_is_not_ours_is_left_alone(store: Store, timers: Overdue) -> None:
     assert not timers._timers
 
 
-def test_timers_of_settled_messages_take_no_memory(timers: Overdue) -> None:
+def test_timers_of_settled_messages_take_no_memory(timers: TimesToRun) -> None:
     for number in range(5 * MOST_STOPPED):
         watch(timers, number, LONG_S)
         timers.forget([lease(number)])
@@ -102,7 +102,7 @@ def test_timers_of_settled_messages_take_no_memory(timers: Overdue) -> None:
     timers.clear()
 
 
-def test_the_thread_ends_with_the_last_timer_and_starts_with_the_next(store: Store, timers: Overdue) -> None:
+def test_the_thread_ends_with_the_last_timer_and_starts_with_the_next(store: Store, timers: TimesToRun) -> None:
     watch(timers, 1, LONG_S)
     first = timers._thread
     assert first is not None
@@ -113,7 +113,7 @@ def test_the_thread_ends_with_the_last_timer_and_starts_with_the_next(store: Sto
     assert timers._thread is not first
 
 
-def test_a_time_to_run_of_centuries_ends_nobodys_thread(store: Store, timers: Overdue) -> None:
+def test_a_time_to_run_of_centuries_ends_nobodys_thread(store: Store, timers: TimesToRun) -> None:
     """Stored by an older celery-fdb; a thread can't wait for more than 292 years."""
     lease, soon = Lease(b"s", 1), Lease(b"s", 2)
     timers.watch(lease, 2**53 / 1000, started=lambda: True, gone=lambda: None)

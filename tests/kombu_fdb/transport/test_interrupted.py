@@ -28,7 +28,7 @@ from kombu_fdb.engine.messages import publish
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process import client, deferred, membership, single_flight
-from kombu_fdb.process.time_to_run import Overdue
+from kombu_fdb.process.time_to_run import TimesToRun
 from kombu_fdb.store import retry
 from kombu_fdb.store import tokens as store_tokens
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
@@ -291,8 +291,8 @@ CONDITION = [threading.Condition.__enter__, threading.Condition.__exit__, thread
 
 def test_a_time_to_run_that_is_interrupted_anywhere_locks_nobody_out() -> None:
     lease = Lease(b"s", 1)
-    codes = [each.__code__ for each in (*CONDITION, Overdue.watch, Overdue.forget, Overdue.clear)]
-    timers = Overdue(lambda leases, _counted: len(leases))
+    codes = [each.__code__ for each in (*CONDITION, TimesToRun.watch, TimesToRun.forget, TimesToRun.clear)]
+    timers = TimesToRun(lambda leases, _counted: len(leases))
 
     def begin_and_end() -> None:
         timers.watch(lease, 3600, started=lambda: True, gone=lambda: None)
