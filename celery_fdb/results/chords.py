@@ -140,7 +140,7 @@ def open_(
     chord = Chord(expires_ms, now_ms, now_ms + CLAIM_MS)
     _write(tr, keys, group_id, chord)
     tr.set(keys.look(chord.look_ms, group_id), b"")
-    records.move(tr, keys, "chord", group_id, 0, expires_ms)
+    records.move_expiry(tr, keys, "chord", group_id, 0, expires_ms)
     if body is not None:
         records.write(tr, keys.body(group_id), "", body, expires_ms=0)
 
@@ -188,12 +188,12 @@ def _prolong(tr: Transaction, keys: ResultKeys, group_id: str, value: bytes, *, 
         return
     expires_ms = now_ms + lifetime_ms
     if chord.expires_ms and expires_ms - chord.expires_ms > lifetime_ms // 4:
-        records.move(tr, keys, "chord", group_id, chord.expires_ms, expires_ms)
+        records.move_expiry(tr, keys, "chord", group_id, chord.expires_ms, expires_ms)
         chord.expires_ms = expires_ms
         _write(tr, keys, group_id, chord)
         before_ms = records.prolong(tr, keys.group(group_id), expires_ms)  # the structure of a header with groups in it
         if before_ms:
-            records.move(tr, keys, "group", group_id, before_ms, expires_ms)
+            records.move_expiry(tr, keys, "group", group_id, before_ms, expires_ms)
 
 
 def renew(tr: Transaction, keys: ResultKeys, group_id: str, now_ms: int) -> None:
@@ -305,7 +305,7 @@ def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
     if value is None:
         raise ChordOver(group_id=group_id)
     _delete(tr, keys, group_id, _decode(value))
-    records.delete(tr, keys, "group", group_id, structure)
+    records.delete_record(tr, keys, "group", group_id, structure)
 
 
 def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
@@ -323,5 +323,5 @@ def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
 
 def _delete(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> None:
     records.clear(tr, keys.chord(group_id))
-    records.move(tr, keys, "chord", group_id, chord.expires_ms, 0)
+    records.move_expiry(tr, keys, "chord", group_id, chord.expires_ms, 0)
     tr.clear(keys.look(chord.look_ms, group_id))

@@ -29,7 +29,7 @@ from kombu_fdb.store.protocol import KeyValue, Transaction
 # -- expiry ------------------------------------------------------------------------------------------------------------
 
 
-def move(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int, after_ms: int) -> None:
+def move_expiry(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int, after_ms: int) -> None:
     """It expired at ``before_ms`` and now does at ``after_ms``; 0 for never."""
     if before_ms and before_ms != after_ms:
         tr.clear(keys.expiry(before_ms, kind, id_))
@@ -37,12 +37,12 @@ def move(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int,
         tr.set(keys.expiry(after_ms, kind, id_), b"")
 
 
-def delete(tr: Transaction, keys: ResultKeys, kind: str, id_: str, value: bytes | None) -> None:
+def delete_record(tr: Transaction, keys: ResultKeys, kind: str, id_: str, value: bytes | None) -> None:
     """The record, which was read as ``value``, with its entry."""
     if value is None:
         return
     old = readable(value)
-    move(tr, keys, kind, id_, old.expires_ms if old else 0, 0)
+    move_expiry(tr, keys, kind, id_, old.expires_ms if old else 0, 0)
     clear(tr, keys.record(kind, id_))
 
 

@@ -120,7 +120,7 @@ class ResultStore:
             return False
         if value is not None and (old is None or old.chunks):
             tr.clear_range(*range_of(key))
-        records.move(tr, self.keys, kind, id_, old.expires_ms if old else 0, outcome.expires_ms)
+        records.move_expiry(tr, self.keys, kind, id_, old.expires_ms if old else 0, outcome.expires_ms)
         records.write(tr, key, outcome.state, outcome.payload, expires_ms=outcome.expires_ms, ring=kind == "task")
         return True
 
@@ -152,7 +152,7 @@ class ResultStore:
         self._write(lambda tr: self._delete(tr, "task", task_id))
 
     def _delete(self, tr: Transaction, kind: str, id_: str) -> None:
-        records.delete(tr, self.keys, kind, id_, tr.get(self.keys.record(kind, id_)))
+        records.delete_record(tr, self.keys, kind, id_, tr.get(self.keys.record(kind, id_)))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 

@@ -260,7 +260,7 @@ def test_the_stage_has_rows_of_each_kind() -> None:
 
 
 def test_a_row_that_no_duty_can_find_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chords.expiry, "delete", lambda *_: None)
+    monkeypatch.setattr(chords.records, "delete_record", lambda *_: None)
     stage = Stage(1)
     act(stage, "results.finish_chord")
     stage.tidy()

@@ -108,6 +108,7 @@ class WriteLock:
         """End ``turn``, however far it came. Idempotent."""
         if self._turns.head is turn:
             turn.over = True  # before the look at _busy, see _give_back
+            self._holder = None
             if not (self._busy or self._closed):
                 self._taken = False
                 flock(self._main, fcntl.LOCK_UN)
