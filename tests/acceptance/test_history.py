@@ -16,7 +16,7 @@ from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import active_runs
-from celery_fdb.history.views.timeline import TaskUnknown, life_of
+from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
 from celery_fdb.history.views.workflows import Node, workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
@@ -104,8 +104,13 @@ def test_a_whole_life_is_told_when_it_is_over(tasks: Any, start: Any, ended: Any
     again = tasks.again.delay()
     later = tasks.add.apply_async((1, 2), countdown=1)
     ended(3)
-    assert [event.what for event in life_of(opened, later.id).events] == ["published", "due", "started", "succeeded"]
-    events = life_of(opened, again.id).events
+    assert [event.what for event in timeline_of(opened, later.id).events] == [
+        "published",
+        "due",
+        "started",
+        "succeeded",
+    ]
+    events = timeline_of(opened, again.id).events
     assert [event.what for event in events][:2] == ["published", "started"]
     assert Counter(event.what for event in events if event.what != "due") == {
         "published": 2,

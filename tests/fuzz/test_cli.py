@@ -105,7 +105,8 @@ def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
             yield (*path, name), found
 
 
-COMMANDS = list(leaves(fdb))
+#: The tour has a broker and workers of its own.
+COMMANDS = [(path, made) for path, made in leaves(fdb) if path != ("tour",)]
 
 
 def arguments(chance: random.Random, made: click.Command) -> list[str]:

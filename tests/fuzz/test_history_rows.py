@@ -27,7 +27,7 @@ from celery_fdb.history.views.checks import check_history
 from celery_fdb.history.views.metrics import TaskCollector
 from celery_fdb.history.views.runs import HistoryOff, active_runs, history_of, page_of_runs
 from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
-from celery_fdb.history.views.timeline import TaskUnknown, life_of
+from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
 from celery_fdb.history.views.workflows import workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
@@ -111,7 +111,7 @@ def look_around(broker: Broker) -> None:
             for period_s in (HOUR_S, DAY_S):
                 json.dumps(asdict(look_at_tasks(broker, period_s=period_s)))
     for task_id in ("t0", "first", "active", "g"):
-        for ask in (life_of, workflow_of):
+        for ask in (timeline_of, workflow_of):
             with suppress(TaskUnknown):
                 json.dumps(asdict(ask(broker, task_id))).encode()
     check_history(broker)

@@ -233,7 +233,7 @@ def test_a_hook_says_who_asks(visit: Any) -> None:
     assert answer.headers["location"] == "/sso"
     assert stranger.get("/", headers={"x-user": "viewer"}).status_code == 200
     without = visit(user=lambda _: None)
-    assert "Nobody here knows you" in without.see("/", 403)
+    assert "You are not logged in" in without.see("/", 403)
 
 
 @pytest.mark.parametrize("nameless", ["", False, User(""), None])

@@ -308,7 +308,7 @@ def test_what_needs_attention_is_told_with_each_look() -> None:
     assert told["concerns"] == [
         {"text": "no worker consumes any queue", "queue": None},
         {"text": "1 dead letter of jobs\\u202e", "queue": name},
-        {"text": "nobody consumes jobs\\u202e, where 3 wait", "queue": name},
+        {"text": "jobs\\u202e has no consumers, and 3 wait there", "queue": name},
     ]
     told = LiveStats().told(Overview(0, "x", [QueueView("jobs"), QueueView("mails", consumers=1)], []))
     assert told["concerns"] == []

@@ -307,6 +307,7 @@ VERBS: dict[str, Verb] = {
     "queues.expire": _expire,
     "queues.touch": lambda s: s.engine.queues.touch("expires"),
     "queues.add_consumer": lambda s: s.engine.queues.add_consumer(s.session, "shared", "another"),
+    "queues.forgotten": lambda s: s.engine.queues.forgotten(s.session, [("shared", "tag")]),
     "queues.remove_consumer": _in_turn(
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "own0", "tag"),
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "shared", "tag0"),
