@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import celery_fdb.cli.tour
 from celery_fdb.cli.tour.processes import wait
 from kombu_fdb import Broker
 
-ROOT = Path(celery_fdb.cli.tour.__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 pytestmark = pytest.mark.process
 
