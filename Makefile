@@ -14,7 +14,7 @@ export FDB_SERIES
 ARGS ?=
 
 .PHONY: help tour test test-all matrix floors fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-history bench-fairness \
-	sim parity fuzz storm mutate docs release-check doctor clean
+	bench-network sim parity fuzz storm network mutate docs release-check doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ fuzz: $(TOX) ## made-up input for minutes, from a random seed: make fuzz ROUNDS=
 storm: $(TOX) ## real processes killed, frozen and forked, a full disk, a cluster: make storm ARGS="kills --rounds 50"
 	$(TOX) run -q -e storm -- $(ARGS)
 
+network: $(TOX) ## seeded runs among machines in a box, as root: make network ARGS="--runs 10 --seconds 300"
+	$(TOX) run -q -e network -- $(ARGS)
+
 mutate: $(TOX) ## changes of kombu_fdb/engine that no test notices: make mutate ARGS="'kombu_fdb.engine.upkeep.sweep.*'"
 	$(TOX) run -q -e mutate -- $(ARGS)
 
@@ -73,6 +76,9 @@ bench-tenants: $(TOX) ## one noisy tenant among a hundred, with 8 Celery workers
 
 bench-fairness: $(TOX) ## what one noisy key does to the others, with a picture
 	$(TOX) run -q -e bench-fairness -- $(ARGS)
+
+bench-network: $(TOX) ## what distance between clients and cluster costs, in network namespaces; as root on Linux
+	$(TOX) run -q -e bench-network -- $(ARGS)
 
 bench-history: $(TOX) ## what keeping a history costs a worker: ARGS="--rounds 8 --url fdb://"
 	$(TOX) run -q -e bench-history -- $(ARGS)

@@ -34,3 +34,10 @@ def noop(sent: float) -> None:
         path = Path(os.environ["BENCH_OUT"], f"{pid}.stamps")
         _files[pid] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(_files[pid], struct.pack("<dd", sent, time.time()))
+
+
+@app.task(name="bench.nap")
+def nap(sent: float) -> None:
+    """Note the same, and keep a child busy for 50 ms."""
+    noop(sent)
+    time.sleep(0.05)

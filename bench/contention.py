@@ -24,7 +24,8 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from rich.console import Console
 from rich.table import Table
 
-from kombu_fdb.engine.facade.engine import Engine, Environment, Timeouts
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.errors import Outrun, StoreUnavailable
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
@@ -50,7 +51,7 @@ class Tally(NamedTuple):
     claims: int = 0
     messages: int = 0
     lost: int = 0
-    #: Transactions in which somebody claimed for the line.
+    #: Transactions in which one consumer claimed for the line.
     services: int = 0
     cpu_s: float = 0.0
 
@@ -60,16 +61,16 @@ def total(tallies: Sequence[Tally]) -> Tally:
 
 
 class NoThreads:
-    """Nobody beats: a session lives longer than its measurement."""
+    """No thread beats: a session lives longer than its measurement."""
 
     def ring(self) -> None:
-        """Nobody waits."""
+        """No thread waits."""
 
     def end(self) -> None:
-        """Nobody goes on."""
+        """No thread runs."""
 
     def join(self) -> None:
-        """Nobody is there."""
+        """There is no thread."""
 
 
 class Rival:

@@ -1,7 +1,7 @@
 """Workers of several kinds at one broker: one and four of them with four children each, threads, gevent.
 
 They start on a queue that stays empty. When all of them answer, the tasks are sent to another one, and only then are
-they told to consume it: so none is ahead of the others, and nobody publishes while they work.
+they told to consume it: so none is ahead of the others, and nothing is published while they work.
 """
 
 from __future__ import annotations

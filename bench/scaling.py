@@ -16,7 +16,7 @@ of the workers that stands in the line is the part of its cycle that a worker sp
 share a few cores, as in the measurement, it is at most cores / (s + c).
 
 The measurement gives ``s``, ``c`` and the latencies of this machine, and the throughput of a few numbers of consumers:
-the model has to be near those before anybody believes the rest. Then it is asked about a cluster whose round trips and
+the model has to be near those before the rest is believed. Then it is asked about a cluster whose round trips and
 commits are given, and whose workers have a core each.
 """
 

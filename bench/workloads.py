@@ -29,7 +29,7 @@ PREFETCH = 200
 DEADLINE_S = 120.0
 #: Who runs a workload: a connection, it itself, many processes (``crowds.py``), workers (``crews.py``).
 CONNECTED = ("publish", "named", "batch", "consume")
-ALONE = ("tasks", "latency", "raw")
+ALONE = ("tasks", "naps", "latency", "raw")
 CROWDS = {
     "publish4": ("publishers", 4),
     "publish16": ("publishers", 16),
@@ -162,10 +162,19 @@ def _publish_in_batches(producer: Producer, messages: list[tuple[Any, dict[str, 
 
 def tasks(url: str, options: dict[str, Any], count: int) -> dict[str, float]:
     """Empty tasks that wait in the queue when the worker starts: prefork, 2 children, late acknowledgement."""
+    return _worked_off(url, options, count, "bench.noop", 2)
+
+
+def naps(url: str, options: dict[str, Any], count: int) -> dict[str, float]:
+    """The same with 4 children, and tasks that sleep for 50 ms: 80 a second, if no child waits for the broker."""
+    return _worked_off(url, options, count, "bench.nap", 4)
+
+
+def _worked_off(url: str, options: dict[str, Any], count: int, task: str, children: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as out:
         app = app_of(url, options, out)
-        preload(app, count)
-        with Worker(out):
+        preload(app, count, task)
+        with Worker(out, ["-c", str(children)]):
             stamps = await_stamps(out, count)
     return {"rate": steady_rate(stamps)}
 
@@ -201,13 +210,13 @@ def app_of(url: str, options: dict[str, Any], out: str) -> Any:
     return app
 
 
-def preload(app: Any, count: int) -> None:
+def preload(app: Any, count: int, task: str = "bench.noop") -> None:
     with app.pool.acquire(block=True) as connection, app.amqp.Producer(connection) as producer:
         app.amqp.queues["celery"](connection.default_channel).declare()
         connection.default_channel.queue_purge("celery")
         with producer.batch(1000):
             for _ in range(count):
-                app.send_task("bench.noop", (time.time(),), producer=producer)
+                app.send_task(task, (time.time(),), producer=producer)
 
 
 class Worker:

@@ -10,8 +10,6 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Warning, register  # noqa: A004 - Django's name
 
-__all__ = ["NotTheApp", "check_entry"]
-
 THE_APP = "celery_fdb.contrib.django"
 
 

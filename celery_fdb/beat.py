@@ -19,19 +19,22 @@ different times in different beats. A ``dedup_id`` in the entry's own options is
 and every beat publishes.
 
 They also tell the broker's store what is in their schedules, and when each entry ran and will run: the dashboard shows
-it.
+it, and pauses an entry for all of them.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from datetime import datetime, timedelta
 from typing import Any
 
 from celery.beat import PersistentScheduler
 from celery.schedules import crontab, schedule
 
-from celery_fdb.schedules.sync import ScheduleSync
+from celery_fdb.inspection.schedules import ScheduleSync
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["OncePerTick", "Scheduler", "tick_of"]
 
@@ -48,20 +51,30 @@ HOUR_S, DAY_S = 3_600, 86_400
 class OncePerTick:
     """Before a class of :class:`celery.beat.Scheduler`."""
 
-    _teller: ScheduleSync | None = None
+    _sync: ScheduleSync | None = None
 
     def tick(self, *args: Any, **kwargs: Any) -> Any:
-        """One of beat's own, and the store is told of what changed (``schedules/sync.py``)."""
+        """One of beat's own, and the store is told of what changed (``inspection/schedules.py``)."""
         pause_s = super().tick(*args, **kwargs)  # type: ignore[misc]  # a mixin
-        if self._teller is None:
-            self._teller = ScheduleSync(self.app, self.max_interval)  # type: ignore[attr-defined]  # Scheduler's
-        again_s = self._teller.look(self.schedule)  # type: ignore[attr-defined]  # Scheduler's
+        again_s = self._synced().look(self.schedule)  # type: ignore[attr-defined]  # Scheduler's
         return pause_s if again_s is None or not pause_s else min(pause_s, again_s)
 
     def close(self) -> None:
-        if self._teller is not None:
-            self._teller.close()
+        if self._sync is not None:
+            self._sync.close()
         super().close()  # type: ignore[misc]  # a mixin
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """Publish a tick that is due, unless a person has paused the entry."""
+        if self._synced().skips(entry):
+            logger.info("beat: %s is paused, and this tick is not published", entry.name)
+        else:
+            super().apply_entry(entry, producer=producer)  # type: ignore[misc]  # a mixin
+
+    def _synced(self) -> ScheduleSync:
+        if self._sync is None:
+            self._sync = ScheduleSync(self.app, self.max_interval)  # type: ignore[attr-defined]  # Scheduler's
+        return self._sync
 
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
         """Publish the entry's message with its tick's dedup id."""

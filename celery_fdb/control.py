@@ -22,8 +22,6 @@ from kombu_fdb import Broker
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.errors import operational_errors
 
-__all__ = ["Control"]
-
 
 class Control(CeleryControl):
     """``app.control``."""

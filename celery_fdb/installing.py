@@ -13,15 +13,13 @@ from celery_fdb.tasks import failures
 from celery_fdb.tasks.task import FdbTask
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import shown
-from kombu_fdb.transport.worker.options import OPTIONS
-
-__all__ = ["install"]
+from kombu_fdb.transport.worker.requests import OPTIONS
 
 #: Of ``app`` itself, where something other than the default is kept.
 CELERYS_CONTROL = "celery.app.control:Control"
 OUR_CONTROL = "celery_fdb.control:Control"
 CELERYS_AMQP = "celery.app.amqp:AMQP"
-OUR_AMQP = "celery_fdb.history.publishing:AMQP"
+OUR_AMQP = "celery_fdb.history.run:AMQP"
 
 
 def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool | History = False) -> Celery:

@@ -1,7 +1,7 @@
 """``python -m kombu_fdb.doctor [URL]``: check this machine's set-up, and name the next step for every problem.
 
 Every check is a function that yields findings and never raises. The last ones open the store as a worker would; they
-write what any first connection writes (the format version), and nothing else.
+write what any first connection writes (the format version), and nothing else that stays.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import ctypes
 import ctypes.util
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
 import socket
 import sqlite3
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -26,10 +28,11 @@ from typing import Any, Literal, NamedTuple
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.model import is_internal
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock, SystemClock, random_id
 from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.process.connect import Opened, open_store
+from kombu_fdb.process.session_threads import BEATS
 from kombu_fdb.settings.location import (
     FOUR_SLASHES,
     SCHEMES,
@@ -43,8 +46,6 @@ from kombu_fdb.settings.location import (
 )
 from kombu_fdb.settings.options import Options, parse_options, why_ignored
 from kombu_fdb.store.sqlite import files as sqlite_files
-
-__all__ = ["Finding", "examine", "main"]
 
 NEWER_STEP = "Upgrade celery-fdb in the workers: an old one could not read them, and a new one delivers them by itself."
 ASIDE_STEP = (
@@ -65,6 +66,13 @@ CLOCK_SLACK_MS = 60_000
 #: This did not run before (2026-01-01).
 EPOCH_MS = 1_767_225_600_000
 COORDINATOR_TIMEOUT_S = 2.0
+SAMPLES = 9
+#: Round trips of the longest call before its commit: a claim of a message with a key.
+CALL_TRIPS = 6
+#: How often a call must be able to run within its deadline: others may be faster three times.
+CALL_RUNS = 4
+#: Round trips of a heartbeat before its commit: the read version, and what it reads.
+BEAT_TRIPS = 2
 OLDEST = {"kombu": (5, 5), "celery": (5, 5)}
 
 
@@ -388,31 +396,79 @@ def check_store(patient: Patient) -> Findings:
     yield Finding("ok", "store", f"answers after {1000 * (clock.monotonic() - begin):.0f} ms, format version is known")
     with closing(opened.database):
         yield from _contents(opened)
+        if isinstance(location, ClusterLocation):
+            yield from check_distance(opened, patient.options, clock)
 
 
 def _contents(opened: Opened) -> Findings:
     try:
         queues = opened.engine.inspect.queues()
-        silent = len(opened.engine.sessions.beats())
+        live = sum(each.open and not each.is_internal for each in opened.engine.inspect.sessions())
         asides = opened.engine.upkeep.asides()
     except KombuFDBError as error:
         yield _failure("content", error)
         return
     own = {name.removesuffix(DEAD_SUFFIX) for name in queues if not is_internal(name)}
-    live = [queues[name] for name in own if name in queues]
-    counts = [sum(getattr(each, state) for each in live) for state in ("ready", "delayed", "leased")]
+    held = [queues[name] for name in own if name in queues]
+    counts = [sum(getattr(each, state) for each in held) for state in ("ready", "delayed", "leased")]
     dead = sum(queues[name + DEAD_SUFFIX].ready for name in own if name + DEAD_SUFFIX in queues)
     yield Finding(
         "ok",
         "content",
         f"{plural(len(own), 'queue')}: {plural(counts[0], 'message')} ready, {counts[1]:,} delayed, "
-        f"{counts[2]:,} leased, {dead:,} dead; {plural(silent, 'session')}",
+        f"{counts[2]:,} leased, {dead:,} dead; {plural(live, 'session')}",
     )
     if newer := {name: each.newer for name, each in queues.items() if each.newer}:
         found = f"{sum(newer.values())} messages of a newer version, in {', '.join(map(repr, newer))}"
         yield Finding("warn", "newer messages", found, NEWER_STEP)
     for aside in asides:
         yield Finding("warn", "set aside", str(aside), ASIDE_STEP)
+
+
+def check_distance(opened: Opened, options: Options, clock: Clock) -> Findings:
+    """How long a round trip and a commit take, and whether the options leave time for them.
+
+    ``operation_timeout`` must hold the longest call four times, as a call that conflicts with another runs again.
+    ``session_ttl`` must hold six heartbeats, one after the other. A worker beats six times in a TTL, and waits between
+    two beats; if a beat takes longer than that wait, fewer than three are left, and a short pause of the cluster is
+    enough to have the worker declared dead.
+    """
+    try:
+        trip_s, commit_s = _distance(opened, options.connect_timeout, clock)
+    except KombuFDBError as error:
+        # No failure: the store has just answered, and a service does not start when its doctor fails.
+        yield Finding("warn", "distance", f"not measured: {error}", "Run the doctor again.")
+        return
+    least = {
+        "operation_timeout": CALL_RUNS * (CALL_TRIPS * trip_s + commit_s),
+        "session_ttl": BEATS * (BEAT_TRIPS * trip_s + commit_s),
+    }
+    found = f"a round trip takes {1000 * trip_s:.1f} ms, a commit {1000 * commit_s:.1f} ms"
+    if small := [f"{name} to at least {math.ceil(s)}" for name, s in least.items() if getattr(options, name) < s]:
+        step = f"In broker_transport_options, set {' and '.join(small)}, or run the workers nearer to the cluster."
+        yield Finding("warn", "distance", found, step)
+    else:
+        yield Finding("ok", "distance", found)
+
+
+def _distance(opened: Opened, timeout_s: float, clock: Clock) -> tuple[float, float]:
+    """Medians of a round trip and of a commit, which writes but leaves nothing; of fewer samples if they are slow."""
+    key = opened.engine.transactions.keys.token(random_id(), 0)
+    begun, samples = clock.monotonic(), list[tuple[float, float]]()
+    while len(samples) < SAMPLES and (not samples or clock.monotonic() - begun < timeout_s):
+        transaction = opened.database.begin(timeout_s=timeout_s)
+        try:
+            start = clock.monotonic()
+            transaction.get(key, snapshot=True)
+            answered = clock.monotonic()
+            transaction.clear(key)
+            transaction.commit()
+        finally:
+            transaction.cancel()
+        # The read waited for a read version first.
+        samples.append(((answered - start) / 2, clock.monotonic() - answered))
+    trips, commits = zip(*samples, strict=True)
+    return statistics.median(trips), statistics.median(commits)
 
 
 def _failure(what: str, error: KombuFDBError) -> Finding:

@@ -280,9 +280,19 @@ class Death:
     since_ms: int = 0
 
 
+#: What the name of the queue ends with by which a worker of Celery is controlled from afar, and that of the replies.
+CONTROL = ".celery.pidbox"
+
+
 def is_internal(queue: str) -> bool:
     """Whether Kombu or Celery made the queue for itself: for remote control, its replies, events."""
     return queue.endswith(".pidbox") or queue.startswith("celeryev.")
+
+
+def controlled_worker(queue: str) -> str:
+    """The worker of Celery that is controlled through the queue; "" for any other queue."""
+    name = queue.removesuffix(CONTROL)
+    return name if name != queue and "@" in name else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +388,8 @@ class SessionFacts:
 
     ``description``: host, pid and program, as it gave them. ``consumed``: the queues it consumes or waits for, as of
     that beat. ``held``: its messages, if they were counted. ``beat_ms``: the beat by its own wall clock, which may be
-    wrong; 0 if it told none.
+    wrong; 0 if it told none. ``is_internal``: it has no message and consumes nothing of the application, but reads
+    replies or events of Celery's, as a dashboard does. So does a process until its second beat.
     """
 
     session_id: SessionId
@@ -389,6 +400,7 @@ class SessionFacts:
     consumed: list[str]
     held: int | None = None
     beat_ms: int = 0
+    is_internal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

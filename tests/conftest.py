@@ -50,6 +50,7 @@ def _skip_long(config: pytest.Config, items: list[pytest.Item]) -> None:
     reasons = {
         "scale": "takes a minute to fill its store; CI runs it, and so does --scale",
         "replay": "plays for minutes; make parity runs it",
+        "night": "waits for minutes in a network in a box; .ci/nightly runs it",
     }
     if config.getoption("--scale"):
         del reasons["scale"]
@@ -150,7 +151,7 @@ def _nothing_stays() -> Iterator[None]:
 
 @pytest.fixture
 def jobs_are_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A test that only looks at a job would give it back at once, as nobody refers to it any more (``api/job.py``)."""
+    """A job without references is released at once (``api/job.py``): that would hit tests that only look at one."""
     kept: list[Job] = []
     begin = Job.__init__
 

@@ -32,7 +32,7 @@ print(sorted(name for name in sys.modules if name.startswith(("kombu_fdb", "cele
     )
 
 
-def test_does_not_take_a_scheme_that_somebody_claimed():
+def test_does_not_take_a_scheme_that_is_taken():
     assert (
         python("""
 from kombu.transport import TRANSPORT_ALIASES

@@ -1,7 +1,7 @@
 """Each documented deployment is attacked as it stands on its page; only ports and paths are others.
 
 The dashboard behind nginx, as a stranger and as another site's page would; the units, started with their own
-environment only; what the manifests and the Compose file promise of a container that somebody has broken into.
+environment only; what the manifests and the Compose file promise of a container that was broken into.
 """
 
 import configparser
@@ -298,7 +298,7 @@ def test_a_unit_can_do_no_more_than_it_needs(name, shop, tmp_path):
         ("shop-metrics", "serving", []),
     ],
 )
-def test_a_unit_runs_with_its_own_environment_and_opens_its_files_to_no_one(shop, tmp_path, name, said, option):
+def test_a_unit_runs_with_its_own_environment_and_keeps_its_files_private(shop, tmp_path, name, said, option):
     state = tmp_path / "state"
     state.mkdir(0o700)
     unit = Unit(name, shop, state)
@@ -371,7 +371,7 @@ def test_a_pods_copy_of_the_secret_is_for_its_user_only_and_can_be_written(pod, 
     (tmp_path / "secret").mkdir()
     (tmp_path / "fdb").mkdir()
     for name, text in secret.items():
-        assert "REPLACEME" in text, "not a password that somebody could leave as it is"
+        assert "REPLACEME" in text, "not a password that a reader could leave as it is"
         (tmp_path / "secret" / name).write_text(text)
         (tmp_path / "secret" / name).chmod(0o440)
     (copy,) = pod["initContainers"]

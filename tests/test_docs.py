@@ -108,7 +108,7 @@ def test_the_readme_says_what_it_is_and_when_to_take_something_else():
     """A picture, badges and the status come before how to use it."""
     first, _, rest = (ROOT / "README.md").read_text().partition("\n## Use\n")
     assert len(re.findall(r"^\[!\[\w+\]\(", first, re.MULTILINE)) >= 4
-    assert re.search(r"^\[!\[.+\]\(docs/[\w-]+\.png\)\]\(docs/", first, re.MULTILINE)
+    assert re.search(r"^\[!\[.+\]\(docs/[\w/-]+\.png\)\]\(docs/", first, re.MULTILINE)
     assert "**Status: " in first
     assert len((first + rest).splitlines()) <= 130, "one screen and a half"
     assert len(re.findall(r"^\* ", rest.split("## When not to use it")[1].split("\n## ")[0], re.MULTILINE)) >= 5

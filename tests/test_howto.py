@@ -1,6 +1,6 @@
 """What the how-tos show and no test can run as it stands: manifests, units, a Compose file.
 
-Each is checked for what would go wrong: a command or option that does not exist, a name that nobody declares, a metric
+Each is checked for what would go wrong: a command or option that does not exist, a name that is not declared, a metric
 that the exporter does not have. What the Compose file does to FoundationDB is played with three server processes.
 """
 
@@ -172,7 +172,7 @@ def test_keda_asks_for_metrics_that_the_exporter_has(query):
         assert set(states.split("|")) <= STATES
 
 
-def test_keda_scales_the_workers_and_nobody_else_does():
+def test_only_keda_scales_the_workers():
     (scaled,) = of_kind("ScaledObject")
     (workers,) = (each for each in of_kind("Deployment") if each["metadata"]["name"] == "shop-worker")
     assert scaled["spec"]["scaleTargetRef"]["name"] == workers["metadata"]["name"]
@@ -235,7 +235,7 @@ def test_the_binding_and_the_library_are_of_the_servers_series():
 
 
 class AsComposed(Cluster):
-    """Three processes that nobody has configured but the script of the page's service."""
+    """Three processes, configured only by the script of the page's service."""
 
     def _cli(self, commands):
         del commands

@@ -49,17 +49,18 @@ RUN = {"python", "console", *READERS}
 ELSEWHERE = {
     "docs/cli.md": ({"console"}, "tests/celery_fdb/cli/test_pages.py"),
     "docs/django.md": ({"python", ""}, "tests/celery_fdb/contrib/django/test_docs_page.py"),
+    "docs/how-to/operate-cluster.md": ({"console"}, "tests/network/test_operating.py"),
     "docs/metrics.md": ({"python"}, "tests/celery_fdb/cli/test_pages.py"),
     "docs/results.md": ({"python"}, "tests/celery_fdb/results/test_docs.py"),
 }
 INDEX, SHOWN = "it needs a package index", "no code"
-#: Every block that nobody runs as it stands, by its page and how it begins, and why.
+#: Every block that no test runs as it stands, by its page and how it begins, and why.
 NOT_RUN = {
     ("README.md", "make tour"): "tests/celery_fdb/cli/tour runs the tour, and the tests do not run themselves",
     ("README.md", "pip install celery-fdb"): INDEX,
     ("README.md", "celery -A tasks worker"): "it works until it is stopped; the tutorial starts one",
     ("docs/how-to/troubleshooting.md", "python -m kombu_fdb.doctor [URL]"): "a synopsis; the how-tos run it",
-    ("docs/architecture.md", "flowchart TD"): SHOWN,
+    ("docs/architecture.md", "celery_fdb"): SHOWN,
     ("docs/dashboard.md", "pip install 'celery-fdb[web]'"): INDEX,
     ("docs/dashboard.md", "location /fdb/ {"): "for nginx; tests/test_deployments.py attacks it",
     (

@@ -52,6 +52,16 @@ def test_no_markup_of_docstrings_is_left(site):
 
 
 def test_nothing_is_loaded_from_elsewhere(site):
-    """But for the pictures that a page links to: no fonts, no scripts."""
+    """No fonts, scripts or pictures; and nothing for which the theme's own script loads one, as for diagrams."""
     for page in site.glob("**/*.html"):
-        assert not re.search(r'<(script|link)[^>]+(src|href)="https?:[^"]+\.(js|css|woff2?)"', page.read_text()), page
+        text = page.read_text()
+        assert not re.search(r'<(script|iframe|img)[^>]+src="(https?:)?//', text), page
+        assert not re.search(r'<link[^>]+href="https?:[^"]+\.(js|css|woff2?)"', text), page
+        assert 'class="mermaid"' not in text, page
+
+
+def test_the_reference_begins_with_what_is_called_first(site):
+    text = (site / "reference" / "broker" / "index.html").read_text()
+    for owner, first in (("broker.Broker", "open"), ("queue.Queue", "put")):
+        found = re.findall(rf'<h\d id="kombu_fdb\.api\.{owner}\.([^"]+)"', text)
+        assert found[0] == first

@@ -116,7 +116,7 @@ def test_a_workflow_may_read_and_a_job_has_what_it_needs(path):
 
 @pytest.mark.parametrize("step", steps())
 def test_a_step_is_pinned_and_runs_no_text_of_strangers(step):
-    """A tag moves with whoever takes over its repository; a commit does not."""
+    """A tag can be moved by an attacker who takes over its repository; a commit can't."""
     action = step.get("uses", "./")
     assert action.startswith("./") or re.search(r"@[0-9a-f]{40}$", action), action
     if action.startswith("actions/checkout@"):

@@ -44,7 +44,7 @@ class LazyGroup(DYMGroup):
 
 HOMES = {
     "status": "look",
-    "top": "top",
+    "top": "look",
     "queues": "look",
     "keys": "look",
     "sessions": "look",
@@ -66,8 +66,8 @@ HOMES = {
     "publish": "actions",
     "export": "transfer",
     "import": "transfer",
-    "metrics": "serving.metrics",
-    "web": "serving.web",
+    "metrics": "serving",
+    "web": "serving",
     "doctor": "doctor",
     "tour": "tour.command",
 }

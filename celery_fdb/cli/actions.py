@@ -10,7 +10,7 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, message_table
-from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command
+from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command
 from celery_fdb.inspection.filters import Filter, Scope
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe
@@ -30,6 +30,7 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--error", default="", help="The class of the exception of the last death, or attempt."),
         click.option("--reason", default="", help="Why it died last."),
         click.option("--text", default="", help="A part of the task's id, or of the message's."),
+        click.option("--arguments", default="", help="A part of the task's arguments."),
         click.option(
             "--since",
             default="",
@@ -178,9 +179,12 @@ def _asked(run: Run, name: str, queue: str, *, yes: bool) -> Request:
 
 
 def _do(run: Run, name: str, request: Request) -> Outcome:
-    """All parts of it."""
+    """All parts of it, with a bar if there is more than one."""
     action = ACTIONS[name]
     outcome = action.run(run.broker, request)
-    while outcome.following:
-        outcome = action.run(run.broker, request._replace(mark=outcome.following))
+    if outcome.following:
+        with bar(run, name, request.asked.number) as advance:
+            while outcome.following:
+                advance(outcome.number)
+                outcome = action.run(run.broker, request._replace(mark=outcome.following))
     return outcome

@@ -15,9 +15,11 @@ from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, table
 from celery_fdb.cli.work import DURATION, RATE
 from celery_fdb.inspection.dead_letters import group
+from celery_fdb.inspection.filters import REASONS
+from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment
-from celery_fdb.operations.asked import Asked
+from celery_fdb.operations.action import Asked
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
@@ -32,10 +34,6 @@ def dead() -> None:
     QUEUE is the queue they died in, or QUEUE.dead, where they are kept. With a dead-letter exchange, name the queue
     that it leads to and add --in.
     """
-
-
-#: What the queue itself lets a message die of; an application may have others.
-REASONS = ("rejected", "expired", "delivery_limit", "maxlen", "malformed")
 
 
 def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,11 +108,16 @@ def _story(death: dict[str, Any]) -> Iterator[str]:
     times = "" if death["count"] == 1 else f", {death['count']} times"
     at = datetime.fromtimestamp(death["time"], UTC).isoformat(sep=" ", timespec="seconds")
     yield ""
-    yield clean(f"{death['reason']} in {death['queue']}{times}, the last time at {at}")
+    yield clean(f"{reason_of(death['reason'], death['details'])} in {death['queue']}{times}, the last time at {at}")
     for name, value in death["details"].items():
-        first, *others = str(value).splitlines() or [""]
-        yield clean(f"  {name}: {first}")
+        attempts = value if name == "attempts" and isinstance(value, list) else None
+        first, *others = ("", *map(_attempt, attempts)) if attempts else (str(value).splitlines() or [""])
+        yield clean(f"  {name}: {first}".rstrip())
         yield from (f"    {clean(line)}" for line in others)
+
+
+def _attempt(told: Any) -> str:
+    return "  ".join(str(told.get(part, "")) for part in ("time", "error")) if isinstance(told, dict) else str(told)
 
 
 @command()
@@ -252,11 +255,13 @@ def causes(run: Run, *, queue: str, in_queue: bool, most: int) -> Answer:
     """Count the dead letters of QUEUE by task, error and reason, with the first and the last death of each."""
     found = group(run.broker, _letters(run, queue, in_queue=in_queue).dead_queue, most=most)
     rows = [
-        (each.task, each.error, each.reason, each.count, _at(each.first_ms), _at(each.last_ms)) for each in found.groups
+        (each.task, each.said, each.reason, each.count, _at(each.first_ms), _at(each.last_ms)) for each in found.groups
     ]
-    names = ("task", "error", "reason", "count", "first", "last")
     document = {
-        "causes": [dict(zip(names, row, strict=True)) for row in rows],
+        "causes": [
+            {**each.cause._asdict(), "count": each.count, "first": _at(each.first_ms), "last": _at(each.last_ms)}
+            for each in found.groups
+        ],
         "counted": found.counted,
         "total": found.total,
     }

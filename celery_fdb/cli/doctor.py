@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery_fdb.cli.terminal import NOT_DONE, Answer, Run, command, table
-from celery_fdb.history.views.checks import check_history
+from celery_fdb.history.views.runs import check_history
 from kombu_fdb.doctor import Finding, examine
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.transport.worker.options import without_effect
+from kombu_fdb.transport.worker.requests import without_effect
 
 
 @command()
@@ -31,11 +31,10 @@ def _tasks(app: Any) -> Iterator[Finding]:
     if app is None:
         return
     try:
-        app.loader.import_default_modules()
+        found = without_effect(app, load=True)
     except Exception as error:  # noqa: BLE001 - whatever a module of the user's raises
         yield Finding("fail", "tasks", f"{error!r:.200}", "The app's tasks can't be imported: no worker of it starts.")
         return
-    found = without_effect(app)
     if found:
         fix = "Call celery_fdb.install(app) right after Celery(...)."
         yield Finding("warn", "tasks", f"options of celery-fdb without effect: {', '.join(found)}", fix)

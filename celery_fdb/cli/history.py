@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from celery_fdb.cli.terminal import Answer, Run, clean, command, table
 from celery_fdb.cli.work import DURATION
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.run import STATES
+from celery_fdb.history.run import ENDED, STATES
 from celery_fdb.history.views.runs import RunsPage, RunView, active_runs, page_of_runs
 from celery_fdb.history.views.timeline import Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
@@ -27,12 +27,18 @@ SECONDS = "SECONDS"
 
 @command()
 @click.option("--task", "name", help="Only runs of this task.")
-@click.option("--state", type=click.Choice(STATES, case_sensitive=False), help="STARTED: those that run now.")
+@click.option(
+    "--state",
+    type=click.Choice(STATES, case_sensitive=False),
+    metavar="STATE",
+    help=f"STARTED: those that run now; {', '.join(ENDED)}.",
+)
 @click.option("--key", help="Only with this fairness key.")
 @click.option("--queue", help="Only from this queue.")
 @click.option("--worker", help="Only by this worker, such as celery@web-1.")
 @click.option("--since", type=DURATION, metavar=SECONDS, help="Ended at most so long ago; 10m, 12h or 7d also work.")
 @click.option("--until", type=DURATION, metavar=SECONDS, help="Ended at least so long ago.")
+@click.option("--arguments", default="", help="Only with this in their arguments.")
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many, newest first.")
 @click.option("--after", metavar="CURSOR", help="Go on where a list ended that named this cursor.")
 def history(
@@ -45,6 +51,7 @@ def history(
     worker: str | None,
     since: float | None,
     until: float | None,
+    arguments: str,
     limit: int,
     after: str | None,
 ) -> Answer:
@@ -58,6 +65,7 @@ def history(
         worker=worker or "",
         since_ms=0 if since is None else max(now_ms - int(since * 1000), 0),
         until_ms=0 if until is None else max(now_ms - int(until * 1000), 1),
+        arguments=arguments,
     )
     if state == STATES[0]:
         page = RunsPage(active_runs(run.broker, wanted, limit=limit), None)
@@ -176,6 +184,7 @@ def _branch(node: Node, indent: str) -> Iterator[str]:
     took = "" if node.runtime_s is None else f" in {seconds(node.runtime_s)}"
     tries = f", {node.runs} runs" if node.runs > 1 else ""
     error = f": {node.error[:80]}" if node.error else ""
-    yield f"{indent}{node.task or node.kind} {node.id} {node.state}{took}{tries}{error}"
+    id_ = f" {node.id}" if node.kind == "task" else ""
+    yield f"{indent}{node.task or node.kind}{id_} {node.state}{took}{tries}{error}"
     for child in node.children:
         yield from _branch(child, indent + "  ")

@@ -1,32 +1,45 @@
-"""``status``, ``queues``, ``keys`` and ``sessions``: how things are."""
+"""Commands that look: ``status``, ``queues``, ``keys``, ``sessions``, and ``top``, which looks again and again."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import click
+from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 
-from celery_fdb.cli.terminal import Answer, Run, command, table
-from celery_fdb.inspection.keys import find_keys
+from celery_fdb.cli.terminal import Answer, Run, command, in_json, table
 from celery_fdb.inspection.overview import (
     KeyView,
     Overview,
     QueueView,
     SessionView,
     as_json,
+    find_keys,
     heard_s,
+    key_rates,
     look,
     look_at_keys,
+    rates,
     state_of,
 )
 from celery_fdb.inspection.time_formats import age, rate
 from celery_fdb.inspection.time_formats import limit as written
+from kombu_fdb.model import is_internal
+from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
 
+# -- once --------------------------------------------------------------------------------------------------------------
+
+
 ENDED = "ended, its messages are being released"
+#: Of messages without one.
+NO_KEY = "(no key)"
 #: Column and event.
 RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growth"}
 
@@ -137,7 +150,9 @@ def keys(run: Run, *, queue: str, limit: int, prefix: str | None) -> Answer:
 
 
 def key_table(views: list[KeyView]) -> Table:
-    return table("key >ready >leased limits", [(view.key, view.ready, view.leased, limits_of(view)) for view in views])
+    return table(
+        "key >ready >leased limits", [(view.key or NO_KEY, view.ready, view.leased, limits_of(view)) for view in views]
+    )
 
 
 def limits_of(view: KeyView) -> str:
@@ -168,7 +183,10 @@ def session_table(views: list[SessionView], quiet_s: Mapping[str, float | None])
         [
             (
                 *(view.id[:12], view.host, str(view.pid or ""), view.program, view.leased, f"{view.ttl_s:g} s"),
-                *(*_heard(view, quiet_s.get(view.id)), ", ".join(view.queues)),
+                *(
+                    *_heard(view, quiet_s.get(view.id)),
+                    ", ".join(each for each in view.queues if not is_internal(each)),
+                ),
             )
             for view in views
         ],
@@ -179,3 +197,89 @@ def _heard(view: SessionView, quiet_s: float | None) -> tuple[str, str]:
     """How long ago it was heard, and what that means."""
     state = state_of(view, quiet_s)
     return age(quiet_s) + " ago" * (quiet_s is not None), ENDED if state == "ended" else state
+
+
+# -- top ---------------------------------------------------------------------------------------------------------------
+
+
+Speeds = dict[str, dict[str, float]]
+KeySpeeds = dict[str, Speeds]
+Look = tuple[Overview, Speeds, KeySpeeds, dict[str, float]]
+
+
+class Beats:
+    """For how long each session has been seen without a heartbeat, by our own clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[str, tuple[str, float]] = {}
+
+    def silent_s(self, overview: Overview) -> dict[str, float]:
+        """Seconds since the first of the looks that saw the same beat."""
+        now = self._clock.monotonic()
+        was = self._seen
+        self._seen = {each.id: (each.beat, now) for each in overview.sessions}
+        for session, (beat, _) in list(self._seen.items()):
+            if was.get(session, ("", 0.0))[0] == beat:
+                self._seen[session] = was[session]
+        return {session: now - since for session, (_, since) in self._seen.items()}
+
+
+@command()
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between refreshes."
+)
+@click.option("--iterations", type=click.IntRange(1), help="How many refreshes; default: until you press Ctrl-C.")
+@click.option("--once", is_flag=True, help="The same as --iterations 1.")
+@click.option("--keys", type=click.IntRange(0), default=5, show_default=True, help="How many keys of each queue.")
+def top(run: Run, *, interval: float, iterations: int | None, once: bool, keys: int) -> None:
+    """Watch the counts, ages and rates of queues and keys, and the sessions.
+
+    With --json, print one document per refresh, one per line.
+    """
+    with suppress(KeyboardInterrupt):  # how one leaves it
+        _watch(run, _looks(run, interval, 1 if once else iterations, keys))
+
+
+def _watch(run: Run, looks: Iterator[Look]) -> None:
+    if run.as_json:
+        for overview, speeds, by_key, silent_s in looks:
+            found = {**as_json(overview), "rates": speeds, "key_rates": by_key, "silent_s": silent_s}
+            click.echo(in_json(found))
+        return
+    with Live(console=run.console, auto_refresh=False, screen=False) as live:
+        for each in looks:
+            live.update(_screen(*each), refresh=True)
+    if not run.console.is_terminal:
+        run.console.line()  # Live ends only a terminal's last line
+
+
+def _looks(run: Run, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
+    beats, before = Beats(SystemClock()), None
+    pause = threading.Event()
+    while number is None or number > 0:
+        overview = look(run.broker, top_keys=keys, held=True)
+        before = overview if before is None else before
+        yield overview, rates(before, overview), key_rates(before, overview), beats.silent_s(overview)
+        before = overview
+        number = None if number is None else number - 1
+        if number != 0:
+            pause.wait(interval_s)
+
+
+def _screen(overview: Overview, speeds: Speeds, by_key: KeySpeeds, silent_s: dict[str, float]) -> Group:
+    parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.own_queues, speeds)]
+    rows = [
+        (
+            *(queue.name, each.key or NO_KEY, each.ready, each.leased),
+            *key_speeds(by_key.get(queue.name, {}).get(each.key) if each.key else None),
+            "paused" if each.paused else "",
+        )
+        for queue in overview.own_queues
+        for each in queue.keys
+    ]
+    if rows:
+        parts += ["", table(f"queue key >ready >leased{KEY_SPEEDS} note", rows)]
+    if overview.sessions:
+        parts += ["", session_table(overview.sessions, silent_s)]
+    return Group(*parts)

@@ -10,12 +10,16 @@ import click
 from rich.console import RenderableType
 
 from celery_fdb.cli.look import known
-from celery_fdb.cli.terminal import Answer, Refused, Run, clean, command, table
-from celery_fdb.inspection.message import describe
+from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, table
+from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.time_formats import age
 from kombu_fdb.api.arguments import State
+from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural
+
+#: So many messages, then the bar moves on.
+MOVED_AT_ONCE = 1_000
 
 #: After a cancellation by the broker's URL.
 UNTOLD = "its result and chord are not updated: that needs the app, as in celery -A APP fdb cancel"
@@ -84,7 +88,13 @@ def message_table(described: Sequence[dict[str, Any]]) -> RenderableType:
 def _note(described: dict[str, Any]) -> str:
     if described["owner"]:
         return f"held by session {described['owner'][:12]}"
-    return f"died: {described['deaths'][0]['reason']}" if described["deaths"] else ""
+    return f"died: {died_of(described['deaths'][0])}" if described["deaths"] else ""
+
+
+def died_of(death: dict[str, Any]) -> str:
+    """The reason and the error of a death as ``describe`` tells it."""
+    reason, details = death["reason"], death["details"]
+    return ": ".join(filter(None, (reason_of(reason, details), error_line(details))))
 
 
 def _content_lines(described: dict[str, Any]) -> list[str]:
@@ -133,10 +143,19 @@ def _tell(app: Any, taken: Peeked) -> None:
 @click.option("--new", is_flag=True, help="Allow a TARGET that is not declared.")
 def move(run: Run, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
     """Move the ready and delayed messages of SOURCE to the end of TARGET, unchanged."""
-    known(run, source)
+    view = known(run, source)
     if not new:
         from celery_fdb.operations.queues import check_room  # imports much of Celery
 
-        check_room(known(run, target), known(run, source), limit)
-    count = run.broker.queue(source).move(target, limit, key=key)
+        try:
+            check_room(known(run, target), view, limit)
+        except QueueNotFound:
+            raise QueueNotFound(queue=target, fix="Check its name, or add --new to move them to a new queue.") from None
+    queue, count, moved = run.broker.queue(source), 0, 1
+    total = max(1, min(view.ready + view.delayed, limit or view.ready + view.delayed))
+    with bar(run, "move", None if key else total) as advance:
+        while moved and count < total:
+            moved = queue.move(target, min(total - count, MOVED_AT_ONCE), key=key)
+            count += moved
+            advance(count)
     return Answer({"source": source, "target": target, "moved": count}, [f"moved {plural(count, 'message')}"])

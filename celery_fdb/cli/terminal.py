@@ -34,9 +34,7 @@ def bar(run: Run, what: str, total: int | None) -> Iterator[Callable[[int], None
 
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
-#: Columns when the output is no terminal.
-WIDE = 200
-#: A table may be so wide by itself.
+#: Columns when the output is no terminal, whatever $COLUMNS says: no line that a program reads is broken.
 MOST_COLUMNS = 10_000
 #: ``user:password@``, in whatever an error quotes; the advice ``description:id@host`` stays readable.
 SECRET = re.compile(r"(?<=:)(?!(?<=description:)id@)[^:@/\s]+(?=@)")
@@ -104,7 +102,7 @@ class Run:
 def _console(where: Where, *, stderr: bool) -> Console:
     console = Console(stderr=stderr, no_color=where.no_color or None, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
-        console.width = WIDE
+        console.width = MOST_COLUMNS
     return console
 
 
@@ -193,9 +191,15 @@ def _code(error: KombuFDBError) -> int:
 
 
 class _Table(Table):
-    """One that does not fit into the terminal is shown row by row, each cell with its heading, and none is torn."""
+    """One that does not fit into the terminal is shown row by row, each cell with its heading, and none is torn.
+
+    One without rows says so.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self.row_count:
+            yield Text("(none)")
+            return
         whole = options.update(width=MOST_COLUMNS)
         if self.__rich_measure__(console, whole).maximum <= options.max_width:
             yield from super().__rich_console__(console, options)

@@ -10,7 +10,7 @@ import click
 from celery_fdb.cli import json_object
 from celery_fdb.cli.terminal import Answer, Refused, Run, bar, command
 from celery_fdb.cli.where import Where
-from celery_fdb.migration.transfer import FileSource, Source, StoreSource, export_to, import_from
+from celery_fdb.operations.transfer import FileSource, Source, StoreSource, export_to, import_from
 from kombu_fdb.primitives.plural import plural
 
 leased_option = click.option(

@@ -12,9 +12,6 @@ from celery_fdb.cli.terminal import Answer, Run, command, table
 from celery_fdb.inspection.time_formats import limit as written
 from celery_fdb.inspection.time_formats import rate_of, seconds_of
 from kombu_fdb.model import KeyLimits
-from kombu_fdb.primitives.ranges import MOST
-
-WHOLE = click.IntRange(-1, MOST)
 
 
 class Rate(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, and only for checkers
@@ -54,16 +51,16 @@ class OrNone(click.ParamType):  # type: ignore[type-arg]  # not generic when it 
 
 RATE = Rate()
 DURATION = Duration()
-INTEGER_OR_NONE = OrNone(WHOLE)
+INTEGER_OR_NONE = OrNone(click.INT)
 
 
 @command()
 @click.argument("queue")
 @click.argument("key", required=False)
-@click.option("--weight", type=WHOLE, help="Messages per turn.")
+@click.option("--weight", type=int, help="Messages per turn.")
 @click.option("--max-in-flight", type=INTEGER_OR_NONE, help="How many may be leased at a time.")
 @click.option("--rate", type=OrNone(RATE), help="Messages a second across all consumers; 100/m and 1000/h also work.")
-@click.option("--burst", type=WHOLE, help="How many may be delivered at once within the rate.")
+@click.option("--burst", type=int, help="How many may be delivered at once within the rate.")
 @click.option(
     "--capacity", type=INTEGER_OR_NONE, help="How many ready messages it may have before publishing is refused."
 )

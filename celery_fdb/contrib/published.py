@@ -17,7 +17,7 @@ from kombu.serialization import loads, prepare_accept_content
 from kombu_fdb import Broker, OptionError, Peeked
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import NO_SESSION, Delivery, Lease
+from kombu_fdb.model import NO_SESSION, Delivery, Lease, is_internal
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.transport.encoding.envelope import open_delivery
@@ -100,7 +100,7 @@ class BrokerInTest:
         Of each queue first the ready ones, those of one key in their order, then the delayed, then the leased.
         """
         with Broker.open(self.url, **self.options) as broker:
-            names = [queue] if queue else [name for name in broker.queues() if not _is_celerys(name)]
+            names = [queue] if queue else [name for name in broker.queues() if not is_internal(name)]
             return [
                 _published(peeked) for name in names for state in STATES for peeked in broker.queue(name).each(state)
             ]
@@ -115,15 +115,11 @@ def _refuse_environment() -> None:
 
 
 def _forget_connections(app: Celery) -> None:
-    """As Celery does after a fork: its pools are made anew, with the settings of then."""
+    """As Celery does after a fork: its pools are made anew, with the current settings."""
     pool = app.__dict__.get("_pool")
     if pool is not None:
         pool.force_close_all()
     app._after_fork()
-
-
-def _is_celerys(queue: str) -> bool:
-    return queue.endswith(".pidbox") or queue.startswith("celeryev.")
 
 
 def _published(peeked: Peeked) -> Published:

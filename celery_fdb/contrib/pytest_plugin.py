@@ -85,7 +85,7 @@ def fdb_cluster_broker(fdb_cluster: SingleNodeCluster, request: pytest.FixtureRe
 
 
 def _close_clients() -> None:
-    """What tests have left open must not wait for a store that is gone."""
+    """Clients that tests have left open must not wait for a store that is gone."""
     from kombu_fdb.process.client import close_clients
 
     close_clients()

@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from celery_fdb.history.counters import SLOTS
-from celery_fdb.history.layout import HistoryKeys
+from celery_fdb.history.layout import SLOTS, HistoryKeys
 from celery_fdb.history.options import LARGEST_SEGMENT, History
 from celery_fdb.history.run import ACTIVE, STATES, Follower, Run
 from kombu_fdb.errors import FormatError
@@ -258,5 +257,7 @@ def trim(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> in
         tr.clear(keys.segment_runs(each.number))
         cleared += 1
     for length_s, kept_s in SLOTS.items():
-        tr.clear_range(*keys.slots(length_s, 0, max(now_ms // 1000 - kept_s, 0)))
+        end_s = max(now_ms // 1000 - kept_s, 0)
+        tr.clear_range(*keys.slots(length_s, 0, end_s))
+        tr.clear_range(*keys.all_tasks_in(length_s, 0, end_s))
     return cleared

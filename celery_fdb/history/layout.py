@@ -1,4 +1,6 @@
-"""Every key of the history, in one table. ``docs/keyspace.md`` is this page for readers.
+"""Where each row of the history stands, and the counters of one slot of time.
+
+Every key of the history, in one table. ``docs/keyspace.md`` is this page for readers.
 
 All keys are tuples (``kombu_fdb/keyspace/tuples.py``) behind ``("celery-fdb", namespace, "history")``, so the history
 shares a namespace with the queues and the results and collides with none of their keys.
@@ -11,10 +13,11 @@ key                                              value                          
 ``("segment", number, "runs")``                  how many runs are in it, atomic add            flush; cleared by trim
 ``("in", number, "group", end_ms, nonce)``       runs of one worker that ended by then          flush, lost; cleared by trim
 ``("in", number, "id", id, end_ms, nonce, at)``  "": a run of this task is in that group        flush, lost; cleared by trim
-``("in", number, "root", id, ...)``              "": the same by its root's and its group's id   flush, lost; cleared by trim
+``("in", number, "root", id, ...)``              "": the same by its root's, its group's or own id  flush, lost; cleared by trim
 ``("in", number, "state", state, ...)``          "": a run with this state is in that group     flush, lost; cleared by trim
 ``("in", number, "task", name, ...)``            "": a run of this name is in that group        flush, lost; cleared by trim
-``("slot", length_s, begin_s, task)``            counters, atomic add (``counters.py``)         flush, lost; cleared by trim
+``("slot", length_s, begin_s, task)``            counters, atomic add (``layout.py``)         flush, lost; cleared by trim
+``("all", length_s, begin_s)``                   the same of all tasks, with their waits        flush, lost; cleared by trim
 ``("total", task)``                              the same without sketch, since then           flush, lost
 ``("active", session, number)``                  a group of one run, which has not ended        flush; cleared by flush, lost
 ``("dropped",)``                                 runs that could not be kept, atomic add        flush
@@ -22,14 +25,39 @@ key                                              value                          
 
 A *segment* is the unit of trimming, as in Kafka's logs: the oldest is deleted as a whole, by clearing one range,
 however many rows it has. What takes a key apart raises ``FormatError`` for one that no version of ours can have written.
+
+Numbers that no scan has to find: how many runs ended how, how long they took, and how long they had waited.
+
+A row is one integer that is added to atomically: its fields, the lowest first, are counters that never become negative,
+so none carries into the next one. First come 64-bit fields: the states of :data:`~celery_fdb.history.run.ENDED`, then
+the sum of the runtimes in microseconds, then how many runs took up to each of :data:`BOUNDS_S`, and longer. They are
+all that the row of a total has. The row of a slot has 32-bit fields behind them, a *sketch*: how many runs took up to
+:data:`SHORTEST_S`, and then up to each further power of :data:`STEP` times that. So an estimate in the middle of its
+bucket is at most :data:`ERROR` off, as in DDSketch (Masson, Rim, Lee, VLDB 2019). A slot of all tasks together has one
+more behind it, of the waits: from the moment when a run was published, or due, until it began. Runtimes are counted of
+runs that succeeded or failed, waits of first deliveries.
+
+A row may be shorter or longer than this version writes it: fields that are not there are 0, those of a newer version
+are left out. An older worker cuts a slot that it adds to: what was counted by then has no percentiles. Version 0.2 has
+no sketches, and its workers add nothing to the slots of all tasks.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self
 
+from celery import states
+
+from celery_fdb.history.run import ENDED, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack, pack_int, pack_text, range_of, unpack, unpack_as
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
 
 Range = tuple[bytes, bytes]
 
@@ -48,14 +76,6 @@ class GroupId(NamedTuple):
     @property
     def packed(self) -> bytes:
         return pack(self.end_ms, self.nonce)
-
-
-class Spot(NamedTuple):
-    """Where a run stands."""
-
-    segment: int
-    group: GroupId
-    at: int
 
 
 class HistoryKeys:
@@ -121,6 +141,12 @@ class HistoryKeys:
         end_ms, nonce, at = unpack_as(packed, int, bytes, int)
         return _checked(end_ms, nonce), at
 
+    @staticmethod
+    def split_root(packed: bytes) -> tuple[str, GroupId]:
+        """What stands behind the prefix of the index by root."""
+        id_, end_ms, nonce, _at = unpack_as(packed, str, int, bytes, int)
+        return id_, _checked(end_ms, nonce)
+
     # -- counters ----------------------------------------------------------------------------------------------------
 
     def slot(self, length_s: int, begin_s: int, task: str) -> bytes:
@@ -135,6 +161,17 @@ class HistoryKeys:
         """When it begins, and the task."""
         _tag, _length, begin_s, task = unpack_as(key[len(self.prefix) :], str, int, int, str)
         return begin_s, task
+
+    def all_tasks(self, length_s: int, begin_s: int) -> bytes:
+        return self.prefix + pack("all", length_s, begin_s)
+
+    def all_tasks_in(self, length_s: int, begin_s: int, end_s: int) -> Range:
+        """Those that begin in ``begin_s <= t < end_s``."""
+        return self.all_tasks(length_s, begin_s), self.all_tasks(length_s, end_s)
+
+    def split_all_tasks(self, key: bytes) -> int:
+        """When it begins."""
+        return int(unpack_as(key[len(self.prefix) :], str, int, int)[2])
 
     def total(self, task: str) -> bytes:
         return self.prefix + pack("total", task)
@@ -178,3 +215,113 @@ def _checked(end_ms: int, nonce: bytes) -> GroupId:
     if len(nonce) != NONCE_BYTES:
         raise FormatError("unreadable key", nonce=nonce[:40])
     return GroupId(end_ms, nonce)
+
+
+# -- counters ----------------------------------------------------------------------------------------------------------
+
+
+#: Upper bounds of the buckets that Prometheus is told, in seconds; behind the last one there is one without.
+BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
+)
+
+#: Of the sketch: the relative error of a percentile between the shortest and the longest runtime, and what follows.
+ERROR, SHORTEST_S, LONGEST_S = 0.05, 0.0001, 100_000.0
+STEP = (1 + ERROR) / (1 - ERROR)
+_SKETCHED = 2 + math.ceil(math.log(LONGEST_S / SHORTEST_S) / math.log(STEP))
+
+#: Length of a slot in seconds, and for how long it is kept: one to show an hour by, and one for days.
+SLOTS = {300: 2 * 3600, 3600: 8 * 86_400}
+
+_SUM = len(ENDED)
+_BUCKETS = _SUM + 1
+_FIELDS = _BUCKETS + len(BOUNDS_S) + 1
+_ALL = struct.Struct(f"<{_FIELDS}Q{2 * _SKETCHED}I")
+#: Bytes of a row: of a total, of a slot, and of a slot of all tasks.
+TOTAL_WIDTH, SLOT_WIDTH, ALL_WIDTH = 8 * _FIELDS, 8 * _FIELDS + 4 * _SKETCHED, _ALL.size
+_TIMED = (states.SUCCESS, states.FAILURE)
+_AT = {state: at for at, state in enumerate(ENDED)}
+#: A year: more is a clock that jumped.
+_LONGEST_S = 366 * 86_400
+
+
+class Counters(NamedTuple):
+    """Of some runs. ``states``: in the order of ``ENDED``; ``buckets`` and ``sketch``: by runtime, not cumulative.
+
+    ``waits``: a sketch as well.
+    """
+
+    states: tuple[int, ...] = (0,) * len(ENDED)
+    runtime_us: int = 0
+    buckets: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
+    sketch: tuple[int, ...] = (0,) * _SKETCHED
+    waits: tuple[int, ...] = (0,) * _SKETCHED
+
+    def of(self, state: str) -> int:
+        """How many ended in it."""
+        return self.states[_AT[state]]
+
+    def plus(self, other: Self) -> Self:
+        return type(self)(
+            tuple(map(sum, zip(self.states, other.states, strict=True))),
+            self.runtime_us + other.runtime_us,
+            tuple(map(sum, zip(self.buckets, other.buckets, strict=True))),
+            tuple(map(sum, zip(self.sketch, other.sketch, strict=True))),
+            tuple(map(sum, zip(self.waits, other.waits, strict=True))),
+        )
+
+    @property
+    def runs(self) -> int:
+        return sum(self.states)
+
+    @property
+    def failed(self) -> int:
+        return self.of(states.FAILURE)
+
+    def quantile_s(self, share: float) -> float | None:
+        """The runtime that ``share`` of the runs stayed below, at most :data:`ERROR` off; None without runs."""
+        return quantile_s(self.sketch, share)
+
+
+def quantile_s(sketch: Sequence[int], share: float) -> float | None:
+    """What ``share`` of a sketch stayed below.
+
+    Of what is shorter than :data:`SHORTEST_S` or longer than :data:`LONGEST_S`, about that.
+    """
+    rank = max(share * sum(sketch), 1)
+    for at, number in enumerate(sketch):
+        rank -= number
+        if number and rank <= 0:
+            return SHORTEST_S * STEP**at * (1 - ERROR)
+    return None
+
+
+def delta_of(runs: Iterable[Run]) -> bytes:
+    """What is added for these to a row of all tasks. What a row of another kind is added to is its beginning."""
+    fields, sketch, waits = [0] * _FIELDS, [0] * _SKETCHED, [0] * _SKETCHED
+    for run in runs:
+        fields[_AT[run.state]] += 1
+        if run.runtime_s is not None and run.state in _TIMED:
+            fields[_SUM] += int(min(max(run.runtime_s, 0.0), _LONGEST_S) * 1e6)
+            fields[_BUCKETS + bisect_left(BOUNDS_S, run.runtime_s)] += 1
+            sketch[_place(run.runtime_s)] += 1
+        if run.wait_s is not None:
+            waits[_place(run.wait_s)] += 1
+    return _ALL.pack(*fields, *sketch, *waits)
+
+
+def _place(seconds: float) -> int:
+    """In a sketch."""
+    if seconds <= SHORTEST_S:
+        return 0
+    return math.ceil(math.log(min(seconds, LONGEST_S) / SHORTEST_S) / math.log(STEP))
+
+
+def unpack_counters(value: bytes) -> Counters:
+    """Raises ``FormatError``."""
+    if len(value) < TOTAL_WIDTH:
+        raise FormatError("unreadable counters", length=len(value))
+    fields = _ALL.unpack(value[:ALL_WIDTH].ljust(ALL_WIDTH, b"\0"))
+    sketches = fields[_FIELDS:]
+    return Counters(fields[:_SUM], fields[_SUM], fields[_BUCKETS:_FIELDS], sketches[:_SKETCHED], sketches[_SKETCHED:])

@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import is_number, is_whole
+from kombu_fdb.primitives.ranges import Kind, number_in, refused, whole
 
 ARGUMENTS = ("masked", "full", "none")
 #: A history is in up to so many segments, and a segment holds no more runs than this.
 SEGMENTS, LARGEST_SEGMENT = 50, 5_000
 MOST_RUNS = 1_000_000
 LONGEST_AGE_S = 366 * 86_400
+_KINDS = {
+    "runs": whole(f"a whole number from 100 to {MOST_RUNS:,}", 100, MOST_RUNS),
+    "max_age": number_in(f"seconds, from 60 to {LONGEST_AGE_S:,}", 60, LONGEST_AGE_S),
+    "arguments": Kind(f"one of {', '.join(ARGUMENTS)}", lambda value: value in ARGUMENTS),
+    "tracebacks": Kind("True or False", lambda value: value in {True, False}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +36,8 @@ class History:
     tracebacks: bool = True
 
     def __post_init__(self) -> None:
-        if not is_whole(self.runs, 100, MOST_RUNS):
-            raise _unusable("runs", self.runs, f"a whole number from 100 to {MOST_RUNS:,}")
-        if not is_number(self.max_age, 60, LONGEST_AGE_S):
-            raise _unusable("max_age", self.max_age, f"seconds, from 60 to {LONGEST_AGE_S:,}")
-        if self.arguments not in ARGUMENTS:
-            raise _unusable("arguments", self.arguments, f"one of {', '.join(ARGUMENTS)}")
-        if self.tracebacks not in {True, False}:
-            raise _unusable("tracebacks", self.tracebacks, "True or False")
+        for name, value, kind in refused(_KINDS, {name: getattr(self, name) for name in _KINDS}):
+            raise _unusable(name, value, kind.what)
 
     @property
     def segment_runs(self) -> int:

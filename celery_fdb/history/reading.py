@@ -11,22 +11,31 @@ order to about a second. What can't be read is skipped.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, TypeVar
 
-from celery_fdb.history import counters, indexes
+from celery.states import FAILURE
+
+from celery_fdb.history import indexes, layout
 from celery_fdb.history.indexes import GROUP_SPAN_MS, decode
-from celery_fdb.history.layout import GroupId, HistoryKeys, Range, Spot
+from celery_fdb.history.layout import GroupId, HistoryKeys, Range
 from celery_fdb.history.run import Run, id_text
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.layout import readable
 from kombu_fdb.keyspace.tuples import pack_int, range_of
 from kombu_fdb.store.protocol import Transaction
 
+P = TypeVar("P")
+
 #: Groups that one page reads at most, and at once.
 GROUPS_PER_PAGE, GROUPS_AT_ONCE = 60, 10
 #: Rows of counters that are read at once.
 MOST_COUNTERS = 5_000
+#: Rows of a segment's index that are read at once.
+MOST_OF_SEGMENT = 20_000
 #: Segments that are asked for an id at once.
 SEGMENTS_AT_ONCE = 100
 
@@ -41,6 +50,8 @@ class Wanted(NamedTuple):
     worker: str = ""
     since_ms: int = 0
     until_ms: int = 0
+    #: A part of them.
+    arguments: str = ""
 
     def matches(self, run: Run) -> bool:
         return (
@@ -51,6 +62,7 @@ class Wanted(NamedTuple):
             and (not self.worker or run.worker == self.worker)
             and run.end_ms >= self.since_ms
             and (not self.until_ms or run.end_ms <= self.until_ms)
+            and (not self.arguments or self.arguments.lower() in f"{run.args} {run.kwargs}".lower())
         )
 
 
@@ -80,15 +92,10 @@ class Cursor(NamedTuple):
             raise InvalidArgument("not a cursor of the history", given=text[:80], fix=fix) from error
 
 
-class Found(NamedTuple):
-    """``cursor``: None when there is nothing more."""
-
-    runs: list[Run]
-    cursor: Cursor | None
-
-
-def page(tr: Transaction, keys: HistoryKeys, wanted: Wanted, *, limit: int, after: Cursor | None = None) -> Found:
-    """Runs that have ended, the newest first."""
+def page(
+    tr: Transaction, keys: HistoryKeys, wanted: Wanted, *, limit: int, after: Cursor | None = None
+) -> tuple[list[Run], Cursor | None]:
+    """Runs that have ended, the newest first; and where to go on, None when there is nothing more."""
     found: list[Run] = []
     for read, (segment, group, runs) in enumerate(_walk(tr, keys, wanted, after), 1):
         newest_first = list(enumerate(reversed(runs), 1))
@@ -97,10 +104,10 @@ def page(tr: Transaction, keys: HistoryKeys, wanted: Wanted, *, limit: int, afte
             if wanted.matches(run):
                 found.append(run)
                 if len(found) == limit:
-                    return Found(found, Cursor(segment, group, taken % len(runs)))
+                    return found, Cursor(segment, group, taken % len(runs))
         if read == GROUPS_PER_PAGE:
-            return Found(found, Cursor(segment, group, 0))
-    return Found(found, None)
+            return found, Cursor(segment, group, 0)
+    return found, None
 
 
 def _walk(
@@ -113,11 +120,7 @@ def _walk(
     for number in numbers:
         behind = after if after is not None and number == after.segment else None
         for group, value in _groups(tr, keys, number, wanted, behind):
-            try:
-                runs = decode(value)
-            except FormatError:
-                runs = []
-            yield number, group, runs
+            yield number, group, _readable(value)
 
 
 def _groups(
@@ -165,21 +168,64 @@ def _period(prefix: bytes, wanted: Wanted) -> Range:
 
 def runs_of(tr: Transaction, keys: HistoryKeys, kind: str, id_: str, *, limit: int) -> list[Run]:
     """The newest runs of a task (``kind`` is "id") or of a workflow ("root"), in the order in which they began."""
-    spots: list[Spot] = []
-    id_ = id_text(id_)
-    numbers = indexes.newest_first(tr, keys)
-    for number in _segments_with(tr, numbers, lambda each: range_of(keys.index(each, kind, id_))):
+    places: dict[tuple[int, GroupId], list[int]] = defaultdict(list)
+    id_, left = id_text(id_), limit
+    for number in _segments_with(
+        tr, indexes.newest_first(tr, keys), lambda each: range_of(keys.index(each, kind, id_))
+    ):
         prefix = keys.index(number, kind, id_)
-        rows = tr.get_range(*range_of(prefix), limit=limit - len(spots), reverse=True, snapshot=True)
-        spots += [Spot(number, *place) for place, _ in readable(rows, _behind(prefix))]
-        if len(spots) >= limit:
+        rows = tr.get_range(*range_of(prefix), limit=left, reverse=True, snapshot=True)
+        for (group, at), _ in readable(rows, partial(_split_run, len(prefix))):
+            places[number, group].append(at)
+            left -= 1
+        if left <= 0:
             break
+    runs: list[Run] = []
+    groups = sorted(places)
+    for start in range(0, len(groups), GROUPS_AT_ONCE):
+        some = groups[start : start + GROUPS_AT_ONCE]
+        for place, value in zip(some, tr.get_many([keys.group(*each) for each in some], snapshot=True), strict=True):
+            group_runs = _readable(value)
+            runs += [group_runs[at] for at in sorted(places[place]) if at < len(group_runs)]
     # A retry may have ended before the parent process hears that the attempt before it did.
-    return sorted(_runs_at(tr, keys, spots), key=lambda run: (run.start_ms or run.end_ms, run.end_ms))
+    return sorted(runs, key=lambda run: (run.start_ms or run.end_ms, run.end_ms))
 
 
-def _behind(prefix: bytes) -> Callable[[bytes], tuple[GroupId, int]]:
-    return lambda key: HistoryKeys.split_run(key[len(prefix) :])
+def _split_run(behind: int, key: bytes) -> tuple[GroupId, int]:
+    return HistoryKeys.split_run(key[behind:])
+
+
+class Roots(NamedTuple):
+    """When about the newest run of each ended, and its id; the newest first. ``rows``: so many were read for them."""
+
+    spots: list[tuple[int, str]]
+    rows: int
+
+
+def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted) -> Roots:
+    """The ids of the roots and groups of a segment's runs.
+
+    The newest first; at most :data:`MOST_OF_SEGMENT` runs are looked at. Left out are those of which the index says
+    that no run is wanted: none of that task, or, of what has failed, none that has.
+    """
+    prefix = keys.index_by(number, "root")
+    rows = tr.get_range(*range_of(prefix), limit=MOST_OF_SEGMENT, snapshot=True)
+    named: set[GroupId] | None = None
+    read = len(rows)
+    if rows and (wanted.task or wanted.state == FAILURE):
+        kind, name = ("task", wanted.task) if wanted.task else ("state", FAILURE)
+        behind = keys.index(number, kind, name)
+        found = tr.get_range(*range_of(behind), limit=MOST_OF_SEGMENT, snapshot=True)
+        named = {group for group, _ in readable(found, lambda key: keys.split_group(key[len(behind) :]))}
+        read += len(found)
+    newest: dict[str, int] = {}
+    matching: set[str] = set()
+    for (id_, group), _ in readable(rows, lambda key: keys.split_root(key[len(prefix) :])):
+        newest[id_] = max(newest.get(id_, 0), group.end_ms)
+        if named is None or group in named:
+            matching.add(id_)
+    found_ids = [(end_ms, id_) for id_, end_ms in newest.items() if id_ in matching and end_ms >= wanted.since_ms]
+    return Roots(sorted(found_ids, reverse=True), read)
 
 
 def _segments_with(tr: Transaction, numbers: Sequence[int], range_in: Callable[[int], Range]) -> list[int]:
@@ -190,17 +236,6 @@ def _segments_with(tr: Transaction, numbers: Sequence[int], range_in: Callable[[
         found = tr.get_ranges([(*range_in(each), 1) for each in some], snapshot=True)
         having += [number for number, rows in zip(some, found, strict=True) if rows]
     return having
-
-
-def _runs_at(tr: Transaction, keys: HistoryKeys, spots: Sequence[Spot]) -> list[Run]:
-    places = sorted({(spot.segment, spot.group) for spot in spots})
-    groups: dict[tuple[int, GroupId], list[Run]] = {}
-    for start in range(0, len(places), GROUPS_AT_ONCE):
-        some = places[start : start + GROUPS_AT_ONCE]
-        values = tr.get_many([keys.group(*place) for place in some], snapshot=True)
-        groups |= {place: _readable(value) for place, value in zip(some, values, strict=True)}
-    found = [(groups[spot.segment, spot.group], spot.at) for spot in spots]
-    return [runs[at] for runs, at in found if at < len(runs)]
 
 
 def _readable(value: bytes | None) -> list[Run]:
@@ -227,27 +262,13 @@ def holders(tr: Transaction, keys: HistoryKeys, *, limit: int, cursor: bytes = b
     return found, rows[-1][0] + b"\x00" if len(rows) == limit else b""
 
 
-def slots(
-    tr: Transaction, keys: HistoryKeys, length_s: int, begin_s: int, end_s: int
-) -> list[tuple[int, str, counters.Counters]]:
-    """Counters by the slots' beginnings and by task, of at most :data:`MOST_COUNTERS` rows."""
-    rows = tr.get_range(*keys.slots(length_s, begin_s, end_s), limit=MOST_COUNTERS, snapshot=True)
-    return [
-        (begin, task, counted)
-        for (begin, task), value in readable(rows, keys.split_slot)
-        if (counted := _counted(value)) is not None
-    ]
-
-
-def totals(tr: Transaction, keys: HistoryKeys) -> dict[str, counters.Counters]:
-    """Counters since the first run, by task, of at most :data:`MOST_COUNTERS` tasks."""
-    rows = tr.get_range(*keys.totals, limit=MOST_COUNTERS, snapshot=True)
-    found = {task: _counted(value) for task, value in readable(rows, keys.split_total)}
-    return {task: counted for task, counted in found.items() if counted is not None}
-
-
-def _counted(value: bytes) -> counters.Counters | None:
-    try:
-        return counters.unpack(value)
-    except FormatError:
-        return None
+def counters(
+    tr: Transaction, begin: bytes, end: bytes, split: Callable[[bytes], P]
+) -> tuple[list[tuple[P, layout.Counters]], bytes]:
+    """Counters of :data:`MOST_COUNTERS` rows, with what ``split`` makes of the key; and where the next ones begin."""
+    rows = tr.get_range(begin, end, limit=MOST_COUNTERS, snapshot=True)
+    found: list[tuple[P, layout.Counters]] = []
+    for place, value in readable(rows, split):
+        with suppress(FormatError):
+            found.append((place, layout.unpack_counters(value)))
+    return found, rows[-1][0] + b"\0" if len(rows) == MOST_COUNTERS else b""

@@ -1,4 +1,11 @@
-"""One run of a task: what is kept of it, and how much of each text.
+"""A run: what the history has of one task message, from its publish to its end.
+
+When a task was published: a header of its message, as nothing else tells a worker when that was.
+
+Which application publishes, its own ``AMQP`` knows, which makes the header; what a retry repeats of the attempt before
+is laid over it, so its moment is that of the signal, which comes last.
+
+One run of a task: what is kept of it, and how much of each text.
 
 Model. A *run* is one attempt in one worker. It is *active* from the moment a process of the pool accepted it, and ends
 in one of these states, Celery's names but for the last:
@@ -10,7 +17,7 @@ RETRY      another run follows: it asked for a retry, or its message was release
 REVOKED    revoked or expired; if that was before it began, ``start_ms`` is 0
 REJECTED   it raised ``Reject``
 IGNORED    it raised ``Ignore``: its result is set elsewhere
-LOST       its worker died while it ran; written by another worker (``upkeep.py``)
+LOST       its worker died while it ran; written by another worker (``recorder.py``)
 ========== ===========================================================================================================
 """
 
@@ -20,10 +27,41 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from celery import states
+from celery.app import amqp
+from celery.signals import before_task_publish
+
+from kombu_fdb.primitives.clock import SystemClock
+
+# -- what a publisher tells --------------------------------------------------------------------------------------------
+
+
+#: In milliseconds since 1970, by the publisher's clock. A retry has its own.
+PUBLISHED = "fdb_published"
+CLOCK = SystemClock()
+
+
+class AMQP(amqp.AMQP):
+    """Of an application that keeps a history (``installing.py``)."""
+
+    def as_task_v2(self, *args: Any, **kwargs: Any) -> Any:
+        """Every message of a task is made here."""
+        message = super().as_task_v2(*args, **kwargs)
+        message.headers[PUBLISHED] = CLOCK.wall_ms()
+        return message
+
+
+@before_task_publish.connect(weak=False, dispatch_uid=__name__)
+def _note(headers: Any = None, **_: Any) -> None:
+    if isinstance(headers, dict) and PUBLISHED in headers:
+        headers[PUBLISHED] = CLOCK.wall_ms()
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
 
 ACTIVE: str = states.STARTED
 LOST = "LOST"
-#: In the order in which they are counted (``counters.py``).
+#: In the order in which they are counted (``layout.py``).
 ENDED: tuple[str, ...] = (
     states.SUCCESS,
     states.FAILURE,
@@ -37,12 +75,6 @@ STATES = (ACTIVE, *ENDED)
 
 #: Characters that are kept. Of a traceback the end stays, of all others the beginning.
 NAME_LENGTH, ERROR_LENGTH, TRACEBACK_LENGTH, ARGUMENTS_LENGTH = 200, 2_000, 4_096, 1_024
-TEXT_LENGTHS = {
-    "error": ERROR_LENGTH,
-    "traceback": TRACEBACK_LENGTH,
-    "args": ARGUMENTS_LENGTH,
-    "kwargs": ARGUMENTS_LENGTH,
-}
 #: Tasks that are known to follow one.
 MOST_FOLLOWERS = 20
 
@@ -89,6 +121,13 @@ class Run(NamedTuple):
     def attempt(self) -> int:
         """1 for the first."""
         return self.retries + 1
+
+    @property
+    def wait_s(self) -> float | None:
+        """From when it was published, or due, until it began; None if that is not known, or it was delivered before."""
+        since_ms = max(self.published_ms, self.due_ms)
+        known = self.start_ms and since_ms and not self.redeliveries
+        return max(self.start_ms - since_ms, 0) / 1000 if known else None
 
 
 def bounded(value: Any, most: int = NAME_LENGTH, *, end: bool = False) -> str:

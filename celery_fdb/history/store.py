@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from celery_fdb.history import counters, indexes, reading
-from celery_fdb.history.counters import Counters
+from celery_fdb.history import indexes, layout, reading
 from celery_fdb.history.indexes import Group, decode, pack_groups
-from celery_fdb.history.layout import INDEXES, GroupId, HistoryKeys
+from celery_fdb.history.layout import INDEXES, Counters, GroupId, HistoryKeys
 from celery_fdb.history.options import History
-from celery_fdb.history.reading import Cursor, Found, Wanted
+from celery_fdb.history.reading import Cursor, Roots, Wanted
 from celery_fdb.history.run import LOST, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack_int, pack_text
@@ -57,7 +56,7 @@ def _index_runs(tr: Transaction, keys: HistoryKeys, number: int, group_id: Group
     for at, run in enumerate(runs):
         place = packed + pack_int(at)
         tr.set(by_id + pack_text(run.id) + place, b"")
-        for id_ in {run.root, run.group} - {""}:
+        for id_ in {run.root, run.group, run.id if run.followers else ""} - {""}:
             tr.set(by_root + pack_text(id_) + place, b"")
 
 
@@ -66,10 +65,17 @@ def _count(tr: Transaction, keys: HistoryKeys, runs: Sequence[Run], end_s: int) 
     for run in runs:
         by_task[run.task if run.task in by_task or len(by_task) < MOST_TASKS else OTHER_TASKS].append(run)
     for task, its_runs in by_task.items():
-        total, slot = counters.deltas_of(its_runs)
-        tr.add(keys.total(task), total, width=counters.TOTAL_WIDTH)
-        for length_s in counters.SLOTS:
-            tr.add(keys.slot(length_s, end_s - end_s % length_s, task), slot, width=counters.SLOT_WIDTH)
+        delta = layout.delta_of(its_runs)
+        _add(tr, keys.total(task), delta, layout.TOTAL_WIDTH)
+        for length_s in layout.SLOTS:
+            _add(tr, keys.slot(length_s, end_s - end_s % length_s, task), delta, layout.SLOT_WIDTH)
+    delta = layout.delta_of(runs)
+    for length_s in layout.SLOTS:
+        _add(tr, keys.all_tasks(length_s, end_s - end_s % length_s), delta, layout.ALL_WIDTH)
+
+
+def _add(tr: Transaction, key: bytes, delta: bytes, width: int) -> None:
+    tr.add(key, int.from_bytes(delta[:width], "little"), width=width)
 
 
 # -- active runs -------------------------------------------------------------------------------------------------------
@@ -241,7 +247,7 @@ class HistoryStore:
         """How many runs are in the history."""
         return sum(each.runs for each in self._read(lambda tr: indexes.read(tr, self.keys)))
 
-    def page(self, wanted: Wanted, *, limit: int, after: Cursor | None = None) -> Found:
+    def page(self, wanted: Wanted, *, limit: int, after: Cursor | None = None) -> tuple[list[Run], Cursor | None]:
         """Runs that have ended, the newest first; see ``reading.py``."""
         return self._read(lambda tr: reading.page(tr, self.keys, wanted, limit=limit, after=after))
 
@@ -253,6 +259,14 @@ class HistoryStore:
         """The newest runs of the tasks that a root led to, without its own; or of those in a group."""
         return self._read(lambda tr: reading.runs_of(tr, self.keys, "root", root_id, limit=limit))
 
+    def segments(self) -> list[int]:
+        """Their numbers, the newest first."""
+        return self._read(lambda tr: indexes.newest_first(tr, self.keys))
+
+    def workflows_in(self, number: int, wanted: Wanted) -> Roots:
+        """Roots and groups of the runs in a segment; see ``reading.py``."""
+        return self._read(lambda tr: reading.workflows_in(tr, self.keys, number, wanted))
+
     def active(self, *, limit: int = 1_000) -> list[tuple[bytes, Run]]:
         """Runs that have not ended, each with the session of its worker."""
         return self._read(lambda tr: reading.active(tr, self.keys, limit=limit))
@@ -262,12 +276,26 @@ class HistoryStore:
         return self._read(lambda tr: reading.holders(tr, self.keys, limit=limit, cursor=cursor))
 
     def slots(self, length_s: int, begin_s: int, end_s: int) -> list[tuple[int, str, Counters]]:
-        """Counters of the slots of this length that begin in ``begin_s <= t < end_s``."""
-        return self._read(lambda tr: reading.slots(tr, self.keys, length_s, begin_s, end_s))
+        """Counters of the slots of this length that begin in ``begin_s <= t < end_s``, by task."""
+        begin, end = self.keys.slots(length_s, begin_s, end_s)
+        found: list[tuple[int, str, Counters]] = []
+        while begin:
+            part, begin = self._counters(begin, end, self.keys.split_slot)
+            found += [(at, task, counted) for (at, task), counted in part]
+        return found
+
+    def series(self, length_s: int, begin_s: int, end_s: int) -> dict[int, Counters]:
+        """The same of all tasks together, by when the slots begin; of as many slots as one part has."""
+        return dict(self._counters(*self.keys.all_tasks_in(length_s, begin_s, end_s), self.keys.split_all_tasks)[0])
 
     def totals(self) -> dict[str, Counters]:
-        """Counters since the first run, by task."""
-        return self._read(lambda tr: reading.totals(tr, self.keys))
+        """Counters since the first run, by task; of as many tasks as one part has."""
+        return dict(self._counters(*self.keys.totals, self.keys.split_total)[0])
+
+    def _counters(
+        self, begin: bytes, end: bytes, split: Callable[[bytes], T]
+    ) -> tuple[list[tuple[T, Counters]], bytes]:
+        return self._read(lambda tr: reading.counters(tr, begin, end, split))
 
     # -- how ---------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 Groups: dead letters by what they died of, so that a person sees three causes and not 40,000 letters.
 
-Counted among the first ``most`` letters of one queue, or of all queues of dead letters, in parts: what it costs does
-not depend on the queues, and the page says among how many it has counted.
+They are counted among the first ``most`` letters of one queue, or of all queues of dead letters, in parts: the cost
+does not depend on the queues, and the page says among how many it has counted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from celery_fdb.inspection.filters import Cause, Filter, cause_of
+from celery_fdb.inspection.message import error_line, reason_of
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.inspection.time_formats import moment
 from kombu_fdb import Broker
@@ -22,7 +23,7 @@ from kombu_fdb.model import Listed, Peeked, Spot
 
 
 def dead_queues(broker: Broker, seen: Overview) -> dict[str, set[str]]:
-    """Each of them, and the queues whose letters it holds."""
+    """Each queue of dead letters, and the queues whose letters it holds."""
     homes = {each.name: {each.dead_of} for each in seen.queues if each.dead_of is not None}
     for each in seen.queues:
         for name in _led_to(broker, each):
@@ -41,7 +42,7 @@ def _led_to(broker: Broker, view: QueueView) -> list[str]:
         return []
 
 
-#: Letters that are counted unless more are asked for, and of them in one transaction.
+#: How many letters are counted unless more are asked for, and how many in one transaction.
 MOST_COUNTED = 10_000
 PART = 500
 #: Transactions in which letters of all queues are counted: there may be many queues with few letters.
@@ -52,8 +53,9 @@ MOST_PARTS = 2 * MOST_COUNTED // PART
 class Group:
     """Letters of one cause.
 
-    ``example``: where the latest of them stands, and in which queue; ``first_ms``, ``last_ms``: when the first and the
-    last died. ``queues``: how many of them are in each.
+    ``example``: where the latest of them stands, and in which queue; ``said``: what its error said. ``reason``:
+    in a person's words. ``first_ms``, ``last_ms``: when the first and the last died. ``queues``: how many of
+    them are in each.
     """
 
     cause: Cause
@@ -62,6 +64,8 @@ class Group:
     count: int = 0
     first_ms: int = 0
     last_ms: int = 0
+    said: str = ""
+    reason: str = ""
     queues: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -73,10 +77,6 @@ class Group:
         return self.cause.error
 
     @property
-    def reason(self) -> str:
-        return self.cause.reason
-
-    @property
     def first(self) -> datetime:
         return moment(self.first_ms)
 
@@ -86,16 +86,20 @@ class Group:
 
     @property
     def filter(self) -> Filter:
-        """By which its letters are listed, replayed and discarded."""
+        """The filter by which its letters are listed, replayed and discarded."""
         return Filter(cause=self.cause)
 
-    def add(self, queue: str, listed: Listed, died_ms: int) -> None:
+    def add(self, queue: str, listed: Listed) -> None:
         """One more letter."""
+        death = next(iter(listed.message.deaths), None)
+        died_ms = death.time_ms if death else 0
         self.count += 1
         self.queues[queue] = self.queues.get(queue, 0) + 1
         self.first_ms = min(self.first_ms or died_ms, died_ms)
         if died_ms >= self.last_ms:
             self.last_ms, self.example, self.example_in = died_ms, listed.spot, queue
+            details = death.details if death else {}
+            self.said, self.reason = error_line(details), reason_of(self.cause.reason, details)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,7 @@ def group_all(
 ) -> Groups:
     """The dead letters of all these queues, a part of each in turn.
 
-    Where a dead-letter exchange leads to a queue that has messages of its own, those are none.
+    Where a dead-letter exchange leads to a queue that has messages of its own, those are not counted.
     """
     found = _Counting(broker, wanted or Filter(), only_dead=True)
     is_whole = found.count(queues, most, parts=MOST_PARTS)
@@ -158,9 +162,8 @@ class _Counting:
         message = listed.message
         if not self._wanted.matches(message) or (self._only_dead and not died_elsewhere(message, queue)):
             return
-        cause, deaths = cause_of(message), message.deaths
-        group = self._found.setdefault(cause, Group(cause, listed.spot, queue))
-        group.add(queue, listed, deaths[0].time_ms if deaths else 0)
+        cause = cause_of(message)
+        self._found.setdefault(cause, Group(cause, listed.spot, queue)).add(queue, listed)
 
     def groups(self, total: int, *, is_whole: bool) -> Groups:
         found = sorted(self._found.values(), key=lambda each: (-each.count, each.cause))

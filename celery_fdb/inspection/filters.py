@@ -6,21 +6,22 @@ A queue has no index of its tasks or errors, so a search looks through its messa
 page is full or :data:`MOST_LOOKED_AT` were looked at. Then the page says so, and the next one goes on there: what it
 costs does not depend on the queue.
 
-Filters: which messages of a queue a page shows, and which of them an action is done to. One predicate for both.
+The filter: one predicate for what a page shows and what an action is done to.
 
 As fields of a form or an address, all of them optional:
 
-=========== =====================================================================================================
-``task``    the name of the Celery task; ``shop.*`` for all that begin so
-``key``     the fairness key, empty for messages without one
-``error``   the class of the exception of the last death, with or without its module; of a message that waits to be
-            retried, of its last attempt, if the app has ``celery_fdb.install``
-``reason``  why it died last: rejected, expired, delivery_limit, maxlen, malformed, or an application's
-``home``    the queue in which it died last
-``text``    a part of the task's id, or of the message's
-``since``   ISO 8601; a dead letter died then or later, any other message waits since then or later
-``until``   the same, exclusive
-=========== =====================================================================================================
+============= =====================================================================================================
+``task``      the name of the Celery task; ``shop.*`` for all that begin so
+``key``       the fairness key, empty for messages without one
+``error``     the class of the exception of the last death, with or without its module; of a message that waits to be
+              retried, of its last attempt, if the app has ``celery_fdb.install``
+``reason``    why it died last: rejected, expired, delivery_limit, maxlen, malformed, or an application's
+``home``      the queue in which it died last
+``text``      a part of the task's id, or of the message's
+``arguments`` a part of the task's arguments, as its publisher wrote them; for those who may see bodies
+``since``     ISO 8601; a dead letter died then or later, any other message waits since then or later
+``until``     the same, exclusive
+============= =====================================================================================================
 
 ``-`` for task, error or reason finds those that have none.
 
@@ -37,9 +38,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import NamedTuple
 
+from celery_fdb.inspection.message import reason_of
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Conditions, State
-from kombu_fdb.engine.dead_letters import error_of, task_of
+from kombu_fdb.engine.dead_letters import arguments_of, error_of, names_of, task_of
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Listed, Peeked
 from kombu_fdb.primitives.ranges import LATEST_MS, shown
@@ -47,7 +49,7 @@ from kombu_fdb.primitives.ranges import LATEST_MS, shown
 # -- search ------------------------------------------------------------------------------------------------------------
 
 
-#: Messages that one page of a search looks at, and of them in one transaction.
+#: How many messages one page of a search looks at, and how many in one transaction.
 MOST_LOOKED_AT = 2_000
 PART = 200
 
@@ -71,7 +73,7 @@ class Found(NamedTuple):
 def search(
     broker: Broker, scope: Scope, wanted: Filter, limit: int, after: bytes = b"", most: int = sys.maxsize
 ) -> Found:
-    """Up to ``limit`` messages behind ``after``, which a page before has told as ``following``.
+    """Up to ``limit`` messages behind ``after``, which is the ``following`` of the page before.
 
     It looks at ``most`` messages or fewer.
     """
@@ -92,7 +94,7 @@ def search(
 
 
 def _subqueue(broker: Broker, scope: Scope, key: str | None) -> str | None:
-    """The key among whose messages alone they stand. Dead letters have a key, and stand among those without one."""
+    """The key that alone has to be looked at. Dead letters keep their keys, and stand among messages without one."""
     if key is None or scope.state != "ready":
         return None
     found = broker.queue(scope.queue).keys(prefix=key, limit=1)
@@ -102,10 +104,14 @@ def _subqueue(broker: Broker, scope: Scope, key: str | None) -> str | None:
 # -- filters -----------------------------------------------------------------------------------------------------------
 
 
-#: Finds those that have none.
+#: The reasons for which a queue itself lets a message die, and those of them that people call otherwise; an application
+#: may have others.
+REASONS = ("rejected", "expired", "delivery_limit", "maxlen", "malformed")
+SPOKEN = {"rejected": "failed or rejected"}
+#: Finds messages that have none.
 NONE = "-"
-TEXTS = ("task", "error", "reason", "home", "text")
-FIELDS = ("task", "key", "error", "reason", "home", "text", "since", "until", "cause")
+TEXTS = ("task", "error", "reason", "home", "text", "arguments")
+FIELDS = (*TEXTS, "key", "since", "until", "cause")
 
 
 class Cause(NamedTuple):
@@ -117,7 +123,7 @@ class Cause(NamedTuple):
 
 
 def cause_of(message: Peeked) -> Cause:
-    """Of the last death."""
+    """The cause of the last death."""
     return Cause(task_of(message), error_of(message), message.deaths[0].reason if message.deaths else "")
 
 
@@ -131,6 +137,7 @@ class Filter:
     reason: str = ""
     home: str = ""
     text: str = ""
+    arguments: str = ""
     since_ms: int | None = None
     until_ms: int | None = None
     cause: Cause | None = None
@@ -138,9 +145,10 @@ class Filter:
     @classmethod
     def of(cls, fields: Mapping[str, str], zone: tzinfo = UTC) -> Filter:
         """Of a form's or an address's. ``zone``: of moments without one. Raises ``InvalidArgument``."""
-        task, error, reason, home, text = (fields.get(name, "").strip() for name in TEXTS)
-        since_ms, until_ms = (_moment_ms(name, fields.get(name, ""), zone) for name in ("since", "until"))
-        return cls(task, fields.get("key"), error, reason, home, text, since_ms, until_ms, _cause(fields.get("cause")))
+        texts = {name: fields.get(name, "").strip() for name in TEXTS}
+        since_ms, until_ms = (moment_ms(name, fields.get(name, ""), zone) for name in ("since", "until"))
+        cause = _cause(fields.get("cause"))
+        return cls(**texts, key=fields.get("key"), since_ms=since_ms, until_ms=until_ms, cause=cause)
 
     def fields(self) -> dict[str, str]:
         """The same as fields again, moments in UTC."""
@@ -157,9 +165,14 @@ class Filter:
     def __str__(self) -> str:
         """For a question: ``task=shop.pay, error=CardDeclined``; "" for a filter that lets all pass."""
         told = self.fields()
+        if "reason" in told:
+            told["reason"] = SPOKEN.get(self.reason, self.reason)
         if self.cause is not None:
             del told["cause"]
-            told |= {name: value and repr(value) for name, value in self.cause._asdict().items()}
+            reason = reason_of(self.cause.reason, {"error_class": self.cause.error} if self.cause.error else {})
+            told |= {
+                name: value and repr(value) for name, value in self.cause._replace(reason=reason)._asdict().items()
+            }
         return ", ".join(f"{name}={value or '(none)'}" for name, value in told.items())
 
     def __bool__(self) -> bool:
@@ -176,7 +189,8 @@ class Filter:
             and self._died_so(message)
             and self._is_in_time(message)
             and (not self.text or self.text.lower() in f"{message.task_id} {message.message_id.hex()}".lower())
-            and (not self.task or _is_task(task_of(message), self.task))
+            and (not self.task or any(_is_task(each, self.task) for each in names_of(message)))
+            and (not self.arguments or self.arguments.lower() in arguments_of(message).lower())
         )
 
     def _died_so(self, message: Peeked) -> bool:
@@ -193,7 +207,7 @@ class Filter:
         return (self.since_ms is None or at_ms >= self.since_ms) and (self.until_ms is None or at_ms < self.until_ms)
 
     def conditions(self) -> Conditions:
-        """The same for the verbs on dead letters; what the queue itself can tell is told it, so it reads less."""
+        """The same for the verbs on dead letters; what the queue itself can check is left to it, so it reads less."""
         found: Conditions = {}
         if self.key is not None:
             found["key"] = self.key
@@ -208,7 +222,9 @@ class Filter:
     @property
     def _needs_payloads(self) -> bool:
         moments = self.since_ms is not None or self.until_ms is not None
-        return bool(self.task or self.error or self.text or moments or self.reason == NONE or self.cause)
+        return bool(
+            self.task or self.error or self.text or self.arguments or moments or self.reason == NONE or self.cause
+        )
 
 
 def _cause(text: str | None) -> Cause | None:
@@ -238,7 +254,7 @@ def _is_task(found: str, wanted: str) -> bool:
     return found == _wanted(wanted)
 
 
-def _moment_ms(name: str, text: str, zone: tzinfo) -> int | None:
+def moment_ms(name: str, text: str, zone: tzinfo) -> int | None:
     """In milliseconds since 1970; None for an empty text."""
     if not text.strip():
         return None

@@ -1,9 +1,9 @@
 """A stored message as people may see it, on a page and in a terminal: what the queue knows, and its envelope's headers.
 
-The body is not looked at unless it was asked for. Then JSON and texts are shown as such, and of everything else, be it
-pickle or compressed, only kind and size: nothing stored in a broker is ever unpickled, decompressed or decrypted here.
-The headers ``argsrepr`` and ``kwargsrepr`` repeat what is in the body, so they belong to it. Everywhere but in the body
-itself, secrets are masked (``masking.py``).
+The body is not looked at unless it was asked for. Then JSON and texts are shown as such, and of everything else, such
+as pickle or compressed bodies, only kind and size: nothing stored in a broker is ever unpickled, decompressed or
+decrypted here. The headers ``argsrepr`` and ``kwargsrepr`` repeat what is in the body, so they belong to it. Everywhere
+but in the body itself, secrets are masked (``masking.py``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from kombu_fdb.transport.encoding.envelope import Envelope, open_payload
 #: Headers that repeat a task's arguments.
 ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})
 #: Headers that JSON shows as fields of their own.
-TASK_HEADERS = ("task", "eta", "expires", "retries")
-#: Properties of a delivery, from another writer.
+TASK_HEADERS = ("eta", "expires", "retries")
+#: Properties that belong to a delivery; messages of other programs may have them stored.
 OF_A_DELIVERY = frozenset({"delivery_tag", "delivery_info"})
+#: Details of a death: the error's class, and its text.
+ERROR_DETAILS = ("error_class", "error")
+#: The most characters of an error in a table.
+MOST_OF_ERROR = 100
 MOST_LEVELS = 100
-#: Characters of a body that a page shows.
+#: The most characters of a body that a page shows.
 LONGEST_BODY = 100_000
 
 
@@ -69,7 +73,13 @@ class MessageView:
         """The task's name, or what else is known."""
         if self.envelope is None:
             return "(not published through Kombu)"
-        return str(self.envelope.headers.get("task") or self.envelope.content_type or "(message)")
+        return str(self.task or self.envelope.content_type or "(message)")
+
+    @property
+    def task(self) -> Any:
+        """Its name as Celery's log tells it, which is what its publisher wants it to be called; None for no task."""
+        headers = {} if self.envelope is None else self.envelope.headers
+        return headers.get("task") and (headers.get("shadow") or headers["task"])
 
     @property
     def age_s(self) -> float:
@@ -107,7 +117,7 @@ class MessageView:
     def reason(self) -> str:
         """Why it died last; "" if it never did."""
         deaths = self.message.deaths
-        return deaths[0].reason if deaths else ""
+        return reason_of(deaths[0].reason, deaths[0].details) if deaths else ""
 
     @property
     def died(self) -> str:
@@ -126,8 +136,14 @@ class MessageView:
         return error_of(self.message).rpartition(".")[2]
 
     @property
+    def said(self) -> str:
+        """The error it died of last, and what that said; else the class that its last attempt raised."""
+        deaths = self.message.deaths
+        return error_line(deaths[0].details) if deaths else self.error
+
+    @property
     def deaths(self) -> list[dict[str, Any]]:
-        """The newest first. What ``celery_fdb.tasks.failures`` tells of a failed task has places of its own."""
+        """The newest first. What ``celery_fdb.tasks.failures`` adds for a failed task has fields of its own."""
         return [_death(each) for each in self.message.deaths]
 
     def headers(self, *, with_arguments: bool) -> list[tuple[str, str]]:
@@ -191,6 +207,7 @@ class MessageView:
             "size": self.size,
             "owner": self.owner or None,
             "task_id": message.task_id or headers.get("id"),
+            "task": self.task,
             **{name: headers.get(name) for name in TASK_HEADERS},
             "deaths": [_death_as_json(each) for each in message.deaths],
         }
@@ -200,7 +217,7 @@ class MessageView:
 
 
 def view_of(found: Listed | Peeked, now_ms: int) -> MessageView:
-    """Of a message that was listed, or peeked at."""
+    """The view of a message that was listed, or peeked at."""
     message = found.message if isinstance(found, Listed) else found
     try:
         envelope = open_payload(message.payload)
@@ -219,13 +236,25 @@ def describe(message: Peeked, *, body: bool = False) -> dict[str, Any]:
 # -- deaths ------------------------------------------------------------------------------------------------------------
 
 
+def reason_of(reason: str, details: Mapping[str, Any]) -> str:
+    """The reason of a death in a person's words: a task that raised has failed. AMQP and filters call it rejected."""
+    return "failed" if reason == "rejected" and "error_class" in details else reason
+
+
+def error_line(details: Mapping[str, Any]) -> str:
+    """The class of a death's error and its text, in one line that fits into a table; "" for none."""
+    kind, error = (str(masked(name, details.get(name) or "")) for name in ERROR_DETAILS)
+    text = " ".join(": ".join(filter(None, (kind.rpartition(".")[2], error))).split())
+    return text if len(text) <= MOST_OF_ERROR else f"{text[: MOST_OF_ERROR - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
 def _death(death: Death) -> dict[str, Any]:
     details = {name: masked(name, value) for name, value in death.details.items()}
-    error = ": ".join(str(part) for name in ("error_class", "error") if (part := details.pop(name, None)))
+    error = ": ".join(str(part) for name in ERROR_DETAILS if (part := details.pop(name, None)))
     attempts = details.pop("attempts", None)
     return {
         "queue": death.queue,
-        "reason": death.reason,
+        "reason": reason_of(death.reason, death.details),
         "count": death.count,
         "last": moment(death.time_ms),
         "error": error,
@@ -238,7 +267,7 @@ def _death(death: Death) -> dict[str, Any]:
 
 
 def _attempt(told: Mapping[str, Any]) -> dict[str, Any]:
-    """``time`` is a moment, or None if it was told in another way."""
+    """``time`` is a moment, or None if it was written in another way."""
     try:
         at = datetime.fromisoformat(str(told.get("time")))
         when = moment(at.timestamp() * 1000) if at.tzinfo else None
@@ -275,7 +304,7 @@ def _content(message: Peeked, envelope: Envelope | None) -> dict[str, Any]:
 
 
 def _body(envelope: Envelope) -> Any:
-    """JSON as data, text as text, of all else a line that says what it is."""
+    """JSON as data, text as text, and for all else a line that says what it is."""
     body, kind = envelope.body, envelope.content_type or "an unknown kind"
     if _sealed(envelope):
         compression = envelope.headers.get("compression")

@@ -1,4 +1,11 @@
-"""What is in a broker now, which sessions are silent, and what needs attention.
+"""What is in a broker now, on which hosts, which sessions are silent, and what needs attention.
+
+Hosts: by which names a page, or the metrics, may be asked for.
+
+The check is against DNS rebinding: a page of another site whose name was made to lead to this machine is refused, since
+the browser still sends that site's name. An IP address is always ours: only a name can be made to lead elsewhere.
+
+The overview: what is in a broker now, which sessions are silent, and what needs attention.
 
 All of it is plain data, for the command line, the metrics and the admin pages.
 
@@ -15,6 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from kombu_fdb import Broker
@@ -26,11 +34,44 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
 
+# -- hosts -------------------------------------------------------------------------------------------------------------
+
+
+#: The names by which a browser on this machine calls it.
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def is_ours(host: str, names: Collection[str]) -> bool:
+    """Whether the header ``Host`` is ours. ``names``: without ports, in small letters."""
+    head, _, port = host.lower().rpartition(":")
+    name = head if head and port.isdigit() else host.lower()
+    return name in names or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only the users of this machine can connect to what listens there."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+# -- the overview ------------------------------------------------------------------------------------------------------
+
+
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
 def heard_s(seen: Overview, session: SessionView) -> float | None:
-    """How long ago it was heard, by its own wall clock and ours; None if it told no time."""
+    """How long ago it was heard, by its own wall clock and ours; None if it sent no time."""
     return max(0.0, (seen.taken_ms - session.beat_ms) / 1000) if session.beat_ms else None
 
 
@@ -48,7 +89,7 @@ def silent(seen: Overview) -> list[SessionView]:
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-#: So many are told of, the worst first.
+#: How many concerns are shown, the worst first.
 MOST = 12
 #: Seconds after which the oldest message of a queue with consumers is a concern.
 LATE_S = 300.0
@@ -76,7 +117,7 @@ def _of_sessions(seen: Overview) -> Iterator[Concern]:
     if quiet:
         yield Concern(f"{plural(len(quiet), 'session')} without a heartbeat: {quiet[0].host} {quiet[0].pid}")
     if seen.asides:
-        yield Concern(f"{plural(len(seen.asides), 'thing')} set aside by duties: run fdb doctor")
+        yield Concern(f"background work keeps failing in {plural(len(seen.asides), 'place')}: run fdb doctor")
 
 
 def _of_queue(each: QueueView) -> Iterator[str]:
@@ -157,7 +198,7 @@ class SessionView:
     """One consumer process. ``beat`` changes with every heartbeat; it is no time.
 
     ``open``: false once it has ended and waits to be cleaned up. ``queues``: which it consumes. ``leased``: None
-    unless it was asked for. ``beat_ms``: its last heartbeat by its own wall clock, 0 if it told none; for people.
+    unless it was asked for. ``beat_ms``: its last heartbeat by its own wall clock, 0 if it sent none; for people.
     """
 
     id: str
@@ -187,16 +228,16 @@ class Overview:
 
     @property
     def live_queues(self) -> list[QueueView]:
-        """Without the queues of dead letters, which the others count."""
+        """All but the queues of dead letters, which the others count."""
         return [queue for queue in self.queues if queue.dead_of is None]
 
     @property
     def own_queues(self) -> list[QueueView]:
-        """The application's, the longest first: not those that Celery makes for itself."""
+        """The application's queues, the longest first: not those that Celery makes for itself."""
         return sorted((q for q in self.live_queues if not q.is_internal), key=lambda q: (-q.ready, q.name))
 
     def total(self, field_name: str) -> int:
-        """Of the application's queues: not of those that Celery makes for itself."""
+        """The sum over the application's queues: not over those that Celery makes for itself."""
         return sum(getattr(queue, field_name) for queue in self.own_queues)
 
 
@@ -217,8 +258,9 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
         if name not in counts:
             raise QueueNotFound(queue=name, fix="Run `queues` to list the queues.")
     facts, totals = broker.inspect.facts(names), broker.inspect.totals()
-    sessions = [_session(each) for each in broker.inspect.sessions(held=held)]
-    consumers = Counter(queue for each in sessions if each.open for queue in each.queues)
+    known = broker.inspect.sessions(held=held)
+    sessions = [_session(each) for each in known if not each.is_internal]
+    consumers = Counter(queue for each in known if each.open for queue in each.consumed)
     views = [
         dataclasses.replace(
             _queue(name, counts, facts[name], now_ms), totals=totals.get(name, {}), consumers=consumers[name]
@@ -275,6 +317,19 @@ def _longest_first(item: tuple[str, KeyCounts]) -> tuple[int, int, str]:
     return -counts.ready, -counts.leased, key
 
 
+class KeyPage(NamedTuple):
+    """Keys with their counts and limits, and the key behind which the next page begins; None at the end."""
+
+    keys: list[KeyView]
+    following: str | None
+
+
+def find_keys(broker: Broker, queue: str, limit: int, *, prefix: str = "", after: str | None = None) -> KeyPage:
+    """Up to ``limit`` keys that have messages or limits."""
+    found = [key_view(*each) for each in broker.queue(queue).keys(after=after, limit=limit + 1, prefix=prefix).items()]
+    return KeyPage(found[:limit], found[limit - 1].key if len(found) > limit else None)
+
+
 def key_view(key: str, counts: KeyCounts) -> KeyView:
     """A key as the pages show it."""
     return KeyView(
@@ -301,7 +356,8 @@ def _session(facts: SessionFacts) -> SessionView:
 def rates(before: Overview, after: Overview) -> dict[str, dict[str, float]]:
     """Messages a second between two looks, by queue and event of :attr:`QueueView.totals`.
 
-    ``growth`` is that of what waits, ready or delayed; below 0 it shrinks. Empty without time between the looks.
+    ``growth`` is that of the waiting messages, ready or delayed; below 0 it shrinks. Empty without time between the
+    looks.
     """
     seconds = (after.taken_ms - before.taken_ms) / 1000
     if seconds <= 0:

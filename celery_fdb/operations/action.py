@@ -1,17 +1,32 @@
-"""What people do to a broker: each action with its question, its form, and how it is done under an audit.
+"""An action: what a person may do, what is asked first, and how it is done and audited.
+
+The question: an action on many messages counts them in its question, and its form says which they were.
+
+Model. The question on all that match looks through the messages and notes a fingerprint of each one that matches. When
+it comes back confirmed, the action is done to those and to no others: messages that came meanwhile are left alone,
+whatever task they name. If some of them are gone, the action is refused before it begins, and the question is asked
+anew; one on waiting messages is not refused for that, as workers take them all the time.
+
+Where there are too many to be named, the question says "at least", and the action is done to all that match and had
+come by then. The question on a whole queue takes its number from the counters, and the action is done to the messages
+that had come by then.
+
+The action: each with its question, its form, and how it is done under an audit.
 
 An action is asked for, shown as a question, and done when the question comes back confirmed. It acts on messages where
 they were seen. One that has moved meanwhile, because a worker took it or another user was faster, is left alone and
-counted as missed. An action on all that match is done to those that its question was about (``asked.py``).
+counted as missed. An action on all that match is done to those that its question was about (``action.py``).
 
-An action on very many messages is done in parts: its outcome has a mark, with which the same request goes on. One on
-messages that were selected says how many of them it left for want of time. What was done is done, whatever becomes of
-the rest.
+An action on very many messages is done in parts: its outcome has a mark, with which the same request goes on. An action
+on selected messages says how many of them it did not reach in time. What was done stays done, whatever becomes of the
+rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from typing import Generic, NamedTuple, TypeVar
@@ -23,21 +38,124 @@ from celery_fdb.inspection.dead_letters import dead_queues, died_elsewhere
 from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations import asked
-from celery_fdb.operations.asked import Asked, messages_of
 from celery_fdb.operations.audit import Audit
 from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
+from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
+# -- the question ------------------------------------------------------------------------------------------------------
+
+
+#: The field of a form that carries them.
+ASKED_FIELD = "asked"
+#: How many messages a question names, among how many it looks for them, and how many it reads in one transaction.
+MOST_NAMED = 10_000
+MOST_LOOKED_AT = 50_000
+PART = 500
+FINGERPRINT_BYTES = 8
+
+
+class AskedAnew(KombuFDBError):
+    """Other messages match now than those that the question was about. Nothing was changed."""
+
+    text = "these are not the messages that you were asked about; nothing was changed"
+
+
+class Asked(NamedTuple):
+    """``named``: a fingerprint of each; None if they are too many, empty for a whole queue.
+
+    ``by``: what comes after this mark stays (:meth:`~kombu_fdb.api.queue.Queue.mark`); the latest of all queues.
+    """
+
+    number: int
+    named: frozenset[bytes] | None
+    by: bytes = b""
+
+    @classmethod
+    def of(cls, broker: Broker, queue: str, key: str | None) -> Asked:
+        """A question about all that wait in the queue, or are ready with the key."""
+        asked = broker.queue(queue)
+        by = asked.mark()
+        if key is None:
+            counts = asked.stats()
+            return cls(counts.ready + counts.delayed, frozenset(), by)
+        found = asked.keys(prefix=key, limit=1).get(key)
+        return cls(0 if found is None else found.ready, frozenset(), by)
+
+    @classmethod
+    def about(cls, messages: Iterable[Peeked], wanted: Callable[[Peeked], bool]) -> Asked:
+        """A question about those of the messages that are wanted."""
+        found: set[bytes] = set()
+        for looked_at, each in enumerate(messages):
+            if looked_at == MOST_LOOKED_AT or len(found) > MOST_NAMED:
+                return cls(len(found), None)
+            if each.message_id and wanted(each):  # an unreadable one has none
+                found.add(_fingerprint(each))
+        return cls(len(found), frozenset(found))
+
+    @classmethod
+    def parse(cls, text: str) -> Asked:
+        """What ``str`` has made. Raises ``InvalidArgument``."""
+        try:
+            number, packed, by = text.split(".")
+            raw, size = b"" if packed == "-" else urlsafe_b64decode(packed), FINGERPRINT_BYTES
+            named = frozenset(raw[at : at + size] for at in range(0, len(raw), size))
+            return cls(int(number), None if packed == "-" else named, bytes.fromhex(by))
+        except ValueError:
+            raise InvalidArgument("no question was asked", given=shown(text), fix="Begin it anew.") from None
+
+    def __str__(self) -> str:
+        named = "-" if self.named is None else urlsafe_b64encode(b"".join(sorted(self.named))).decode()
+        return f"{self.number}.{named}.{self.by.hex()}"
+
+    def tell(self, noun: str) -> str:
+        """For a question: 2 dead letters."""
+        return ("at least " if self.named is None else "") + plural(self.number, noun)
+
+    def holds(self, message: Peeked) -> bool:
+        """Whether the question was about this one."""
+        return self.named is None or _fingerprint(message) in self.named
+
+    def had_come(self, position: bytes) -> bool:
+        """Whether a message at this position was there already, which is all that is known if none was named."""
+        return bool(self.named) or position[-STAMP_BYTES:][: len(self.by)] <= self.by
+
+    def check(self, now: Asked) -> None:
+        """Raises :class:`AskedAnew` if some of them are gone."""
+        gone = len((self.named or frozenset()) - (now.named or self.named or frozenset()))
+        if gone:
+            raise AskedAnew(asked=self.number, gone=gone, still_there=self.number - gone)
+
+
+def messages_of(broker: Broker, queues: Iterable[str], state: State) -> Iterator[Peeked]:
+    """Those of each queue, one after the other."""
+    for queue in queues:
+        after: bytes | None = b""
+        while after is not None:
+            page = broker.queue(queue).page(PART, state=state, after=after)
+            yield from (each.message for each in page.messages)
+            after = page.following
+
+
+def _fingerprint(message: Peeked) -> bytes:
+    """The fingerprint of a message in its place; one that dies again has another."""
+    died_ms = message.deaths[0].time_ms if message.deaths else 0
+    what = repr((message.queue, message.message_id, died_ms)).encode(errors="surrogatepass")
+    return hashlib.sha256(what).digest()[:FINGERPRINT_BYTES]
+
+
+# -- the action --------------------------------------------------------------------------------------------------------
+
+
 T = TypeVar("T")
 
 #: Stands for the queue of an action on all queues of dead letters.
-EVERYWHERE = "all queues of dead letters"
+EVERYWHERE = "all queues"
 #: Ends the name of a field whose value is quoted, as in an address.
 QUOTED = ".quoted"
 #: States of messages that an action on all acts upon.
@@ -53,14 +171,14 @@ class Request(NamedTuple):
     key: str | None = None
     #: What people call the messages, by message id.
     names: Mapping[bytes, str] = {}
-    #: The project's, for the results of its tasks; without one, what the user is to do.
+    #: The project's app, for the results of its tasks; without one, what the user is to do.
     app: Celery | None = None
     fix_app: str = ""
-    #: Of the form, by the names of the action's fields and of the filter's (``inspection/filters.py``).
+    #: The form's values, by the names of the action's fields and of the filter's (``inspection/filters.py``).
     fields: Mapping[str, str] = {}
-    #: Where the part before has ended; "" to begin with.
+    #: Where the previous part has ended; "" to begin with.
     mark: str = ""
-    #: Of moments that name none.
+    #: The time zone of moments that name none.
     zone: tzinfo = UTC
     #: After so many seconds it ends and says how far it is: browsers give up later.
     seconds: float = 4.0
@@ -73,7 +191,7 @@ class Request(NamedTuple):
 
     @property
     def untold(self) -> str:
-        """Who is not told of an action, without an app; "" with one."""
+        """What an action can't update without an app; "" with one."""
         if self.app is not None:
             return ""
         return f"Results and chords are not updated, because no Celery app is known here. {self.fix_app}".rstrip()
@@ -95,7 +213,7 @@ class Request(NamedTuple):
     @property
     def asked(self) -> Asked:
         """What the question of an action on many was about. Raises ``InvalidArgument``."""
-        return Asked.parse(self.fields.get(asked.FIELD, ""))
+        return Asked.parse(self.fields.get(ASKED_FIELD, ""))
 
     @property
     def wanted(self) -> Callable[[Peeked], bool]:
@@ -107,8 +225,8 @@ class Request(NamedTuple):
 class Outcome(NamedTuple):
     """``text``: what was done, for the user and the audit. ``missed``: messages that had moved.
 
-    ``following``: the mark to go on with; "" if all is done. ``audited``: what the audit tells instead of ``text``.
-    ``number`` of messages, of an action in parts.
+    ``following``: the mark to go on with; "" if all is done. ``audited``: what the audit says instead of ``text``.
+    ``number``: of messages, for an action in parts.
     """
 
     text: str
@@ -119,7 +237,7 @@ class Outcome(NamedTuple):
 
 
 class Field(NamedTuple):
-    """An input of an action's form. ``kind``: text, number, json, moment or queue."""
+    """An input of an action's form. ``kind``: text, number, json, moment, queue or task."""
 
     name: str
     label: str
@@ -178,16 +296,16 @@ class Action:
         return self.wording.format(target=request, number=number, told=told, which=which)
 
     def noun(self, request: Request) -> str:
-        """Of what an action on many is done to. Raises ``InvalidArgument``."""
+        """What the messages of an action on many are called. Raises ``InvalidArgument``."""
         if self.on_whole:
             return "waiting message"
         return f"{request.state} message" if self.on_waiting else "dead letter"
 
     def ask(self, broker: Broker, request: Request) -> Request:
-        """With what its question is about, as it is now. Raises ``InvalidArgument``."""
+        """The request with what its question is about, as it is now. Raises ``InvalidArgument``."""
         if self.on_whole:
             about = Asked.of(broker, request.queue, request.key)
-            return request._replace(fields={**request.fields, asked.FIELD: str(about)})
+            return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})
         if not self.by_filter:
             return request
         matches = request.filter.matches
@@ -196,10 +314,10 @@ class Action:
             messages_of(broker, queues, request.state),
             lambda each: matches(each) and (not self.everywhere or died_elsewhere(each, each.queue)),
         )._replace(by=max((broker.queue(each).mark() for each in queues), default=b""))
-        return request._replace(fields={**request.fields, asked.FIELD: str(about)})
+        return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})
 
     def check_asked(self, broker: Broker, request: Request) -> None:
-        """Before its first part. Raises ``AskedAnew`` if it is about others now, and ``InvalidArgument``."""
+        """Check before the first part. Raises ``AskedAnew`` if other messages match now, and ``InvalidArgument``."""
         if self.by_filter and not self.on_waiting and not request.mark:
             request.asked.check(self.ask(broker, request).asked)
 
@@ -208,9 +326,9 @@ class Action:
         return EVERYWHERE if self.everywhere else queue
 
     def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
-        """Of all that a page was sent: the key that it is about, and its fields, for a ``Request``."""
+        """From all that a page was sent: the key that it is about, and its fields, for a ``Request``."""
         given = dict(received(*each) for each in given.items())
-        known = (*(each.name for each in self.fields), asked.FIELD, *((*FIELDS, "state") if self.by_filter else ()))
+        known = (*(each.name for each in self.fields), ASKED_FIELD, *((*FIELDS, "state") if self.by_filter else ()))
         found = {name: given[name] for name in known if name in given}
         return None if self.by_filter else given.get("key"), found
 
@@ -247,7 +365,7 @@ def carried(name: str, value: str) -> tuple[str, str]:
     """A hidden field of a form that comes back as it was sent.
 
     Browsers replace NUL, write line breaks as CRLF, and have no lone surrogates: a value with one of them is quoted,
-    and its field's name says so. Else an action would be done to a queue or key of another name.
+    and its field's name says so. Otherwise an action would be done to a queue or key of another name.
     """
     if value.isprintable():
         return name, value
@@ -269,7 +387,7 @@ def received(name: str, value: str) -> tuple[str, str]:
 
 
 class Done(NamedTuple, Generic[T]):
-    """Of messages that were selected: what became of those that had not moved, and how many came too late."""
+    """What became of the selected messages that had not moved, how many had, and how many were not reached in time."""
 
     results: list[tuple[Spot, T]]
     missed: int
@@ -280,7 +398,7 @@ class Done(NamedTuple, Generic[T]):
         return [spot for spot, _ in self.results]
 
     def outcome(self, text: str) -> Outcome:
-        """With a sentence about the others."""
+        """The outcome, with a sentence about the others."""
         if self.missed:
             text += f" Left alone: {plural(self.missed, 'message')} that had moved meanwhile."
         if self.late:
@@ -302,7 +420,7 @@ def each_selected(request: Request, act: Callable[[Spot], T | None]) -> Done[T]:
 
 
 def names(request: Request, spots: Sequence[Spot]) -> str:
-    """A colon and what people call them; nothing for none."""
+    """A colon and the names of the messages; nothing for none."""
     found = [request.names.get(each.message_id) or each.message_id.hex() for each in spots]
     return f": {', '.join(found)}" if found else ""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import QueueView
-from celery_fdb.operations import dead_letters, messages, queues, workers
+from celery_fdb.operations import dead_letters, messages, queues, schedules, workers
 from celery_fdb.operations.action import Action
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
@@ -135,6 +135,7 @@ _ON_MESSAGES = (
         messages.reschedule,
         selects=True,
         fields=messages.RESCHEDULE_FIELDS,
+        prefill=messages.in_an_hour,
     ),
     Action(
         "cancel",
@@ -156,7 +157,15 @@ _ON_MESSAGES = (
     ),
 )
 
-ACTIONS = {each.name: each for each in (*_ON_QUEUES_AND_KEYS, *_ON_QUEUES, *_ON_DEAD_LETTERS, *_ON_MESSAGES)}
+_ON_SCHEDULES = (
+    Action("schedule_pause", "Pause", "Stop publishing {target} until it is resumed?", schedules.pause),
+    Action("schedule_resume", "Resume", "Publish {target} again, from its next tick on?", schedules.resume),
+    Action("schedule_run", "Run now", "Publish the task of {target} now, besides its ticks?", schedules.run_now),
+)
+
+ACTIONS = {
+    each.name: each for each in (*_ON_QUEUES_AND_KEYS, *_ON_QUEUES, *_ON_DEAD_LETTERS, *_ON_MESSAGES, *_ON_SCHEDULES)
+}
 
 
 def offered(queue: str, rows: Sequence[MessageView]) -> list[Action]:
@@ -195,6 +204,12 @@ def offered_on_queue(view: QueueView) -> list[Action]:
 def offered_on_key(*, paused: bool, limited: bool) -> list[Action]:
     """For one key of a queue."""
     return _named("resume" if paused else "pause", "limit", *(["unlimit"] if limited and not paused else []), "move")
+
+
+def offered_on_schedule(*, told: bool, paused: bool, configured: bool) -> list[Action]:
+    """``told``: a beat that obeys pauses has reported it. ``configured``: the app says what it publishes."""
+    pausing = ["schedule_resume"] if paused else ["schedule_pause"] if told else []
+    return _named(*pausing, *(["schedule_run"] if configured else []))
 
 
 def _named(*found: str) -> list[Action]:

@@ -1,12 +1,13 @@
 """The audit: an entry for each action, begun before it and completed after it, however it ends.
 
 So nothing is done without an entry. One that was begun and never completed means that the process died in between.
-Where entries are kept is the caller's: the Django admin writes its own log, everybody else may write a program's.
+The caller decides where entries are kept: the Django admin writes its own log, other callers may write a program's.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Protocol
 
 from kombu_fdb.primitives.masking import plain
@@ -32,37 +33,30 @@ def log() -> logging.Logger:
 
 
 class Entry(Protocol):
-    """One action's."""
+    """The entry of one action."""
 
     def complete(self, text: str) -> None:
         """Tell how it ended."""
 
 
 class Audit(Protocol):
-    """Where one person's actions are told of."""
+    """Where one person's actions are recorded."""
 
     def begin(self, queue: str, text: str) -> Entry:
         """Before the action. What this raises, the action is not done."""
 
 
+@dataclass(frozen=True, slots=True)
 class LogAudit:
     """Entries in the log ``celery_fdb.audit``, two lines each, at the level INFO."""
 
-    def __init__(self, user: str) -> None:
-        self.user = user
+    user: str
+    queue: str = ""
 
     def begin(self, queue: str, text: str) -> Entry:
-        return _Lines(self.user, queue).begun(text)
-
-
-class _Lines:
-    def __init__(self, user: str, queue: str) -> None:
-        self.user = user
-        self.queue = queue
-
-    def begun(self, text: str) -> _Lines:
-        self.complete(text)
-        return self
+        entry = LogAudit(self.user, queue)
+        entry.complete(text)
+        return entry
 
     def complete(self, text: str) -> None:
         log().info("%s on %s: %s", plain(self.user), plain(self.queue), plain(text))

@@ -42,13 +42,13 @@ def discard(broker: Broker, request: Request) -> Outcome:
 def replay_all(broker: Broker, request: Request) -> Outcome:
     """All that match, and had died when it was asked for."""
     part = partial(broker.dead_letters(request.queue).replay_part, **_conditions(request))
-    return in_parts(part, request, request.asked.by).tell("Replayed", "dead letter", _target(request))
+    return in_parts(part, request, "Replayed", "dead letter", _target(request), first=request.asked.by)
 
 
 def discard_all(broker: Broker, request: Request) -> Outcome:
     """The same, for good."""
     part = partial(broker.dead_letters(request.queue).discard_part, **_conditions(request))
-    return in_parts(part, request, request.asked.by).tell("Discarded", "dead letter", _target(request))
+    return in_parts(part, request, "Discarded", "dead letter", _target(request), first=request.asked.by)
 
 
 def _conditions(request: Request) -> Conditions:
@@ -67,14 +67,14 @@ def _target(request: Request) -> str:
 def replay_everywhere(broker: Broker, request: Request) -> Outcome:
     """All that match, in queue after queue. Where a queue to replay to is gone, the rest of those letters stays."""
     walk = _Everywhere(broker, request, DeadLetters.replay_part)
-    done = in_parts(walk.part, request).tell("Replayed", "dead letter", _target(request))
+    done = in_parts(walk.part, request, "Replayed", "dead letter", _target(request))
     return done._replace(text=" ".join([done.text, *sorted(walk.stuck)]))
 
 
 def discard_everywhere(broker: Broker, request: Request) -> Outcome:
     """The same, for good."""
     walk = _Everywhere(broker, request, DeadLetters.discard_part)
-    return in_parts(walk.part, request).tell("Discarded", "dead letter", _target(request))
+    return in_parts(walk.part, request, "Discarded", "dead letter", _target(request))
 
 
 class _Everywhere:

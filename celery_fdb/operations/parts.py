@@ -8,7 +8,6 @@ The mark that it goes on with is text for a form: how many it has done, and wher
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from celery_fdb.operations.action import Outcome, Request
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
@@ -20,34 +19,18 @@ from kombu_fdb.primitives.ranges import shown
 MOST_PARTS = 50
 
 
-class Progress(NamedTuple):
-    """``number`` of messages since the beginning, and the mark to go on with; "" at the end.
-
-    How many were done before, the form says, for who reads the page. The audit tells of those done ``here``.
-    """
-
-    number: int
-    following: str
-    here: int
-
-    def tell(self, verb: str, noun: str, of: str) -> Outcome:
-        """For example: Replayed 2 dead letters of celery.dead."""
-        done, here = (f"{verb} {plural(number, noun)} of {of}" for number in (self.number, self.here))
-        if not self.following:
-            return Outcome(f"{done}.", audited=f"{here}.", number=self.number)
-        rest = "the rest is still to be done."
-        return Outcome(f"{done} so far; {rest}", 0, self.following, f"{here}; {rest}", self.number)
-
-
-def in_parts(part: Callable[[bytes], Part], request: Request, first: bytes = b"", most: int = MOST_PARTS) -> Progress:
+def in_parts(
+    part: Callable[[bytes], Part], request: Request, verb: str, noun: str, of: str, *, first: bytes = b""
+) -> Outcome:
     """Part after part, from the request's mark on, or from ``first``. Raises what ``part`` does, ``InvalidArgument``.
 
-    An error tells with ``done`` how many messages the parts before it have done.
+    For example: Replayed 2 dead letters of celery.dead. An error tells with ``done`` how many messages the parts before
+    it have done.
     """
     before, following = _read(request.mark)
     following, number = following or first, before
     ends = request.clock.monotonic() + request.seconds
-    for done in range(most):
+    for done in range(MOST_PARTS):
         if done and request.clock.monotonic() >= ends:
             break
         try:
@@ -56,8 +39,14 @@ def in_parts(part: Callable[[bytes], Part], request: Request, first: bytes = b""
             raise type(error)(error.text, **{**error.attributes, "done": number - before}) from error
         number, following = number + found.number, found.following or b""
         if not following:
-            return Progress(number, "", number - before)
-    return Progress(number, f"{number}.{following.hex()}", number - before)
+            break
+    # How many were done before, the form says, for who reads the page. The audit tells of those done here.
+    text, audited = (f"{verb} {plural(each, noun)} of {of}" for each in (number, number - before))
+    if not following:
+        return Outcome(f"{text}.", audited=f"{audited}.", number=number)
+    rest = "the rest is still to be done."
+    mark = f"{number}.{following.hex()}"
+    return Outcome(f"{text} so far; {rest}", 0, mark, f"{audited}; {rest}", number)
 
 
 def _read(mark: str) -> tuple[int, bytes]:

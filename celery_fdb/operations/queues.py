@@ -9,10 +9,9 @@ from kombu.exceptions import OperationalError
 
 from celery_fdb.inspection.overview import QueueView, look
 from celery_fdb.inspection.time_formats import seconds_of
-from celery_fdb.operations.action import WAITING, Field, Outcome, Request
-from celery_fdb.operations.asked import Asked, AskedAnew
+from celery_fdb.operations.action import WAITING, Asked, AskedAnew, Field, Outcome, Request
+from celery_fdb.operations.messages import Arguments, make, read_json
 from celery_fdb.operations.parts import in_parts
-from celery_fdb.operations.task_message import Arguments, make, read_json
 from kombu_fdb import Broker, Queue
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.primitives.clock import random_id
@@ -21,7 +20,7 @@ from kombu_fdb.primitives.ranges import shown
 
 MOVE = (Field("target", "To the queue", "queue", required=True),)
 PUBLISH = (
-    Field("task", "Task", help="Its name, as shop.tasks.charge.", required=True),
+    Field("task", "Task", "task", "Its name, as shop.tasks.charge.", required=True),
     Field("args", "Arguments", "json", "A JSON list.", "[]"),
     Field("kwargs", "Keyword arguments", "json", "A JSON object.", "{}"),
     Field("fair_key", "Fairness key"),
@@ -45,7 +44,7 @@ def move(broker: Broker, request: Request) -> Outcome:
     if not asked.number:
         return Outcome(f"Moved 0 messages of {request} to {target}.")
     part = partial(source.move_part, target, key=request.key)
-    return in_parts(part, request, asked.by).tell("Moved", "message", f"{request} to {target}")
+    return in_parts(part, request, "Moved", "message", f"{request} to {target}", first=asked.by)
 
 
 def check_room(target: QueueView, source: QueueView, limit: int | None = None) -> None:
@@ -70,7 +69,7 @@ def purge(broker: Broker, request: Request) -> Outcome:
     part, asked = broker.queue(request.queue).purge_part, request.asked
     if not asked.number:  # where nothing has come yet, there is nothing that it could have come by
         return Outcome(f"Deleted 0 messages of {request.queue}.")
-    return in_parts(part, request, asked.by).tell("Deleted", "message", request.queue)
+    return in_parts(part, request, "Deleted", "message", request.queue, first=asked.by)
 
 
 def delete(broker: Broker, request: Request) -> Outcome:

@@ -15,7 +15,7 @@ from celery import states
 from kombu.exceptions import OperationalError
 
 from celery_fdb.history.run import ACTIVE, LOST
-from celery_fdb.inspection.time_formats import rate_of
+from celery_fdb.inspection.time_formats import rate_of, seconds_of
 from celery_fdb.operations.action import Action, Field, Outcome, Request
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError, StoreUnavailable
@@ -137,13 +137,29 @@ def _shrink(broker: Broker, request: Request) -> Outcome:
 def _limit(broker: Broker, request: Request) -> Outcome:
     del broker
     task, rate = request.fields.get("task", "").strip(), request.fields.get("rate", "").strip() or "0"
-    if not task:
-        raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
+    _check_task(task)
     if rate != "0":
         read_rate(rate)
     return _answered(
         request, lambda control, where: control.rate_limit(task, rate, where, reply=True, timeout=TIMEOUT_S)
     )
+
+
+def _time_limit(broker: Broker, request: Request) -> Outcome:
+    del broker
+    task, *texts = (request.fields.get(name, "").strip() for name in ("task", "soft", "hard"))
+    _check_task(task)
+    soft, hard = (seconds_of(each) if each else None for each in texts)
+    if any(each and not seconds for each, seconds in zip(texts, (soft, hard), strict=True)):
+        raise InvalidArgument("not a time limit", given=shown(" ".join(texts)), fix="Write a time such as 90s or 10m.")
+    return _answered(
+        request, lambda control, where: control.time_limit(task, soft, hard, where, reply=True, timeout=TIMEOUT_S)
+    )
+
+
+def _check_task(name: str) -> None:
+    if not name:
+        raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
 
 
 def _quiet(broker: Broker, request: Request) -> Outcome:
@@ -220,14 +236,17 @@ def _told(request: Request, call: Callable[[Any, list[str]], Any]) -> Any:
         raise StoreUnavailable("the worker could not be told", reason=str(error)) from error
 
 
-#: Pools whose size can be changed while they run.
+#: Pools whose size can be changed while they run, and those that hold tasks to both time limits.
 RESIZABLE = frozenset({"prefork", "gevent", "eventlet"})
+LIMITING = frozenset({"prefork"})
 
 
 def offered_on_worker(pool: str) -> list[Action]:
     """``pool``: which it has, as Celery's option ``-P``."""
     resizing = ["worker_grow", "worker_shrink"] if pool in RESIZABLE else []
-    return [WORKER_ACTIONS[name] for name in (*resizing, "worker_rate", "worker_quiet", "worker_shutdown")]
+    limiting = ["worker_time_limit"] if pool in LIMITING else []
+    names = (*resizing, *limiting, "worker_rate", "worker_quiet", "worker_shutdown")
+    return [WORKER_ACTIONS[name] for name in names]
 
 
 def offered_on_task(state: str) -> list[Action]:
@@ -238,20 +257,34 @@ def offered_on_task(state: str) -> list[Action]:
     return [WORKER_ACTIONS[name] for name in ("task_revoke", *running)]
 
 
+_TASK = Field("task", "Task", "task", "Its name, as shop.tasks.charge.", required=True)
 _BY = (Field("by", "Processes", "number", "How many more or fewer.", "1", required=True),)
 WORKER_ACTIONS = {
     each.name: each
     for each in (
-        Action("worker_grow", "Grow pool", "Give {target} more processes or threads?", _grow, fields=_BY),
-        Action("worker_shrink", "Shrink pool", "Give {target} fewer processes or threads?", _shrink, fields=_BY),
+        Action("worker_grow", "Grow pool", "Give {target} more processes or greenlets?", _grow, fields=_BY),
+        Action("worker_shrink", "Shrink pool", "Give {target} fewer processes or greenlets?", _shrink, fields=_BY),
         Action(
             "worker_rate",
             "Rate limit",
             "Limit how often {target} runs a task? It holds until the worker ends.",
             _limit,
             fields=(
-                Field("task", "Task", help="Its name, as shop.tasks.charge.", required=True),
+                _TASK,
                 Field("rate", "Rate", help="10/s, 100/m or 1000/h; 0 for no limit.", value="0", required=True),
+            ),
+        ),
+        Action(
+            "worker_time_limit",
+            "Time limits",
+            "Limit how long {target} lets a task run? It holds from its next run on, until the worker ends.",
+            _time_limit,
+            fields=(
+                _TASK,
+                Field(
+                    "soft", "Soft limit", help="Raises SoftTimeLimitExceeded: 90s, 10m, 2h; empty for the worker's own."
+                ),
+                Field("hard", "Hard limit", help="Ends the process that runs it; empty for the worker's own."),
             ),
         ),
         Action(

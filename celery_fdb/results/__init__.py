@@ -1,6 +1,6 @@
 """The result backend: ``result_backend = "fdb://..."`` or ``"fdb+sqlite:////path/b.db"``. See ``docs/results.md``."""
 
 from celery_fdb.results.backend import FdbBackend
-from celery_fdb.results.errors import ResultTooLarge
+from celery_fdb.results.records import ResultTooLarge
 
 __all__ = ["FdbBackend", "ResultTooLarge"]

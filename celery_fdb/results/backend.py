@@ -1,49 +1,124 @@
-"""Celery's face of the result store: states, results, groups, waiting. Chords are in ``firing.py``.
+"""The result backend: Celery's interface to the results in the store.
+
+States, results, groups and waiting are here; chords are in ``chord_bodies.py``.
 
 Model. One backend per application and process, for all its threads. It opens the process's client of the store when it
-is first used, the same one that the broker uses if URL and options are the same, and in a forked child one of the
-child's own.
+is first used, the same one that the broker uses if URL and options are the same, and a forked child opens its own.
 
 What happens when the store does not answer: every call raises kombu's ``OperationalError`` after ``operation_timeout``,
 or after ``connect_timeout`` if it is the first; but what *waits* goes on waiting, up to its own timeout, and what a
 *task* stores as it ends is repeated as ``retry_policy`` says (about two minutes by default), and then as
 ``result_backend_always_retry`` says.
+
+What workers do for the result store besides storing: delete what has expired, publish abandoned chords.
+
+Model of the sweeper. Each worker's main process has one daemon thread from the moment the worker is ready until it
+shuts down. No caller is elected: who deletes or takes over first wins by a conflict, and a look that finds nothing
+costs two small reads. Children sweep a little after a task now and then, so that it is done also where no worker of
+Celery's own runs.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import random
+import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import celery
 from celery import states
 from celery.backends.base import BaseBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import result_from_tuple
+from celery.signals import worker_ready, worker_shutting_down
 from celery.utils.log import get_logger
 from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from kombu.utils.functional import retry_over_time
 from kombu.utils.url import maybe_sanitize_url
 
-from celery_fdb.results.address import full_url, settings_of
+from celery_fdb.results.chord_bodies import COUNTED, ChordSupport
 from celery_fdb.results.chords import Return
-from celery_fdb.results.errors import ResultTooLarge
-from celery_fdb.results.firing import COUNTED, ChordSupport
-from celery_fdb.results.layout import LAST_PLACE, Part
-from celery_fdb.results.records import INLINE_BYTES, Record
+from celery_fdb.results.records import INLINE_BYTES, LAST_PLACE, ChordPart, Record, ResultTooLarge
 from celery_fdb.results.store import Outcome, ResultStore, Sighting, Stored
-from celery_fdb.results.sweeper import Sweeper
 from celery_fdb.results.waiting import Waiting
-from kombu_fdb.errors import OptionError
+from kombu_fdb.errors import KombuFDBError, OptionError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.ranges import LONGEST_S, is_number, is_whole
 from kombu_fdb.process.client import Client, client_for
+from kombu_fdb.settings.location import Location, locate, parse_url
+from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.transport.errors import UNANSWERED, operational_errors
 
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
 logger = get_logger(__name__)
+
+#: What others' result backends read from the same setting; harmless here.
+_FOREIGN = frozenset({"additional_connection_errors", "result_chord_ordered"})
+
+
+class Settings(NamedTuple):
+    """Where the results are, and how they are treated."""
+
+    location: Location
+    options: Options
+    #: The broker's options if it is in the same place: then both share one open store.
+    client_options: Options
+    retry_policy: dict[str, Any]
+
+
+def full_url(url: str | None) -> str:
+    """Celery cuts ``fdb+sqlite:///path`` at the plus sign and hands over the second half."""
+    if not url:
+        return "fdb://"
+    return f"fdb+{url}" if url.startswith(("sqlite:", "memory:")) else url
+
+
+def settings_of(conf: Any, url: str) -> Settings:
+    """Those of ``result_backend_transport_options``.
+
+    If the broker has the same URL, ``broker_transport_options`` hold where they are not overruled. Raises
+    ``OptionError``.
+    """
+    _tell_of_newer_settings(conf)
+    timeout_s = conf.broker_connection_timeout or None
+    own: dict[str, Any] = dict(conf.get("result_backend_transport_options") or {})
+    policy = dict(own.pop("retry_policy", None) or {})
+    for name in _FOREIGN:
+        own.pop(name, None)
+    if url not in _broker_urls(conf):
+        options = parse_options(own, connect_timeout=timeout_s)
+        return Settings(locate(parse_url(url), options), options, options, policy)
+    brokers: dict[str, Any] = dict(conf.broker_transport_options or {})
+    options = parse_options({**brokers, **own}, connect_timeout=timeout_s)
+    of_broker = parse_options(brokers, connect_timeout=timeout_s)
+    location = locate(parse_url(url), options)
+    shared = location == locate(parse_url(url), of_broker)
+    return Settings(location, options, of_broker if shared else options, policy)
+
+
+def _tell_of_newer_settings(conf: Any) -> None:
+    """Celery itself ignores a setting that it does not know."""
+    if conf.get("result_compression") and tuple(celery.VERSION[:2]) < (5, 7):
+        logger.warning(
+            "result_compression needs Celery 5.7, and this is %s: results are stored as they are", celery.__version__
+        )
+
+
+def _broker_urls(conf: Any) -> list[str]:
+    found: list[str] = []
+    for urls in (conf.broker_url, conf.broker_write_url, conf.broker_read_url):
+        found += urls.split(";") if isinstance(urls, str) else urls or []
+    return found
+
+
+# -- the backend -------------------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -114,7 +189,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         )
 
     def ensure(self, verb: Callable[[], T]) -> T:
-        """Repeat what a worker has to store as ``retry_policy`` says: no caller is left who could repeat it."""
+        """Repeat what a worker has to store as ``retry_policy`` says: no caller is left to repeat it."""
         found: T = retry_over_time(verb, UNANSWERED, errback=_log_retry, **self.retry_policy)
         return found
 
@@ -135,7 +210,7 @@ class FdbBackend(ChordSupport, BaseBackend):
     def _store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
-        """A success is not overwritten: what comes after it is of a run that was given up."""
+        """A success is not overwritten: a later state is from a run that was given up."""
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = task_id = _text(task_id)
         payload = self._encode_checked(meta)
@@ -156,13 +231,13 @@ class FdbBackend(ChordSupport, BaseBackend):
     def _returned(
         self, request: Any, task_id: str, state: str, result: Any, *, stored: bytes | None = None
     ) -> Return | None:
-        """The part of a chord that this is, if it is one and has returned. ``result`` is encoded for storage."""
+        """The chord part that this task is, if it is one and has returned. ``result`` is encoded for storage."""
         if request is None or not request.chord or not request.group or state not in self.READY_STATES:
             return None
         if not task_id or request.id != task_id:
             return None
         index = request.group_index
-        part = Part(request.group, index if is_whole(index, 0, LAST_PLACE) else LAST_PLACE, task_id)
+        part = ChordPart(request.group, index if is_whole(index, 0, LAST_PLACE) else LAST_PLACE, task_id)
         payload = None if stored is not None and len(stored) > INLINE_BYTES else self._encode_checked(result)
         return Return(part, state, payload, int(1000 * (self.chord_expires or 0)))
 
@@ -324,3 +399,68 @@ def _text(id_: Any) -> str:
     if not id_:
         raise ValueError(f"an id must not be empty, got {id_!r}")
     return str(bytes_to_str(id_))
+
+
+# -- the sweeper -------------------------------------------------------------------------------------------------------
+
+
+#: Seconds between two looks for what has expired, with jitter.
+INTERVAL_S = 5.0
+#: Transactions of one look, so that a large heap of expired results is cleared in turns.
+SWEEP_PARTS = 20
+
+
+class Sweeper:
+    """Of one backend."""
+
+    def __init__(self, backend: FdbBackend) -> None:
+        self._backend = backend
+        self._pid = 0
+        self._stopped = threading.Event()
+        self._next = monotonic() + INTERVAL_S
+        # Before 5.7, Celery takes a method of two objects for the same receiver, unless each is named.
+        name = object()
+        worker_ready.connect(self._on_ready, dispatch_uid=name)
+        worker_shutting_down.connect(self._on_shutdown, dispatch_uid=name)
+
+    def _on_ready(self, sender: Any = None, **_: Any) -> None:
+        if getattr(sender, "app", None) is self._backend.app:
+            self.start()
+
+    def _on_shutdown(self, **_: Any) -> None:
+        self._stopped.set()
+
+    def start(self) -> None:
+        """Idempotent."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, args=(self._stopped,), name="celery-fdb-sweeper", daemon=True).start()
+
+    def _run(self, stopped: threading.Event) -> None:
+        failing = False
+        while not stopped.wait(INTERVAL_S * random.uniform(0.8, 1.2)):
+            try:
+                self.look()
+                failing = False
+            except Exception as error:  # whatever it is, the next look may succeed
+                if not failing:
+                    unexpected = not isinstance(error, KombuFDBError)
+                    logger.warning("the cleanup of the results failed: %s", error, exc_info=unexpected)
+                failing = True
+
+    def look(self) -> None:
+        """Do what is due. Raises a ``StoreError``."""
+        self._backend.publish_abandoned()
+        self._backend.store.sweep(parts=SWEEP_PARTS)
+
+    def now_and_then(self) -> None:
+        """After a task: sweep one part, at most each :data:`INTERVAL_S`. Raises nothing."""
+        if monotonic() < self._next:
+            return
+        self._next = monotonic() + INTERVAL_S * random.uniform(0.8, 1.2)
+        try:
+            self._backend.store.sweep(parts=1)
+        except KombuFDBError as error:
+            logger.debug("expired results were not swept: %s", error)

@@ -19,7 +19,7 @@ What happens at each failure:
 * the answer of that commit is lost: the engine's retry finds its own token, or a later look at the chord does.
 * the chord expires before it is complete: it is deleted, its body never runs, and the late parts say so in the log.
   Each part prolongs the chord, as on Redis, so it expires when none has come for that long.
-* error callbacks take longer than a claim lasts: the claim is renewed while they run (``firing.py``).
+* error callbacks take longer than a claim lasts: the claim is renewed while they run (``chord_bodies.py``).
 
 If the broker is another store than the result backend there is no common transaction: the body is published first, and
 deleted then. It can be published twice if the worker dies in between; it is never lost.
@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 
 from celery_fdb.results import records
-from celery_fdb.results.layout import Part, ResultKeys
+from celery_fdb.results.records import ChordPart, ResultKeys
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.keyspace.codec import decode_count, decode_json, encode_json
 from kombu_fdb.keyspace.tuples import range_of
@@ -58,7 +58,7 @@ class ChordOver(KombuFDBError):
     text = "the chord is over"
 
 
-class Turn(Enum):
+class ChordStep(Enum):
     """What a header task that has returned is to do."""
 
     PUBLISH = "publish the body"
@@ -88,12 +88,12 @@ class Chord:
 
 @dataclass(frozen=True)
 class Return:
-    """What a header task came back with. ``payload`` is None if it stands in the record of the task.
+    """What a header task returned. ``payload`` is None if it stands in the record of the task.
 
-    ``lifetime_ms``: the chord lives for so long from here; 0 to leave it as it is.
+    ``lifetime_ms``: how long the chord lives from now on; 0 to leave it as it is.
     """
 
-    part: Part
+    part: ChordPart
     state: str
     payload: bytes | None
     lifetime_ms: int = 0
@@ -181,7 +181,7 @@ def add(tr: Transaction, keys: ResultKeys, returned: Return, now_ms: int) -> boo
 
 
 def _prolong(tr: Transaction, keys: ResultKeys, group_id: str, value: bytes, *, now_ms: int, lifetime_ms: int) -> None:
-    """Let the chord live on, once a quarter of its life has passed: parts that return at one time conflict by it."""
+    """Let the chord live on, once a quarter of its life has passed: it makes parts that return together conflict."""
     try:
         chord = _decode(value)
     except FormatError:
@@ -203,22 +203,22 @@ def renew(tr: Transaction, keys: ResultKeys, group_id: str, now_ms: int) -> None
         _look_later(tr, keys, group_id, chord, now_ms + CLAIM_MS)
 
 
-def claim(tr: Transaction, keys: ResultKeys, part: Part, now_ms: int) -> Turn:
-    """Whose turn it is when a part has been added. Writes only if the chord is complete."""
+def claim(tr: Transaction, keys: ResultKeys, part: ChordPart, now_ms: int) -> ChordStep:
+    """What the task of an added part is to do. Writes only if the chord is complete."""
     group_id = part.group_id
     value, known, returned, joins = tr.get_many(
         [keys.chord(group_id), keys.part(part), keys.returned(group_id), keys.joins(group_id)]
     )
     if value is None:
-        return Turn.LATE
+        return ChordStep.LATE
     if known is None:
-        return Turn.ADD
+        return ChordStep.ADD
     chord = _decode(value)
     if not chord.is_complete(_number(returned), _number(joins)) or chord.claimed_by not in {None, part[1:]}:
-        return Turn.NOTHING
+        return ChordStep.NOTHING
     chord.claimed_by = part.place, part.task_id
     _look_later(tr, keys, part.group_id, chord, now_ms + CLAIM_MS)
-    return Turn.PUBLISH
+    return ChordStep.PUBLISH
 
 
 def _look_later(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord, look_ms: int) -> None:
@@ -250,7 +250,7 @@ def abandoned(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[str]:
 def _look_at(tr: Transaction, keys: ResultKeys, key: bytes) -> tuple[str, Chord, bool] | None:
     """The chord, and whether it is complete.
 
-    None if it has expired, or can't be read: it stays as it is, and is in no one's way.
+    None if it has expired, or can't be read: it stays as it is, and delays no other.
     """
     try:
         group_id = keys.split_look(key)
@@ -266,7 +266,7 @@ def _look_at(tr: Transaction, keys: ResultKeys, key: bytes) -> tuple[str, Chord,
 def parts(
     tr: Transaction, keys: ResultKeys, group_id: str, begin: bytes | None = None
 ) -> tuple[list[Return], bytes | None]:
-    """Some of what the header tasks came back with, in the order of the header, and where to go on; None at the end.
+    """Some of what the header tasks returned, in the order of the header, and where to go on; None at the end.
 
     Parts of a complete chord don't change, so they may be read in several transactions. Raises ``ChordOver``.
     """
@@ -290,16 +290,16 @@ def parts(
 
 
 def _returned(keys: ResultKeys, group_id: str, key: bytes, record: records.Record) -> Return:
-    part = Part(group_id, *keys.split_part(group_id, key))
+    part = ChordPart(group_id, *keys.split_part(group_id, key))
     if record.state.startswith(ELSEWHERE):
         return Return(part, record.state.removeprefix(ELSEWHERE), None)
     return Return(part, record.state, record.payload)
 
 
 def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
-    """The body is published in this transaction. Raises ``ChordOver`` if it was before.
+    """Delete the chord, whose body this transaction publishes. Raises ``ChordOver`` if it was published before.
 
-    With the chord goes the structure of its header: without it, nothing would find that again.
+    The structure of its header is deleted with it: nothing else would find that again.
     """
     value, structure = tr.get_many([keys.chord(group_id), keys.group(group_id)])
     if value is None:
@@ -309,7 +309,7 @@ def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
 
 
 def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
-    """Delete a chord, complete or not, or unreadable; or what one whose own row was lost has left."""
+    """Delete a chord, whether complete, incomplete or unreadable, or what is left of one whose own row was lost."""
     try:
         chord = _read(tr, keys, group_id)
     except FormatError:

@@ -1,15 +1,41 @@
-"""Records of results: their bytes, and the index by which they expire.
+"""Records of results: their keys and bytes, the index by which they expire, and what is wrong with one.
 
-What expires: an index by moment, in step with the records.
+Keys: every key of the result backend, in one table. ``docs/results.md`` is this page for readers.
+
+All keys are tuples (``kombu_fdb/keyspace/tuples.py``) behind ``("celery-fdb", namespace, "result")``, so results share
+a namespace with the queues and collide with none of their keys.
+
+==========================================  =============================================  ==================================================
+key                                         value                                          written by
+==========================================  =============================================  ==================================================
+``("task", task_id)``                       record, with a versionstamp; watched           store, forget, sweep
+``("task", task_id, chunk)``                a piece of a large result                      with its record
+``("group", group_id)``                     record: the ids of a saved group               save and delete of a group, sweep
+``("group", group_id, chunk)``              a piece of a large group                       with its record
+``("chord", group_id)``                     JSON: size, who publishes                      apply_chord, set_chord_size, the last part
+``("chord", group_id, "body")``             record: the signature to publish               apply_chord
+``("chord", group_id, "returned")``         number of parts, atomic add                    a part's first return
+``("chord", group_id, "part", place, id)``  record: what a header task returned            a part's first return
+``("chord", group_id, "join", id)``            "": one of very many that joined              add_to_chord
+``("chord", group_id, "joins")``               number of those, atomic add                   add_to_chord
+``("expiry", expires_ms, kind, id)``        "": delete the ``kind`` with this id then      store, save of a group, apply_chord; cleared by sweep
+``("look", look_ms, group_id)``             "": look then whether the chord was abandoned  apply_chord, the last part, each look
+==========================================  =============================================  ==================================================
+
+Everything of one kind and id is deleted by clearing its key and the range behind it. ``place`` is a header task's index
+in the chord, so the parts are read in the order of the header. Code that takes a key apart raises ``FormatError`` for
+one that no version of ours can have written; the sweep and the looks clear such entries and go on.
+
+Expiry: an index by moment, in step with the records.
 
 A transaction that writes a record that expires writes its entry in the same transaction, and clears the entry of the
 record it replaces: an entry in the index is never wrong, so the sweep (``store.py``) need not look at the record. It
 reads the entries serializably, so a record that is stored anew at the same time is not lost: one of the two runs again.
 
-Moments are by the wall clock of who stores. They are compared with that of who sweeps or, if it is behind, with that of
-most workers at the same store: one whose clock is ahead deletes no results.
+Moments go by the wall clock of the process that stores. The sweeper compares them with its own clock or with that of
+most workers at the same store, whichever is behind: a worker whose clock is ahead deletes no results.
 
-The values: a record of a fixed head, the state's name and the encoded result; a large result in chunks of its own.
+Values: a record is a fixed head, the state's name and the encoded result; a large result in chunks of its own.
 
 The head says what every write has to know (state, moment of expiry, number of chunks), so that no write decodes what
 it replaces. Behind the head stands the versionstamp of the commit: no two versions of a record are equal, which is what
@@ -19,18 +45,131 @@ a watch goes by.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from celery_fdb.results.layout import ResultKeys
+from celery.exceptions import ChordError
+from kombu.exceptions import EncodeError
+
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.tuples import pack_int, range_of
+from kombu_fdb.keyspace.tuples import pack, pack_int, range_of, unpack_as
 from kombu_fdb.store.protocol import KeyValue, Transaction
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+class ResultTooLarge(EncodeError):
+    """The encoded result is over the maximum; it was not stored, the task's state is FAILURE with this error.
+
+    An ``EncodeError``, because Celery makes a failure of one, as it does of a result that can't be encoded.
+    """
+
+
+def chord_error(message: str, *, cause: Any) -> ChordError:
+    """With what a part raised as its cause, as in Celery since 5.6. A part's result may be something else."""
+    error = ChordError(message)
+    if isinstance(cause, Exception):
+        error.__cause__ = cause
+    return error
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+Range = tuple[bytes, bytes]
+
+#: The place of a header task that was given none: behind all others.
+LAST_PLACE = 2**63
+KINDS = frozenset({"task", "group", "chord"})
+
+
+class ChordPart(NamedTuple):
+    """One header task of a chord. Two of them may share a task id, if a frozen signature stands there twice."""
+
+    group_id: str
+    place: int
+    task_id: str
+
+
+class ResultKeys:
+    """Makes the keys of one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self.prefix = pack("celery-fdb", namespace, "result")
+
+    def record(self, kind: str, id_: str) -> bytes:
+        """``kind`` is "task", "group" or "chord"."""
+        return self.prefix + pack(kind, id_)
+
+    def task(self, task_id: str) -> bytes:
+        return self.record("task", task_id)
+
+    def group(self, group_id: str) -> bytes:
+        return self.record("group", group_id)
+
+    def chord(self, group_id: str) -> bytes:
+        return self.record("chord", group_id)
+
+    def body(self, group_id: str) -> bytes:
+        return self.chord(group_id) + pack("body")
+
+    def returned(self, group_id: str) -> bytes:
+        return self.chord(group_id) + pack("returned")
+
+    def join(self, group_id: str, task_id: str) -> bytes:
+        return self.chord(group_id) + pack("join", task_id)
+
+    def joins(self, group_id: str) -> bytes:
+        return self.chord(group_id) + pack("joins")
+
+    def parts(self, group_id: str) -> Range:
+        return range_of(self.chord(group_id) + pack("part"))
+
+    def part(self, part: ChordPart) -> bytes:
+        return self.chord(part.group_id) + pack("part", part.place, part.task_id)
+
+    def split_part(self, group_id: str, key: bytes) -> tuple[int, str]:
+        """Place and task id."""
+        _tag, place, task_id = unpack_as(key[len(self.chord(group_id)) :], str, int, str)
+        return place, task_id
+
+    def expiry(self, expires_ms: int, kind: str, id_: str) -> bytes:
+        return self.prefix + pack("expiry", expires_ms, kind, id_)
+
+    def expired_until(self, now_ms: int) -> Range:
+        prefix = self.prefix + pack("expiry")
+        return prefix, prefix + pack_int(now_ms + 1)
+
+    def split_expiry(self, key: bytes) -> tuple[int, str, str]:
+        """Moment in milliseconds, kind, id."""
+        _tag, expires_ms, kind, id_ = unpack_as(key[len(self.prefix) :], str, int, str, str)
+        if kind not in KINDS:
+            raise FormatError("unreadable key", key=key[:200])
+        return expires_ms, kind, id_
+
+    def look(self, look_ms: int, group_id: str) -> bytes:
+        return self.prefix + pack("look", look_ms, group_id)
+
+    def looks_until(self, now_ms: int) -> Range:
+        prefix = self.prefix + pack("look")
+        return prefix, prefix + pack_int(now_ms + 1)
+
+    def split_look(self, key: bytes) -> str:
+        """The group's id."""
+        return str(unpack_as(key[len(self.prefix) :], str, int, str)[-1])
+
+    @property
+    def everything(self) -> Range:
+        return range_of(self.prefix)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
 
 # -- expiry ------------------------------------------------------------------------------------------------------------
 
 
 def move_expiry(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_ms: int, after_ms: int) -> None:
-    """It expired at ``before_ms`` and now does at ``after_ms``; 0 for never."""
+    """Move the entry of what expired at ``before_ms`` and now expires at ``after_ms``; 0 for never."""
     if before_ms and before_ms != after_ms:
         tr.clear(keys.expiry(before_ms, kind, id_))
     if after_ms and before_ms != after_ms:
@@ -38,7 +177,7 @@ def move_expiry(tr: Transaction, keys: ResultKeys, kind: str, id_: str, before_m
 
 
 def delete_record(tr: Transaction, keys: ResultKeys, kind: str, id_: str, value: bytes | None) -> None:
-    """The record, which was read as ``value``, with its entry."""
+    """Delete the record, which was read as ``value``, and its entry."""
     if value is None:
         return
     old = readable(value)
@@ -129,7 +268,7 @@ def join(record: Record, rows: list[KeyValue]) -> Record:
 
 
 def prolong(tr: Transaction, key: bytes, expires_ms: int) -> int:
-    """Let a record expire at another moment. Returns that of before; 0 if it never expires, or there is none."""
+    """Let a record expire at another moment. Returns the earlier one; 0 if it never expires, or there is none."""
     value = tr.get(key)
     if value is None or len(value) < _HEAD.size:
         return 0
@@ -141,6 +280,6 @@ def prolong(tr: Transaction, key: bytes, expires_ms: int) -> int:
 
 
 def clear(tr: Transaction, key: bytes) -> None:
-    """The record and all that stands behind it."""
+    """Clear the record and all rows behind it."""
     tr.clear(key)
     tr.clear_range(*range_of(key))

@@ -1,4 +1,4 @@
-"""The only way to the stored results: opens transactions and runs the verbs in them.
+"""The only way to the stored results: opens transactions, runs the verbs in them, and sweeps the expired.
 
 Every verb may happen twice: it looks at what stands in the store, and finds there what an earlier run of unknown
 outcome has done. So no commit tokens are written (``Retry.repeat``); after ``CommitUnknown`` the caller calls again.
@@ -14,9 +14,8 @@ from celery.states import READY_STATES, SUCCESS
 
 from celery_fdb.brokers.lazy import common_ms
 from celery_fdb.results import chords, records
-from celery_fdb.results.chords import Return, Turn
-from celery_fdb.results.layout import Part, ResultKeys
-from celery_fdb.results.records import Record
+from celery_fdb.results.chords import ChordStep, Return
+from celery_fdb.results.records import ChordPart, Record, ResultKeys
 from kombu_fdb.keyspace.layout import readable
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import SessionFacts
@@ -25,6 +24,9 @@ from kombu_fdb.store.protocol import Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.tokens import CommitTokens
 from kombu_fdb.transport.errors import operational_errors
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
 
 #: Deleted in one transaction.
 SWEEP_ROWS = 200
@@ -45,7 +47,7 @@ def sweep_part(tr: Transaction, keys: ResultKeys, now_ms: int) -> int:
 
 T = TypeVar("T")
 
-#: Seconds for which it is known what time it is by the others' clocks.
+#: For how many seconds the time by the others' clocks is believed.
 ASK_S = 60.0
 
 
@@ -87,10 +89,10 @@ class ResultStore:
         timeout_s: float = 5.0,
         sessions: Callable[[], Sequence[SessionFacts]] = list,
     ) -> None:
-        """``sessions``: of those who consume from the same store; raises a ``StoreError``."""
+        """``sessions`` lists the consumers of the same store, and raises a ``StoreError``."""
         self.keys = ResultKeys(namespace)
         self._sessions = sessions
-        #: What time it was by most workers, and by the own monotonic clock.
+        #: The time by most workers' clocks, and by this process's monotonic clock, when they were asked.
         self._asked: tuple[int, float] | None = None
         self._clock = clock
         self._timeout_s = timeout_s
@@ -132,7 +134,7 @@ class ResultStore:
 
     @operational_errors()
     def look(self, task_ids: Sequence[str], *, timeout_s: float) -> list[Sighting]:
-        """Several results as they stand now. What comes after that fires the watches."""
+        """Several results as they stand now. Later changes fire the watches."""
 
         def body(tr: Transaction) -> list[Sighting]:
             values = tr.get_many([self.keys.task(task_id) for task_id in task_ids], snapshot=True)
@@ -177,19 +179,19 @@ class ResultStore:
         self._write(lambda tr: chords.enlarge(tr, self.keys, group_id, size=size, joined=joined))
 
     def add_part(self, returned: Return) -> bool:
-        """Without a result to be stored. False if the chord is over."""
+        """Add a part without storing a result. False if the chord is over."""
         return self._write(lambda tr: chords.add(tr, self.keys, returned, self._now()))
 
-    def claim_chord(self, part: Part) -> Turn:
+    def claim_chord(self, part: ChordPart) -> ChordStep:
         """What the worker of a part is to do now."""
         return self._write(lambda tr: chords.claim(tr, self.keys, part, self._now()))
 
     def renew_claim(self, group_id: str) -> None:
-        """While the chord's error callbacks run."""
+        """Keep the claim while the chord's error callbacks run."""
         self._write(lambda tr: chords.renew(tr, self.keys, group_id, self._now()))
 
     def parts(self, group_id: str) -> list[Return]:
-        """What the header tasks came back with, in the order of the header. Raises ``ChordOver``."""
+        """What the header tasks returned, in the order of the header. Raises ``ChordOver``."""
         found, begin = self._read(lambda tr: chords.parts(tr, self.keys, group_id))
         while begin is not None:
             more, begin = self._parts_from(group_id, begin)
@@ -232,7 +234,7 @@ class ResultStore:
         return total
 
     def _by_most(self) -> int:
-        """By the clocks of most workers, which are asked now and then; with none, by the own one."""
+        """The time by most workers' clocks, which are asked now and then; without workers, by this process's own."""
         now_s = self._clock.monotonic()
         if self._asked is None or now_s - self._asked[1] >= ASK_S:
             self._asked = common_ms(self._sessions(), self._now()), now_s

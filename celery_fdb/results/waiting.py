@@ -1,8 +1,8 @@
 """Waiting for results: one watch each, one bell for all of them, no polling.
 
-Model. A result asked for is *new* until it was looked at, then *watched* until its watch fires (then it is looked at
-again) or it is *ready* and handed out. At most :data:`MOST_WATCHES` are watched at once, because FoundationDB limits
-the watches of a client to 10,000; the others stay new until there is room.
+Model. A result that is waited for is *new* until it was looked at, then *watched* until its watch fires (then it is
+looked at again) or it is *ready* and handed out. At most :data:`MOST_WATCHES` are watched at once, because FoundationDB
+limits the watches of a client to 10,000; the others stay new until there is room.
 
 What happens at each failure: the store does not answer, and what was to be looked at is looked at again each
 :data:`RETRY_S`, until the caller's deadline. A watch is lost (stores fire them then, for nothing): all of them are

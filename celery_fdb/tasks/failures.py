@@ -16,8 +16,8 @@ Model. An attempt of a task ends in the worker's parent process, in its ``Reques
 
 A task keeps its failures if its option ``dead_letter`` says so or, without that option, the setting
 ``fdb_dead_letter_failures``. The default is no, as always in Celery, where a failure is a result like any other: the
-result backend keeps it, monitors see it, and many applications don't want to run the task again. And ``<queue>.dead``
-is for people. It keeps 10,000 dead letters, and those of an unreachable web site must not push out those of poison.
+result backend keeps it, monitors see it, and many applications don't want to run the task again. Moreover, people read
+``<queue>.dead``. It keeps 10,000 dead letters, and those of an unreachable web site must not push out those of poison.
 
 Retries carry their history in the header ``fdb_attempts``, which the process that runs the task adds to the message of
 the next attempt: the last 10, with 300 characters of each error.
@@ -49,12 +49,12 @@ from celery.worker.request import logger as request_logger
 
 from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.errors import StoreError
-from kombu_fdb.primitives.headers import ATTEMPTS
+from kombu_fdb.primitives.kombu_payload import ATTEMPTS
 from kombu_fdb.primitives.ranges import last_lines
 from kombu_fdb.transport.batch import encode_again
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.encoding.envelope import without_deaths
-from kombu_fdb.transport.worker.options import SETTING
+from kombu_fdb.transport.worker.requests import SETTING
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ _installed: WeakSet[Celery] = WeakSet()
 def install(app: Celery) -> None:
     """Have the app's workers explain failures, and bury them where tasks ask for it. Idempotent.
 
-    Does nothing with messages of another broker than ours.
+    Messages of other brokers stay as they are.
     """
     if app in _installed:
         return
@@ -88,7 +88,7 @@ def keeps_failures(task: Any) -> bool:
 
 
 def details_of(exc: Any, traceback: str = "", **facts: Any) -> dict[str, Any]:
-    """What a dead letter tells of an error; it is in ``Death.details`` and in the entries of ``x-death``."""
+    """What a dead letter says about an error; it is in ``Death.details`` and in the entries of ``x-death``."""
     return {
         "error_class": _class_of(exc),
         "error": _text_of(exc)[:ERROR_LENGTH],
@@ -98,7 +98,7 @@ def details_of(exc: Any, traceback: str = "", **facts: Any) -> dict[str, Any]:
 
 
 def _class_of(exc: Any) -> str:
-    """With its module. Of a ``Reject`` for an exception, that one's."""
+    """An exception's class, with its module; for a ``Reject`` that has an exception, the class of that one."""
     if isinstance(exc, Reject) and isinstance(exc.reason, BaseException):
         exc = exc.reason
     if isinstance(exc, UnpickleableExceptionWrapper):
@@ -140,7 +140,7 @@ def _note_attempt(headers: Any = None, **_: Any) -> None:
 class FailureRequest:
     """Mixed in before a task's own ``Request``."""
 
-    #: What is told of the failure that is being handled.
+    #: The details of the failure that is being handled.
     _death: dict[str, Any] | None = None
     _copied = False
     acknowledged: bool
@@ -190,7 +190,7 @@ class FailureRequest:
 
     @property
     def _ended_by_us(self) -> bool:
-        """Celery ended the attempt itself: a revoked task, or a lost connection, or a shutdown."""
+        """Whether Celery ended the attempt itself: a revoked task, or a lost connection, or a shutdown."""
         return bool(self._already_revoked or self._already_cancelled)  # type: ignore[attr-defined]  # of the Request
 
     @property
@@ -198,7 +198,7 @@ class FailureRequest:
         return self._death is not None and keeps_failures(self.task)  # type: ignore[attr-defined]  # of the Request
 
     def acknowledge(self) -> None:
-        """The attempt is over. Its failure, if it is kept, becomes a rejection; no event tells of that."""
+        """The attempt is over. Its failure, if it is kept, becomes a rejection, for which Celery sends no event."""
         if not self._is_kept:
             super().acknowledge()  # type: ignore[misc]  # a mixin
         elif not self.acknowledged:
@@ -206,7 +206,7 @@ class FailureRequest:
             self.acknowledged = True
 
     def _keep_copy(self) -> None:
-        """Of a message that was acknowledged before its task began."""
+        """Keep a copy of a message that was acknowledged before its task began."""
         if self._is_kept and not self.task.acks_late and not self._copied:  # type: ignore[attr-defined]  # of the Request
             self._copied = True
             channel = self._own_channel
@@ -230,7 +230,7 @@ class FailureRequest:
 
 
 def _anew(headers: Any, message: Any) -> Any:
-    """The headers; of a replayed message those of a first attempt."""
+    """The headers; for a replayed message, those of a first attempt."""
     if not isinstance(message.channel, Channel) or not isinstance(headers, dict):
         return headers
     _published, deaths = without_deaths(headers)
@@ -240,7 +240,7 @@ def _anew(headers: Any, message: Any) -> Any:
 
 
 def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
-    """Store a dead letter of a message that is acknowledged already; later, if the store does not answer now."""
+    """Store a dead letter for a message that is acknowledged already; later, if the store does not answer now."""
     queue = message.delivery_info["queue"]
     publication, deaths = encode_again(channel, message)
     burial = Burial(publication)  # one for all attempts, so that it happens once
@@ -271,7 +271,7 @@ class FailureStep(bootsteps.Step):
 
     @staticmethod
     def _explain_strangers(consumer: Any) -> None:
-        """Messages that are no tasks of this worker."""
+        """Explain messages that are not tasks of this worker."""
         decode_error, unknown_task = consumer.on_decode_error, consumer.on_unknown_task
         unknown_message, invalid_task = consumer.on_unknown_message, consumer.on_invalid_task
 

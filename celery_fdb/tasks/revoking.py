@@ -36,8 +36,8 @@ class NotTold(KombuFDBError):
 def tell(app: Celery, taken: Peeked) -> None:
     """Store ``REVOKED`` for the task of a message that was deleted, and count its part of a chord. Raises ``NotTold``.
 
-    What is no task of Celery has no result. One whose end is stored already (its worker died before the ack; a dead
-    letter) keeps it, and its chord has been told.
+    A message that is not a Celery task has no result. A task whose end is stored already (its worker died before the
+    ack; a dead letter) keeps it, and its chord has been told.
     """
     if isinstance(app.backend, DisabledBackend):
         return

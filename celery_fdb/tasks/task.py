@@ -1,16 +1,16 @@
 """The base class of tasks: fairness, limits, dedup, dead letters and backoff, as options of its decorator.
 
-Retries by a named schedule: ``backoff="processing-queue"`` waits 1, 5 and 25 minutes before the next attempts.
+Backoff: retries by a named schedule. ``backoff="processing-queue"`` waits 1, 5 and 25 minutes before the next attempts.
 
-The names are those of :mod:`kombu_fdb.api.backoff`. A retried task waits in the store, not in a worker. If a task asks
-for its own pause (``countdown``, ``eta``, or Celery's ``retry_backoff``), that one applies.
+The names are those of :mod:`kombu_fdb.api.job`. A retried task waits in the store, not in a worker. If a task sets its
+own pause (``countdown``, ``eta``, or Celery's ``retry_backoff``), that one applies.
 
-A task's limits, written into the store for each key it is published to, once per process and key.
+Limits: a task's limits are written into the store for each key it is published to, once per process and key.
 
-What was written is remembered, so a publish to a known key costs nothing more. A key whose limits in the store are
-those of the task already costs one read; a new one, or a changed number, one write.
+The process remembers what it wrote, so a publish to a known key costs nothing more. A key that has the task's limits
+already costs one read; a new key, or a changed number, one write.
 
-A task's fairness, limits, dedup, dead letters and backoff, as options of its decorator.
+Options:
 
 ::
 
@@ -56,19 +56,19 @@ from celery.utils.time import rate
 
 from celery_fdb.tasks import failures
 from kombu_fdb import Broker, Queue
-from kombu_fdb.api.backoff import seconds
+from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, is_number, is_whole
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.encoding.properties import text_of
 from kombu_fdb.transport.errors import amqp_errors
-from kombu_fdb.transport.worker.options import OPTIONS
+from kombu_fdb.transport.worker.requests import OPTIONS
 
 # -- backoff -----------------------------------------------------------------------------------------------------------
 
 
 def countdown(name: str, retries: int) -> float:
-    """The pause before the next attempt of a task that was retried so often, in seconds. Raises ``OptionError``."""
+    """The pause before the next attempt of a task after so many retries, in seconds. Raises ``OptionError``."""
     return seconds(name, retries + 1)
 
 
@@ -84,7 +84,7 @@ class Backoff:
             seconds(cls.backoff, 1)
 
     def retry(self, *args: Any, eta: Any = None, countdown: float | None = None, **options: Any) -> Any:
-        """As Celery's; without ``eta`` and ``countdown`` after the schedule's pause."""
+        """As Celery's ``retry``; without ``eta`` and ``countdown``, after the schedule's pause."""
         if eta is None and countdown is None and self.backoff is not None:
             countdown = seconds(self.backoff, self.request.retries + 1)  # type: ignore[attr-defined]  # of the task
         return super().retry(*args, eta=eta, countdown=countdown, **options)  # type: ignore[misc]  # a mixin
@@ -102,7 +102,7 @@ _known: dict[tuple[str, str, str], Mapping[str, Any]] = {}
 def limit_keys(
     task: Task, key: str, limits: Mapping[str, Any], args: Any, kwargs: Any, options: dict[str, Any]
 ) -> None:
-    """See that ``limits`` hold for ``key`` in every queue the message will reach. Raises as publishing does."""
+    """Make sure that ``limits`` hold for ``key`` in every queue the message will reach. Raises as publishing does."""
     app = task.app
     route = app.amqp.router.route(dict(options), task.name, args or (), kwargs or {}, task)
     exchange, routing_key = _destination(app, route)
@@ -151,7 +151,7 @@ def _remember(place: tuple[str, str, str], limits: Mapping[str, Any]) -> None:
 # -- the task ----------------------------------------------------------------------------------------------------------
 
 
-#: How alike a name must be to be taken for a misspelt one of ours.
+#: How similar a name must be to be taken for a misspelt one of ours.
 CUTOFF = 0.8
 
 Source = str | Callable[[Sequence[Any], Mapping[str, Any]], Any] | None
@@ -200,7 +200,7 @@ class FdbTask(Backoff, Task):
             headers["fair_key"] = text
 
     def _limited(self, key: str) -> str:
-        """Once: a retry brings the header of the first attempt along."""
+        """Adds the task's name once: a retry brings the header of the first attempt along."""
         own = str(self.name)
         return key if key == own or key.endswith(f"/{own}") else f"{key}/{own}" if key else own
 
@@ -228,7 +228,7 @@ class FdbTask(Backoff, Task):
 
     @property
     def limits(self) -> dict[str, Any]:
-        """Those of each of its keys, as fields of :class:`~kombu_fdb.model.KeyLimits`."""
+        """The limits of each of its keys, as fields of :class:`~kombu_fdb.model.KeyLimits`."""
         limits: dict[str, Any] = {}
         if self.max_in_flight is not None:
             limits["max_in_flight"] = self.max_in_flight

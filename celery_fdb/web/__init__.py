@@ -12,8 +12,8 @@ It needs the extra: ``pip install 'celery-fdb[web]'``.
 from __future__ import annotations
 
 try:
-    from celery_fdb.web.access.login import User
     from celery_fdb.web.application import dashboard
+    from celery_fdb.web.login import User
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in {"starlette", "jinja2"}:
         raise

@@ -10,7 +10,6 @@ from urllib.parse import unquote, urlencode
 PATHS = {
     "overview": "/",
     "events": "/events",
-    "trend": "/trend",
     "queues": "/queues",
     "queue": "/queue",
     "keys": "/keys",
@@ -35,7 +34,7 @@ PATHS = {
 NAVIGATION = (
     ("overview", "Overview"),
     ("queues", "Queues"),
-    ("dead", "Dead letters"),
+    ("causes", "Dead letters"),
     ("tasks", "Tasks"),
     ("workflows", "Workflows"),
     ("schedules", "Schedules"),

@@ -19,19 +19,17 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from celery_fdb.brokers.address import broker_of, open_existing
-from celery_fdb.brokers.lazy import Holding
-from celery_fdb.inspection.hosts import LOOPBACK
-from celery_fdb.web.access.guard import Guard
+from celery_fdb.brokers.lazy import Holding, broker_of, open_existing
+from celery_fdb.inspection.overview import LOOPBACK
 from celery_fdb.web.addresses import PATHS
-from celery_fdb.web.live import stats
-from celery_fdb.web.live.stream import Stream
-from celery_fdb.web.page import Pages
-from celery_fdb.web.pages import actions, dead_letters, messages, overview, queues, schedules, tasks, workers, workflows
-from celery_fdb.web.rendering import HERE
-from celery_fdb.web.serving.authentication import Authentication
-from celery_fdb.web.serving.threads import Threads
+from celery_fdb.web.authentication import Authentication
+from celery_fdb.web.guard import Guard
+from celery_fdb.web.live import Stream
+from celery_fdb.web.page import READING, Pages
+from celery_fdb.web.pages import actions, messages, overview, queues, schedules, tasks, workers, workflows
 from celery_fdb.web.settings import Login, Settings, settings_of
+from celery_fdb.web.threads import Threads
+from celery_fdb.web.visit import HERE
 
 
 def opening(settings: Settings) -> Holding:
@@ -43,14 +41,13 @@ def opening(settings: Settings) -> Holding:
 #: Each page by its view. What it may cost is in its docstring.
 SHOWN = {
     "overview": overview.overview,
-    "trend": stats.trend,
     "queues": queues.queues,
     "queue": queues.queue,
     "keys": queues.keys,
     "messages": messages.messages,
     "message": messages.message,
-    "dead": dead_letters.dead,
-    "causes": dead_letters.causes,
+    "dead": messages.dead,
+    "causes": messages.causes,
     "tasks": tasks.tasks,
     "runs": tasks.runs,
     "task": tasks.task,
@@ -59,7 +56,6 @@ SHOWN = {
     "schedules": schedules.schedules,
     "sessions": workers.sessions,
 }
-READING = frozenset({"GET", "HEAD"})
 #: Static files have the version in their address.
 A_YEAR = "public, max-age=31536000, immutable"
 
@@ -152,7 +148,7 @@ def _routes(pages: Pages, authentication: Authentication, stream: Stream) -> lis
     shown = [Route(PATHS[name], pages.shows(view), methods=["GET"]) for name, view in SHOWN.items()]
     return [
         *shown,
-        Route(PATHS["act"], pages.acts(actions.act), methods=["POST"]),
+        Route(PATHS["act"], pages.acts(actions.act), methods=["GET", "POST"]),
         Route(PATHS["events"], stream.__call__, methods=["GET"]),
         Route(PATHS["login"], authentication.greet, methods=["GET"]),
         Route(PATHS["login"], pages.enters(authentication.admit), methods=["POST"]),

@@ -21,11 +21,11 @@ from urllib.parse import parse_qs
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from celery_fdb.brokers.lazy import Holding
+from celery_fdb.brokers.lazy import Holding, NoBrokerYet
 from celery_fdb.operations.action import received
-from celery_fdb.web.access import guard
-from celery_fdb.web.serving.authentication import Authentication
-from celery_fdb.web.serving.threads import Busy, Threads
+from celery_fdb.web import guard
+from celery_fdb.web.authentication import Authentication
+from celery_fdb.web.threads import Busy, Threads
 from celery_fdb.web.visit import READ_ONLY, Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import ForkedError, KombuFDBError, LimitExceeded, OptionError, StoreError
@@ -42,6 +42,8 @@ UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeErro
 #: Of a form, and of one whose sender is not known yet; seconds in which it has to be there.
 MOST_BYTES, MOST_OF_STRANGERS = 1_000_000, 10_000
 MOST_FIELDS = 2_000
+#: Methods that change nothing.
+READING = frozenset({"GET", "HEAD"})
 FORM_S = 20.0
 
 
@@ -62,7 +64,7 @@ class Pages:
         return partial(self._answer, view, threads or self._threads)
 
     def acts(self, view: View) -> Endpoint:
-        """A form's target, for those who may act."""
+        """A form's target, and the question that it leads to, for those who may act."""
         return partial(self._act, view)
 
     def enters(self, view: Callable[[Visit], Response]) -> Endpoint:
@@ -80,7 +82,10 @@ class Pages:
             return refusal
         if not visit.may_act:
             return visit.page("error", 403, title="Not allowed", text=READ_ONLY)
-        refusal = await _take_form(visit)
+        if request.method in READING:
+            visit.fields = asked_of(request)
+        else:
+            refusal = await _take_form(visit)
         return await self._run(view, self._threads, visit) if refusal is None else refusal
 
     async def _answer(self, view: View, threads: Threads, request: Request) -> Response:
@@ -145,6 +150,14 @@ def fields_of(form: Mapping[str, list[str]]) -> dict[str, list[str]]:
     return {received(name, "")[0]: [received(name, each)[1] for each in given] for name, given in form.items()}
 
 
+def asked_of(request: Request) -> dict[str, list[str]]:
+    """The same of an address."""
+    found: dict[str, list[str]] = {}
+    for name, value in request.query_params.multi_items():
+        found.setdefault(name, []).append(value)
+    return fields_of(found)
+
+
 async def form(request: Request, most: int) -> dict[str, list[str]] | None:
     """What was sent; None for more than anybody would, or for a part of it."""
     body = bytearray()
@@ -183,6 +196,5 @@ def _unreadable(visit: Visit, reason: str) -> Response:
 def _unavailable(visit: Visit, error: KombuFDBError) -> Response:
     fix = error.attributes.get("fix")
     text = str(error).removesuffix(str(fix)).rstrip(". ") if fix else str(error)
-    return visit.page(
-        "unavailable", 503, title="The store is away", text=text, fix=fix, acted=visit.request.method == "POST"
-    )
+    title = "Nothing here yet" if isinstance(error, NoBrokerYet) else "The store is away"
+    return visit.page("unavailable", 503, title=title, text=text, fix=fix, acted=visit.request.method == "POST")

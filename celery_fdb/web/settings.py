@@ -10,11 +10,11 @@ from typing import Any
 from celery import Celery
 from starlette.requests import Request
 
-from celery_fdb.web.access.login import User
+from celery_fdb.web.login import User
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
-#: Who asks: a name, a :class:`~celery_fdb.web.access.login.User`, or None for a user who may not see anything.
+#: Who asks: a name, a :class:`~celery_fdb.web.login.User`, or None for a user who may not see anything.
 Login = Callable[[Request], "User | str | Awaitable[User | str | None] | None"]
 #: What to do so that the results of cancelled tasks are told of.
 FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."

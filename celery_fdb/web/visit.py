@@ -1,23 +1,120 @@
-"""One request as a page sees it: who asks, what was asked for, and the addresses and answers it may give."""
+"""A visit: one request of one person, what it may see, and the templates that answer it."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from celery_fdb.inspection.time_formats import moment
-from celery_fdb.operations.action import QUOTED, received
+from celery_fdb.history.run import LOST
+from celery_fdb.inspection.time_formats import age, limit, moment, rate
+from celery_fdb.operations.action import QUOTED, carried, received
 from celery_fdb.operations.audit import Audit
-from celery_fdb.web import addresses
-from celery_fdb.web.access import guard, login
-from celery_fdb.web.access.login import User
-from celery_fdb.web.rendering import files_version, html
+from celery_fdb.web import addresses, guard, login
+from celery_fdb.web.login import User
 from celery_fdb.web.settings import Settings
+from kombu_fdb.primitives.masking import masked_text, plain
+
+# -- templates ---------------------------------------------------------------------------------------------------------
+
+
+HERE = Path(__file__).parent
+#: A dash.
+NOTHING = "\N{EN DASH}"
+#: Of a moment: in full, or the label of an axis.
+FORMS = {"": "%Y-%m-%d %H:%M:%S UTC", "seconds": "%H:%M:%S", "minute": "%H:%M", "day": "%b %d"}
+TONES = {
+    **dict.fromkeys(("SUCCESS", "alive"), "good"),
+    **dict.fromkeys(("FAILURE", "LOST", "dead", "REJECTED"), "bad"),
+    **dict.fromkeys(("RETRY", "STARTED", "leased"), "busy"),
+}
+
+
+@cache
+def environment() -> Environment:
+    """Everything that a template shows is text, never markup, unless the template itself says so."""
+    made = Environment(
+        loader=PackageLoader("celery_fdb.web", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "number": number,
+        "age_s": partial(age, nothing=NOTHING),
+        "took": took,
+        "rate": partial(rate, nothing=NOTHING),
+        "limit": limit,
+        "clock": clock,
+    }
+    made.globals["carried"] = carried
+    made.filters |= {"tone": tone, "state": state_name, "masked": masked_text, "moment": moment_of, "plain": plain}
+    return made
+
+
+@cache
+def files_version() -> str:
+    """Changes with any of the static files, so that browsers may keep them."""
+    digest = hashlib.sha256()
+    for path in sorted((HERE / "static").rglob("*")):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def html(template: str, context: dict[str, Any]) -> bytes:
+    """What UTF-8 can't write, as lone surrogates in a message's headers, becomes a question mark."""
+    return environment().get_template(f"{template}.html").render(context).encode(errors="replace")
+
+
+# -- filters -----------------------------------------------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    """With thin separators; a dash for what is not known."""
+    return NOTHING if value is None else f"{value:,}".replace(",", "\u202f")
+
+
+def moment_of(seconds: float) -> datetime:
+    """Seconds since 1970."""
+    return moment(seconds * 1000)
+
+
+def clock(moment: Any, form: str = "") -> str:
+    """A moment in UTC; scripts show it in the reader's time zone."""
+    return NOTHING if moment is None else moment.strftime(FORMS[form])
+
+
+def took(seconds: float | None) -> str:
+    """Of a run: three digits, in the unit that suits."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 60 else age(seconds)
+
+
+def state_name(state: str) -> str:
+    """Of a run, in a person's words. Nothing is lost with a worker that died: its message is taken back."""
+    return "worker died" if state == LOST else state.lower()
+
+
+def tone(state: str) -> str:
+    """The class of a tag that shows the state."""
+    return TONES.get(state, "plain")
+
+
+# -- the visit ---------------------------------------------------------------------------------------------------------
+
 
 #: What there is to do for those who may not act.
 READ_ONLY = (
@@ -111,6 +208,12 @@ class Visit:
     @property
     def cookie_path(self) -> str:
         return self.root.rstrip("/") + "/"
+
+    def tasks(self, *others: str) -> list[str]:
+        """Names of tasks to choose from: the app's, and others."""
+        app = self.settings.app
+        own = () if app is None else (each for each in app.tasks if not each.startswith("celery."))
+        return sorted({each for each in (*own, *others) if each.isprintable()})[:MOST_SHOWN]
 
     def kept(self, name: str) -> str:
         """The cookie's value; "" for none."""

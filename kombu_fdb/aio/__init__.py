@@ -25,10 +25,6 @@ Nothing here belongs to an event loop: a broker may be used from one after the o
 left its jobs, which go back when they are unreferenced. In a forked child every call raises ``ForkedError``.
 """
 
-from kombu_fdb.aio.broker import Broker
-from kombu_fdb.aio.consumer import Consumer
-from kombu_fdb.aio.dead_letters import DeadLetters
-from kombu_fdb.aio.job import Job
-from kombu_fdb.aio.queue import Queue
+from kombu_fdb.aio.broker import Broker, Consumer, DeadLetters, Job, Queue
 
 __all__ = ["Broker", "Consumer", "DeadLetters", "Job", "Queue"]

@@ -1,4 +1,7 @@
-"""An open broker in an event loop."""
+"""An open broker in an event loop, and all that it hands out: queues, jobs, consumers, dead letters.
+
+Each class is the face of one of ``kombu_fdb/api``, which says what a verb does.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +11,266 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from kombu_fdb.aio.administration import Inspection, Migration, Topology
-from kombu_fdb.aio.calls import Calls, Face, verb
-from kombu_fdb.aio.consumer import Consumer
-from kombu_fdb.aio.dead_letters import DeadLetters
-from kombu_fdb.aio.job import Job
-from kombu_fdb.aio.queue import Queue
+from kombu_fdb.aio.calls import Calls, Face, settlement, stoppable, stream, verb
 from kombu_fdb.aio.taking import take_many
-from kombu_fdb.api import broker as sync
+from kombu_fdb.api.administration import Inspection as SyncInspection
+from kombu_fdb.api.administration import Migration as SyncMigration
+from kombu_fdb.api.administration import Topology as SyncTopology
 from kombu_fdb.api.arguments import Declaration, Named, names_of
-from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.api.broker import FIX_OPEN
+from kombu_fdb.api.broker import Broker as SyncBroker
+from kombu_fdb.api.dead_letters import DeadLetters as SyncDeadLetters
+from kombu_fdb.api.job import Job as SyncJob
+from kombu_fdb.api.queue import Queue as SyncQueue
+from kombu_fdb.api.taking import Consumer as SyncConsumer
+from kombu_fdb.api.taking import Takings
+from kombu_fdb.errors import InvalidArgument, StoreUnavailable
+from kombu_fdb.model import Death
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
 
-__all__ = ["THREADS", "Broker", "Opening"]
+# -- a job -------------------------------------------------------------------------------------------------------------
+
+
+class Job(Face[SyncJob]):
+    """Get it from ``take``. Settle it once: ``async with job:``, or one of its verbs (``api/job.py``).
+
+    A settlement that was asked for is done, also if the task is cancelled while it waits for it.
+    """
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes, as ``put`` returned them; the same in every attempt."""
+        return self._sync.id
+
+    @property
+    def queue(self) -> str:
+        return self._sync.queue
+
+    @property
+    def payload(self) -> bytes:
+        return self._sync.payload
+
+    @property
+    def key(self) -> str:
+        """Whose job it is, for fair scheduling; "" for none."""
+        return self._sync.key
+
+    @property
+    def attempts(self) -> int:
+        """Which attempt this is, from 1. Being released unstarted does not count."""
+        return self._sync.attempts
+
+    @property
+    def deaths(self) -> tuple[Death, ...]:
+        """Its history as a dead letter, the newest first."""
+        return self._sync.deaths
+
+    @property
+    def ttr(self) -> float | None:
+        """Seconds it may take; None for any time."""
+        return self._sync.ttr
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """As ``with`` of a sync job."""
+        await self._calls.finish(partial(self._sync.__exit__, kind, error, traceback))
+
+    ack = settlement(SyncJob.ack)
+    release = settlement(SyncJob.release)
+    bury = settlement(SyncJob.bury)
+    extend = settlement(SyncJob.extend)
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+class Consumer(Face[SyncConsumer]):
+    """Get it from :meth:`.Queue.consume` or :meth:`.Broker.consume`. One task iterates."""
+
+    def stop(self) -> None:
+        """End the loop; a job that it has stays its own. From any thread, also out of a signal handler; idempotent."""
+        self._sync.stop()
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> Job:
+        """Raises as ``take``."""
+        takings = self._sync._takings
+        if takings.ended:
+            raise StopAsyncIteration
+        try:
+            jobs = await _take(self._calls, takings)
+        except StoreUnavailable:
+            if takings.connection.closed:
+                raise StopAsyncIteration from None
+            raise
+        takings.took(jobs)
+        if not jobs:
+            raise StopAsyncIteration
+        return Job(jobs[0], self._calls)
+
+
+async def _take(calls: Calls, of: Takings) -> list[SyncJob]:
+    return await take_many(calls, of.connection, of.queues, 1, of.timeout, in_order=of.in_order, stopped=of.stopped)
+
+
+class DeadLetters(Face[SyncDeadLetters]):
+    """Get it from :attr:`.Queue.dead_letters` or :meth:`.Broker.dead_letters`.
+
+    See ``api/dead_letters.py``.
+    """
+
+    @property
+    def dead_queue(self) -> str:
+        """Where they are."""
+        return self._sync.dead_queue
+
+    count = verb(SyncDeadLetters.count)
+    list = verb(SyncDeadLetters.list)
+    get = verb(SyncDeadLetters.get)
+    each = stream(SyncDeadLetters.each)
+    replay = stoppable(SyncDeadLetters.replay)
+    replay_changed = verb(SyncDeadLetters.replay_changed)
+    replay_part = verb(SyncDeadLetters.replay_part)
+    discard = stoppable(SyncDeadLetters.discard)
+    discard_part = verb(SyncDeadLetters.discard_part)
+
+
+class Queue(Face[SyncQueue]):
+    """Get it from :meth:`.Broker.queue`. See ``api/queue.py`` for what each verb does."""
+
+    @property
+    def name(self) -> str:
+        return self._sync.name
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """What died here and is kept in ``<queue>.dead``: count, list, replay, discard."""
+        return DeadLetters(self._sync.dead_letters, self._calls)
+
+    # -- in and out ------------------------------------------------------------------------------------------------
+
+    put = verb(SyncQueue.put)
+    put_many = verb(SyncQueue.put_many)
+
+    async def take(self, timeout: float | None = None) -> Job | None:  # noqa: ASYNC109 - as the sync verb
+        """The next job; None after ``timeout`` seconds (None: wait for ever, 0: don't wait)."""
+        jobs = await self.take_many(1, timeout)
+        return jobs[0] if jobs else None
+
+    async def take_many(self, limit: int, timeout: float | None = None) -> list[Job]:  # noqa: ASYNC109
+        """Up to ``limit`` jobs in one transaction: those there are, and at least one unless the time is over."""
+        taken = await take_many(self._calls, self._sync.connection, [self.name], limit, timeout)
+        return [Job(each, self._calls) for each in taken]
+
+    def consume(self, *, timeout: float | None = None, limit: int | None = None) -> Consumer:
+        """``async for job in queue.consume()``: one job after the other, never more than one held.
+
+        The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: it waits for ever), by
+        :meth:`.Consumer.stop`, and when the broker is closed.
+        """
+        return Consumer(self._sync.consume(timeout=timeout, limit=limit), self._calls)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    stats = verb(SyncQueue.stats)
+    count = verb(SyncQueue.count)
+    keys = verb(SyncQueue.keys)
+    peek = verb(SyncQueue.peek)
+    page = verb(SyncQueue.page)
+    each = stream(SyncQueue.each)
+    at = verb(SyncQueue.at)
+    find = verb(SyncQueue.find)
+    consumers = verb(SyncQueue.consumers)
+    snapshot = verb(SyncQueue.snapshot)
+    declaration = verb(SyncQueue.declaration)
+
+    # -- order and limits ------------------------------------------------------------------------------------------
+
+    pause = verb(SyncQueue.pause)
+    resume = verb(SyncQueue.resume)
+    limit = verb(SyncQueue.limit)
+    limits = verb(SyncQueue.limits)
+    unlimit = verb(SyncQueue.unlimit)
+    limit_every_key = verb(SyncQueue.limit_every_key)
+    control = verb(SyncQueue.control)
+    reset_control = verb(SyncQueue.reset_control)
+
+    # -- moving and removing ---------------------------------------------------------------------------------------
+
+    move = verb(SyncQueue.move)
+    move_part = verb(SyncQueue.move_part)
+    delete = verb(SyncQueue.delete)
+    reschedule = verb(SyncQueue.reschedule)
+    purge = verb(SyncQueue.purge)
+    mark = verb(SyncQueue.mark)
+    purge_part = verb(SyncQueue.purge_part)
+    drop = verb(SyncQueue.drop)
+
+
+# -- for its operator --------------------------------------------------------------------------------------------------
+
+
+class Inspection(Face[SyncInspection]):
+    """Get it from :attr:`.Broker.inspect`."""
+
+    facts = verb(SyncInspection.facts)
+    sessions = verb(SyncInspection.sessions)
+    totals = verb(SyncInspection.totals)
+    key_totals = verb(SyncInspection.key_totals)
+    samples = verb(SyncInspection.samples)
+    set_aside = verb(SyncInspection.set_aside)
+
+
+class Topology(Face[SyncTopology]):
+    """Get it from :attr:`.Broker.topology`."""
+
+    exchanges = verb(SyncTopology.exchanges)
+    bindings = verb(SyncTopology.bindings)
+    route = verb(SyncTopology.route)
+    declare_exchange = verb(SyncTopology.declare_exchange)
+    delete_exchange = verb(SyncTopology.delete_exchange)
+    bind = verb(SyncTopology.bind)
+    unbind = verb(SyncTopology.unbind)
+
+
+class Migration(Face[SyncMigration]):
+    """Get it from :attr:`.Broker.migration`."""
+
+    dump = stream(SyncMigration.dump)
+    dedups = stream(SyncMigration.dedups)
+    restore = verb(SyncMigration.restore)
+    restore_dedups = verb(SyncMigration.restore_dedups)
+    restore_queue = verb(SyncMigration.restore_queue)
+    restore_control = verb(SyncMigration.restore_control)
+    restore_limits = verb(SyncMigration.restore_limits)
+    restore_binding = verb(SyncMigration.restore_binding)
+    finished = verb(SyncMigration.finished)
+    finish = verb(SyncMigration.finish)
+
+
+# -- the broker --------------------------------------------------------------------------------------------------------
+
 
 #: In which a broker's calls run, unless told otherwise. A call takes one for as long as the store needs.
 THREADS = 8
 
 
-class Broker(Face[sync.Broker]):
+class Broker(Face[SyncBroker]):
     """Open it with :meth:`open`, or make it of a sync broker, with which it shares what is held.
 
     Not for a forked child, which opens its own (``ForkedError``).
     """
 
-    def __init__(self, broker: sync.Broker, *, threads: int = THREADS) -> None:
-        if not isinstance(broker, sync.Broker):
-            raise InvalidArgument("a broker is not made of this", given=type(broker).__name__, fix=sync.FIX_OPEN)
+    def __init__(self, broker: SyncBroker, *, threads: int = THREADS) -> None:
+        if not isinstance(broker, SyncBroker):
+            raise InvalidArgument("a broker is not made of this", given=type(broker).__name__, fix=FIX_OPEN)
         super().__init__(broker, Calls(threads))
 
     @classmethod
@@ -45,7 +280,7 @@ class Broker(Face[sync.Broker]):
         ``url`` and ``options`` as of the sync broker; ``threads``: in which its calls run. Raises ``OptionError``, or
         within ``connect_timeout`` seconds ``StoreUnavailable`` or ``FormatError``.
         """
-        return Opening(lambda: sync.Broker.open(url, **options), threads)
+        return Opening(lambda: SyncBroker.open(url, **options), threads)
 
     async def close(self) -> None:
         """Hand back what was taken here and not settled, at once and uncounted; end every waiting ``take``.
@@ -90,10 +325,10 @@ class Broker(Face[sync.Broker]):
         """Those in a queue that a dead-letter exchange leads to, or in any ``<queue>.dead``."""
         return DeadLetters(self._sync.dead_letters(dead_queue), self._calls)
 
-    queues = verb(sync.Broker.queues)
-    find = verb(sync.Broker.find)
-    spots = verb(sync.Broker.spots)
-    cancel = verb(sync.Broker.cancel)
+    queues = verb(SyncBroker.queues)
+    find = verb(SyncBroker.find)
+    spots = verb(SyncBroker.spots)
+    cancel = verb(SyncBroker.cancel)
 
     # -- for its operator --------------------------------------------------------------------------------
 
@@ -146,14 +381,14 @@ class Broker(Face[sync.Broker]):
         limit: int | None = None,
         in_order: bool = False,
     ) -> Consumer:
-        """``async for job in broker.consume([...])``: as :meth:`.queue.Queue.consume`, of several queues."""
+        """``async for job in broker.consume([...])``: as :meth:`.Queue.consume`, of several queues."""
         return Consumer(self._sync.consume(queues, timeout=timeout, limit=limit, in_order=in_order), self._calls)
 
 
 class Opening:
     """A broker that is about to be open: await it, or enter it."""
 
-    def __init__(self, open_: Callable[[], sync.Broker], threads: int) -> None:
+    def __init__(self, open_: Callable[[], SyncBroker], threads: int) -> None:
         self._open = open_
         self._threads = threads
         self._broker: Broker | None = None
@@ -181,7 +416,7 @@ class Opening:
             await self._broker.close()
 
 
-def _close(broker: sync.Broker | None) -> None:
+def _close(broker: SyncBroker | None) -> None:
     """It was opened in vain. May run in the event loop's thread, which must not wait for it."""
     if broker is not None:
         threading.Thread(target=broker.close, name="kombu-fdb-aio-close").start()

@@ -17,10 +17,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from kombu_fdb.api.pace import never
+from kombu_fdb.api.arguments import never
 from kombu_fdb.errors import ForkedError, StoreUnavailable
-
-__all__ = ["Calls", "Face", "stoppable", "stream", "verb"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,12 +59,17 @@ class Calls:
             if undo is not None:
                 future.add_done_callback(partial(_undo, undo))
             raise
+        finally:
+            del future  # it keeps an error, whose frames keep this one
 
     async def finish(self, function: Callable[[], R]) -> R:
         """As :meth:`run`, but it is done also if no task waits for it any more."""
         done = asyncio.wrap_future(self.submit(function))
         done.add_done_callback(_look_at)
-        return await asyncio.shield(done)
+        try:
+            return await asyncio.shield(done)
+        finally:
+            del done  # as above
 
     def submit(self, function: Callable[[], R]) -> Future[R]:
         """Raises ``ForkedError``, ``StoreUnavailable``."""
@@ -108,6 +111,16 @@ def verb(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Any, P]
     @functools.wraps(method)
     async def call(self: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._calls.run(partial(method, self._sync, *args, **kwargs))
+
+    return call
+
+
+def settlement(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """The same of one that is done also if no task waits for it any more."""
+
+    @functools.wraps(method)
+    async def call(self: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._calls.finish(partial(method, self._sync, *args, **kwargs))
 
     return call
 

@@ -10,16 +10,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 
 from kombu_fdb.aio.calls import Calls
+from kombu_fdb.api.arguments import Stop, never
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.job import Job
-from kombu_fdb.api.pace import Stop, never
 from kombu_fdb.api.taking import Look, Wait, check_take, leave_line, take_first, take_now
 from kombu_fdb.store.protocol import Watch
-
-__all__ = ["LoopBell", "take_many"]
 
 
 class LoopBell:
@@ -58,8 +55,7 @@ async def take_many(
 ) -> list[Job]:
     """As :func:`kombu_fdb.api.taking.take_many`. Cancel it at any moment."""
     timeout = check_take(queues, limit, timeout)
-    deadline = None if timeout is None else monotonic() + timeout
-    look = Look(connection, queues, limit, in_order)
+    look = Look(connection, queues, limit, connection.now_s() + timeout, in_order)
 
     async def run(take: Callable[[], list[Job]]) -> list[Job]:
         return await calls.run(take, undo=partial(_give_back, connection))
@@ -68,8 +64,8 @@ async def take_many(
         return await run(partial(take_now, look))
     jobs = await run(partial(take_first, look))
     if not jobs:
-        with Wait(connection, queues, LoopBell()) as wait:
-            while not jobs and await _sleep(calls, wait, deadline, stopped):
+        with Wait(look, LoopBell()) as wait:
+            while not jobs and await _sleep(calls, wait, stopped):
                 jobs = await run(partial(take_now, look, wait.combiner))
             jobs = jobs or await run(partial(leave_line, look, wait.combiner))
     return jobs
@@ -79,10 +75,9 @@ def _give_back(connection: Connection, jobs: Sequence[Job] | None) -> None:
     connection.let_go([each.lease for each in jobs or ()])
 
 
-async def _sleep(calls: Calls, wait: Wait[LoopBell], deadline: float | None, stopped: Stop) -> bool:
-    """Until there may be a job; False at the deadline, or when it was stopped."""
-    left_s = None if deadline is None else deadline - monotonic()
-    if left_s is not None and left_s <= 0:
+async def _sleep(calls: Calls, wait: Wait[LoopBell], stopped: Stop) -> bool:
+    """Until there may be a job; False when the time is over, or when it was stopped."""
+    if wait.is_over:
         return False
     wait.sleeper.clear()
     if stopped():
@@ -90,7 +85,7 @@ async def _sleep(calls: Calls, wait: Wait[LoopBell], deadline: float | None, sto
     watches = await calls.run(wait.arm, undo=partial(_end, wait))
     try:
         if watches is not None:
-            await wait.sleeper.wait(wait.shortest_s(left_s))
+            await wait.sleeper.wait(wait.shortest_s())
     finally:
         wait.disarm(watches)
     return True

@@ -14,20 +14,18 @@ by the transaction that marks it as stored (``engine/migration.py``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from kombu_fdb.api.arguments import Span, check_name, known_span, names_of
+from kombu_fdb.api.arguments import Span, check_name, names_of
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.engine.facade import migration
-from kombu_fdb.engine.facade.migration import MOST_BYTES, MOST_MESSAGES, DedupEntry
+from kombu_fdb.engine import migration
 from kombu_fdb.engine.metrics.keytotals import KeyTotals
-from kombu_fdb.engine.metrics.samples import DAY, HOUR, Sample
+from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, Sample
 from kombu_fdb.engine.upkeep.quarantine import Aside
+from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import KeyLimits, QueueControl, QueueFacts, SessionFacts, StoredMessage
+from kombu_fdb.primitives.ranges import shown
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-
-__all__ = ["MOST_BYTES", "MOST_MESSAGES", "Inspection", "Migration", "Topology"]
-
 
 # -- inspection --------------------------------------------------------------------------------------------------------
 
@@ -58,13 +56,14 @@ class Inspection:
         return self._connection.engine.metrics.key_totals()
 
     def samples(self, span: Span) -> list[Sample]:
-        """What the queues held and did, the oldest first: each 15 s of the last "hour", or each 5 minutes of a "day".
+        """What the queues held and did, the oldest first.
 
+        Each 15 s of the last "hour", each 5 minutes of a "day", or each half hour of a "week".
         The processes that consume write it; while there is none, or where there are very many queues, some are
         missing. The 50 busiest queues have names, the others stand together under ``""``.
         Raises ``InvalidArgument`` for another span.
         """
-        series = {"hour": HOUR, "day": DAY}[known_span(span)]
+        series = {"hour": HOUR, "day": DAY, "week": WEEK}[_known(span)]
         return self._connection.engine.metrics.samples(series)
 
     def set_aside(self) -> list[Aside]:
@@ -94,7 +93,7 @@ class Migration:
         """
         return self._verbs.dump(queue, leased=leased)
 
-    def dedups(self) -> Iterator[DedupEntry]:
+    def dedups(self) -> Iterator[migration.DedupEntry]:
         """Exchange, routing key, dedup id and end (wall clock, ms) of each window that may still be open."""
         return self._verbs.dedups()
 
@@ -103,11 +102,11 @@ class Migration:
     def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
         """Store messages of another store, each with its mark, in one transaction: those that are not here yet.
 
-        Returns how many were stored. Up to :data:`MOST_MESSAGES` of :data:`MOST_BYTES` together.
+        Returns how many were stored. Up to ``MOST_MESSAGES`` of ``MOST_BYTES`` together (``engine/migration.py``).
         """
         return self._verbs.restore(import_id, messages)
 
-    def restore_dedups(self, entries: Sequence[DedupEntry]) -> None:
+    def restore_dedups(self, entries: Sequence[migration.DedupEntry]) -> None:
         """Open these windows here too."""
         self._verbs.restore_dedups(entries)
 
@@ -177,3 +176,10 @@ class Topology:
 
 def _exchange(name: str) -> str:
     return check_name("exchange's name", name)
+
+
+def _known(span: Span) -> Span:
+    """Raises ``InvalidArgument``."""
+    if span not in get_args(Span):
+        raise InvalidArgument("no samples of that span", given=shown(span), fix='Pass "hour", "day" or "week".')
+    return span

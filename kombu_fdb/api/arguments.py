@@ -7,51 +7,24 @@ keeps these in step with the values they stand for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal, Protocol, TypedDict, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol, TypedDict
 
-from kombu_fdb.engine.topology.arguments import KINDS
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, is_number, is_whole, shown, utf8_bytes
 
-__all__ = [
-    "Conditions",
-    "ControlChanges",
-    "Declaration",
-    "Identified",
-    "LimitChanges",
-    "Named",
-    "Span",
-    "State",
-    "check_declaration",
-    "check_limit",
-    "check_name",
-    "known_span",
-    "known_state",
-    "names_of",
-    "seconds",
-]
-
 #: Of a message that rests in a queue, or is held.
 State = Literal["ready", "delayed", "leased"]
 #: For how long there are samples of what the queues held and did.
-Span = Literal["hour", "day"]
+Span = Literal["hour", "day", "week"]
+#: Asked between two transactions of a long verb: whether it is to end there.
+Stop = Callable[[], bool]
 
 
-def known_state(state: State) -> State:
-    """Raises ``InvalidArgument`` for a typo: an empty answer would look like an empty queue."""
-    known = get_args(State)
-    if state not in known:
-        raise InvalidArgument("no such state of a job", given=state, fix=f"Known states: {', '.join(known)}.")
-    return state
-
-
-def known_span(span: Span) -> Span:
-    """Raises ``InvalidArgument``."""
-    if span not in get_args(Span):
-        raise InvalidArgument("no samples of that span", given=shown(span), fix='Pass "hour" or "day".')
-    return span
+def never() -> bool:
+    """Says that it is not to stop."""
+    return False
 
 
 class Declaration(TypedDict, total=False):
@@ -130,15 +103,6 @@ def check_name(what: str, given: Any) -> str:
     """A text, as it is. Raises ``InvalidArgument``."""
     utf8_bytes(what, given)
     return str(given)
-
-
-def check_declaration(given: Collection[str]) -> None:
-    """Raises ``InvalidArgument`` for one that there isn't: AMQP's own stand in ``arguments``, with their names."""
-    known = Declaration.__optional_keys__
-    for name in sorted(set(given) - known):
-        amqp = f"x-{name.replace('_', '-')}"
-        fix = f'Pass arguments={{"{amqp}": ...}}.' if amqp in KINDS else f"Known: {', '.join(sorted(known))}."
-        raise InvalidArgument("a queue is declared with no such argument", name=name, fix=fix)
 
 
 def check_limit(given: int | None, least: int = 0) -> None:

@@ -21,19 +21,19 @@ they are told to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from kombu_fdb.api.administration import Inspection, Migration, Topology
-from kombu_fdb.api.arguments import Declaration, Named, check_declaration, check_name, names_of
+from kombu_fdb.api.arguments import Declaration, Named, check_name, names_of
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.api.consumer import Consumer, Takings
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.api.taking import take_many
+from kombu_fdb.api.taking import Consumer, Takings, take_many
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.topology.arguments import KINDS
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Listed, Peeked, QueueCounts
 from kombu_fdb.process.client import Client, client_for
@@ -42,8 +42,6 @@ from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.store.protocol import Database
-
-__all__ = ["FIX_OPEN", "Broker"]
 
 #: For callers of the class itself.
 FIX_OPEN = "To open a store, call Broker.open(url)."
@@ -139,7 +137,7 @@ class Broker:
         Raises ``InvalidArgument`` for a senseless one. Of a queue with ``x-single-active-consumer`` one broker is
         served, from its first ``take`` until it is closed.
         """
-        check_declaration(declaration)
+        _check_declaration(declaration)
         self._engine.queues.declare(QueueDeclaration(name, **declaration))
         return self.queue(name)
 
@@ -219,3 +217,12 @@ class Broker:
         """``for job in broker.consume([...])``: as :meth:`.queue.Queue.consume`, of several queues as :meth:`take`."""
         names = names_of(queues)
         return Consumer(Takings(self.connection, names, timeout=timeout, limit=limit, in_order=in_order))
+
+
+def _check_declaration(given: Collection[str]) -> None:
+    """Raises ``InvalidArgument`` for one that there isn't: AMQP's own stand in ``arguments``, with their names."""
+    known = Declaration.__optional_keys__
+    for name in sorted(set(given) - known):
+        amqp = f"x-{name.replace('_', '-')}"
+        fix = f'Pass arguments={{"{amqp}": ...}}.' if amqp in KINDS else f"Known: {', '.join(sorted(known))}."
+        raise InvalidArgument("a queue is declared with no such argument", name=name, fix=fix)

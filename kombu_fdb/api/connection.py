@@ -19,18 +19,17 @@ import sys
 from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import count
-from threading import Lock
+from threading import RLock
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.primitives.locks import unless_mine
 from kombu_fdb.primitives.weakly import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.combiner_client import Rivalry
 from kombu_fdb.settings.options import Options
-
-__all__ = ["Connection", "Sleeper"]
 
 #: Stands in the history of a job that was dropped too often.
 DROPPED = {"error": "its consumer had dropped it without settling it"}
@@ -67,7 +66,7 @@ class Connection:
         self.rivalry = Rivalry()
         self._turns: dict[str, int] = {}
         self._services = count(1)
-        self._lock = Lock()
+        self._lock = RLock()
         self._sleepers: set[Sleeper] = set()
         self.closed = True  # until it has opened
         if timeout_s is not None:
@@ -78,20 +77,21 @@ class Connection:
         """Hand back what is held, at once and uncounted; end every wait. Idempotent."""
         if os.getpid() != self.client.pid:
             return  # the parent's
-        with self._lock:
+        with unless_mine(self._lock):
             closed, self.closed = self.closed, True
             held, self.held = self.held, set()
         self.wake()
         if closed:
             return
-        try:
-            self.client.release(held)
-            if self.taken:
-                self.client.leave([self.tag])
-        except StoreError:  # the client has noted them, and the session's end brings them back anyway
-            pass
-        finally:
-            self.client.detach(self)
+        with self.client.patience.ending():
+            try:
+                self.client.release(held)
+                if self.taken:
+                    self.client.leave([self.tag])
+            except StoreError:  # the client has noted them, and the session's end brings them back anyway
+                pass
+            finally:
+                self.client.detach(self)
 
     def __del__(self) -> None:
         """Collected without having been closed. Runs in any thread at any moment: takes no lock and never waits."""
@@ -112,11 +112,15 @@ class Connection:
     def options(self) -> Options:
         return self.client.options
 
+    def now_s(self) -> float:
+        """Seconds since any moment, by the clock of deadlines."""
+        return self.client.patience.clock.monotonic()
+
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def hold(self, found: Sequence[Delivery]) -> bool:
         """False if it was closed while these were claimed."""
-        with self._lock:
+        with unless_mine(self._lock):
             self.held.update([each.lease for each in found])
             self._turns.update({each.queue: next(self._services) for each in found})
             return not self.closed
@@ -149,12 +153,12 @@ class Connection:
 
     def add_sleeper(self, sleeper: Sleeper) -> None:
         """Have him rung by :meth:`wake`."""
-        with self._lock:
+        with unless_mine(self._lock):
             self._sleepers.add(sleeper)
 
     def remove_sleeper(self, sleeper: Sleeper) -> None:
         """Idempotent."""
-        with self._lock:
+        with unless_mine(self._lock):
             self._sleepers.discard(sleeper)
 
     def wake(self) -> None:

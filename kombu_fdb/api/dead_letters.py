@@ -25,35 +25,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
-from kombu_fdb.api.arguments import Conditions, check_limit, check_name, seconds
-from kombu_fdb.api.pace import Pace, Stop, never
-from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, VERSION_BYTES, Moved, Walk, Wanted, task_of
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.api.arguments import Conditions, Stop, check_limit, check_name, never, seconds
+from kombu_fdb.api.connection import Connection
+from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, VERSION_BYTES, Walk, Wanted, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import Part, Peeked, Spot
 from kombu_fdb.primitives.clock import Clock, SystemClock
-
-__all__ = ["DeadLetters"]
+from kombu_fdb.primitives.ranges import MOST, SLOWEST, is_number, shown
 
 NO_ID = (b"", None)
-
-
-class Holder(Protocol):
-    """What this needs of a broker."""
-
-    @property
-    def engine(self) -> Engine: ...
+#: A paced replay moves what is due in so many seconds at a time, and looks at ``stop`` so often.
+PART_S = 0.5
 
 
 class DeadLetters:
     """Get it from :attr:`.queue.Queue.dead_letters` or :meth:`.broker.Broker.dead_letters`."""
 
-    def __init__(self, holder: Holder, dead_queue: str, *, clock: Clock | None = None) -> None:
+    def __init__(self, connection: Connection, dead_queue: str, *, clock: Clock | None = None) -> None:
         """``clock``: what ages and paces are measured by."""
         self.dead_queue = dead_queue
-        self._holder = holder
+        self._connection = connection
         self._clock = clock or SystemClock()
 
     def __repr__(self) -> str:
@@ -68,7 +61,7 @@ class DeadLetters:
         are. Raises ``InvalidArgument``.
         """
         if by is None and not conditions:
-            return Counter({self.dead_queue: self._holder.engine.inspect.counts(self.dead_queue).ready})
+            return Counter({self.dead_queue: self._connection.engine.inspect.counts(self.dead_queue).ready})
         name_of = (lambda _: self.dead_queue) if by is None else _classifier(by)
         return Counter(name_of(letter) for letter in self.each(**conditions))
 
@@ -85,7 +78,7 @@ class DeadLetters:
         """All of them, one after the other; what moves meanwhile may be missed."""
         walk, cursor = self._walk(conditions), b""
         while True:
-            letters, cursor = self._holder.engine.dead_letters.look(walk, cursor, LETTERS_PER_TRANSACTION)
+            letters, cursor = self._connection.engine.dead_letters.look(walk, cursor, LETTERS_PER_TRANSACTION)
             yield from letters
             if not cursor:
                 return
@@ -119,9 +112,9 @@ class DeadLetters:
         check_limit(limit)
         if to is not None:
             check_name("queue's name", to)
-        walk, engine, pace = self._walk(conditions), self._holder.engine, Pace(self._clock, rate)
+        walk, engine, pace = self._walk(conditions), self._connection.engine, Pace(self._clock, rate)
 
-        def part(cursor: bytes, room: int) -> Moved:
+        def part(cursor: bytes, room: int) -> tuple[int, bytes]:
             return engine.dead_letters.replay_part(walk, cursor, min(room, pace.part), to=to)
 
         return _move(part, limit, pace, progress, stop)
@@ -131,7 +124,7 @@ class DeadLetters:
         for each in spots:
             try:
                 total += (
-                    self._holder.engine.dead_letters.replay_at(self.dead_queue, each.position, each.message_id)
+                    self._connection.engine.dead_letters.replay_at(self.dead_queue, each.position, each.message_id)
                     is not None
                 )
             except QueueError as error:
@@ -148,7 +141,7 @@ class DeadLetters:
     ) -> int:
         """Delete them; without conditions all there are now. Returns how many. Arguments as of :meth:`replay`."""
         check_limit(limit)
-        walk, engine = self._walk(conditions), self._holder.engine
+        walk, engine = self._walk(conditions), self._connection.engine
         return _move(partial(engine.dead_letters.discard_part, walk), limit, Pace(self._clock, None), progress, stop)
 
     # -- in parts --------------------------------------------------------------------------------------------------
@@ -160,7 +153,7 @@ class DeadLetters:
         is dead then, as it was.
         """
         position, message_id = spot.position, spot.message_id
-        engine = self._holder.engine.dead_letters
+        engine = self._connection.engine.dead_letters
         return engine.replay_at(self.dead_queue, position, message_id, payload=payload) is not None
 
     def replay_part(self, mark: bytes = b"", *, to: str | None = None, **conditions: Unpack[Conditions]) -> Part:
@@ -172,18 +165,21 @@ class DeadLetters:
         """
         if to is not None:
             check_name("queue's name", to)
-        return self._part(mark, conditions, partial(self._holder.engine.dead_letters.replay_part, to=to))
+        return self._part(mark, conditions, partial(self._connection.engine.dead_letters.replay_part, to=to))
 
     def discard_part(self, mark: bytes = b"", **conditions: Unpack[Conditions]) -> Part:
         """The same, deleting them."""
-        return self._part(mark, conditions, self._holder.engine.dead_letters.discard_part)
+        return self._part(mark, conditions, self._connection.engine.dead_letters.discard_part)
 
-    def _part(self, mark: bytes, conditions: Conditions, verb: Callable[[Walk, bytes, int], Moved]) -> Part:
-        walk = self._walk(conditions)
-        if mark:
-            walk = walk._replace(last=mark[:VERSION_BYTES])
-        moved, cursor = verb(walk, mark[VERSION_BYTES:], LETTERS_PER_TRANSACTION)
-        return Part(moved, walk.last[:VERSION_BYTES] + cursor if cursor else None)
+    def _part(self, mark: bytes, conditions: Conditions, verb: Callable[[Walk, bytes, int], tuple[int, bytes]]) -> Part:
+        def part() -> Part:
+            walk = self._walk(conditions)
+            if mark:
+                walk = walk._replace(last=mark[:VERSION_BYTES])
+            moved, cursor = verb(walk, mark[VERSION_BYTES:], LETTERS_PER_TRANSACTION)
+            return Part(moved, walk.last[:VERSION_BYTES] + cursor if cursor else None)
+
+        return self._connection.engine.transactions.as_one(part)
 
     # -- conditions ------------------------------------------------------------------------------------------------
 
@@ -203,7 +199,7 @@ class DeadLetters:
             raise InvalidArgument(
                 "unknown condition", given=tuple(conditions), fix=f"Known conditions: {known}."
             ) from None
-        return self._holder.engine.dead_letters.walk(self.dead_queue, wanted)
+        return self._connection.engine.dead_letters.walk(self.dead_queue, wanted)
 
 
 def _check_alone(limit: int | None, to: str | None, rate: float | None, conditions: Conditions) -> None:
@@ -214,7 +210,7 @@ def _check_alone(limit: int | None, to: str | None, rate: float | None, conditio
 
 
 def _move(
-    part: Callable[[bytes, int], Moved],
+    part: Callable[[bytes, int], tuple[int, bytes]],
     limit: int | None,
     pace: Pace,
     progress: Callable[[int], object] | None,
@@ -250,3 +246,33 @@ def _classifier(by: str | Callable[[Peeked], str]) -> Callable[[Peeked], str]:
     if by not in names:
         raise InvalidArgument("can't count by that", by=by, fix=f"There are {', '.join(sorted(names))}, or a function.")
     return names[by]
+
+
+# -- how fast ----------------------------------------------------------------------------------------------------------
+
+
+class Pace:
+    """At most ``rate`` messages a second on the caller's clock; None for as fast as it goes."""
+
+    def __init__(self, clock: Clock, rate: float | None) -> None:
+        """Raises ``InvalidArgument``."""
+        if rate is not None and not is_number(rate, SLOWEST, MOST):
+            raise InvalidArgument("a rate is more than 0 messages a second", rate=shown(rate))
+        self._clock = clock
+        self._rate = rate
+        self._begin = clock.monotonic()
+
+    @property
+    def part(self) -> int:
+        """How many may go at once."""
+        if self._rate is None:
+            return LETTERS_PER_TRANSACTION
+        return max(1, min(LETTERS_PER_TRANSACTION, int(self._rate * PART_S)))
+
+    def wait(self, moved: int, stop: Stop) -> None:
+        """Until the next one may follow the first ``moved``, or until told to stop."""
+        if self._rate is None:
+            return
+        due = self._begin + moved / self._rate
+        while (left := due - self._clock.monotonic()) > 0 and not stop():
+            self._clock.sleep(min(left, PART_S))

@@ -1,4 +1,12 @@
-"""A job: a message in the hands of its taker.
+"""A job: a message taken from a queue, and what can be done with it, each once.
+
+Named backoff schedules: how long to wait before which attempt.
+
+A name spells its schedule: pauses separated by slashes and their unit (``s``, ``min`` or ``h``). ``"1/5/25min"`` waits
+1 minute after the first attempt, 5 after the second, 25 after every later one. That one is also called
+``"processing-queue"``, after the recipe it comes from.
+
+A job: a message in the hands of its taker.
 
 Model. A job is *held* until its consumer settles it (acked, released, buried), once, or until its lease is *lost*:
 swept because this process was silent for longer than ``session_ttl``, released because its time to run has passed,
@@ -18,31 +26,44 @@ of the block is the one that is raised.
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from kombu_fdb.api import backoff as schedules
-from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.api.connection import Connection
 from kombu_fdb.errors import AlreadySettled, CommitUnknown, InvalidArgument, KombuFDBError, LeaseLost
 from kombu_fdb.model import Death, Delivery, Lease
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.ranges import is_number, milliseconds
 
-__all__ = ["Holder", "Job", "due_at"]
+# -- backoff -----------------------------------------------------------------------------------------------------------
+
+
+FIX = "Write pauses and a unit (1/5/25min, 10/30s, 1h), or processing-queue."
+_NAMED = {"processing-queue": "1/5/25min"}
+_UNITS = {"s": 1, "min": 60, "h": 3600}
+_NAME = re.compile(r"(?P<pauses>\d+(\.\d+)?(/\d+(\.\d+)?)*)(?P<unit>s|min|h)", re.ASCII)
+
+
+def backoff_s(name: str, attempt: int) -> float:
+    """The pause after the ``attempt``-th attempt (from 1), in seconds. Raises ``InvalidArgument``."""
+    match = _NAME.fullmatch(_NAMED.get(str(name), str(name)))
+    if match is None:
+        near = difflib.get_close_matches(str(name), _NAMED, n=1)
+        raise InvalidArgument("not a backoff schedule", name=name, fix=f"Did you mean {near[0]}?" if near else FIX)
+    if attempt < 1:
+        raise InvalidArgument("attempts count from 1", attempt=attempt)
+    pauses = match["pauses"].split("/")
+    return float(pauses[min(attempt, len(pauses)) - 1]) * _UNITS[match["unit"]]
+
+
+# -- the job -----------------------------------------------------------------------------------------------------------
+
 
 ERROR_LENGTH = 2_000
-
-
-class Holder(Protocol):
-    """What a job needs of the broker that took it."""
-
-    @property
-    def engine(self) -> Engine: ...
-    def settled(self, lease: Lease) -> None: ...
-    def watch(self, delivery: Delivery) -> None: ...
-    def dropped(self, lease: Lease) -> None: ...
 
 
 class Job:
@@ -51,8 +72,8 @@ class Job:
     #: Settled or lost: there is nothing to release. Or not made yet: its maker still has the lease.
     _ended = True
 
-    def __init__(self, holder: Holder, delivery: Delivery) -> None:
-        self._holder = holder
+    def __init__(self, connection: Connection, delivery: Delivery) -> None:
+        self._connection = connection
         self._delivery = delivery
         self._settled: str | None = None
         self._in_doubt = False
@@ -67,9 +88,9 @@ class Job:
         if self._ended:
             return
         try:
-            self._holder.dropped(self._delivery.lease)
+            self._connection.dropped(self._delivery.lease)
         except BaseException:  # out of a signal handler: Python goes on without it, and nothing else knows of the job
-            self._holder.dropped(self._delivery.lease)
+            self._connection.dropped(self._delivery.lease)
             raise
 
     def __enter__(self) -> Self:
@@ -90,7 +111,7 @@ class Job:
         try:
             self.release(error=error)
         except KombuFDBError:  # lost by now, or the store does not answer: the duties thread repeats it
-            self._holder.dropped(self._delivery.lease)
+            self._connection.dropped(self._delivery.lease)
 
     @property
     def lease(self) -> Lease:
@@ -135,12 +156,12 @@ class Job:
 
     def ack(self) -> None:
         """Done: delete it. Raises ``LeaseLost``, ``AlreadySettled``, or a ``StoreError``: try again."""
-        self._settle("acked", self._holder.engine.messages.ack)
+        self._settle("acked", self._connection.engine.messages.ack)
 
     def release(self, delay: float = 0, *, backoff: str | None = None, error: object = None) -> None:
         """Hand it back: to its old position, or not before ``delay`` seconds have passed. The attempt counts.
 
-        ``backoff``: the name of a schedule instead, such as ``"1/5/25min"`` (:mod:`kombu_fdb.api.backoff`). Past the
+        ``backoff``: the name of a schedule instead, such as ``"1/5/25min"`` (:mod:`kombu_fdb.api.job`). Past the
         queue's ``x-delivery-limit`` it is dead-lettered, with ``error`` in its history. Raises as :meth:`ack`.
         """
         if backoff is not None:
@@ -148,11 +169,11 @@ class Job:
                 raise InvalidArgument(
                     "a delay and a backoff schedule", delay=delay, backoff=backoff, fix="Pass only one of them."
                 )
-            delay = schedules.seconds(backoff, self.attempts)
+            delay = backoff_s(backoff, self.attempts)
         due_ms = due_at(delay)
         self._settle(
             "released",
-            lambda leases: self._holder.engine.messages.release(leases, due_ms=due_ms, details=_details(error)),
+            lambda leases: self._connection.engine.messages.release(leases, due_ms=due_ms, details=_details(error)),
         )
 
     def bury(self, *, error: object = None) -> None:
@@ -160,7 +181,7 @@ class Job:
 
         ``queue.dead_letters.replay()`` brings it back.
         """
-        self._settle("buried", lambda leases: self._holder.engine.messages.reject(leases, **_details(error)))
+        self._settle("buried", lambda leases: self._connection.engine.messages.reject(leases, **_details(error)))
 
     def extend(self) -> None:
         """Go on with it: check that it is still held, and begin its time to run anew.
@@ -169,9 +190,9 @@ class Job:
         Raises ``LeaseLost``: stop working on it. Raises ``AlreadySettled``.
         """
         self._check_unsettled()
-        if not self._holder.engine.messages.holds([self._delivery.lease])[0]:
+        if not self._connection.engine.messages.holds([self._delivery.lease])[0]:
             raise self._lost()
-        self._holder.watch(self._delivery)
+        self._connection.watch(self._delivery)
 
     def _settle(self, how: str, verb: Callable[[list[Lease]], list[bool]]) -> None:
         self._check_unsettled()
@@ -180,7 +201,7 @@ class Job:
         except CommitUnknown:
             self._in_doubt = True
             raise
-        self._holder.settled(self._delivery.lease)
+        self._connection.settled(self._delivery.lease)
         self._ended = True  # only now: interrupted before, it is dropped, and so its lease is not kept
         if not held:
             self._check_unsettled()  # another thread was faster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Unpack
+from typing import Unpack, get_args
 
 from kombu_fdb.api.arguments import (
     ControlChanges,
@@ -14,14 +14,12 @@ from kombu_fdb.api.arguments import (
     State,
     check_limit,
     check_name,
-    known_state,
     names_of,
 )
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.api.consumer import Consumer, Takings
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job, due_at
-from kombu_fdb.api.taking import take_many
+from kombu_fdb.api.taking import Consumer, Takings, take_many
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
@@ -47,9 +45,6 @@ from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.ranges import is_number, milliseconds, shown, utf8, utf8_bytes
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
-
-__all__ = ["Queue", "parts", "positive_ms", "publication"]
-
 
 # -- publications ------------------------------------------------------------------------------------------------------
 
@@ -141,11 +136,6 @@ class Queue:
     def _engine(self) -> Engine:
         return self.connection.engine
 
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """What died here and is kept in ``<queue>.dead``: count, list, replay, discard."""
-        return DeadLetters(self.connection, self.name + DEAD_SUFFIX)
-
     # -- in --------------------------------------------------------------------------------------------------------
 
     def put(
@@ -233,6 +223,11 @@ class Queue:
         """
         return Consumer(Takings(self.connection, [self.name], timeout=timeout, limit=limit))
 
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """What died here and is kept in ``<queue>.dead``: count, list, replay, discard."""
+        return DeadLetters(self.connection, self.name + DEAD_SUFFIX)
+
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> QueueCounts:
@@ -266,7 +261,7 @@ class Queue:
         """
         check_limit(limit)
         _check_keys(key)
-        if known_state(state) == "ready":
+        if _known(state) == "ready":
             return self._engine.inspect.peek(self.name, limit, key=key, reverse=reverse)
         found = (
             self._engine.inspect.delayed(self.name, limit)
@@ -292,7 +287,7 @@ class Queue:
         """
         check_limit(limit, 1)
         _check_keys(key)
-        return self._engine.inspect.page(self.name, View(known_state(state), key, after or b"", reverse), limit)
+        return self._engine.inspect.page(self.name, View(_known(state), key, after or b"", reverse), limit)
 
     def each(self, state: State = "ready") -> Iterator[Peeked]:
         """All jobs of a state, those of one key in their order, page by page; what moves meanwhile may be missed."""
@@ -464,3 +459,11 @@ def _check_keys(*keys: str | None) -> None:
 def _check_spot(given: object) -> None:
     if not isinstance(given, Spot):
         raise InvalidArgument("not a spot", given=shown(given), fix="Pass Listed.spot, of a page.")
+
+
+def _known(state: State) -> State:
+    """Raises ``InvalidArgument`` for a typo: an empty answer would look like an empty queue."""
+    known = get_args(State)
+    if state not in known:
+        raise InvalidArgument("no such state of a job", given=state, fix=f"Known states: {', '.join(known)}.")
+    return state

@@ -1,8 +1,13 @@
-"""How a job is taken: what is there now, and how it is waited for.
+"""Taking jobs: one, many, or a loop over them.
+
+How a job is taken: what is there now, and how it is waited for.
 
 Model. A take looks (:func:`take_now`, one claim), and only if nothing is there it *waits*: it arms watches on the
 queues and sleeps until one fires, its bell rings, or its time is over; then it looks again. Arming looks at the queues
 in the same transaction, so nothing falls between a claim and a watch.
+
+A take ends ``operation_timeout`` after its own time, whatever the store does: each step gets what is left of that
+(:meth:`Look.in_time`). One without a time waits for as long as the store answers.
 
 Who waits while others take from the same queues stands in a line with them (``process/combiner_client.py``): then a
 look is one at the line, only its first one arms watches on the queues, and a take that stops waiting leaves it. A take
@@ -13,6 +18,21 @@ lets it go back uncounted, as the program has not seen it. ``poll_interval`` is 
 (``options.py``), not how a job is noticed.
 
 The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (``kombu_fdb/aio/taking.py``).
+
+A loop over jobs: ``for job in queue.consume()``.
+
+::
+
+    jobs = broker.queue("jobs").consume()
+    signal.signal(signal.SIGTERM, lambda *_: jobs.stop())
+    for job in jobs:
+        with job:
+            work(job.payload)
+
+Model. A consumer takes one job when it is asked for one, and holds none itself: what the loop has is all that is held,
+and a loop that is left holds nothing. It waits as ``take`` does, and *ends* when ``limit`` jobs were taken, when none
+has come for ``timeout`` seconds, when :meth:`Consumer.stop` was called, or with its broker. Any other error is raised
+from the loop, and the same consumer may be asked again.
 """
 
 from __future__ import annotations
@@ -20,32 +40,33 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from random import SystemRandom
-from time import monotonic
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from kombu_fdb.api.arguments import seconds
+from kombu_fdb.api.arguments import Stop, never, seconds
 from kombu_fdb.api.connection import Connection, Sleeper
 from kombu_fdb.api.job import Job
-from kombu_fdb.api.pace import Stop, never
-from kombu_fdb.errors import InvalidArgument, Outrun, SessionLost
+from kombu_fdb.errors import InvalidArgument, Outrun, SessionLost, StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.store.protocol import Watch
 
-__all__ = ["Look", "Wait", "check_take", "leave_line", "take_first", "take_many", "take_now"]
+# -- taking ------------------------------------------------------------------------------------------------------------
+
 
 S = TypeVar("S", bound=Sleeper)
+T = TypeVar("T")
 
 
-def check_take(queues: Collection[str], limit: int, timeout: float | None = None) -> float | None:
-    """Raises ``InvalidArgument``. Returns the timeout as the clock can add it."""
+def check_take(queues: Collection[str], limit: int, timeout: float | None = None) -> float:
+    """Raises ``InvalidArgument``. Returns the timeout as the clock can add it; 0 for one below."""
     if not queues or not is_whole(limit, 1):
         raise InvalidArgument("take at least one job from at least one queue", limit=shown(limit), queues=tuple(queues))
-    return None if timeout is None else seconds("timeout", timeout)
+    return inf if timeout is None else max(seconds("timeout", timeout), 0.0)
 
 
 def take_many(
@@ -59,30 +80,28 @@ def take_many(
 ) -> list[Job]:
     """Up to ``limit`` jobs; none if ``timeout`` seconds have passed, or it was ``stopped`` while it waited."""
     timeout = check_take(queues, limit, timeout)
-    deadline = None if timeout is None else monotonic() + timeout
-    look = Look(connection, queues, limit, in_order)
+    look = Look(connection, queues, limit, connection.now_s() + timeout, in_order)
     if timeout == 0:
         return take_now(look)
     jobs = take_first(look)
     if not jobs:
-        with Wait(connection, queues, Bell()) as wait:
-            while not jobs and _sleep(wait, deadline, stopped):
+        with Wait(look, Bell()) as wait:
+            while not jobs and _sleep(wait, stopped):
                 jobs = take_now(look, wait.combiner)
             jobs = jobs or leave_line(look, wait.combiner)
     return jobs
 
 
-def _sleep(wait: Wait[Bell], deadline: float | None, stopped: Stop) -> bool:
-    """Until there may be a job; False at the deadline, or when it was stopped."""
-    left_s = None if deadline is None else deadline - monotonic()
-    if left_s is not None and left_s <= 0:
+def _sleep(wait: Wait[Bell], stopped: Stop) -> bool:
+    """Until there may be a job; False when the time is over, or when it was stopped."""
+    if wait.is_over:
         return False
     wait.sleeper.clear()
     if stopped():  # looked at after the clearing: what rings later ends the sleep
         return False
     watches = wait.arm()
     if watches is not None:
-        wait.sleeper.wait(wait.shortest_s(left_s))
+        wait.sleeper.wait(wait.shortest_s())
     wait.disarm(watches)
     return True
 
@@ -90,13 +109,14 @@ def _sleep(wait: Wait[Bell], deadline: float | None, stopped: Stop) -> bool:
 class Wait(Generic[S]):
     """One sleeper's wait for jobs of some queues."""
 
-    def __init__(self, connection: Connection, queues: Sequence[str], sleeper: S) -> None:
+    def __init__(self, look: Look, sleeper: S) -> None:
         self.sleeper = sleeper
-        self._connection = connection
-        self._queues = queues
+        self._look = look
+        self._connection = connection = look.connection
+        self._queues = look.queues
         self._consumed: dict[object, Collection[str]] | None = None
         longest_s = min(connection.options.poll_interval, connection.options.operation_timeout)
-        self.combiner = CombinerClient(sleeper.ring, monotonic, SystemRandom(), longest_s, connection.rivalry)
+        self.combiner = CombinerClient(sleeper.ring, connection.now_s, SystemRandom(), longest_s, connection.rivalry)
 
     def __enter__(self) -> Self:
         return self
@@ -108,16 +128,19 @@ class Wait(Generic[S]):
 
     def arm(self) -> list[Watch] | None:
         """Watches that ring the sleeper; None if there is a job now. Raises a ``StoreError``."""
+        watches = self._look.in_time(self._arm)
+        for watch in watches or ():
+            watch.on_fire(self.sleeper.ring)
+        return watches
+
+    def _arm(self) -> list[Watch] | None:
         connection, membership = self._connection, self._connection.client.membership()
         if self._consumed is None:
             self._begin(membership.consumed)
         if self.is_in_line and not self.combiner.is_first:
             return [] if self.combiner.in_line else None
         consumers = dict.fromkeys(self._queues, connection.tag)
-        watches = connection.engine.messages.arm(self._queues, membership.session_id, consumers)
-        for watch in watches or ():
-            watch.on_fire(self.sleeper.ring)
-        return watches
+        return connection.engine.messages.arm(self._queues, membership.session_id, consumers)
 
     @property
     def is_in_line(self) -> bool:
@@ -143,22 +166,39 @@ class Wait(Generic[S]):
         if close is not None:
             close()
 
-    def shortest_s(self, left_s: float | None) -> float:
+    @property
+    def is_over(self) -> bool:
+        """It was told to wait no longer."""
+        return self._look.left_s <= 0
+
+    def shortest_s(self) -> float:
         """How long to sleep at most."""
-        bounds = (left_s, self.combiner.next_look_s(), self._connection.options.poll_interval)
-        return min(bound for bound in bounds if bound is not None)
+        next_look_s = self.combiner.next_look_s()
+        bound_s = min(max(self._look.left_s, 0.0), self._connection.options.poll_interval)
+        return bound_s if next_look_s is None else min(bound_s, next_look_s)
 
 
 # -- one look ----------------------------------------------------------------------------------------------------------
 
 
 class Look(NamedTuple):
-    """What is to be taken. ``in_order``: from the first of the queues on, and not from each in turn."""
+    """What is to be taken, and until when. ``in_order``: from the first of the queues on, and not from each in turn."""
 
     connection: Connection
     queues: Sequence[str]
     limit: int
+    until_s: float
     in_order: bool = False
+
+    @property
+    def left_s(self) -> float:
+        """Less than 0: its time is over."""
+        return self.until_s - self.connection.now_s()
+
+    def in_time(self, step: Callable[[], T]) -> T:
+        """What ``step`` returns, which asks the store. Guarantee: BOUNDED."""
+        connection = self.connection
+        return connection.client.patience.within(self.left_s + connection.options.operation_timeout, step)
 
     @property
     def in_turn(self) -> list[str]:
@@ -167,28 +207,28 @@ class Look(NamedTuple):
 
 def take_now(look: Look, combiner: CombinerClient | None = None) -> list[Job]:
     """What is there now, or was granted to who stands in a line."""
-    return _take(look.connection, partial(_claim, look, combiner))
+    return _take(look, partial(_claim, look, combiner))
 
 
 def take_first(look: Look) -> list[Job]:
     """The same, before anybody waits: nothing if there are rivals."""
     if look.connection.rivalry.is_contested(look.queues):
         return []
-    return _take(look.connection, partial(_claim_alone, look, gives_way=True))
+    return _take(look, partial(_claim_alone, look, gives_way=True))
 
 
 def leave_line(look: Look, combiner: CombinerClient) -> list[Job]:
     """What was granted while the time ran out."""
-    return _take(look.connection, combiner.leave) if combiner.in_line else []
+    return _take(look, combiner.leave) if combiner.in_line else []
 
 
-def _take(connection: Connection, claim: Callable[[list[Delivery]], object]) -> list[Job]:
+def _take(look: Look, claim: Callable[[list[Delivery]], object]) -> list[Job]:
     """From the claim on in the hand, and then in jobs, which are dropped if the caller does not get them."""
-    hand: list[Delivery] = []
+    connection, hand = look.connection, list[Delivery]()
     try:
         _ = connection.engine  # of an open broker
         connection.taken = True
-        claim(hand)
+        look.in_time(partial(claim, hand))
         if hand and not connection.hold(hand):
             _let_go(connection, hand)
             return []
@@ -242,3 +282,80 @@ def _stand(look: Look, combiner: CombinerClient, hand: list[Delivery]) -> None:
     if not hand and combiner.is_first:
         names = look.in_turn
         combiner.serve(names, dict.fromkeys(names, connection.tag), hand)
+
+
+# -- the loop ----------------------------------------------------------------------------------------------------------
+
+
+class Takings:
+    """What a loop takes, how much of it is left, and whether it has ended. Its verbs never wait."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        *,
+        timeout: float | None,
+        limit: int | None,
+        in_order: bool = False,
+    ) -> None:
+        """Raises ``InvalidArgument``."""
+        check_take(queues, 1 if limit is None else limit, timeout)
+        self.connection = connection
+        self.queues = queues
+        self.timeout = timeout
+        self.in_order = in_order
+        self._left = limit
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
+        self.connection.wake()
+
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def ended(self) -> bool:
+        return self._stopped or self._left == 0 or self.connection.closed
+
+    def took(self, jobs: Sequence[Job]) -> None:
+        """None: its time is over."""
+        if not jobs:
+            self._stopped = True
+        elif self._left is not None:
+            self._left -= len(jobs)
+
+
+class Consumer:
+    """Get it from :meth:`.queue.Queue.consume` or :meth:`.broker.Broker.consume`. One thread iterates."""
+
+    def __init__(self, takings: Takings) -> None:
+        self._takings = takings
+
+    def stop(self) -> None:
+        """End the loop; a job that it has stays its own. From any thread, also out of a signal handler; idempotent."""
+        self._takings.stop()
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> Job:
+        """Raises as ``take``."""
+        takings = self._takings
+        if takings.ended:
+            raise StopIteration
+        try:
+            jobs = _take_of(takings)
+        except StoreUnavailable:
+            if takings.connection.closed:
+                raise StopIteration from None
+            raise
+        takings.took(jobs)
+        if not jobs:
+            raise StopIteration
+        return jobs[0]
+
+
+def _take_of(of: Takings) -> list[Job]:
+    return take_many(of.connection, of.queues, 1, of.timeout, in_order=of.in_order, stopped=of.stopped)

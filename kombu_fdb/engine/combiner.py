@@ -1,18 +1,18 @@
 """The combiner: consumers of the same queues wait in a line, and its first one claims for all of them.
 
-Join: wait in the line of those who consume the same queues, and settle what was done meanwhile.
+Join: wait in the line of the consumers of the same queues, and settle what was done meanwhile.
 
-Conflicts with what ends the session, with who settles the same leases, and with a change of the queues' limits
-(``allowance.py``); with no other join, and with no service.
+Conflicts with what ends the session, with transactions that settle the same leases, and with a change of the queues'
+limits (``enforcement.py``), but not with other joins or services.
 
 Serve: the claim of a whole line of consumers, in one transaction. The protocol stands in ``scheduling/line.py``.
 
-The first of the line claims as one consumer would who wants what all of them want, in the same order, and deals what it
-gets: each message is leased to the next of those whose window is not full, the server first. So the messages of one
+The first of the line claims as one consumer would that wants what all of them want, in the same order, and deals what
+it gets: each message is leased to the next consumer whose window is not full, the server first. So the messages of one
 commit are in the order of a single consumer (FAIR), however many there are.
 
-Bounded in messages and bytes: who does not fit stays in the line. So does who gets nothing, because there is less than
-is wanted; the first of those is the first of the line then.
+A service is bounded in messages and bytes: a demand that does not fit stays in the line. So does one that gets nothing
+because there is less than is wanted; the first of those is then the first of the line.
 
 A message for another consumer is not opened further than its record: the consumer that gets it reads its payload
 (:func:`look`), and rejects it as malformed if that is gone.
@@ -34,7 +34,6 @@ from kombu_fdb.engine.messages.claim import (
     FEW_QUEUES,
     choose,
     delivery_of,
-    find,
     head_ranges,
     is_single,
     state_keys,
@@ -42,9 +41,9 @@ from kombu_fdb.engine.messages.claim import (
     take,
     take_rows,
 )
-from kombu_fdb.engine.messages.message import Opened, open_record, read_all
+from kombu_fdb.engine.messages.message import open_records, read_all
 from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.scheduling.allowance import control_keys, note_unlimited
+from kombu_fdb.engine.scheduling.enforcement import control_keys, note_unlimited
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
@@ -56,10 +55,14 @@ from kombu_fdb.store.protocol import KeyValue
 # -- join --------------------------------------------------------------------------------------------------------------
 
 
-def join(work: Work, demand: Demand, acks: Sequence[Lease], queues: Sequence[str], over: Collection[int]) -> None:
-    """``queues``: of the line; those of many are not looked at. ``over``: as in :func:`.line.join`.
+def join(
+    work: Work, demand: Demand, acks: Sequence[Lease] = (), *, queues: Sequence[str] = (), over: Collection[int] = ()
+) -> None:
+    """Wait for messages in the line of the consumers of the same ``queues``. ``acks`` are settled with it.
 
-    Raises ``SessionLost``.
+    ``queues``: those of the line; if there are many, they are not looked at. ``over``: the first leases of demands of
+    the session that have ended, and that will not be looked at any more. Raises ``SessionLost``. A caller that does not
+    know what has become of a demand calls ``Sessions.recover``.
     """
     leases = settle.lease_rows(work, acks)
     few = queues if acks and len(queues) <= FEW_QUEUES else ()
@@ -74,12 +77,12 @@ def join(work: Work, demand: Demand, acks: Sequence[Lease], queues: Sequence[str
 # -- serve -------------------------------------------------------------------------------------------------------------
 
 
-#: Of one service.
+#: Limits of one service.
 MOST_MESSAGES = 512
 
 
 class Served(NamedTuple):
-    """What the server got, and how many demands were met besides its own. ``ended``: its own was not there any more."""
+    """What the server got, and how many demands were met besides its own. ``ended``: its own demand had ended."""
 
     deliveries: list[Delivery]
     others: int
@@ -102,7 +105,7 @@ class _Seat(NamedTuple):
 
 
 def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Row], window: Window) -> Served:
-    """Claim for those of ``rows`` who still wait, ``mine`` among them. ``window``: at most so much for all.
+    """Claim for those of ``rows`` that still wait, ``mine`` among them. ``window``: at most so much for all of them.
 
     Raises ``SessionLost`` if the server's session was fenced.
     """
@@ -121,7 +124,7 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.R
 
 
 def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> dict[str, int]:
-    """Of the consumers of these messages' queues: those of all queues might not fit into a value."""
+    """The consumer timeouts of these messages' queues: those of all queues might not fit into a value."""
     timeouts = {each.queue: states[each.queue].control.consumer_timeout_ms for each in found}
     return {queue: ms for queue, ms in timeouts.items() if ms}
 
@@ -185,12 +188,12 @@ def _take_all(work: Work, states: dict[str, QueueState], dealt: _Dealt) -> list[
     """All payloads are read before the first is taken (``claim.claim``): those of the server, in one round trip."""
     server = dealt[0][0] if dealt else None
     own = iter(read_all(work, [value for seat, (_, (_, value)) in dealt if seat is server]))
-    opened: list[Opened | FormatError] = [
-        next(own) if seat is server else open_record(value) for seat, (_, (_, value)) in dealt
-    ]
-    found = [find(work, row, each, states) for (_, row), each in zip(dealt, opened, strict=True)]
+    others = iter(open_records(value for seat, (_, (_, value)) in dealt if seat is not server))
+    opened = [next(own if seat is server else others) for seat, _ in dealt]
     take_rows(work, states, [row for _, row in dealt])
-    return [(seat, take(work, each, seat.window)) for (seat, _), each in zip(dealt, found, strict=True)]
+    return [
+        (seat, take(work, row, record, states, seat.window)) for (seat, row), record in zip(dealt, opened, strict=True)
+    ]
 
 
 def look(work: Work, demand: Demand, *, fired: bool) -> tuple[line.Sight, Collected]:

@@ -1,9 +1,9 @@
 """Dead letters: found in parts, replayed or discarded, and trimmed.
 
-Scan: look through a queue of dead letters, in parts, for those that are wanted.
+Scan: look through a queue of dead letters, in parts, for those that match.
 
 A queue of dead letters is ``<queue>.dead``, or whatever queue a dead-letter exchange leads to. It is walked from its
-first key to its last, in transactions of bounded size, by a cursor in the hands of the caller: a caller that is killed
+first key to its last, in transactions of bounded size, by a cursor that the caller holds: a caller that is killed
 between two parts has lost a cursor and nothing else, and begins again at the front.
 
 A walk is bounded by the stamp of the last message that had come when it began. What dies meanwhile has a later stamp
@@ -15,8 +15,7 @@ Replay: bring dead letters back to the queue they died in, or discard them.
 A message moves from a queue of dead letters to the end of its key's messages in the queue of its last death (or in the
 one it is sent to), in one transaction (ONE-PLACE). It keeps its id, payload, key, priority and history of deaths; its
 redeliveries count from zero again. A single letter may be given another payload on its way (:func:`replay_row`). What
-it had before and no dead letter keeps is gone: its time to live is the queue's ``x-message-ttl``, from now on, if there
-is one.
+no dead letter keeps is gone: its time to live is the queue's ``x-message-ttl``, from now on, if there is one.
 
 States of a letter: *dead*, then *back* or *gone*. Each part of a replay or a discard is one transaction, so a letter is
 never both and never neither, and the counts are those of the letters moved. What happens at each failure:
@@ -27,7 +26,7 @@ never both and never neither, and the counts are those of the letters moved. Wha
   part again.
 * the queue it should come back to has been deleted: ``QueueNotFound``, and nothing of the part was moved.
 
-Trim: delete in parts what ``<queue>.dead`` need not keep: the expired, and the oldest beyond its length.
+Trim: delete in parts what ``<queue>.dead`` need not keep: expired letters, and the oldest beyond its length.
 
 Done by the duties now and then, not by each burial, which therefore never conflicts.
 """
@@ -38,7 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kombu_fdb.engine.inspection import browse, inspect
+from kombu_fdb.engine.inspection import browse, inspect, pages
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
 from kombu_fdb.engine.messages.message import (
     Message,
@@ -52,12 +51,13 @@ from kombu_fdb.engine.messages.message import (
 from kombu_fdb.engine.messages.publish import expires_at
 from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import READY, Work
+from kombu_fdb.engine.transactions import Group, read, write
 from kombu_fdb.errors import FormatError, QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import Record, decode_amount, decode_record, outline_of
 from kombu_fdb.keyspace.layout import priority_of
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_PRIORITY, Peeked, Way
-from kombu_fdb.primitives.headers import ATTEMPTS, headers_of
+from kombu_fdb.primitives.kombu_payload import ATTEMPTS, headers_of
 from kombu_fdb.store.protocol import KeyValue
 
 # -- scan --------------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Wanted:
         return self.where is not None or self.task is not None
 
     def matches(self, record: Record | None) -> bool:
-        """As far as the record tells. One that can't be read is wanted if all are."""
+        """Whether the record matches, as far as it tells. One that can't be read matches if there are no conditions."""
         if record is None:
             return self == Wanted()
         return (
@@ -122,7 +122,7 @@ class Wanted:
 
     def matches_payload(self, letter: Peeked) -> bool:
         """The rest."""
-        return (self.task is None or task_of(letter) == self.task) and (self.where is None or self.where(letter))
+        return self.task in (None, *names_of(letter)) and (self.where is None or self.where(letter))
 
 
 def _is_class(found: object, wanted: str) -> bool:
@@ -130,12 +130,25 @@ def _is_class(found: object, wanted: str) -> bool:
 
 
 def task_of(letter: Peeked) -> str:
-    """The name of the Celery task the letter is of; "" if it is of none."""
-    return str(headers_of(letter.payload).get("task") or "")
+    """The name of the letter's Celery task, as Celery's log gives it; "" if it has none."""
+    return names_of(letter)[0]
+
+
+def names_of(letter: Peeked) -> tuple[str, str]:
+    """The name in Celery's log, which a publisher may have chosen (``shadow``), and that of the task itself."""
+    headers = headers_of(letter.payload)
+    task = str(headers.get("task") or "")
+    return str(headers.get("shadow") or task) if task else "", task
+
+
+def arguments_of(message: Peeked) -> str:
+    """The arguments of the Celery task, as they were published; "" if it has none."""
+    headers = headers_of(message.payload)
+    return f"{headers.get('argsrepr') or ''} {headers.get('kwargsrepr') or ''}"
 
 
 def error_of(message: Peeked) -> str:
-    """The class of the exception it died of last; of one that never died and waits to be retried, of its last attempt.
+    """The class of the exception it died of last; if it never died and waits to be retried, that of its last attempt.
 
     "" if there was none.
     """
@@ -150,7 +163,7 @@ def error_of(message: Peeked) -> str:
 
 
 class Walk(NamedTuple):
-    """Through which queue, for which letters, and the version of the last one that had come when it began."""
+    """The queue, the letters wanted, and the version of the last one that had come when the walk began."""
 
     dead: str
     wanted: Wanted
@@ -165,17 +178,16 @@ class Letter(NamedTuple):
     record: Record | None
 
 
-class Part(NamedTuple):
-    """What one transaction found, and the cursor to go on with; b"" at the end."""
+def look(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
+    """Up to ``limit`` dead letters, without changing them, and the cursor to go on with; b"" at both ends."""
+    letters, following = look_through(work, walk, cursor, limit)
+    return browse.look_all(work, [(walk.dead, letter[:2]) for letter in letters]), following
 
-    letters: list[Letter]
-    cursor: bytes
 
+def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[list[Letter], bytes]:
+    """Up to ``limit`` letters of one part of the walk, and the cursor to go on with; b"" at both ends.
 
-def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> Part:
-    """One part of the walk, up to ``limit`` letters. Snapshot reads, and all of them before the caller's first write.
-
-    ``cursor``: b"" to begin with. Whatever ``where`` raises comes out of here.
+    Snapshot reads, and all of them before the caller's first write. Whatever ``where`` raises comes out of here.
     """
     most = LETTERS_PER_TRANSACTION if walk.wanted != Wanted() else min(limit + 1, LETTERS_PER_TRANSACTION)
     rows, following = _rows(work, walk.dead, cursor, most)
@@ -183,7 +195,7 @@ def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> Part:
     size = 0
     for key, value in rows:
         if size > BYTES_PER_TRANSACTION or len(found) == limit:
-            return Part(found, key)
+            return found, key
         size += len(value)
         letter = Letter(key, value, _readable(value))
         if key[-STAMP_BYTES:][:VERSION_BYTES] <= walk.last and walk.wanted.matches(letter.record):
@@ -192,7 +204,7 @@ def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> Part:
                 if not walk.wanted.matches_payload(browse.look(work, walk.dead, (key, value))):
                     continue
             found.append(letter)
-    return Part(found, following)
+    return found, following
 
 
 def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
@@ -219,36 +231,27 @@ def _readable(value: bytes) -> Record | None:
 # -- replay and discard ------------------------------------------------------------------------------------------------
 
 
-class Moved(NamedTuple):
-    """How many letters one part replayed or discarded, and the cursor to go on with; b"" at the end.
+def replay_part(work: Work, walk: Walk, cursor: bytes, limit: int, *, to: str | None = None) -> tuple[int, bytes]:
+    """Up to ``limit`` letters of one part of a walk. Returns how many, and the cursor to go on with; b"" at the end.
 
-    A letter that had outlived its time is gone instead of back, and not counted.
+    A letter that had outlived its time is gone instead of back, and not counted. Left where they are: unreadable bytes,
+    a newer version's too, and messages that never died, unless ``to`` says where they should go. Raises
+    ``QueueNotFound``.
     """
-
-    moved: int
-    cursor: bytes
-
-
-def replay_part(work: Work, walk: Walk, cursor: bytes, limit: int, *, to: str | None) -> Moved:
-    """Up to ``limit`` letters of one part of a walk. Raises ``QueueNotFound``.
-
-    Left where they are: unreadable bytes, a newer version's too, and messages that never died, unless ``to`` says where
-    they should go.
-    """
-    part = look_through(work, walk, cursor, limit)
-    destinations = [(letter, _destination(walk.dead, letter.record, to)) for letter in part.letters]
+    letters, following = look_through(work, walk, cursor, limit)
+    destinations = [(letter, _destination(walk.dead, letter.record, to)) for letter in letters]
     going = [(letter, queue) for letter, queue in destinations if letter.record is not None and queue is not None]
     for queue in {queue for _, queue in going}:
         _require(work, queue, walk.dead)
     _take(work, walk.dead, [letter for letter, _ in going])
     back = [_replay(work, walk.dead, queue, letter) for letter, queue in going]
-    return Moved(sum(back), part.cursor)
+    return sum(back), following
 
 
 def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = None) -> str:
     """Bring the letter of this row back, as :func:`replay_part` does. Returns its queue.
 
-    ``payload``: another than it had, stored in the transaction that takes it out. Raises ``QueueNotFound``, and
+    ``payload``: replaces the letter's own, in the transaction that takes it out. Raises ``QueueNotFound``, and
     ``QueueError`` for a message that never died or has outlived its time.
     """
     letter = Letter(*row, decode_record(row[1]))
@@ -262,13 +265,13 @@ def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = 
     return queue
 
 
-def discard_part(work: Work, walk: Walk, cursor: bytes, limit: int) -> Moved:
-    """Delete up to ``limit`` letters of one part of a walk."""
-    part = look_through(work, walk, cursor, limit)
-    _take(work, walk.dead, part.letters)
-    for letter in part.letters:
+def discard_part(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[int, bytes]:
+    """Delete up to ``limit`` letters of one part of a walk. Returns as :func:`replay_part`."""
+    letters, following = look_through(work, walk, cursor, limit)
+    _take(work, walk.dead, letters)
+    for letter in letters:
         delete(work, Message(walk.dead, letter.key, letter.value))
-    return Moved(len(part.letters), part.cursor)
+    return len(letters), following
 
 
 def _destination(dead: str, record: Record | None, to: str | None) -> str | None:
@@ -318,8 +321,8 @@ def _replay(work: Work, dead: str, queue: str, letter: Letter, payload: bytes | 
 TRIMMED_PER_TRANSACTION = 200
 
 
-def trim(work: Work, queue: str, limit: int = TRIMMED_PER_TRANSACTION) -> int:
-    """Drop some of them. Those that wait among the messages of their key, as they do after a delay, go last.
+def trim(work: Work, limit: int, queue: str) -> int:
+    """Drop some letters. Those that wait among the messages of their key, as they do after a delay, go last.
 
     Returns how many.
     """
@@ -342,3 +345,60 @@ def _is_expired(value: bytes, now_ms: int) -> bool:
         return 0 < outline_of(value).expires_ms <= now_ms
     except FormatError:
         return False
+
+
+# -- the verbs ---------------------------------------------------------------------------------------------------------
+
+
+class DeadLetters(Group):
+    """The verbs on messages that died."""
+
+    look = read(look)
+    replay_part = write(replay_part)
+    discard_part = write(discard_part)
+    _queues = read(inspect.queues)
+
+    def replay(self, queue: str, limit: int) -> int:
+        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back to ``queue``. Returns how many."""
+        walk, cursor, total = self.walk(queue + DEAD_SUFFIX), b"", 0
+        while total < limit:
+            moved, cursor = self.replay_part(walk, cursor, limit - total)
+            total += moved
+            if not cursor:
+                break
+        return total
+
+    def walk(self, dead: str, wanted: Wanted | None = None) -> Walk:
+        """A walk through a queue of dead letters that begins now: what comes later is behind its end."""
+        last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
+        return Walk(dead, wanted or Wanted(), NO_LAST if last is None else last)
+
+    def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
+        """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
+
+        Returns that queue. ``payload``: another than it had. Raises ``QueueError`` for a message that is no dead
+        letter, or has outlived its time, and ``MessageTooLarge``.
+        """
+        self._run.check_size(payload or b"")
+
+        def body(work: Work) -> str | None:
+            row = pages.row_at(work, dead, READY, position, message_id)
+            return None if row is None else replay_row(work, dead, row, payload=payload)
+
+        return self._run.write(body)
+
+    def trim(self) -> int:
+        """Drop what the queues ``<queue>.dead`` keep no longer. Returns how many."""
+        total = 0
+        for queue in self.queues():
+            while dropped := self.trim_part(queue):
+                total += dropped
+        return total
+
+    def queues(self) -> list[str]:
+        """The queues ``<queue>.dead``."""
+        return [queue for queue in self._queues() if queue.endswith(DEAD_SUFFIX)]
+
+    def trim_part(self, queue: str) -> int:
+        """Drop some of what a queue ``<queue>.dead`` no longer keeps. Returns how many."""
+        return self._run.part(trim, TRIMMED_PER_TRANSACTION, queue)

@@ -28,16 +28,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from kombu_fdb.engine.messages import message
-from kombu_fdb.engine.messages.dedup import decode_end
+from kombu_fdb.engine.messages import dedup, message
 from kombu_fdb.engine.messages.message import put_delayed, put_ready, subqueue
+from kombu_fdb.engine.messages.publish import BATCH_BYTES
 from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import DELAYED, NEWER, READY, Work
+from kombu_fdb.engine.topology import control
+from kombu_fdb.engine.transactions import Group, Transactions, read, write
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     UPGRADE,
+    Record,
     decode_count,
     decode_json,
     decode_lease,
@@ -59,17 +62,14 @@ from kombu_fdb.store.protocol import KeyValue
 
 T = TypeVar("T")
 
+#: Exchange, routing key, dedup id and end (wall clock, ms) of a window.
+DedupEntry = tuple[str, str, str, int]
+
 ROWS = 500
 #: Sub-queues that are read side by side, and of each so many messages at a time.
 SUBQUEUES, ROWS_OF_EACH = 50, 20
 #: Payloads read in one transaction.
 PAYLOAD_BYTES = 4_000_000
-
-
-class Read(Protocol):
-    """Runs a body that only reads in a transaction of its own."""
-
-    def __call__(self, verb: Callable[[Work], T]) -> T: ...
 
 
 class _Row(NamedTuple):
@@ -80,30 +80,30 @@ class _Row(NamedTuple):
     value: bytes
 
 
-def messages(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
+def messages(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
     """Every message of ``queue``. ``leased``: those under leases too. Raises ``FormatError`` for a newer version's."""
-    if decode_count(read(lambda work: work.tr.get(keys.count(queue, NEWER), snapshot=True))):
+    if decode_count(run.read(lambda work: work.tr.get(run.keys.count(queue, NEWER), snapshot=True))):
         raise _newer(queue)
-    rows = _rows(read, keys, queue, leased=leased)
+    rows = _rows(run, queue, leased=leased)
     for part in _parts(rows):
-        yield from read(_opener(queue, part))
+        yield from run.read(_opener(queue, part))
 
 
-def dedups(read: Read, keys: Keyspace) -> Iterator[tuple[str, str, str, int]]:
-    """Exchange, routing key, id and end (wall clock, ms) of each window of ``dedup.py``."""
-    for (exchange, routing_key, dedup_id), value in keys.read(_scan(read, keys.all_dedups), str, str, str):
-        yield exchange, routing_key, dedup_id, decode_end(value)
+def dedups(run: Transactions) -> Iterator[DedupEntry]:
+    """Each window of ``dedup.py``."""
+    for (exchange, routing_key, dedup_id), value in run.keys.read(_scan(run, run.keys.all_dedups), str, str, str):
+        yield exchange, routing_key, dedup_id, dedup.decode_end(value)
 
 
 def _opener(queue: str, rows: list[_Row]) -> Callable[[Work], list[StoredMessage]]:
     def verb(work: Work) -> list[StoredMessage]:
-        opened = message.read_all(work, [row.value for row in rows])
-        return [_open(queue, *each) for each in zip(rows, opened, strict=True)]
+        records = message.read_all(work, [row.value for row in rows])
+        return [_open(queue, *each) for each in zip(rows, records, strict=True)]
 
     return verb
 
 
-def _open(queue: str, row: _Row, opened: message.Opened | FormatError) -> StoredMessage:
+def _open(queue: str, row: _Row, record: Record | FormatError) -> StoredMessage:
     found = StoredMessage(
         queue=queue,
         state=row.state,
@@ -114,14 +114,13 @@ def _open(queue: str, row: _Row, opened: message.Opened | FormatError) -> Stored
         keyed=bool(row.key),
         unreadable=True,
     )
-    if isinstance(opened, FormatError):
+    if isinstance(record, FormatError):
         if is_newer(row.value):
             raise _newer(queue)
         return found
-    record, payload = opened
     return dataclasses.replace(
         found,
-        payload=payload,
+        payload=record.payload,
         key=record.key,
         message_id=record.message_id,
         published_ms=record.published_ms,
@@ -172,17 +171,17 @@ def _size(value: bytes) -> int:
 # -- rows in their order -----------------------------------------------------------------------------------------------
 
 
-def _rows(read: Read, keys: Keyspace, queue: str, *, leased: bool) -> Iterator[_Row]:
+def _rows(run: Transactions, queue: str, *, leased: bool) -> Iterator[_Row]:
     if leased:
-        yield from _leased(read, keys, queue)
-    for name, value in _scan(read, range_of(keys.ready(queue))):
-        yield _Row(READY, "", _priority(_rank(keys.place(queue, name))), 0, value)
-    subqueues, misplaced = _subqueues(read, keys, queue)
+        yield from _leased(run, queue)
+    for name, value in _scan(run, range_of(run.keys.ready(queue))):
+        yield _Row(READY, "", _priority(_rank(run.keys.place(queue, name))), 0, value)
+    subqueues, misplaced = _subqueues(run, queue)
     for start in range(0, len(subqueues), SUBQUEUES):
-        yield from _side_by_side(read, keys, queue, subqueues[start : start + SUBQUEUES])
+        yield from _side_by_side(run, queue, subqueues[start : start + SUBQUEUES])
     yield from [_Row(READY, "", NO_PRIORITY, 0, value) for value in misplaced]
-    for name, value in _scan(read, range_of(keys.delayed(queue))):
-        due_ms, rank = _due(keys, queue, name)
+    for name, value in _scan(run, range_of(run.keys.delayed(queue))):
+        due_ms, rank = _due(run.keys, queue, name)
         yield _Row(DELAYED, "", _priority(rank), due_ms, value)
 
 
@@ -207,9 +206,9 @@ def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, Rank]:
     return min(due_ms, LATEST_MS), rank
 
 
-def _scan(read: Read, whole: Range) -> Iterator[KeyValue]:
+def _scan(run: Transactions, whole: Range) -> Iterator[KeyValue]:
     begin, end = whole
-    while rows := read(_reader([(begin, end, ROWS)])):
+    while rows := run.read(_reader([(begin, end, ROWS)])):
         yield from rows[0]
         if len(rows[0]) < ROWS:
             return
@@ -220,9 +219,9 @@ def _reader(ranges: list[tuple[bytes, bytes, int]]) -> Callable[[Work], list[lis
     return lambda work: work.tr.get_ranges(ranges, snapshot=True)
 
 
-def _leased(read: Read, keys: Keyspace, queue: str) -> Iterator[_Row]:
+def _leased(run: Transactions, queue: str) -> Iterator[_Row]:
     found = []
-    for _, value in _scan(read, keys.all_leases):
+    for _, value in _scan(run, run.keys.all_leases):
         try:
             name, place, record = decode_lease(value)
         except FormatError:  # of no queue that could be named
@@ -236,13 +235,13 @@ def _leased(read: Read, keys: Keyspace, queue: str) -> Iterator[_Row]:
         yield _Row(READY, key, _priority(rank), 0, redelivered(record))
 
 
-def _subqueues(read: Read, keys: Keyspace, queue: str) -> tuple[list[tuple[str, Rank]], list[bytes]]:
+def _subqueues(run: Transactions, queue: str) -> tuple[list[tuple[str, Rank]], list[bytes]]:
     """Key and rank of each sub-queue, in the order of their first messages; and the messages that stand in none."""
     heads: dict[tuple[str, Rank], Stamp] = {}
     misplaced = []
-    for name, value in _scan(read, range_of(keys.keyed(queue))):
+    for name, value in _scan(run, range_of(run.keys.keyed(queue))):
         try:
-            subqueue = split_place(keys.place(queue, name))
+            subqueue = split_place(run.keys.place(queue, name))
         except FormatError:
             misplaced.append(value)
             continue
@@ -250,10 +249,10 @@ def _subqueues(read: Read, keys: Keyspace, queue: str) -> tuple[list[tuple[str, 
     return sorted(heads, key=lambda each: heads[each]), misplaced
 
 
-def _side_by_side(read: Read, keys: Keyspace, queue: str, group: list[tuple[str, Rank]]) -> Iterator[_Row]:
-    left = {each: range_of(keys.items(queue, *each)) for each in group}
+def _side_by_side(run: Transactions, queue: str, group: list[tuple[str, Rank]]) -> Iterator[_Row]:
+    left = {each: range_of(run.keys.items(queue, *each)) for each in group}
     while left:
-        parts = read(_reader([(*whole, ROWS_OF_EACH) for whole in left.values()]))
+        parts = run.read(_reader([(*whole, ROWS_OF_EACH) for whole in left.values()]))
         for (key, rank), rows in zip(list(left), parts, strict=True):
             yield from [_Row(READY, key, _priority(rank), 0, value) for _, value in rows]
             if len(rows) < ROWS_OF_EACH:
@@ -270,7 +269,7 @@ MARKS_PER_TRANSACTION = 5_000
 
 
 def state(work: Work, import_id: bytes) -> dict[str, Any] | None:
-    """What is known of a finished import; None if it is new or under way. Raises ``FormatError``."""
+    """What :func:`finish` was told of an import; None if it is new or under way. Raises ``FormatError``."""
     value = work.tr.get(work.keys.import_(import_id))
     facts = None if value is None else decode_json(value)
     if facts is not None and not isinstance(facts, dict):
@@ -311,7 +310,7 @@ def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:
     work.tr.set(work.keys.import_(import_id), encode_json(facts))
 
 
-def clear_marks(work: Work, cursor: bytes) -> bytes:
+def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
     """Clear some marks of the next import behind the cursor, if it is over; where to go on, b"" at the end."""
     begin, end = work.keys.every_imported
     first = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
@@ -325,3 +324,44 @@ def clear_marks(work: Work, cursor: bytes) -> bytes:
         work.tr.clear_range(first[0][0], rows[-1][0] + b"\x00")
         return rows[-1][0] + b"\x00"
     return first[0][0] + b"\x00"
+
+
+# -- the verbs ---------------------------------------------------------------------------------------------------------
+
+
+#: Of one :meth:`Migration.restore`.
+MOST_MESSAGES, MOST_BYTES = MESSAGES_PER_TRANSACTION, BATCH_BYTES
+
+
+class Migration(Group):
+    """The verbs on one store as the source or the target. Each may be called again after any failure."""
+
+    restore_dedups = write(dedup.restore)
+    bind = write(control.bind)
+    finished = read(state)
+    forget_marks_part = write(clear_marks)
+
+    def dump(self, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
+        """Every message of a queue that rests, in the order in which to store it again.
+
+        ``leased``: those under leases too, as ready ones.
+        """
+        return messages(self._run, queue, leased=leased)
+
+    def dedups(self) -> Iterator[DedupEntry]:
+        """Exchange, routing key, dedup id and end (wall clock, ms) of each window that may still be open."""
+        return dedups(self._run)
+
+    def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
+        """Store messages of another store, each with its mark, in one transaction: those that are not here yet.
+
+        Returns how many were stored. Up to :data:`MOST_MESSAGES` of :data:`MOST_BYTES` together.
+        """
+        return self._run.write(lambda work: restore(work, import_id, messages), self._run.timeouts.publish_s)
+
+    def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
+        """Everything is here: forget the marks, which the duties do if this is killed. Idempotent."""
+        self._run.write(lambda work: finish(work, import_id, facts))
+        cursor, end = self._run.keys.all_imported(import_id)
+        while b"" < cursor < end:
+            cursor = self.forget_marks_part(cursor)

@@ -1,6 +1,8 @@
 """The ground of the engine: one namespace of one store, and how a verb is run in a transaction of it.
 
-The groups of verbs (``engine.py``) share one of these. What they run gets a :class:`~.stored.work.Work`.
+A verb is a function of a :class:`~.stored.work.Work`. The groups of verbs (``engine.py``) share one
+:class:`Transactions`. What one transaction does is one line of a group, which names the verb: ``counts =
+read(inspect.counts)``. A group has a method of its own where there is more to do than that.
 """
 
 from __future__ import annotations
@@ -8,13 +10,13 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.stored import copies
-from kombu_fdb.engine.stored.batches import Portion
+from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Effects, Event, Policy, Work
 from kombu_fdb.errors import KombuFDBError, MessageTooLarge, StoreFull
 from kombu_fdb.keyspace.layout import Keyspace
@@ -24,6 +26,7 @@ from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Patience, Retry
 from kombu_fdb.store.tokens import CommitTokens, Doubt
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: What a message can be in the way of others with: it is too large, or its bytes make no sense.
@@ -65,19 +68,25 @@ class Transactions:
         self.sightings = Sightings(self.clock)
         client = self.ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
-        self.retry = Retry(database, self.clock, tokens, self.rng)
+        self.retry = Retry(database, self.clock, tokens, self.rng, Patience(self.clock))
+        #: Whether a writing transaction may leave a doubt.
+        self.may_be_unknown = database.commit_may_be_unknown
         #: Rivals wait for each other and never run in vain, so they need no line.
         self.writers_take_turns = database.writers_take_turns
         self.patience = self.retry.patience
         #: Called when a full disk has refused a write; True if it may be tried again.
         self.make_room: Callable[[], bool] = lambda: False
         #: Of the duties' steps, by their name.
-        self._portions: dict[str, Portion] = {}
-        self._chunks = Portion(copies.CHUNKS_PER_TRANSACTION)
+        self._batches: dict[str, AdaptiveBatch] = {}
+        self._chunks = AdaptiveBatch(copies.CHUNKS_PER_TRANSACTION)
 
     def be_patient_as(self, patience: Patience) -> None:
         """Share what the process may waste when it ends."""
         self.patience = self.retry.patience = patience
+
+    def as_one(self, call: Callable[[], T]) -> T:
+        """What ``call`` returns: several verbs, which share the deadline of one. Guarantee: BOUNDED."""
+        return self.patience.within(self.timeouts.call_s, call)
 
     def now(self) -> int:
         return self.clock.wall_ms()
@@ -101,10 +110,11 @@ class Transactions:
             now_ms = self.clock.wall_ms()
         return Work(tr, self.keys, self.routing, self.policy, self.ids, now_ms, effects)
 
-    def part(self, verb: Callable[[Work, int], T], most: int) -> T:
+    def part(self, verb: Callable[Concatenate[Work, int, P], T], most: int, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """A step of as many messages as its transaction holds, down to one if some of them are in the way."""
-        portion = self._portions.setdefault(verb.__qualname__, Portion(most, halved_by=IN_THE_WAY))
-        return portion.run(lambda limit: self.write(lambda work: verb(work, limit)))
+        name = f"{verb.__module__}.{verb.__qualname__}"
+        batch = self._batches.setdefault(name, AdaptiveBatch(most, halved_by=IN_THE_WAY))
+        return batch.run(lambda limit: self.write(lambda work: verb(work, limit, *args, **kwargs)))
 
     def write(
         self,
@@ -134,9 +144,12 @@ class Transactions:
             return result
 
         while True:
-            share = self.totals.due()
+            share = None if self.clock.monotonic() < self.totals.next_s else self.totals.share()
             try:
-                result = self.retry(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
+                if self.may_be_unknown:
+                    result = self.retry(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
+                else:
+                    result = self.retry.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict)
             except BaseException as error:
                 if share is not None:
                     share.failed()
@@ -153,7 +166,8 @@ class Transactions:
     def _is_mended(self, error: BaseException, deadline: float, doubt: Doubt[Any] | None) -> bool:
         """Whether what a transaction failed for has gone: a full disk has room, or a large message its copies."""
         if isinstance(error, StoreFull):
-            is_late = self.clock.monotonic() >= deadline  # others may take the room as quickly as it is made
+            # Others may take the room as quickly as it is made.
+            is_late = self.clock.monotonic() >= deadline or not self.patience.allow(1.0)
             return not (error.fills or error.moves or is_late) and self.make_room()
         if not isinstance(error, copies.CopiesMissing):
             return False
@@ -173,3 +187,33 @@ class Transactions:
             lambda tr: copies.copy_part(self.work(tr, Effects()), missing, target, new_id, most),
             timeout_s=deadline - self.clock.monotonic(),
         )
+
+
+# -- groups of verbs ---------------------------------------------------------------------------------------------------
+
+
+class Group:
+    """Verbs on one subject, each of which runs in transactions of ``run``."""
+
+    def __init__(self, run: Transactions) -> None:
+        self._run = run
+
+
+def read(verb: Callable[Concatenate[Work, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A group's method: the verb, in a transaction that only looks."""
+
+    @wraps(verb)
+    def method(self: Group, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run.read(lambda work: verb(work, *args, **kwargs))
+
+    return method
+
+
+def write(verb: Callable[Concatenate[Work, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A group's method: the verb, in a transaction that is repeated until it commits."""
+
+    @wraps(verb)
+    def method(self: Group, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run.write(lambda work: verb(work, *args, **kwargs))
+
+    return method

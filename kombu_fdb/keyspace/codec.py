@@ -9,9 +9,9 @@ The head's redelivery count stands at a fixed offset: a message that comes back 
 
 **What every version keeps.** A record of a newer version begins with its number, up to :data:`LAST_VERSION`, and its
 head, key and task id stand where they do here; a lease begins with its number, and with queue and place as here. So an
-older process counts, delays, promotes, releases, moves and deletes a message that it can't read. Where it would have
-to read it, it keeps it for who can (``engine/stored/newer.py``). Whatever an older process would misread raises the
-number, be it in the record, the history or the payload's envelope (``transport/encoding/envelope.py``).
+older process counts, delays, promotes, releases, moves and deletes a message that it can't read. Where it would have to
+read the message, it keeps it for a newer process (``engine/stored/newer.py``). Whatever an older process would misread
+raises the number, be it in the record, the history or the payload's envelope (``transport/encoding/envelope.py``).
 
 Version 2 of a record is version 1 with four facts that it has no room for: the way by which the message came to its
 queue (in the extras), which death was its first, since when it has died in this way, and, as the highest bit of the
@@ -19,11 +19,11 @@ redelivery count, that a consumer has had it. Where there is none of them, versi
 process reads.
 
 Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
-such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. What can't
-be read hands out nothing: a queue whose control is unreadable, or a newer version's, is paused, and so is a key whose
+such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. Unreadable
+settings hand out nothing: a queue whose control is unreadable, or a newer version's, is paused, and so is a key whose
 limits are. A pause that an operator has asked for must not end because a field was added to it; and a version that can
 read it, or sets it anew, goes on. Numbers that an older celery-fdb let in, and that are out of range now
-(``ranges.py``), are read as the nearest that is in it.
+(``ranges.py``), are read as the nearest value in range.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ RECORD_VERSION = 2
 LEASE_VERSION = 1
 #: Of records and leases to come: no text begins with such a byte, so none is taken for one.
 LAST_VERSION = 31
-#: Of what was written by a newer version.
+#: The advice on what was written by a newer version.
 UPGRADE = "Upgrade celery-fdb in this process."
 #: version, redeliveries, chunks; lengths of key, task id, extras, payload; published_ms, expires_ms, message id
 _HEAD = struct.Struct(">BHHHBIIQQ16s")
@@ -71,12 +71,12 @@ _MOMENT = struct.Struct(">Q")
 _SIZE = struct.Struct(">I")
 _SIZE_AT = struct.calcsize(">BHHHBI")
 _PUBLISHED_AT = struct.calcsize(">BHHHBII")
-#: Of version 1. Later ones have a bit less, and in it whether a consumer has had the message.
+#: The most that version 1 can count. Later versions have one bit less: it says whether a consumer has had the message.
 _MOST_REDELIVERIES = 0xFFFF
 _SEEN = 0x8000
 _NO_CONTROL = QueueControl()
 _UNREADABLE = QueueControl(paused=True, limited=True)
-#: Of a control that can't be read.
+#: The advice on a control that can't be read.
 FIX = (
     "The queue is paused until it can be read: upgrade celery-fdb here, or set it again: "
     "broker.queue(name).reset_control()"
@@ -105,7 +105,7 @@ class Record(NamedTuple):
     key: str = ""
     ttr_ms: int = 0
     task_id: str = ""
-    #: Of a dead letter, which waits in the order of the deaths: what it had, and has again when it is replayed.
+    #: A dead letter waits in the order of the deaths: the priority that it had, and has again when it is replayed.
     priority: int = NO_PRIORITY
     #: None: as it was published.
     way: Way | None = None
@@ -130,8 +130,20 @@ class Record(NamedTuple):
         """Of a whole payload, which it carries until it is stored."""
         size = len(payload)
         chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
-        times = (published_ms, expires_ms, redeliveries)
-        return cls(message_id, *times, chunks, size, payload, tuple(deaths), key, ttr_ms, task_id, priority)
+        return cls(
+            message_id,
+            published_ms,
+            expires_ms,
+            redeliveries,
+            chunks,
+            size,
+            payload,
+            tuple(deaths),
+            key,
+            ttr_ms,
+            task_id,
+            priority,
+        )
 
     @classmethod
     def unreadable(cls, value: bytes, message_id: bytes = b"") -> Record:
@@ -203,7 +215,9 @@ def decode_record(value: bytes) -> Record:
     deaths, ttr_ms, priority, way = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY, None)
     key = _decode_text(value[_HEAD.size : end_of_key]) if name else ""
     task_id = _decode_text(value[end_of_key:begin]) if task else ""
-    redeliveries, was_seen = _split_count(version, redeliveries)
+    was_seen = False
+    if version > 1:
+        redeliveries, was_seen = _split_count(version, redeliveries)
     return Record(
         message_id,
         published_ms,
@@ -247,7 +261,7 @@ def outline_of(value: bytes) -> Record:
 
 
 def traces_of(value: bytes) -> tuple[bytes, int, str]:
-    """Message id, number of chunks and task id: what there is of a message besides its row. Raises as ``outline_of``.
+    """Message id, number of chunks and task id: what a message has besides its row. Raises as ``outline_of``.
 
     Nothing else is read: an ack has no use for its payload.
     """
@@ -285,7 +299,7 @@ def _has_head(value: bytes) -> bool:
 
 
 def names_of(value: bytes) -> tuple[str, str]:
-    """The fairness key of a record and the id of its task; "" for what it has not, or if it can't be read."""
+    """The fairness key of a record and the id of its task; "" for one that it has not, or if it can't be read."""
     try:
         record = outline_of(value)
     except FormatError:
@@ -293,9 +307,14 @@ def names_of(value: bytes) -> tuple[str, str]:
     return record.key, record.task_id
 
 
-def size_of(value: bytes) -> int:
-    """The payload's size as a record tells it; of unreadable bytes, their own. The same at each step of a message."""
-    return int(_SIZE.unpack_from(value, _SIZE_AT)[0]) if _has_head(value) else len(value)
+def size_of(*values: bytes) -> int:
+    """The payloads' size as records tell it; of unreadable bytes, their own. The same at each step of a message."""
+    total = 0
+    for value in values:
+        # As _has_head, which each message would call.
+        known = len(value) >= _HEAD_BYTES and 0 < value[0] <= RECORD_VERSION
+        total += _SIZE.unpack_from(value, _SIZE_AT)[0] if known or _has_head(value) else len(value)
+    return total
 
 
 def published_at(value: bytes, default: int) -> int:
@@ -338,20 +357,13 @@ def encode_lease(queue: str, place: Place, record: bytes) -> bytes:
     return _LEASE_HEAD.pack(LEASE_VERSION, len(name), len(place)) + name + place + record
 
 
-def decode_lease(value: bytes) -> tuple[str, Place, bytes]:
-    """Queue, place, record. Raises ``FormatError``."""
-    queue, place, rest = _split_lease(value)
-    if value[0] > LEASE_VERSION:
-        raise FormatError("a lease of a newer celery-fdb", version=value[0], fix=UPGRADE)
-    return queue, place, rest
-
-
 def head_of_lease(value: bytes) -> tuple[str, Place]:
     """Queue and place of a lease, of this version or a newer one. Raises ``FormatError``."""
-    return _split_lease(value)[:2]
+    return decode_lease(value, newer=True)[:2]
 
 
-def _split_lease(value: bytes) -> tuple[str, Place, bytes]:
+def decode_lease(value: bytes, *, newer: bool = False) -> tuple[str, Place, bytes]:
+    """Queue, place, record. Raises ``FormatError``, also for a ``newer`` version's unless that will do."""
     try:
         version, name_length, place_length = _LEASE_HEAD.unpack_from(value)
     except struct.error as error:
@@ -362,7 +374,10 @@ def _split_lease(value: bytes) -> tuple[str, Place, bytes]:
         raise FormatError("unreadable lease", version=version, length=len(value))
     place = Place(value[start:end])
     split_place(place)
-    return _decode_text(value[_LEASE_HEAD.size : start]), place, value[end:]
+    queue = _decode_text(value[_LEASE_HEAD.size : start])
+    if version > LEASE_VERSION and not newer:
+        raise FormatError("a lease of a newer celery-fdb", version=version, fix=UPGRADE)
+    return queue, place, value[end:]
 
 
 def encode_amount(messages: int, size: int) -> int:
@@ -500,7 +515,7 @@ _TYPES: Mapping[type, Mapping[str, Any]] = {kind: _types(kind) for kind in (Deat
 def _encode_extras(record: Record) -> bytes:
     """A list of deaths. In front of them the time to run, if there is one or a priority; the priority, if any; the way.
 
-    Without what only version 2 has, as version 1 had it.
+    Without the facts of version 2, the list is as version 1 had it.
     """
     numbers = [record.ttr_ms, record.priority] if record.priority else [record.ttr_ms] if record.ttr_ms else []
     way = [] if record.way is None else [record.way]
@@ -529,7 +544,7 @@ def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int, Way | Non
 
 
 def way_of(fields: Any) -> Way:
-    """Of a list of two texts. Raises ``FormatError``."""
+    """From a list of two texts. Raises ``FormatError``."""
     if not isinstance(fields, list) or [type(each) for each in fields] != [str, str]:
         raise FormatError("unreadable way of a message", value=str(fields)[:80])
     return Way(*fields)

@@ -62,8 +62,9 @@ key                                                   value                     
 ``stamp`` together are a message's *place*, with the key before them if it has one; a requeued message goes back to it.
 A key's ring entry, its active mark and its arrivals are kept per rank: priority is strict across keys.
 
-Whatever takes a key apart raises ``FormatError``, and nothing else, for one that no version of ours can have written. Such a
-row must stop no work: a walk over rows skips it (:meth:`Keyspace.read`) or, if it may be a message, sets it aside.
+Code that takes a key apart raises ``FormatError``, and nothing else, for one that no version of ours can have written.
+Such a row must stop no work: a walk over rows skips it (:meth:`Keyspace.read`) or, if it may be a message, sets it
+aside.
 """
 
 from __future__ import annotations
@@ -120,12 +121,16 @@ MOST_ROUNDS = 2**62
 class Keyspace:
     """Makes the keys of one namespace. Prefixes of queues are cached; joining a suffix is one concatenation."""
 
+    #: The first half of a place, of a priority from 0 to 9.
+    rank = staticmethod(_RANKS.__getitem__)
+
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.prefix = pack("celery-fdb", namespace)
         self.format = self._key("format")
         self.alarm = self._key("alarm")
         self._tasks = self._key("task")
+        self.items: Callable[[str, str, Rank], bytes] = lru_cache(4096)(self._items)  # the cache knows no types
         self.ready = lru_cache(4096)(self._ready)
         self.bell = lru_cache(4096)(self._bell)
         self.count = lru_cache(16384)(self._count)
@@ -151,11 +156,6 @@ class Keyspace:
         suffix = place.removeprefix(NO_KEY)
         return (self.keyed(queue) if suffix.startswith(TEXT_CODE) else self.ready(queue)) + suffix
 
-    @staticmethod
-    def rank(priority: int) -> Rank:
-        """The first half of a place. ``priority`` 0 to 9."""
-        return _RANKS[priority]
-
     def ready_prefix(self, queue: str, priority: int) -> bytes:
         """Followed by a stamp: where a new message goes. Includes the stamp's code."""
         return self.ready(queue) + _RANKS[priority] + STAMP_CODE
@@ -169,7 +169,7 @@ class Keyspace:
         return self.delayed(queue) + pack_int(due_ms) + rank + STAMP_CODE
 
     def delayed_until(self, queue: str, now_ms: int) -> Range:
-        """Those due at or before ``now_ms``."""
+        """The messages due at or before ``now_ms``."""
         prefix = self.delayed(queue)
         return prefix, prefix + pack_int(now_ms + 1)
 
@@ -197,7 +197,7 @@ class Keyspace:
         return self._key("dedup_end", end_ms, exchange, routing_key, dedup_id)
 
     def dedup_ended(self, now_ms: int) -> Range:
-        """Those whose end is at or before ``now_ms``."""
+        """The windows whose end is at or before ``now_ms``."""
         prefix = self._key("dedup_end")
         return prefix, prefix + pack_int(now_ms + 1)
 
@@ -292,7 +292,7 @@ class Keyspace:
         return self._key("sample", step_s, slot)
 
     def samples(self, step_s: int, first: int, end: int) -> Range:
-        """Those of the slots from ``first`` to before ``end``."""
+        """The samples of the slots from ``first`` to before ``end``."""
         return self.sample(step_s, first), self.sample(step_s, end)
 
     def _bell(self, queue: str) -> bytes:
@@ -315,7 +315,7 @@ class Keyspace:
         """Prefix; append a place that begins with a key."""
         return self._key("keyed", queue)
 
-    def items(self, queue: str, key: str, rank: Rank) -> bytes:
+    def _items(self, queue: str, key: str, rank: Rank) -> bytes:
         """Prefix of a key's messages of one rank; the key "" has them in the ready range. Append a stamp."""
         return (self.keyed(queue) + pack_text(key) if key else self.ready(queue)) + rank
 
@@ -382,7 +382,7 @@ class Keyspace:
         return str(self.split(freed, str, str, str)[2])
 
     def fairness(self, queue: str) -> list[Range]:
-        """All that goes with a queue's keys, but the messages and their counters; "pace" is of older stores."""
+        """All rows of a queue's keys except messages and their counters; "pace" is in older stores only."""
         tags = ("todo", "active", "round", "turns", "pace", "limits", "bucket")
         return [range_of(self._key(tag, queue)) for tag in tags]
 
@@ -403,7 +403,7 @@ class Keyspace:
         return Place(key[len(keyed) :] if key.startswith(keyed) else key[len(self.ready(queue)) :])
 
     def key_at(self, queue: str, key: bytes) -> str:
-        """The fairness key among whose messages one stands, by its key; "" for none, or if that can't be read."""
+        """The fairness key of a message, by the key of its row; "" for none, or if that can't be read."""
         if not key.startswith(self.keyed(queue)):
             return ""
         try:
@@ -412,7 +412,7 @@ class Keyspace:
             return ""
 
     def queue_of(self, key: bytes) -> str:
-        """In which queue the message with this key is ready or delayed. Raises ``FormatError`` for any other key."""
+        """The queue in which a message with this key is ready or delayed. Raises ``FormatError`` for any other key."""
         tag, queue, *_ = (*unpack(key[len(self.prefix) :]), "", "")
         if not key.startswith(self.prefix) or tag not in _OF_MESSAGES or not isinstance(queue, str):
             raise FormatError("not a message's key", key=key[:200])
@@ -462,10 +462,6 @@ class Keyspace:
 
     def unpark(self, due_ms: int, queue: str, key: str) -> bytes:
         return self._key("thaw", due_ms, queue, key)
-
-    def unparked_until(self, now_ms: int) -> Range:
-        prefix = self._key("thaw")
-        return prefix, prefix + pack_int(now_ms + 1)
 
     @property
     def all_unparks(self) -> Range:
@@ -609,11 +605,11 @@ class Keyspace:
         return self._key("aside", duty, subject)
 
     def newer(self, kind: str, version: int, queue: str, place: Place) -> bytes:
-        """Where a record or lease of that version is kept for who can read it. ``place``: of its message."""
+        """Where a record or lease of that version is kept until a process can read it. ``place``: of its message."""
         return self._key("newer", kind, version, queue) + place
 
     def newer_until(self, kind: str, version: int) -> Range:
-        """All of that kind that who knows ``version`` can read."""
+        """All of that kind that a process can read that knows ``version``."""
         prefix = self._key("newer", kind)
         return prefix, prefix + pack_int(version + 1)
 
@@ -658,12 +654,12 @@ def readable(rows: Iterable[tuple[bytes, bytes]], split: Callable[[bytes], T]) -
 
 
 def has_key(place: Place) -> bool:
-    """Whether the message is counted among those of a key, be it ""."""
+    """Whether the message is counted among those of a key, which may be ""."""
     return place.startswith(TEXT_CODE)
 
 
 def counted(place: Place) -> Place:
-    """The place of a message that is to be counted among those of its key, be it ""."""
+    """The place of a message that is to be counted among those of its key, which may be ""."""
     return place if has_key(place) else Place(NO_KEY + place)
 
 
@@ -682,7 +678,7 @@ def split_place(place: Place) -> tuple[str, Rank]:
 
 @lru_cache(4096)
 def _subqueue_of(packed: bytes) -> tuple[str, Rank]:
-    """A place without its stamp: each step of a message asks for it."""
+    """A place without its stamp. Cached, as each step of a message asks for it."""
     alone = _PACKED_RANKS.get(packed)
     if alone is not None:
         return "", alone

@@ -5,8 +5,8 @@ binding, because the embedded store must work without ``libfdb_c`` and because p
 on the hot path. A test holds it equal to ``fdb.tuple``.
 
 Elements: ``str``, ``bytes``, non-negative ``int`` below 2**64 - 1 (the binding writes larger ones another way). A
-versionstamp is 12 bytes (10 assigned at commit, 2 chosen by the writer) behind :data:`STAMP_CODE`. What is none of
-these is a ``FormatError`` when it is packed: what can be packed can be unpacked.
+versionstamp is 12 bytes (10 assigned at commit, 2 chosen by the writer) behind :data:`STAMP_CODE`. Any other value is a
+``FormatError`` when it is packed: what can be packed can be unpacked.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def _pack_element(element: Element) -> bytes:
 
 
 def pack_text(text: str) -> bytes:
-    """As :func:`pack`, of nothing but a text."""
+    """As :func:`pack`, for a single text."""
     if not isinstance(text, str):
         raise _no_text(text)
     return _pack_text(text)
 
 
 def pack_fresh(text: str) -> bytes:
-    """As :func:`pack_text`, of a text that is unlikely to come again: a task's id."""
+    """As :func:`pack_text`, for a text that is unlikely to come again: a task's id."""
     if not isinstance(text, str):
         raise _no_text(text)
     try:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
-#: Returns 16 bytes, each time others.
+#: Returns 16 bytes, different ones each time.
 IdSource = Callable[[], bytes]
 
 
@@ -32,7 +33,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
-    #: As it is: it is asked a dozen times for each message.
+    #: The function itself, without a wrapper: it is called a dozen times for each message.
     monotonic = staticmethod(time.monotonic)
 
     def wall_ms(self) -> int:
@@ -42,12 +43,5 @@ class SystemClock:
         time.sleep(seconds)
 
 
-class Jitter(Protocol):
-    """What is needed of chance: a number between two, so that not all do the same at once."""
-
-    def uniform(self, a: float, b: float, /) -> float: ...
-
-
-def random_id() -> bytes:
-    """16 random bytes."""
-    return os.urandom(16)
+#: 16 random bytes.
+random_id: IdSource = partial(os.urandom, 16)

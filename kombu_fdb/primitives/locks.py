@@ -1,10 +1,13 @@
 """A lock that survives an exception at any moment: a signal handler's, a soft time limit's, a killed greenlet's.
 
 Model. Python runs signal handlers between any two calls, so what they raise may fall between taking a lock and noting
-that it was taken. Hence nothing is noted here. Who wants the lock makes a :class:`Turn` and appends it to a queue, in
-one call into C; *the head of the queue has the lock*. To leave is to remove the turn and to wake the new head. Both may
-be done twice, and for a turn that never stood in the queue, so :meth:`FairLock.release` repairs whatever an interrupted
-``acquire`` or ``release`` has left behind.
+that it was taken. Hence nothing is noted here. A thread that wants the lock makes a :class:`Turn` and appends it to a
+queue, in one call into C; *the head of the queue has the lock*. To leave is to remove the turn and to wake the new
+head. Both may be done twice, and for a turn that never stood in the queue, so :meth:`FairLock.release` repairs whatever
+an interrupted ``acquire`` or ``release`` has left behind.
+
+A signal handler runs inside the code that it interrupts, and that goes on only when the handler has ended. So a handler
+must not wait for its own thread: a lock that this thread has or waits for already is refused at once.
 
 The rule for callers: make the turn first, and release it by :func:`surely`: once at the end, and once more when an
 exception came out, as one exception can't cut both short. (``with`` on a ``threading.Lock`` depends on where the
@@ -18,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
 T = TypeVar("T")
@@ -34,6 +37,24 @@ def surely(work: Callable[[], T], undo: Callable[[], object]) -> T:
     except BaseException:
         undo()
         raise
+
+
+def would_wait_for_itself() -> StoreError:
+    return StoreError(
+        "this thread has a write transaction open already, and would wait for itself",
+        fix="End that transaction first, or write in another thread: a signal handler or a callback that runs "
+        "inside a transaction must not use the broker.",
+    )
+
+
+def unless_mine(lock: threading.RLock) -> threading.RLock:
+    """For a ``with`` around lines that wait for nothing. Raises ``StoreError`` in a thread that is inside already.
+
+    An ``RLock``, as only that one knows its owner: the lines are for one caller at a time, whatever its thread.
+    """
+    if lock._is_owned():  # type: ignore[attr-defined]  # not in the stubs; conditions are built on it
+        raise would_wait_for_itself()
+    return lock
 
 
 class Signal:
@@ -52,7 +73,7 @@ class Signal:
             pass
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Sleep until it is set, and unset it. False if that did not happen within ``timeout_s`` (None: ever)."""
+        """Sleep until it is set, and unset it. False if that did not happen within ``timeout_s`` (None: no limit)."""
         return self._lock.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0))
 
 
@@ -63,6 +84,8 @@ class Turn:
     _signal: Signal | None = None
     #: Its owner has begun to leave.
     over = False
+    #: The thread or greenlet that it belongs to.
+    thread = 0
 
     def listen(self) -> Signal:
         """Call it before the look that decides whether to sleep: a wake-up from then on is not lost."""
@@ -96,10 +119,16 @@ class FairLock:
             return None
 
     def acquire(self, turn: Turn, timeout_s: float) -> bool:
-        """False: it was not given within ``timeout_s``, and ``turn`` has left the queue."""
-        queue = self._queue
+        """False: it was not given within ``timeout_s``, or is :attr:`mine`; and ``turn`` has left the queue."""
+        queue, turn.thread = self._queue, threading.get_ident()
         queue.append(turn)
         return queue[0] is turn or self._wait(turn, self._clock.monotonic() + timeout_s)
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread, or greenlet, has it or waits for it, further up the stack."""
+        thread = threading.get_ident()
+        return any(each.thread == thread for each in list(self._queue))
 
     def release(self, turn: Turn) -> None:
         """Leave, whether ``turn`` has the lock, waits for it, has left or never came."""
@@ -112,19 +141,24 @@ class FairLock:
             head.wake()
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
-        """Do ``work`` with the lock. Raises ``StoreUnavailable`` if it was not free within ``timeout_s``."""
+        """Do ``work`` with the lock. Raises :meth:`refusal` if it was not free within ``timeout_s``."""
         turn = Turn()
 
         def in_turn() -> T:
             if not self.acquire(turn, timeout_s):
-                raise StoreUnavailable("another thread of this process hangs in the SQLite store")
+                raise self.refusal("another thread of this process hangs in the SQLite store")
             return work()
 
         return surely(in_turn, lambda: self.release(turn))
 
+    def refusal(self, text: str) -> StoreError:
+        """Why it was not given: ``StoreUnavailable`` with this text, or ``StoreError`` as it is :attr:`mine`."""
+        return would_wait_for_itself() if self.mine else StoreUnavailable(text)
+
     def _wait(self, turn: Turn, deadline: float) -> bool:
         signal = turn.listen()
-        while self.head is not turn:
+        others = [each.thread for each in list(self._queue) if each is not turn]
+        while self.head is not turn and turn.thread not in others:
             if not signal.wait(deadline - self._clock.monotonic()):
                 break
         if self.head is turn:

@@ -38,7 +38,7 @@ _TOKENS = re.compile(r"[bBrRuUfF]{0,2}\\?[\"']|[\[\]{}()<>]")
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{0,40})://(?P<rest>[^\s\"'<>]{1,10000})", re.IGNORECASE)
 _PORT = re.compile(r"\d{0,5}")
-#: Deeper than anybody looks.
+#: Values that are nested deeper are shown as dots.
 _DEEPEST = 40
 
 
@@ -58,7 +58,7 @@ def masked(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def plain(text: str) -> str:
-    """In which nothing ends a line, colours a terminal or turns the direction of writing: that is spelt out."""
+    """The text, with each character escaped that ends a line, colours a terminal or turns the direction of writing."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -131,5 +131,5 @@ def _masked_url(found: re.Match[str]) -> str:
 
 
 def _is_cut(found: re.Match[str]) -> bool:
-    """The text may go on in it: what is stored of an error or an argument has a length."""
+    """Whether the text may have been cut off in it: stored errors and arguments have a maximum length."""
     return found.end() == len(found.string) or found["rest"].endswith("...")

@@ -1,8 +1,8 @@
 """The processes of this host: which one has a number, and how long it has been busy.
 
 Model. A number alone names no process: it is given again, other machines and containers have it too, and a program that
-takes another one's place (``exec``) keeps it. So a process is told by its *fingerprint*: a digest of the boot, the
-namespace of the numbers, the number, when the process started, and where its program's stack begins. The same
+takes another one's place (``exec``) keeps it. So a process is identified by its *fingerprint*: a digest of the boot,
+the namespace of the numbers, the number, when the process started, and where its program's stack begins. The same
 fingerprint is the same program in the same process. From another container, as another user, or on a system without
 ``/proc``, a process can't be seen.
 
@@ -26,7 +26,7 @@ _DIGEST_BYTES = 16
 
 
 class Seen(NamedTuple):
-    """A process that runs. ``busy_s``: for how long it was busy, in seconds; of two threads, for as long as both."""
+    """A process that runs. ``busy_s``: for how long it was busy, in seconds, summed over its threads."""
 
     fingerprint: str
     busy_s: float
@@ -50,7 +50,7 @@ def see(pid: int) -> Seen | None:
 
 
 def _busy_s(thread: Path) -> float:
-    """0 of one that has ended, or where the kernel does not tell."""
+    """0 if the thread has ended, or the kernel does not tell."""
     try:
         return sum(map(int, (thread / "schedstat").read_text().split()[_BUSY])) / 1e9
     except (OSError, ValueError):

@@ -13,15 +13,16 @@ name                  UTF-8 up to :data:`~kombu_fdb.model.LONGEST_NAME` bytes: q
 key, id               UTF-8 up to :data:`~kombu_fdb.model.LONGEST_KEY` or ``LONGEST_TASK_ID`` bytes
 ===================== ===========================================================================
 
-What is out of range is an ``InvalidArgument`` that names the field and what it takes; a text that is too long, as ever,
-a ``QueueError``.
+What is out of range is an ``InvalidArgument`` that names the field and what it takes; a text that is too long is a
+``QueueError``, as ever.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import (
@@ -51,12 +52,12 @@ SLOWEST = 1 / LONGEST_S
 
 
 def is_whole(value: object, least: int, most: int = MOST) -> bool:
-    """Whether it is a whole number in this range; true and false are none."""
+    """Whether it is a whole number in this range; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def is_number(value: object, least: float, most: float) -> bool:
-    """Whether it is a number in this range; nan is in none."""
+    """Whether it is a number in this range; nan is in no range."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -72,7 +73,7 @@ def number(name: str, value: Any, unit: str, *, most: float, least: float = 0) -
 
 
 def _spelled(value: Any) -> float:
-    """Nan if it is no number."""
+    """Nan if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
         return math.nan
     try:
@@ -107,6 +108,51 @@ def moment(name: str, value: int) -> int:
     return value
 
 
+# -- kinds of fields ---------------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """What a field takes: in words, and as a check of it. ``fix``: advice if something else was given."""
+
+    what: str
+    accepts: Callable[[Any], bool]
+    fix: str = ""
+
+
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+
+
+def whole(what: str, least: int, most: int = MOST, *, fix: str = "") -> Kind:
+    """A whole number in this range."""
+    return Kind(what, lambda value: is_whole(value, least, most), fix)
+
+
+def number_in(what: str, least: float, most: float, *, fix: str = "") -> Kind:
+    """A number in this range."""
+    return Kind(what, lambda value: is_number(value, least, most), fix)
+
+
+def maybe(kind: Kind) -> Kind:
+    """The same, or None."""
+    return Kind(f"{kind.what}, or None", lambda value: value is None or kind.accepts(value), kind.fix)
+
+
+def refused(schema: Mapping[str, Kind], values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Kind]]:
+    """Name and value of each that its kind does not take, and the kind. Names that are not in the schema pass."""
+    for name, value in values.items():
+        kind = schema.get(name)
+        if kind is not None and not kind.accepts(value):
+            yield name, value, kind
+
+
+def check_fields(schema: Mapping[str, Kind], of: object) -> None:
+    """Check these attributes of a value. Raises ``InvalidArgument`` for the first that its kind does not take."""
+    for name, value, kind in refused(schema, {name: getattr(of, name) for name in schema}):
+        fix = {"fix": kind.fix} if kind.fix else {}
+        raise InvalidArgument(f"{name} must be {kind.what}", given=shown(value), **fix)
+
+
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
@@ -134,8 +180,8 @@ def utf8(name: str, value: object) -> bytes:
 
 
 def check_publication(publication: Publication) -> None:
-    """All but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
-    # All fields are good at one look, as nearly always, or each is looked at.
+    """Check all but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
+    # One look is enough if all fields are good, as nearly always; else each is looked at.
     exchange, routing_key, _, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
     dedup_id, dedup_ms, once_id, once_ms, _ = publication[10:]
     try:
@@ -159,64 +205,77 @@ def check_publication(publication: Publication) -> None:
 
 
 def _check_each_field(publication: Publication) -> None:
-    for name in ("exchange", "routing_key"):
-        check_text(name.replace("_", " "), getattr(publication, name), LONGEST_NAME)
-    check_text("fairness key", publication.key, LONGEST_KEY)
-    check_text("task id", publication.task_id, LONGEST_TASK_ID)
-    check_text("dedup id", publication.dedup_id, LONGEST_KEY)
-    check_text("once id", publication.once_id, LONGEST_KEY)
+    for name, (about, longest) in _TEXTS.items():
+        check_text(about, getattr(publication, name), longest)
     for name in ("due_ms", "expires_ms"):
         moment(name, getattr(publication, name))
-    for name in ("ttl_ms", "ttr_ms", "dedup_window_ms", "once_window_ms"):
-        given = getattr(publication, name)
-        if not (is_whole(given, 0, LONGEST_MS) or (name == "ttl_ms" and given is None)):
-            raise InvalidArgument(
-                f"{name} is out of range", given=shown(given), fix=f"Use 0 to {LONGEST_MS:,}, which is 100 years."
-            )
-    if not is_whole(publication.priority, NO_PRIORITY, URGENT):
-        raise InvalidArgument("priority must be 0 to 9", given=shown(publication.priority))
+    check_fields(_NUMBERS, publication)
+
+
+_DURATION = whole("in range", 0, LONGEST_MS, fix=f"Use 0 to {LONGEST_MS:,}, which is 100 years.")
+_PRIORITY = whole("0 to 9", NO_PRIORITY, URGENT)
+#: Of a publication.
+_TEXTS = {
+    "exchange": ("exchange", LONGEST_NAME),
+    "routing_key": ("routing key", LONGEST_NAME),
+    "key": ("fairness key", LONGEST_KEY),
+    "task_id": ("task id", LONGEST_TASK_ID),
+    "dedup_id": ("dedup id", LONGEST_KEY),
+    "once_id": ("once id", LONGEST_KEY),
+}
+_NUMBERS = {
+    "ttl_ms": maybe(_DURATION),
+    "ttr_ms": _DURATION,
+    "dedup_window_ms": _DURATION,
+    "once_window_ms": _DURATION,
+    "priority": _PRIORITY,
+}
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-def check_limits(limits: KeyLimits) -> None:
-    """Raises ``InvalidArgument``."""
-    _check_flag("paused", limits.paused)
-    for name, least in LEAST_LIMITS.items():
-        value = getattr(limits, name)
-        may_be_none = name not in {"weight", "burst"}
-        if not (value is None and may_be_none) and not is_whole(value, least):
-            raise InvalidArgument(
-                f"{name} must be a whole number of at least {least}", given=shown(value), fix=f"At most {MOST:,}."
-            )
-    if limits.rate is not None and not is_number(limits.rate, SLOWEST, MOST):
-        raise InvalidArgument(
-            "rate must be more than 0 messages per second",
-            given=shown(limits.rate),
+def _count(least: int) -> Kind:
+    return whole(f"a whole number of at least {least}", least, fix=f"At most {MOST:,}.")
+
+
+_LIMITS = {
+    "paused": FLAG,
+    **{
+        name: _count(least) if name in {"weight", "burst"} else maybe(_count(least))
+        for name, least in LEAST_LIMITS.items()
+    },
+    "rate": maybe(
+        number_in(
+            "more than 0 messages per second",
+            SLOWEST,
+            MOST,
             fix=f"From one in a hundred years, {SLOWEST:.2g}, to {MOST:,}; None for no limit.",
         )
-    if limits.priority is not None and not is_whole(limits.priority, NO_PRIORITY, URGENT):
-        raise InvalidArgument("priority must be 0 to 9", given=shown(limits.priority))
+    ),
+    "priority": maybe(_PRIORITY),
+}
+_CONTROL = {
+    "paused": FLAG,
+    "newcomer": Kind("one of next, current, first", lambda value: value in NEWCOMERS),
+    "ageing": maybe(
+        number_in("more than 0 seconds per priority", 0.001, LONGEST_S, fix=f"From 0.001 to {LONGEST_S:,}.")
+    ),
+}
+
+
+def check_limits(limits: KeyLimits) -> None:
+    """Raises ``InvalidArgument``."""
+    check_fields(_LIMITS, limits)
 
 
 def check_control(control: QueueControl) -> None:
     """Raises ``InvalidArgument``."""
-    _check_flag("paused", control.paused)
-    if control.newcomer not in NEWCOMERS:
-        raise InvalidArgument("newcomer is one of next, current, first", newcomer=shown(control.newcomer))
-    if control.ageing is not None and not (is_number(control.ageing, 0, LONGEST_S) and control.ageing >= 0.001):
-        raise InvalidArgument(
-            "ageing must be more than 0 seconds per priority, or None",
-            given=shown(control.ageing),
-            fix=f"From 0.001 to {LONGEST_S:,}.",
-        )
+    check_fields(_CONTROL, control)
     check_limits(control.every_key)
 
 
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidArgument(f"{name} is true or false", given=shown(value))
+# -- what errors show --------------------------------------------------------------------------------------------------
 
 
 class Shown(str):
@@ -237,5 +296,5 @@ def shown(value: object) -> Shown:
 
 
 def last_lines(text: str, most: int) -> str:
-    """The end of a text, in whole lines: of one that is cut, the name of a secret may be gone, and the secret not."""
+    """The end of a text, in whole lines: a line that is cut may show a secret without the name that tells it is one."""
     return text if len(text) <= most else text[-most:].partition("\n")[2]

@@ -1,4 +1,4 @@
-"""Threads, and what stands in for them: started where a signal handler may interrupt, and told from an event loop."""
+"""Threads and greenlets: start one although a signal handler may interrupt, and tell whether this is an event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def start(thread: threading.Thread) -> None:
-    """``thread.start()``, out of which an exception of a signal handler comes as itself.
+    """``thread.start()`` that lets an exception of a signal handler through as it is.
 
     If it strikes when the thread runs already, CPython's clean-up of a thread that could not be started raises a
     ``KeyError`` in its place (``Thread.start`` in ``threading.py``): Celery would not know its soft time limit.
@@ -23,7 +23,7 @@ def start(thread: threading.Thread) -> None:
 
 
 def instead_of_threads() -> str:
-    """``"gevent"`` or ``"eventlet"`` where that has put greenlets in the place of threads, else nothing."""
+    """``"gevent"`` or ``"eventlet"`` if it has replaced threads by greenlets, else nothing."""
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     if gevent is not None and gevent.is_module_patched("threading"):
         return "gevent"
@@ -31,7 +31,7 @@ def instead_of_threads() -> str:
 
 
 def start_native(run: Callable[[], object]) -> None:
-    """Run it in a thread that is one, where gevent has replaced them. It keeps no process alive."""
+    """Run it in a native thread, also where gevent has replaced them. It keeps no process alive."""
     importlib.import_module("gevent.monkey").get_original("_thread", "start_new_thread")(run, ())
 
 

@@ -10,8 +10,8 @@ lost; a second ring before the next ``clear`` costs nothing.
 
 A ringer sets the flag first, and only then sends a byte; ``clear`` takes the bytes first, and then the flag. So a bell
 that is rung has its byte, or gets it in a moment. The opposite happens: a ring that was cleared before it had sent
-leaves a byte in a bell that is not rung. The sleeper that it wakes takes it out, or each of its sleeps would end at
-once, until the next ring.
+leaves a byte in a bell that is not rung. The sleeper that it wakes takes it out; otherwise each of its sleeps would end
+at once, until the next ring.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Bell:
         self._ringing.setblocking(False)
         self._rung = False
         self._sent = False
-        #: Waits under way; an event loop that watches the descriptor is one that never ends.
+        #: Waits under way. An event loop that watches the descriptor counts as a wait that never ends.
         self._sleepers: set[object] = set()
         # Sockets that are collected together with their bell would warn that they were not closed.
         weakref.finalize(self, _close, self._ringing, self._listening).atexit = False

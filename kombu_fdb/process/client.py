@@ -12,8 +12,11 @@ Three lists cross threads here:
 * ``deferred``: what else has to be done later, such as ending what a collected connection held.
 
 The last two are for the session's duties thread, to repeat until the store answers. A process without a session,
-which only publishes, has a thread for them as long as there are any (``process/deferred.py``); it also closes the store
-when the last connection was collected.
+which only publishes, has a thread for them as long as there are any (``process/session_threads.py``); it also closes
+the store when the last connection was collected.
+
+Guarantee BOUNDED: while the store does not answer, threads that come at the same time wait for the same attempt to open
+it and share its error (:class:`SingleFlight`); they don't wait one after the other.
 
 What happens at each failure:
 
@@ -40,26 +43,34 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.util import Finalize
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import Doubts
-from kombu_fdb.errors import CommitUnknown, ForkedError, KombuFDBError, StoreError, StoreUnavailable
+from kombu_fdb.errors import (
+    ClientUnusable,
+    CommitUnknown,
+    ForkedError,
+    KombuFDBError,
+    StoreError,
+    StoreUnavailable,
+)
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.locks import FairLock, Turn, surely
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.process import connect
-from kombu_fdb.process.deferred import Attendant, DeferredCalls, move
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.session_threads import open_session
-from kombu_fdb.process.single_flight import Attempt
+from kombu_fdb.process.session_threads import Attendant, DeferredCalls, move, open_session
 from kombu_fdb.process.time_to_run import TimesToRun
-from kombu_fdb.process.upkeep.reclaim import Reclaim
+from kombu_fdb.process.upkeep.duty_cycle import Reclaim
 from kombu_fdb.process.upkeep.round_robin import TROUBLE
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Patience
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +89,40 @@ LOST = (
     "messages were released and may run twice. Make such tasks idempotent, see "
     "worker_deduplicate_successful_tasks, or raise session_ttl."
 )
+
+
+class SingleFlight(Generic[T]):
+    """What all threads need and one does for all. Thread-safe, also against exceptions out of signal handlers."""
+
+    def __init__(self, found: Callable[[], T | None]) -> None:
+        """``found``: what an earlier attempt has left, while it can be used."""
+        self._found = found
+        self._lock = FairLock()
+        self._failed: StoreError | None = None
+
+    def run(self, work: Callable[[], T], timeout_s: float) -> T:
+        """What is there, or ``work()``, which leaves it for the others.
+
+        Raises what ``work`` raises. A thread that waited raises ``StoreUnavailable`` if the attempt that it waited for
+        has failed, or has not ended within ``timeout_s`` seconds; one that would wait for itself a ``StoreError``.
+        """
+        before, turn = self._failed, Turn()
+        return surely(lambda: self._in_turn(work, turn, timeout_s, before), lambda: self._lock.release(turn))
+
+    def _in_turn(self, work: Callable[[], T], turn: Turn, timeout_s: float, before: StoreError | None) -> T:
+        if not self._lock.acquire(turn, timeout_s):
+            raise self._lock.refusal("the store has not answered another thread of this process yet")
+        found = self._found()
+        if found is not None:
+            return found
+        if self._failed is not None and self._failed is not before:
+            raise type(self._failed)(self._failed.text, **self._failed.attributes)
+        try:
+            return work()
+        except StoreError as error:
+            kind = ClientUnusable if isinstance(error, ClientUnusable) else StoreUnavailable
+            self._failed = kind(error.text, **error.attributes)  # without the frames and all that they hold
+            raise
 
 
 class Client:
@@ -103,8 +148,8 @@ class Client:
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
         #: For changes of what is open; its holder does not ask the store.
         self._lock = threading.RLock()
-        self._opening: Attempt[connect.Opened] = Attempt(lambda: self._opened)
-        self._joining: Attempt[Membership] = Attempt(self._standing)
+        self._opening: SingleFlight[connect.Opened] = SingleFlight(lambda: self._opened)
+        self._joining: SingleFlight[Membership] = SingleFlight(self._standing)
         self._opened = opened
         self._membership: Membership | None = None
         self._suspect = False
@@ -112,7 +157,7 @@ class Client:
         self._reclaim = Reclaim(SystemClock())
         #: With a store that does not answer, when the program ends.
         self.patience = Patience()
-        self._overdue = TimesToRun(self._release_overdue)
+        self.overdue = TimesToRun(self._release_overdue)
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
@@ -128,7 +173,8 @@ class Client:
             self._users.add(user)
         try:
             if opened is None:
-                self._opening.run(partial(self._open, timeout_s), timeout_s)
+                opening = partial(self._opening.run, partial(self._open, timeout_s), timeout_s)
+                self.patience.within(timeout_s, opening)
             else:
                 connect.verify(opened.database, self.location, timeout_s=timeout_s)
         except BaseException as error:
@@ -143,7 +189,7 @@ class Client:
             self.nudge()
 
     def _open(self, timeout_s: float) -> connect.Opened:
-        opened = connect.open_store(self.location, self.options, timeout_s=timeout_s)
+        opened = connect.open_store(self.location, self.options, timeout_s=self.patience.allow(timeout_s))
         # Kombu drops the connection before it publishes again, and with the last one the store is closed.
         opened.engine.publisher.doubts = self._doubts
         opened.engine.transactions.be_patient_as(self.patience)
@@ -251,9 +297,12 @@ class Client:
                 raise
             except Exception as error:  # noqa: BLE001 - raised when the others have had their turn
                 failure = failure or error
-        self.close(if_idle=True)
-        if failure is not None:
-            raise failure
+        try:
+            self.close(if_idle=True)
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # its frames keep this one
 
     def _attend(self) -> None:
         """What a process without a session has to do."""
@@ -306,7 +355,8 @@ class Client:
         membership = self._membership
         if membership is not None:
             membership.known.difference_update(leases)
-        self._overdue.forget(leases)
+        if self.overdue.timers:
+            self.overdue.forget(leases)
         self.attempted.difference_update(leases)
         self.seen.difference_update(leases)
         gone = [] if results is None else [lease for lease, done in zip(leases, results, strict=False) if not done]
@@ -365,11 +415,7 @@ class Client:
     ) -> None:
         """Begin the delivery's time to run, if it has one; :meth:`settled` ends it. See ``time_to_run.py``."""
         if delivery.ttr_ms:
-            self._overdue.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
-
-    def unwatch(self, lease: Lease) -> None:
-        """The consumer was in time, even if the store hears of it later."""
-        self._overdue.forget([lease])
+            self.overdue.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
 
     def _release_overdue(self, leases: list[Lease], counted: bool) -> int:
         """In the consumer's stead. Raises a ``StoreError``: try again."""
@@ -427,7 +473,7 @@ class Client:
                 return
             membership, self._membership = self._membership, None
             opened, self._opened = self._opened, None
-            self._overdue.clear()
+            self.overdue.clear()
             atexit.unregister(self.close)
         if opened is None:
             return
@@ -484,36 +530,28 @@ class Client:
 # -- one per process -------------------------------------------------------------------------------------------------
 
 _registry: dict[Hashable, Client] = {}
-_registry_lock = threading.Lock()
 
 
 def client_for(location: Location, options: Options) -> Client:
     """The process's client for this store; the same for all connections whose options agree."""
     options = replace(options, connect_timeout=_ANY_CONNECT_TIMEOUT)
     key = (os.getpid(), location, options)
-    with _registry_lock:
-        client = _registry.get(key)
-        if client is None:
-            client = _registry[key] = Client(location, options)
-            # For multiprocessing's children, which run no exit handlers; it does nothing in a child that inherited it.
-            Finalize(None, client.close, exitpriority=1)
-        return client
+    known = _registry.get(key)
+    if known is not None:
+        return known
+    client = Client(location, options)
+    known = _registry.setdefault(key, client)  # without a lock: another thread was faster, or a signal handler in here
+    if known is client:
+        # For multiprocessing's children, which run no exit handlers; it does nothing in a child that inherited it.
+        Finalize(None, client.close, exitpriority=1)
+    return known
 
 
 def close_clients() -> None:
     """Close every client of this process, as its exit would. For who ends a store before the process ends."""
-    with _registry_lock:
-        clients = list(_registry.values())
-    for client in clients:
+    for client in list(_registry.values()):
         client.close()
 
 
-def _forget_parent() -> None:
-    """In a forked child. The lock is new because a thread that is not here any more may have held it."""
-    global _registry_lock  # noqa: PLW0603
-    _registry_lock = threading.Lock()
-    _registry.clear()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+    os.register_at_fork(after_in_child=_registry.clear)

@@ -24,12 +24,12 @@ abandons the demand, which the duties thread then ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
 from kombu_fdb.model import Delivery, Demand, Lease
-from kombu_fdb.primitives.clock import Jitter
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
@@ -105,7 +105,7 @@ class CombinerClient:
         self,
         ring: Callable[[], None],
         clock: Callable[[], float],
-        spread: Jitter,
+        spread: Random,
         longest_s: float,
         rivalry: Rivalry,
     ) -> None:

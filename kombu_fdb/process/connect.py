@@ -13,7 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.stored.work import Policy
+from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.settings.location import FOUR_SLASHES, ClusterLocation, Location, MemoryLocation, SqliteLocation
@@ -42,7 +44,7 @@ class Opened(NamedTuple):
 
 
 def open_store(location: Location, options: Options, *, timeout_s: float) -> Opened:
-    """Open the store and check that it answers within about ``timeout_s`` seconds.
+    """Open the store and check that it answers; each of both within ``timeout_s`` seconds.
 
     Raises ``StoreUnavailable`` or ``FormatError``, each with the fix; nothing stays open then.
     """

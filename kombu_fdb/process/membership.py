@@ -126,14 +126,15 @@ class Membership:
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
-        Hands back first what an earlier claim may have leased unknown to anybody. Takes no lock: each call ends by its
-        own deadline, however many threads claim.
+        Hands back first what an earlier claim may have leased unknown to anybody. Takes no lock, so however many
+        threads claim, each one's deadline is its own.
 
         ``hand``: an empty list for what is found. Who brings it knows what he has to release, also when an exception
         out of a signal handler strikes between the end of this call and the next line of his.
         """
         hand = [] if hand is None else hand
-        self.recover()
+        if self._suspects:
+            self.recover()
         first = self._engine.messages.reserve()
         underway = self._claims[first] = _Underway(self._clock.monotonic(), (consumers or {}).values())
         try:

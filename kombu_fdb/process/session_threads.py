@@ -1,4 +1,15 @@
-"""The threads that keep a session.
+"""The threads of a process's sessions, and what they do once the store answers again.
+
+Deferred calls: what has to be done later, and which thread does it where no session has a duties thread.
+
+Model. A call is *open* from :meth:`DeferredCalls.add` until it has succeeded. Meanwhile it waits, or one thread has it
+in hand; one that fails waits again. So of several threads that run calls, each call is run by one at a time, and none
+is lost: neither to another thread nor to an exception out of a signal handler.
+
+Finalizers add calls. They run in any thread at any moment, also in one that holds a lock, so nothing here takes a
+lock that another thread might have to wait for.
+
+The threads that keep a session.
 
 * The heartbeat thread beats, and does nothing else, so that neither a long sweep, nor a task on Celery's event loop,
   nor a consumer that works for an hour makes a live process look dead.
@@ -12,6 +23,7 @@ to, or when the session is lost. Neither keeps the process alive.
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import logging
 import os
@@ -19,20 +31,157 @@ import random
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.threads import instead_of_threads, start, start_native
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep.duty_cycle import Duties, Turns
+from kombu_fdb.process.upkeep.duty_cycle import Duties, SessionSteps
+from kombu_fdb.process.upkeep.round_robin import TROUBLE
 from kombu_fdb.settings.options import Options
+
+# -- deferred calls ----------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+def move(source: deque[T], hand: list[T], most: int | None = None) -> bool:
+    """Move what is at the front, up to ``most``, into ``hand``; False if that holds nothing then.
+
+    In one call into C: no thread comes in between, and no exception of a signal handler, so each is in one of both.
+    """
+    try:  # noqa: SIM105 - suppress is Python
+        hand.extend(islice(iter(source.popleft, None), most))
+    except IndexError:  # there are no more; those before are in the hand
+        pass
+    return bool(hand)
+
+
+class DeferredCalls:
+    """Of one client. Thread-safe; true while one is open."""
+
+    def __init__(self) -> None:
+        self._open: set[partial[object]] = set()
+        self._waiting: deque[partial[object]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, do: Callable[[], object]) -> None:
+        """``do`` is repeated until it raises nothing, so it must be harmless to do it again."""
+        call = partial(do)  # is itself only, however often the same is to be done
+        self._open.add(call)
+        self._waiting.append(call)
+
+    def run(self) -> None:
+        """Each once. One that fails for a reason of its own goes behind the others, and delays none of them.
+
+        Raises the first such error at the end, and what says that the store does not answer at once.
+        """
+        failure = failed = None
+        try:
+            for _ in range(len(self._waiting)):
+                failed = self._run_next()
+                failure = failure or failed
+            if failure is not None:
+                raise failure
+        finally:
+            del failure, failed  # their frames keep this one
+
+    def _run_next(self) -> Exception | None:
+        hand: list[partial[object]] = []
+        try:
+            if move(self._waiting, hand, 1):  # else another thread was faster
+                hand[0]()
+                self._open.discard(hand[0])
+        except TROUBLE:
+            self._waiting.extendleft(hand)
+            raise
+        except Exception as error:  # noqa: BLE001 - raised when the others have had their turn
+            self._waiting.extend(hand)
+            return error
+        except BaseException:
+            self._waiting.extendleft(hand)
+            raise
+        return None
+
+
+class Attendant:
+    """Calls ``work`` in a thread that lives no longer than the work, and again after a pause as long as it raises."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._called = False
+        self._stopped = False
+        #: Held from the moment a thread is asked for until it goes; only the end waits for it.
+        self._there = threading.Lock()
+        self._alarm = Signal()
+        self._thread: threading.Thread | None = None
+
+    def call(self) -> None:
+        """Have the work done soon. For a finalizer, too."""
+        self._called = True
+        if self._stopped or not self._there.acquire(blocking=False):
+            return  # the thread that is there looks once more before it goes
+        try:
+            _thread.start_new_thread(self._begin, ())
+        except BaseException as error:
+            self._there.release()
+            if not isinstance(error, RuntimeError):  # the interpreter ends
+                raise
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let it finish what it does and go. False if that takes longer than ``timeout_s`` seconds."""
+        if self._thread is threading.current_thread():
+            return True
+        self._stopped = True
+        self._alarm.set()
+        # Not ``join``: the thread that a finalizer has asked for may not have started yet.
+        ended = self._there.acquire(timeout=timeout_s)
+        if ended:
+            self._there.release()
+        self._stopped = False
+        return ended
+
+    def _begin(self) -> None:
+        """``Thread.start`` takes locks, which the thread that the finalizer runs in may hold. This one holds none."""
+        thread = threading.Thread(target=self._run, name="kombu-fdb-deferred", daemon=True)
+        try:
+            start(thread)
+        except RuntimeError:
+            self._there.release()
+
+    def _run(self) -> None:
+        self._thread = threading.current_thread()
+        trouble = Trouble("what had to be done later")
+        while self._called and not self._stopped:
+            self._called = False
+            try:
+                self._work()
+                trouble.ends()
+            except Exception as error:  # noqa: BLE001 - it must end with its work, not before
+                trouble.begins(error)
+                self._called = True
+                self._alarm.wait(RETRY_S)
+        self._there.release()
+        if self._called and not self._stopped:
+            self.call()
+
+
+# -- the threads -------------------------------------------------------------------------------------------------------
+
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +227,7 @@ class SessionThreads:
         #: When the heartbeat thread ran last.
         self._ran_s = self._clock.monotonic()
 
-    def start(self, turns: Turns) -> None:
+    def start(self, turns: SessionSteps) -> None:
         self._threads = [
             threading.Thread(target=target, args=(turns,), name=f"kombu-fdb-{name}", daemon=True)
             for name, target in (("heartbeat", self._beat), ("duties", self._serve))
@@ -104,7 +253,7 @@ class SessionThreads:
         if any(thread.is_alive() for thread in others):
             self._engine.transactions.patience.wasted(self._clock.monotonic() - began)
 
-    def _beat(self, turns: Turns) -> None:
+    def _beat(self, turns: SessionSteps) -> None:
         trouble = Trouble("the heartbeat to the store")
         interval_s = self._options.session_ttl / BEATS
         while not self.stopped.wait(interval_s):
@@ -117,7 +266,7 @@ class SessionThreads:
                 trouble.begins(error)
             self._ran_s = self._clock.monotonic()
 
-    def _stand_in(self, turns: Turns) -> None:
+    def _stand_in(self, turns: SessionSteps) -> None:
         """In a native thread."""
         interval_s = self._options.session_ttl / BEATS
         pause = importlib.import_module("gevent.monkey").get_original("time", "sleep")
@@ -128,7 +277,7 @@ class SessionThreads:
                     turns.beat()
         importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
 
-    def _serve(self, turns: Turns) -> None:
+    def _serve(self, turns: SessionSteps) -> None:
         trouble = Trouble("the duties")
         pause_s = 0.0
         while not self.stopped.is_set():
@@ -151,8 +300,13 @@ def open_session(engine: Engine, options: Options, deferred: Callable[[], None])
     threads = SessionThreads(engine, options)
     membership = Membership(engine, options, session_id, threads, SystemClock())
     duties = Duties(engine, SystemClock(), random.Random(), session_id, sweep_interval_s=options.sweep_interval)
-    threads.start(Turns(engine, membership, duties, deferred, ttl_s=options.session_ttl))
+    threads.start(SessionSteps(engine, membership, duties, deferred, ttl_s=options.session_ttl))
     return membership
+
+
+def _program(path: Path) -> str:
+    """``celery``, also of ``python -m celery``."""
+    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 def _describe() -> dict[str, str | int]:
@@ -161,6 +315,6 @@ def _describe() -> dict[str, str | int]:
     return {
         "host": socket.gethostname(),
         "pid": pid,
-        "program": Path(sys.argv[0] or "python").name,
+        "program": _program(Path(sys.argv[0] or "python")),
         "process": seen.fingerprint if seen else "",
     }

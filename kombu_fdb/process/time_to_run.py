@@ -57,7 +57,8 @@ class TimesToRun:
         self._release = release
         self._lock = threading.RLock()
         self._changed = Signal()
-        self._timers: dict[Lease, _Timer] = {}
+        #: Those that run.
+        self.timers: dict[Lease, _Timer] = {}
         self._order: list[tuple[float, int, Lease]] = []
         self._numbers = count()
         self._thread: threading.Thread | None = None
@@ -66,7 +67,7 @@ class TimesToRun:
         """Hand the message back in ``ttr_s`` seconds; replaces an earlier moment."""
         with self._lock:
             due = monotonic() + ttr_s
-            self._timers[lease] = _Timer(due, started, gone)
+            self.timers[lease] = _Timer(due, started, gone)
             heapq.heappush(self._order, (due, next(self._numbers), lease))
             self._throw_away_stopped()
             if self._thread is None or not self._thread.is_alive():  # it was interrupted before it began
@@ -77,27 +78,25 @@ class TimesToRun:
 
     def _throw_away_stopped(self) -> None:
         """Short jobs with long times to run would fill the memory."""
-        if len(self._order) > 2 * len(self._timers) + MOST_STOPPED:
+        if len(self._order) > 2 * len(self.timers) + MOST_STOPPED:
             self._order = [each for each in self._order if self._is_running(each)]
             heapq.heapify(self._order)
 
     def _is_running(self, entry: tuple[float, int, Lease]) -> bool:
         due, _number, lease = entry
-        timer = self._timers.get(lease)
+        timer = self.timers.get(lease)
         return timer is not None and timer.due == due
 
     def forget(self, leases: Iterable[Lease]) -> None:
         """They were settled."""
-        if not self._timers:
-            return
         with self._lock:
             for lease in leases:
-                self._timers.pop(lease, None)
+                self.timers.pop(lease, None)
 
     def clear(self) -> None:
         """Nothing is released any more."""
         with self._lock:
-            self._timers.clear()
+            self.timers.clear()
             self._order.clear()
             self._changed.set()
 
@@ -124,7 +123,7 @@ class TimesToRun:
         while self._order and self._order[0][0] <= now:
             entry = heapq.heappop(self._order)
             if self._is_running(entry):  # else settled, or given more time
-                overdue[entry[2]] = self._timers[entry[2]]
+                overdue[entry[2]] = self.timers[entry[2]]
         return overdue
 
     def _release_part(self, timers: dict[Lease, _Timer], counted: bool) -> None:
@@ -149,5 +148,5 @@ class TimesToRun:
         """Unless their consumers have settled them meanwhile."""
         with self._lock:
             for lease, timer in timers.items():
-                if lease in self._timers:
+                if lease in self.timers:
                     self.watch(lease, RETRY_S, started=lambda: counted, gone=timer.gone)

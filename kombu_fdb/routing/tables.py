@@ -1,25 +1,27 @@
 """Routing: from an exchange and a routing key to queues, by tables that are read again when their epoch moves.
 
-Which routing keys a binding matches. Pure. Rules: https://www.rabbitmq.com/tutorials/amqp-concepts#exchanges.
+Patterns: which routing keys a binding matches. Pure functions. Rules:
+https://www.rabbitmq.com/tutorials/amqp-concepts#exchanges.
 
 * direct: the keys are equal.
 * fanout: always.
-* topic: words separated by dots; in the binding ``*`` stands for exactly one word, ``#`` for any number, also none.
+* topic: words separated by dots; in the binding ``*`` stands for exactly one word, ``#`` for any number, including
+  none.
 
-The routing tables as one process sees them.
+Tables: what one process knows of exchanges, bindings and declarations.
 
 Exchanges and their bindings are cached per exchange, under the exchange's epoch: a key that every change of that
 exchange sets to its versionstamp. A publish to a named exchange reads the epoch in its transaction, as a conflict, and
-reloads the exchange if it is another, so a binding counts from its commit on, and no longer than to its end: a client
-that binds its reply queue and then asks gets every answer, and no message comes to a queue that was deleted before it.
-A burst of short-lived reply queues reloads only their own exchange.
+reloads the exchange if the epoch has changed. So a binding counts exactly from the commit that makes it to the one that
+removes it: a client that binds its reply queue and then sends its request gets every answer, and no message comes to a
+queue that was deleted before it. A burst of short-lived reply queues reloads only their own exchange.
 
 Bindings are matched once for each routing key, and before the transaction (:meth:`RoutingTables.prepare`) by the tables
-that this process has: what is bound, however much of it, costs no transaction its time. Tables that turn out to
-be others in the transaction are matched in it, and its next attempt finds what this one has matched.
+that this process has: even very many bindings take no time from a transaction. If the tables turn out to have changed,
+they are matched inside it, and its next attempt finds the result.
 
 Declarations of queues are cached for a second: the arguments a publish needs (time to live, limits) change rarely, and
-the most frequent publish, to a queue through the default exchange, is to read nothing.
+the most frequent publish, to a queue through the default exchange, should read nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import control_of, decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import URGENT, QueueControl
+from kombu_fdb.model import URGENT, Publication, QueueControl
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Transaction
 
@@ -74,9 +77,10 @@ def _parts(binding: str) -> tuple[tuple[str, ...], ...]:
 def _topic_matches(parts: Sequence[tuple[str, ...]], key: tuple[str, ...]) -> bool:
     """The first part stands at the beginning, the last at the end, the others in this order between them.
 
-    Each of those as early as it can: what comes before it is the ``#``'s, and a later place leaves less to the next. So
-    it takes at most as many steps as the key has words times the binding (a regular expression with several ``#`` takes
-    exponential time, and following all ways to match at once still is quadratic in the binding).
+    Each of those is matched as early as possible: the words before it belong to the ``#``, and a later match would
+    leave fewer to the next part. So it takes at most as many steps as the key has words times the binding (a regular
+    expression with several ``#`` takes exponential time, and following all ways to match at once is still quadratic in
+    the binding).
     """
     first, *others = parts
     if not others:
@@ -111,9 +115,10 @@ MOST_DECLARATIONS = 10_000
 MOST_EXCHANGES = 1_000
 #: Routing keys remembered at most for an exchange; there are those with a key for each message.
 MOST_ROUTES = 1_000
-#: What lives no longer is soon gone: Celery's remote control gives its messages so long, an ``rpc://`` result a day.
+#: What lives no longer than this is soon gone: Celery's remote control gives its messages so long, an ``rpc://`` result
+#: a day.
 SOON_MS = 300_000
-#: Arguments that are calculated with.
+#: Arguments that are used in arithmetic.
 _WHOLE_NUMBERS = (
     "x-message-ttl",
     "x-expires",
@@ -287,7 +292,7 @@ class _Loaded:
 def _go_on(
     loaded: Mapping[str, _Loaded], tried: Mapping[tuple[str, str], list[str]]
 ) -> dict[tuple[str, str], list[str]]:
-    """Where what has reached no queue is tried next: by its address the exchanges so far, and the next one."""
+    """Where messages that reached no queue are tried next: by address, the exchanges so far, and the next one."""
     following = {}
     for address, names in tried.items():
         exchange = loaded[names[-1]].exchange
@@ -321,12 +326,26 @@ class RoutingTables:
 
         If no exchange has changed, in one round trip, and one for each alternate exchange in a row.
         """
-        by_default = []
-        for exchange, routing_key in addresses:
-            if exchange:
-                return [*map(self._routes(tr, dict.fromkeys(addresses)).__getitem__, addresses)]
-            by_default.append([routing_key])  # the default exchange leads to the queue of the key's name
-        return by_default
+        return [*map(self._routes(tr, dict.fromkeys(addresses)).__getitem__, addresses)]
+
+    def reached(
+        self, tr: Transaction, publications: Sequence[Publication]
+    ) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
+        """The queues of each, as of :meth:`routes`, and what all of these are declared as, as of :meth:`queues`."""
+        now, known = self._clock.monotonic(), self._declarations
+        reached: list[list[str]] = []
+        declared: dict[str, QueueDeclaration] = {}
+        for each in publications:
+            queue = each.routing_key  # the default exchange leads to the queue of the key's name
+            entry = None if each.exchange else known.get(queue)
+            if entry is None or now - entry[0] >= DECLARATION_AGE_S:
+                break
+            reached.append([queue])
+            declared[queue] = entry[1]
+        else:
+            return reached, declared
+        reached = self.routes(tr, [each[:2] for each in publications])
+        return reached, self.queues(tr, dict.fromkeys(chain.from_iterable(reached)))
 
     def _routes(self, tr: Transaction, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
         names = {exchange: None for exchange, _ in addresses if exchange}
@@ -346,7 +365,7 @@ class RoutingTables:
         return reached
 
     def prepare(self, exchange: str, routing_key: str) -> None:
-        """Match now, outside of any transaction, what a publish will ask; by the tables as they were read last."""
+        """Match now, outside of any transaction, what a publish will ask for, by the tables as they were last read."""
         loaded = self._loaded.get(exchange)
         if loaded is not None:
             loaded.route(routing_key)

@@ -10,8 +10,8 @@
 ``fdb+memory://name``                a store of this process, for tests; see ``kombu_fdb.testing.stores``
 ==================================== =============================================================================
 
-Nothing here touches a file's content or the network. Whatever can be wrong is an
-:exc:`~kombu_fdb.errors.OptionError`, with the next step in its ``fix``.
+Nothing here touches a file's content or the network. Anything wrong is an :exc:`~kombu_fdb.errors.OptionError`, with
+the next step in its ``fix``.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class UrlParts(NamedTuple):
     virtual_host: str | None = None
 
     def __repr__(self) -> str:
-        """Without what is secret: it may stand in a log, or in a traceback with locals."""
-        path = self.virtual_host and masked(self.virtual_host)
+        """Without secrets: it may stand in a log, or in a traceback with locals."""
+        path = self.virtual_host and masked_url(self.virtual_host)
         shown = self._replace(password="**" if self.password else None, virtual_host=path)
         return f"UrlParts({', '.join(f'{name}={value!r}' for name, value in shown._asdict().items())})"
 
@@ -67,10 +67,10 @@ class SqliteLocation:
     is_relative: bool = field(default=False, compare=False)
 
     def __repr__(self) -> str:
-        return f"SqliteLocation({self}, namespace={masked(self.namespace)!r})"
+        return f"SqliteLocation({self}, namespace={masked_url(self.namespace)!r})"
 
     def __str__(self) -> str:
-        return f"fdb+sqlite:///{masked(str(self.path))}"
+        return f"fdb+sqlite:///{masked_url(str(self.path))}"
 
     def create_directory(self) -> None:
         """Create the directory of the default file. A directory that a user named must exist. Raises ``OSError``."""
@@ -93,8 +93,9 @@ class ClusterLocation:
     def __str__(self) -> str:
         if self.connection_string:
             description, _, coordinators = self.connection_string.partition("@")
-            return f"fdb://{description.partition(':')[0]}:**@{coordinators}/{masked(self.namespace)}"
-        return f"fdb:///{masked(self.namespace)} ({masked(str(self.cluster_file or 'default cluster file'))})"
+            return f"fdb://{description.partition(':')[0]}:**@{coordinators}/{masked_url(self.namespace)}"
+        cluster_file = self.cluster_file or default_cluster_file(os.environ)
+        return f"fdb:///{masked_url(self.namespace)} ({masked_url(str(cluster_file))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def parse_url(url: str) -> UrlParts:
     """Take ``url`` apart as kombu does, so that no kombu is needed for it. Raises ``OptionError``."""
     url = str(url)  # a path is no URL: said below, with what is one
     if not url.isascii():
-        utf8_bytes("URL", masked(url))
+        utf8_bytes("URL", masked_url(url))
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise OptionError(
@@ -128,7 +129,7 @@ def parse_url(url: str) -> UrlParts:
     except ValueError as error:  # brackets
         raise OptionError(
             "unusable address in the URL",
-            reason=masked(str(error)),
+            reason=masked_url(str(error)),
             fix="Put an IPv6 address in brackets: [::1]:4500.",
         ) from None
     if parts.query:
@@ -153,7 +154,7 @@ def parse_url(url: str) -> UrlParts:
 _SECRET = re.compile(r"(?<=:)[^:@/\s]+(?=@)")
 
 
-def masked(text: str) -> str:
+def masked_url(text: str) -> str:
     """For messages and ``repr``: a cluster's id is as good as a password, wherever in a URL it ended up."""
     return _SECRET.sub("**", text)
 
@@ -171,7 +172,7 @@ def locate(parts: UrlParts, options: Options, environ: Mapping[str, str] | None 
         return _locate_cluster(parts, options)
     if parts.scheme == MEMORY_SCHEME:
         return MemoryLocation(parts.hostname or "default", options.namespace or DEFAULT_NAMESPACE)
-    raise OptionError("unknown URL scheme", scheme=masked(parts.scheme), fix=f"Known: {', '.join(SCHEMES)}.")
+    raise OptionError("unknown URL scheme", scheme=masked_url(parts.scheme), fix=f"Known: {', '.join(SCHEMES)}.")
 
 
 def _locate_file(parts: UrlParts, options: Options, environ: Mapping[str, str]) -> SqliteLocation:
@@ -188,11 +189,11 @@ def _locate_file(parts: UrlParts, options: Options, environ: Mapping[str, str]) 
     if ":memory:" in name or "\0" in name:
         raise OptionError(
             "not a file",
-            path=masked(name),
+            path=masked_url(name),
             fix="A worker's processes share one file: name it, or use kombu's memory://.",
         )
     if name.endswith(("/", os.sep)):
-        shown = masked(name)
+        shown = masked_url(name)
         raise OptionError("a directory instead of a file", path=shown, fix=f"Name a file in it: {shown}broker.db.")
     is_relative = not name.startswith(("/", "~"))
     return SqliteLocation(_absolute(name), namespace, is_relative=is_relative)
@@ -203,7 +204,9 @@ def _absolute(name: str) -> Path:
     try:
         return Path(name).expanduser().absolute()
     except (RuntimeError, ValueError) as error:  # no user of that name, or a character that no path has
-        raise OptionError("not a path", path=masked(name), reason=str(error), fix="Write an absolute path.") from None
+        raise OptionError(
+            "not a path", path=masked_url(name), reason=str(error), fix="Write an absolute path."
+        ) from None
 
 
 def _locate_cluster(parts: UrlParts, options: Options) -> ClusterLocation:
@@ -213,9 +216,9 @@ def _locate_cluster(parts: UrlParts, options: Options) -> ClusterLocation:
     if parts.hostname is None and ("/" in path or path.endswith(".cluster")):
         raise OptionError(
             "ambiguous path in the URL",
-            path=masked(path),
-            fix=f"A cluster file takes four slashes, fdb:////{masked(path)}; the contents of a cluster file take two, "
-            "fdb://description:id@host:port/namespace; a namespace contains no slash."
+            path=masked_url(path),
+            fix=f"A cluster file takes four slashes, fdb:////{masked_url(path)}; the contents of a cluster file take "
+            "two, fdb://description:id@host:port/namespace; a namespace contains no slash."
             if "@" in path
             else f"A cluster file takes four slashes, fdb:////{path}; a namespace contains no slash.",
         )
@@ -244,8 +247,8 @@ def _one_of(name: str, from_url: str | None, from_options: str | None) -> str | 
         raise OptionError(
             "the URL and an option disagree",
             name=name,
-            url=masked(from_url),
-            option=masked(from_options),
+            url=masked_url(from_url),
+            option=masked_url(from_options),
             fix="Remove one of them.",
         )
     if name == "namespace" and from_url is not None and len(from_url.encode()) > LONGEST_NAMESPACE:

@@ -1,6 +1,6 @@
 """What the user sets in ``broker_transport_options``, parsed once into frozen :class:`Options` and typed from there on.
 
-The URL says where the store is (``location.py``); everything else is here. Whatever can be wrong with it is an
+The URL says where the store is (``location.py``); everything else is here. Anything wrong with it is an
 :exc:`~kombu_fdb.errors.OptionError`, with the next step in its ``fix``.
 
 Other code uses the dict too. Kombu merges the retry policy of ``Producer.publish`` into it, and the brokers of a
@@ -13,12 +13,13 @@ import dataclasses
 import difflib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from kombu_fdb.errors import OptionError
+from kombu_fdb.primitives.ranges import Kind, maybe, number_in, refused, whole
 
 logger = logging.getLogger(__name__)
 
@@ -33,81 +34,43 @@ _SHORTEST_SWEEP = 0.05
 # -- the kinds of values -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What an option accepts."""
-
-    about: str
-    unit: str = ""
-
-    def accept(self, value: Any) -> Any:
-        """The value as it is stored. Raises ``ValueError`` that says what would have been accepted."""
-        raise NotImplementedError
+#: What an option's field carries: its kind, how it is stored, and what the table says about it.
+_Metadata = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Number(_Kind):
-    least: float = 0
-    most: float = 0
-    whole: bool = False
-    or_none: bool = False
-
-    def accept(self, value: Any) -> Any:
-        if value is None and self.or_none:
-            return None
-        sort = int if self.whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, sort) or not self.least <= value <= self.most:
-            raise ValueError(
-                f"{'a whole number' if self.whole else 'a number'} of {self.unit} from {self.least:,.10g} to "
-                f"{self.most:,.10g}{', or None' if self.or_none else ''}"
-            )
-        return value if self.whole else float(value)
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice(_Kind):
-    choices: tuple[str, ...] = ()
-
-    def accept(self, value: Any) -> Any:
-        if value not in self.choices:
-            raise ValueError(" or ".join(repr(choice) for choice in self.choices))
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Text(_Kind):
-    longest: int = 0
-
-    def accept(self, value: Any) -> Any:
-        if value is None:
-            return None
-        text = os.fspath(value) if isinstance(value, os.PathLike) else value
-        if not isinstance(text, str) or not 0 < len(text.encode()) <= self.longest:
-            raise ValueError(f"a non-empty string of at most {self.longest:,} bytes, or None")
-        return text
-
-
-_Metadata = dict[str, _Kind]
+def _metadata(about: str, unit: str, kind: Kind, stored: Callable[[Any], Any] = lambda value: value) -> _Metadata:
+    return {"about": about, "unit": unit, "kind": kind, "stored": stored}
 
 
 def _number(about: str, unit: str, *, least: float, most: float) -> _Metadata:
-    return {"kind": _Number(about, unit, least, most)}
+    what = f"a number of {unit} from {least:,.10g} to {most:,.10g}"
+    return _metadata(about, unit, number_in(what, least, most), float)
 
 
 def _seconds(about: str, *, least: float = 0.05, most: float = 3_600) -> _Metadata:
-    return {"kind": _Number(about, "seconds", least, most)}
+    return _number(about, "seconds", least=least, most=most)
 
 
 def _whole(about: str, unit: str, *, least: int = 1, most: int, or_none: bool = False) -> _Metadata:
-    return {"kind": _Number(about, unit, least, most, whole=True, or_none=or_none)}
+    kind = whole(f"a whole number of {unit} from {least:,} to {most:,}", least, most)
+    return _metadata(about, unit, maybe(kind) if or_none else kind)
 
 
 def _choice(about: str, *choices: str) -> _Metadata:
-    return {"kind": _Choice(about, choices=choices)}
+    return _metadata(about, "", Kind(" or ".join(map(repr, choices)), lambda value: value in choices))
 
 
 def _text(about: str, *, longest: int = 4_096) -> _Metadata:
-    return {"kind": _Text(about, longest=longest)}
+    def accepts(value: Any) -> bool:
+        text = _plain(value)
+        return isinstance(text, str) and 0 < len(text.encode()) <= longest
+
+    kind = maybe(Kind(f"a non-empty string of at most {longest:,} bytes", accepts))
+    return _metadata(about, "", kind, _plain)
+
+
+def _plain(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +202,11 @@ class Options:
     ack_delay_ms: float = field(
         default=2.0,
         metadata=_number(
-            "how long an ack may wait to share a transaction with others", "milliseconds", least=0, most=1_000
+            "how long an ack may wait to share a transaction with others; where messages follow each other without a "
+            "pause, up to eight times as long",
+            "milliseconds",
+            least=0,
+            most=1_000,
         ),
     )
     undrained_timeout: float = field(
@@ -256,8 +223,11 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds():
-            object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
+        given = {name: getattr(self, name) for name in _schema()}
+        for name, value, kind in refused(_schema(), given):
+            raise OptionError("unusable option value", name=name, value=value, fix=f"{name} takes {kind.what}.")
+        for each in dataclasses.fields(self):
+            object.__setattr__(self, each.name, each.metadata["stored"](given[each.name]))
         if self.sweep_interval * _LOOKS > self.session_ttl:
             raise OptionError(
                 "contradictory options",
@@ -269,15 +239,8 @@ class Options:
 
 
 @cache
-def _kinds() -> tuple[tuple[str, _Kind], ...]:
-    return tuple((each.name, cast("_Kind", each.metadata["kind"])) for each in dataclasses.fields(Options))
-
-
-def _checked(name: str, kind: _Kind, value: Any) -> Any:
-    try:
-        return kind.accept(value)
-    except ValueError as error:
-        raise OptionError("unusable option value", name=name, value=value, fix=f"{name} takes {error}.") from None
+def _schema() -> dict[str, Kind]:
+    return {each.name: each.metadata["kind"] for each in dataclasses.fields(Options)}
 
 
 # -- the dict ------------------------------------------------------------------------------------------------------
@@ -328,7 +291,7 @@ def parse_options(given: Mapping[str, Any] | None = None, **fallbacks: Any) -> O
     ``fallbacks``: values for options that ``given`` does not set, for instance kombu's own ``connect_timeout``; None
     counts as not set. Raises ``OptionError``.
     """
-    known = {name for name, _ in _kinds()}
+    known = set(_schema())
     values = {name: value for name, value in fallbacks.items() if value is not None}
     for name, value in (given or {}).items():
         if name in known:
@@ -344,7 +307,7 @@ def parse_options(given: Mapping[str, Any] | None = None, **fallbacks: Any) -> O
 
 
 def why_ignored(name: str) -> str | None:
-    """Of an option that another transport reads; None of any other."""
+    """Why an option of another transport has no effect; None for any other name."""
     if name in _FOREIGN:
         return _WHY_IGNORED.get(name, "it is an option of another transport")
     return None
@@ -377,9 +340,8 @@ def _table_rows() -> Iterator[str]:
     yield "| option | default | unit | what it does |"
     yield "|---|---|---|---|"
     for each in dataclasses.fields(Options):
-        kind = cast("_Kind", each.metadata["kind"])
         default = f"{each.default:,}" if type(each.default) is int else repr(each.default)
-        yield f"| `{each.name}` | `{default}` | {kind.unit} | {kind.about} |"
+        yield f"| `{each.name}` | `{default}` | {each.metadata['unit']} | {each.metadata['about']} |"
 
 
 if __name__ == "__main__":

@@ -23,10 +23,13 @@ Semantics are FoundationDB's (https://apple.github.io/foundationdb/developer-gui
 * ``begin(timeout_s)`` bounds each later call of that transaction. A commit that was sent and got no answer raises
   ``CommitUnknown(in_flight=True)``; a call that was not a commit raises ``StoreUnavailable``.
 * Every error that leaves a driver is a :exc:`~kombu_fdb.errors.KombuFDBError`.
+
+The watch every store hands out: fires once, from any thread, never after it was cancelled.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -135,3 +138,67 @@ class Database(Protocol):
 
     def close(self) -> None:
         """Idempotent. Later calls raise ``StoreUnavailable``."""
+
+
+logger = logging.getLogger(__name__)
+
+
+class OneShotWatch:
+    """``release`` frees what the store holds for it, when it is cancelled.
+
+    Without a lock, as a signal handler may fire what it has interrupted: who takes the token decides what becomes of
+    it, and who takes the callback calls it.
+    """
+
+    __slots__ = ("_callbacks", "_cancelled", "_fired", "_release", "_tokens", "key", "seen")
+
+    def __init__(self, key: bytes, release: Callable[[OneShotWatch], None], seen: bytes | None = None) -> None:
+        self.key = key
+        #: The key's value as the arming transaction saw it, where the store needs to compare.
+        self.seen = seen
+        self._release = release
+        self._tokens = [None]
+        self._callbacks: list[Callable[[], None]] = []
+        self._fired = False
+        self._cancelled = False
+
+    @property
+    def done(self) -> bool:
+        """Fired or cancelled: nothing will come of it any more."""
+        return self._fired or self._cancelled
+
+    def on_fire(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+        if self._fired:  # looked at after the entry, and set before the look at it
+            self._call()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callbacks.clear()
+        if self._decide():
+            self._release(self)
+
+    def fire(self) -> None:
+        if not self._cancelled and self._decide():
+            self._fired = True
+            self._call()
+
+    def _decide(self) -> bool:
+        """Whether this caller is the one to do so."""
+        try:
+            self._tokens.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _call(self) -> None:
+        if self._cancelled:
+            return
+        try:
+            callback = self._callbacks.pop()
+        except IndexError:  # there is none yet, or another thread was faster
+            return
+        try:
+            callback()
+        except Exception:  # the thread that fires serves other watches too
+            logger.exception("the callback of a watch failed")

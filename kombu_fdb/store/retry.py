@@ -1,12 +1,14 @@
 """Retry: run a verb until its transaction commits, within a deadline.
 
-How long a process that ends waits for a store that does not answer: altogether, not for each call.
+How long a caller waits for a store that does not answer: altogether, not for each transaction.
 
-Model. While nothing ends, each call has its own deadline. What ends (a closing connection, a program that was told to
-stop) makes many calls, one after the other, and each would wait for its own. So they share :data:`ENDING_S` seconds of
-waiting in vain: a call that fails uses up what it took, later ones get the rest, at least :data:`LEAST_S`. A commit
-gives everything back: a store that works, however much there is to do, is never cut short; one that only answers reads
-(a locked file, a full disk) is.
+Model. A verb by itself has a deadline of its own. What a public call does by several of them shares the call's
+(:meth:`Patience.within`): each gets what is left of it, and at least an attempt.
+
+What ends (a closing connection, a program that was told to stop) makes many calls, one after the other. They share
+:data:`ENDING_S` seconds of waiting in vain: a call that fails uses up what it took, later ones get the rest, at least
+:data:`LEAST_S`. A commit gives everything back: a store that works, however much there is to do, is never cut short;
+one that only answers reads (a locked file, a full disk) is.
 
 The retry loop, and how it survives a commit whose answer was lost.
 
@@ -35,18 +37,22 @@ what is left of it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from random import Random
+from typing import Any, TypeVar
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable
-from kombu_fdb.primitives.clock import Clock, Jitter
+from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.tokens import CommitTokens, Doubt, Token
 
-# -- patience at the end of the process --------------------------------------------------------------------------------
+T = TypeVar("T")
+
+# -- patience ----------------------------------------------------------------------------------------------------------
 
 
 #: Of waiting in vain, in seconds: twice (a child process, then its parent) is well within the 10 s after which
@@ -55,19 +61,23 @@ ENDING_S = 4.0
 LEAST_S = 0.05
 
 _ending: ContextVar[bool] = ContextVar("kombu_fdb_ending", default=False)
+#: Whose call it is, and when that has to end. A thread that a call starts may inherit it, and has none all the same.
+_deadline: ContextVar[tuple[int, float] | None] = ContextVar("kombu_fdb_deadline", default=None)
 
 
 class Patience:
     """Of one process with one store. Thread-safe: what two threads waste at the same time counts once or twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
         #: Whether the program was told to stop.
         self.stopping: Callable[[], bool] = lambda: False
         #: What may still be wasted.
         self.left_s = ENDING_S
 
+    @staticmethod
     @contextmanager
-    def ending(self) -> Iterator[None]:
+    def ending() -> Iterator[None]:
         """What this thread does inside belongs to an end."""
         token = _ending.set(True)
         try:
@@ -75,11 +85,26 @@ class Patience:
         finally:
             _ending.reset(token)
 
+    def within(self, seconds: float, call: Callable[[], T]) -> T:
+        """What ``call`` returns, which ends in so many seconds by however many transactions; or with the call it is in.
+
+        In a context of its own, so that no exception out of a signal handler leaves its deadline to the next call.
+        """
+        context = copy_context()
+        context.run(_deadline.set, (threading.get_ident(), self.clock.monotonic() + self._left_of_call(seconds)))
+        return context.run(call)
+
     def allow(self, timeout_s: float) -> float:
-        """How long a call that wants so many seconds may take."""
+        """How long what wants so many seconds may take."""
         if _ending.get() or self.stopping():
-            return min(timeout_s, max(self.left_s, LEAST_S))
-        return timeout_s
+            timeout_s = min(timeout_s, max(self.left_s, LEAST_S))
+        return timeout_s if _deadline.get() is None else self._left_of_call(timeout_s)
+
+    def _left_of_call(self, timeout_s: float) -> float:
+        call = _deadline.get()
+        if call is None or call[0] != threading.get_ident():
+            return timeout_s
+        return min(timeout_s, max(call[1] - self.clock.monotonic(), 0.0))
 
     def wasted(self, seconds: float) -> None:
         """A call has waited for so long in vain."""
@@ -98,8 +123,6 @@ class Patience:
 # -- retry -------------------------------------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 1.0
 
@@ -115,7 +138,7 @@ class Retry:
     database: Database
     clock: Clock
     tokens: CommitTokens
-    pauses: Jitter
+    pauses: Random
     patience: Patience = field(default_factory=Patience)
 
     def __call__(
@@ -132,11 +155,11 @@ class Retry:
         or that of an earlier call for the same transaction, which this one goes on with.
         """
         if not self.database.commit_may_be_unknown:
-            return self._run(body, timeout_s, None, on_conflict)
+            return self.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict)
         doubt = Doubt() if doubt is None else doubt
         token = self._token_for(doubt)
         try:
-            return self._run(body, timeout_s, doubt, on_conflict)
+            return self.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
         finally:
             if not doubt.is_open:
                 token.before = doubt.landed or token.before
@@ -183,26 +206,24 @@ class Retry:
             raise _Forgotten
         return None
 
-    def repeat(self, body: Callable[[Transaction], T], *, timeout_s: float) -> T:
-        """Run a ``body`` that may happen twice: no token is written, and after an unknown commit it just runs again.
-
-        For bodies that look at what stands in the store and find there what an earlier run has done.
-        """
-        return self._run(body, timeout_s, None, None)
-
     def read(self, body: Callable[[Transaction], T], *, timeout_s: float) -> T:
         """Run a ``body`` that only reads."""
-        return self._run(body, timeout_s, None, None, read_only=True)
+        return self.repeat(body, timeout_s=timeout_s, read_only=True)
 
-    def _run(
+    def repeat(
         self,
         body: Callable[[Transaction], T],
-        timeout_s: float,
-        doubt: Doubt[T] | None,
-        on_conflict: Callable[[], None] | None,
         *,
+        timeout_s: float,
+        on_conflict: Callable[[], None] | None = None,
+        doubt: Doubt[T] | None = None,
         read_only: bool = False,
     ) -> T:
+        """Run a ``body`` that may happen twice: no token is written, and after an unknown commit it just runs again.
+
+        For bodies that look at what stands in the store and find there what an earlier run has done, and for stores
+        that answer each commit. ``doubt``: with a token, for :meth:`__call__`.
+        """
         began = self.clock.monotonic()
         deadline = began + self.patience.allow(timeout_s)
         pause = FIRST_PAUSE_S
@@ -217,6 +238,7 @@ class Retry:
                 if self._is_final(error, began) or not self._pause(pause, deadline):
                     self.patience.wasted(self.clock.monotonic() - began)
                     _give_up(error, doubt is not None and doubt.is_open, attempt)
+                    raise
                 pause = min(pause * 2, LONGEST_PAUSE_S)
 
     def _is_final(self, error: StoreError, began: float) -> bool:
@@ -290,10 +312,12 @@ def _token(doubt: Doubt[Any]) -> Token:
     return doubt.token
 
 
-def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> NoReturn:
-    """Raise what the caller must hear. ``in_doubt``: an earlier run may have committed, whatever happened since."""
+def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> None:
+    """Raise what the caller must hear, if it is not the error itself.
+
+    ``in_doubt``: an earlier run may have committed, whatever happened since.
+    """
     if in_doubt and not isinstance(error, CommitUnknown):
         raise CommitUnknown("the outcome of the commit is unknown, and the store has failed since") from error
     if error.retryable and not isinstance(error, (CommitUnknown, StoreUnavailable)):
         raise StoreUnavailable("the deadline passed while retrying", attempts=attempts) from error
-    raise error

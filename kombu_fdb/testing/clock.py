@@ -27,5 +27,5 @@ class ManualClock:
         self._wall_ms += seconds * 1000
 
     def jump_wall(self, seconds: float) -> None:
-        """Set the wall clock forth or back, as NTP or an operator does; durations don't notice."""
+        """Set the wall clock forward or back, as NTP or an operator does; durations don't change."""
         self._wall_ms += seconds * 1000

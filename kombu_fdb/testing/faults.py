@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter, deque
 from collections.abc import Mapping
 from enum import Enum
@@ -10,8 +11,8 @@ from typing import NamedTuple
 
 __all__ = ["LATEST_LANDING_S", "Fault", "Faults", "Interrupted", "Landing"]
 
-#: How much later a commit may land of which its caller has heard nothing, in seconds. FoundationDB refuses one whose
-#: read version is older than that.
+#: How much later a commit whose outcome is unknown may land, in seconds. FoundationDB refuses one whose read version is
+#: older than that.
 LATEST_LANDING_S = 5.0
 
 
@@ -58,7 +59,8 @@ class Faults:
     """Decides what goes wrong next.
 
     ``rates`` gives each fault's probability at each point where it can strike. A script goes first: ``at_commits(a,
-    None, b)`` lets the next commit suffer ``a``, the one after pass, the third suffer ``b``.
+    None, b)`` lets the next commit suffer ``a``, the one after pass, the third suffer ``b``. A script of commits or
+    reads is for the thread that writes it: a session's own threads commit at any time, and would use it up.
     """
 
     def __init__(self, rng: random.Random | None = None, rates: Mapping[Fault, float] | None = None) -> None:
@@ -68,15 +70,18 @@ class Faults:
         self._reads: deque[Fault | None] = deque()
         self._watches: deque[Fault | None] = deque()
         self._landings: deque[float | None] = deque()
+        self._scripted_thread = 0
         #: How often each fault struck.
         self.struck: Counter[Fault] = Counter()
 
     def at_commits(self, *faults: Fault | None) -> None:
         """Script the next commits of writing transactions."""
+        self._scripted_thread = threading.get_ident()
         self._commits.extend(faults)
 
     def at_reads(self, *faults: Fault | None) -> None:
         """Script the next reads."""
+        self._scripted_thread = threading.get_ident()
         self._reads.extend(faults)
 
     def at_watches(self, *faults: Fault | None) -> None:
@@ -95,13 +100,13 @@ class Faults:
 
     def next_at_commit(self, *, can_conflict: bool) -> Fault | None:
         """``can_conflict``: a transaction that read nothing never conflicts, and callers may rely on that."""
-        if self._commits:
+        if self._commits and threading.get_ident() == self._scripted_thread:
             return self._count(self._commits.popleft())
         kinds = _AT_COMMIT if can_conflict else _AT_COMMIT[1:]
         return self._by_chance(kinds)
 
     def next_at_read(self) -> Fault | None:
-        if self._reads:
+        if self._reads and threading.get_ident() == self._scripted_thread:
             return self._count(self._reads.popleft())
         return self._by_chance(_AT_READ)
 

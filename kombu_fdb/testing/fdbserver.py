@@ -1,6 +1,6 @@
-"""A FoundationDB cluster of one process, or of some on this machine, in a temporary directory: for tests and demos.
+"""A FoundationDB cluster of one or several processes on this machine, in a temporary directory: for tests and demos.
 
-Of three processes, each is a coordinator and a machine of its own (its zone), so any one of them may die: the data is
+With three processes, each is a coordinator and a machine of its own (its zone), so any one of them may die: the data is
 in two, and two coordinators are a majority.
 """
 
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -25,10 +26,13 @@ from kombu_fdb.errors import StoreUnavailable
 __all__ = ["Cluster", "Server", "SingleNodeCluster", "fdb_unavailable_reason"]
 
 START_S = 30
+#: Characters of what a server said before it ended.
+LAST_WORDS = 500
 STOP_S = 10
-#: Another process may take the port between our choosing and the server's binding it.
+#: Another process may take the port between our choosing and the server's binding it, which then says so.
 ATTEMPTS = 3
-#: Several processes on one machine, each of which would take gigabytes.
+PORT_TAKEN = "address in use"
+#: The memory of each of several processes: by default each would take gigabytes.
 LITTLE_MEMORY = ("--memory=2GiB", "--cache-memory=64MiB")
 #: Between us and the server, so that it never outlives us, even if we are killed: then ``read`` meets the end of input.
 GUARD = """
@@ -84,6 +88,17 @@ class Server:
         assert self._guard.stdout is not None
         self.pid = int(self._guard.stdout.readline())
 
+    def last_words(self) -> str:
+        """The server's last output, if it has ended by itself; "" if it runs, or there is no ``/proc`` to tell."""
+        try:
+            if ") Z" not in Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8"):
+                return ""
+        except OSError:
+            if not Path("/proc/self").exists():
+                return ""
+        said = (self.directory / "stderr").read_text(encoding="utf-8", errors="replace")
+        return " ".join(said.split())[:LAST_WORDS] or "it ended, and said nothing"
+
     def stop(self) -> None:
         """Kill it; its data stays. Idempotent."""
         guard, self._guard = self._guard, None
@@ -97,7 +112,7 @@ class Server:
 class Cluster:
     """``with Cluster() as cluster: FoundationDatabase.open(cluster.cluster_file)``.
 
-    Whichever engine it has logs to disk, so what was committed survives :meth:`stop` and :meth:`start`.
+    Both storage engines log to disk, so what was committed survives :meth:`stop` and :meth:`start`.
     """
 
     def __init__(
@@ -129,9 +144,9 @@ class Cluster:
                     each.spawn()
                 kind = "single memory" if self._processes == 1 else "double ssd"
                 self._cli(f"configure new {kind}; waitopen")
-            except RuntimeError:
+            except RuntimeError as error:
                 self.stop()
-                if attempt == ATTEMPTS - 1:
+                if PORT_TAKEN not in str(error) or attempt == ATTEMPTS - 1:
                     self.close()
                     raise
             else:
@@ -169,11 +184,17 @@ class Cluster:
 
     def _cli(self, commands: str) -> None:
         arguments = ["fdbcli", "-C", self.cluster_file, "--no-status", *self._tls, "--exec", commands]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(arguments, capture_output=True, timeout=START_S, text=True, check=False)
-            if done.returncode == 0:
-                return
-        raise RuntimeError(f"fdbserver did not start; see {self.directory}/server*")
+        ends = time.monotonic() + START_S
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as client:
+            while client.poll() is None and time.monotonic() < ends and not any(map(Server.last_words, self.servers)):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    client.wait(0.05)
+            done = client.poll()
+            client.kill()
+            said = client.stdout.read() if client.stdout else ""
+        if done != 0:
+            words = [each for server in self.servers if (each := server.last_words())] or [said.strip()[-LAST_WORDS:]]
+            raise RuntimeError(f"fdbserver did not start: {' '.join(words) or f'no answer within {START_S} s'}")
 
 
 class SingleNodeCluster(Cluster):

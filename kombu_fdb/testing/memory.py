@@ -1,8 +1,8 @@
 """FoundationDB's transactions in memory: the same conflicts, stamps, limits and failures, deterministic and fast.
 
-Model. The committed state is a :class:`~kombu_fdb.testing.mvcc.VersionedMap` and a log of what each commit wrote. A
-transaction takes its read version at its first read, keeps its writes to itself, and remembers what it read
-serializably. Its commit
+Model. The committed state is a :class:`~kombu_fdb.testing.memory_transaction.VersionedMap` and a log of what each
+commit wrote. A transaction takes its read version at its first read, keeps its writes to itself, and remembers what it
+read serializably. Its commit
 
 1. fails with ``Conflict`` if a commit after its read version wrote into what it read (blind writers never fail);
 2. replays its mutations in order on the newest state under a new version, which is also its versionstamp;
@@ -30,11 +30,17 @@ from itertools import islice
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock, SystemClock
-from kombu_fdb.store.protocol import KeyValue
-from kombu_fdb.store.watch import OneShotWatch
+from kombu_fdb.store.protocol import KeyValue, OneShotWatch
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
-from kombu_fdb.testing.memory_transaction import MemoryTransaction, Reads
-from kombu_fdb.testing.mvcc import Mutation, Range, VersionedMap, apply_atomic, pack_stamp
+from kombu_fdb.testing.memory_transaction import (
+    MemoryTransaction,
+    Mutation,
+    Range,
+    Reads,
+    VersionedMap,
+    apply_atomic,
+    pack_stamp,
+)
 
 __all__ = ["Change", "MemoryDatabase"]
 
@@ -122,7 +128,7 @@ class MemoryDatabase:
             return list(self.map.scan(begin, end, self.version, reverse=False))
 
     def land_late_commits(self, *, before_s: float = math.inf) -> None:
-        """Have the late commits happen that land before that moment of the clock; by default all that ever will."""
+        """Let the late commits happen that land before that moment of the clock; by default all that ever will."""
         with self.lock:
             self._land([late for late in self._late if late.lands_s <= before_s])
 
@@ -277,7 +283,7 @@ class MemoryDatabase:
                 state[key] = apply_atomic(kind, old, value)
 
     def _oldest_read(self) -> int:
-        """What is older is not read, and conflicts with nothing that is still to land."""
+        """The oldest version that is still read, or can conflict with a commit that is still to land."""
         readers = [*self._readers.values(), *(late.transaction for late in self._late)]
         versions = (reader.read_version for reader in readers)
         return min((version for version in versions if version is not None), default=self.version)

@@ -82,7 +82,7 @@ class PublishBatch:
     ) -> None:
         """Buffer a message; flush when ``max_size`` copies are. Raises 406 for a message over the maximum."""
         self._check_usable()
-        publication = self.channel.encode(message, exchange, routing_key)
+        publication = self.channel.encode(message, exchange or "", routing_key or "")
         self._check(publication)
         entry = _Entry(publication, message, mandatory, self._count_copies(exchange, routing_key))
         if self._entries and self._copies + entry.copies > self.max_size:

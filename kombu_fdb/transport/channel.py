@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
+from weakref import ref
 
 from amqp import spec
 from amqp.exceptions import ChannelError, ConsumerCancelled, NotAllowed
@@ -27,16 +28,16 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.consuming.receiver import Receiver
 from kombu_fdb.transport.consuming.subscription import Subscription, next_tag
-from kombu_fdb.transport.declaring import DeclaringChannel
+from kombu_fdb.transport.declaring import DeclaringChannel, Orphaned, one_call
 from kombu_fdb.transport.encoding.envelope import encode, open_delivery
 from kombu_fdb.transport.encoding.fairkey import KeyOf
 from kombu_fdb.transport.encoding.properties import whole_of
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp, refuse
-from kombu_fdb.transport.holding.exclusive_queues import Orphaned
-from kombu_fdb.transport.holding.qos import QoS
+from kombu_fdb.transport.holding.qos import Message, QoS
 from kombu_fdb.transport.holding.settling import Connected, Settling
 from kombu_fdb.transport.holding.unacked import Credit
 
@@ -75,6 +76,7 @@ class Channel(DeclaringChannel):
     """Publishing is safe from any thread, acks too; the rest is for one thread at a time."""
 
     supports_fanout = True
+    Message = Message
     #: Bodies are stored as they are.
     body_encoding = None  # type: ignore[assignment]  # as other transports of kombu
     from_transport_options = ("deadletter_queue",)  # type: ignore[assignment]  # as other transports of kombu
@@ -88,10 +90,16 @@ class Channel(DeclaringChannel):
         self._subscriptions: dict[str, Subscription] = {}
         #: By their tags: kombu's ``Message.ack`` is nothing for their messages.
         self.no_ack_consumers: set[str] = set()  # type: ignore[assignment]  # kombu's None is a default
-        self._dedup_window_s = connection.options.dedup_window
+        #: A message dict, an exchange and a routing key as a publication.
+        self.encode: Callable[..., Publication] = partial(
+            encode,
+            now_ms=connection.now_ms,
+            most_urgent_is_zero=connection.options.priority_order == "redis",
+            key_of=connection.key_of,
+            dedup_window_s=connection.options.dedup_window,
+        )
         #: What ``Producer.batch()`` makes; see :func:`~kombu_fdb.transport.batch.batching`.
         self.batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
-        self._zero_first = connection.options.priority_order == "redis"
 
     def _begin(self) -> None:
         """With nothing claimed, held or settled."""
@@ -141,7 +149,7 @@ class Channel(DeclaringChannel):
             )
         if not isinstance(message, dict):
             message = self._prepared(message)
-        publication = self.encode(message, exchange, routing_key)
+        publication = self.encode(message, exchange or "", routing_key or "")
         store = self.transport.store
         try:
             queues = store.engine.publisher.publish([publication], timeout_s=timeout)[0]
@@ -151,17 +159,6 @@ class Channel(DeclaringChannel):
             raise_as_amqp(error, "basic_publish")
         if not queues:
             self.on_unroutable(message, publication, mandatory)
-
-    def encode(self, message: Any, exchange: str, routing_key: str) -> Publication:
-        return encode(
-            message if isinstance(message, dict) else self._prepared(message),
-            exchange or "",
-            routing_key or "",
-            now_ms=self.transport.now_ms(),
-            most_urgent_is_zero=self._zero_first,
-            key_of=self.transport.key_of,
-            dedup_window_s=self._dedup_window_s,
-        )
 
     def _prepared(self, message: Any) -> Any:
         if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
@@ -193,6 +190,7 @@ class Channel(DeclaringChannel):
     # -- consume -----------------------------------------------------------------------------------------------------
 
     @amqp_errors("basic_consume")
+    @one_call
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str = "", **kwargs: Any
     ) -> str:
@@ -263,6 +261,7 @@ class Channel(DeclaringChannel):
         on_cancel(tag)
 
     @amqp_errors("basic_get")
+    @one_call
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Claim one message now; None if there is none, or the queue has an active consumer. Raises 404.
 
@@ -318,8 +317,7 @@ class Channel(DeclaringChannel):
             self.credit.held.got.add(tag)
         message = self.open(delivery, tag)
         if no_ack and delivery.leased and message is not None:
-            self._settling.note_ack(delivery.lease)
-            self._settling.acknowledged()
+            self._settling.ack(tag, delivery.lease)
         return message
 
     def _begin_time_to_run(self, delivery: Delivery) -> None:
@@ -336,14 +334,15 @@ class Channel(DeclaringChannel):
     def open(self, delivery: Delivery, tag: int, consumer_tag: str | None = None) -> Any:
         """The message of a delivery; None if it is not one: then it is dead-lettered, and the worker lives on."""
         try:
-            message = self.Message(open_delivery(delivery, tag, consumer_tag), channel=self)
+            opened = open_delivery(delivery, tag, consumer_tag, now_ms=self.transport.now_ms())
+            message = self.Message(opened, channel=self)
         except FormatError as error:  # only that: a timeout out of a signal handler says nothing of the message
             self.credit.held.drop(tag)
             self._settling.refuse(delivery, str(error))
             return None
-        self.credit.held.remember(tag, message)
+        self.credit.held.messages[tag] = ref(message)
         if delivery.leased:
-            self._settling.note_seen(delivery.lease)
+            self._settling.client.seen.add(delivery.lease)
         return message
 
     # -- settle ------------------------------------------------------------------------------------------------------
@@ -371,6 +370,10 @@ class Channel(DeclaringChannel):
         if self._settling.is_foreign:
             self.disown()
         self.closed = self._settling.ended = True
+        with Patience.ending():
+            self._end()
+
+    def _end(self) -> None:
         receiver, ended = self.transport.receiver_if_any, list(self._subscriptions.values())
         if receiver is not None:
             receiver.cancel(*ended, leave=False)

@@ -87,8 +87,11 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
     is_refused = isinstance(error, InvalidArgument) and method in ("queue_declare", "exchange_declare")
     if is_refused or isinstance(error, NotEquivalent | MessageTooLarge | LimitExceeded):
         raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
-    with operational_errors():
-        raise error
+    try:
+        with operational_errors():
+            raise error
+    finally:
+        del error  # its frames keep this one
 
 
 @contextmanager
@@ -119,5 +122,8 @@ def run_all(steps: Iterable[Callable[[], object]]) -> None:
             step()
         except KombuFDBError as error:
             first = first or error
-    if first is not None:
-        raise first
+    try:
+        if first is not None:
+            raise first
+    finally:
+        del first  # its frames keep this one

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from kombu.exceptions import KombuError
 from kombu.messaging import Producer
@@ -29,13 +29,6 @@ KOMBU_HAS_BATCHES = hasattr(Producer, "batch")
 DEFAULT_BATCH_SIZE = 1000
 
 
-@runtime_checkable
-class Batching(Protocol):
-    """A channel that keeps batches itself."""
-
-    def batched(self, max_size: int) -> AbstractContextManager[Any]: ...
-
-
 def batched(producer: Any, max_size: int = DEFAULT_BATCH_SIZE) -> AbstractContextManager[Any]:
     """``producer.batch(max_size)``, with any kombu. A broker that has no batches publishes each message at once."""
     if hasattr(producer, "batch"):
@@ -46,9 +39,9 @@ def batched(producer: Any, max_size: int = DEFAULT_BATCH_SIZE) -> AbstractContex
 
 @contextmanager
 def _batched_by_channel(producer: Any, max_size: int) -> Iterator[Any]:
-    channel = producer.channel
-    if not isinstance(channel, Batching):
+    batched_by = getattr(producer.channel, "batched", None)
+    if batched_by is None:
         yield None
         return
-    with channel.batched(max_size) as batch:
+    with batched_by(max_size) as batch:
         yield batch

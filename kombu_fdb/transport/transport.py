@@ -11,7 +11,7 @@ Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "
   (``holding/qos.py``);
 * *collected* by Python without having been closed. Nothing but the program and its event loop refers to a transport, so
   that an abandoned one is garbage. What it held goes back, uncounted, by another thread
-  (``holding/exclusive_queues.py``).
+  (``transport/declaring.py``).
 
 In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
 it, and attaches to a client of the child's own.
@@ -23,12 +23,15 @@ import os
 import sys
 import time
 from importlib import metadata
+from operator import itemgetter
 from time import monotonic
 from typing import Any
+from urllib.parse import quote
 
 from kombu.connection import Connection
 from kombu.log import get_logger
 from kombu.transport import virtual
+from kombu.utils.url import as_url
 
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.process.client import Client, client_for
@@ -39,9 +42,9 @@ from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.subscription import next_tag
 from kombu_fdb.transport.consuming.watch_set import Drain
+from kombu_fdb.transport.declaring import ExclusiveQueues, Orphaned
 from kombu_fdb.transport.encoding.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
-from kombu_fdb.transport.holding.exclusive_queues import ExclusiveQueues, Orphaned
 from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.older_kombu import BatchingChannel
 from kombu_fdb.transport.worker.requests import end_stopping_worker, is_stopping, join_workers
@@ -107,6 +110,8 @@ class Transport(virtual.Transport):
     def __init__(self, client: Connection, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.polling_interval = None
+        #: Kombu asks the class whether it takes URLs apart itself, and this whether the transport writes them.
+        self.can_parse_url = True
         self._options: Options | None = None
         self._loop: Any = None
         self._declared: dict[str, QueueDeclaration] = {}
@@ -126,6 +131,19 @@ class Transport(virtual.Transport):
             return metadata.version("celery-fdb")
         except metadata.PackageNotFoundError:  # a source tree on the path
             return "unknown"
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """For Celery's banner and logs. Kombu would write a host and a password where the URL has none."""
+        client = self.client
+        if client is None or "://" in (client.hostname or ""):
+            raise NotImplementedError  # then Kombu writes it as it was given
+        scheme, port, user, password, path = itemgetter("transport", "port", "userid", "password", "virtual_host")(
+            client.info()
+        )
+        host = "" if client.uri_prefix else client.hostname or ""  # a file's, that :func:`location_of` reads, too
+        path = "" if path == "/" else quote(path)
+        url: str = as_url(scheme, host, port, user, password, path, sanitize=not include_password, mask=mask)
+        return url
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
@@ -168,7 +186,8 @@ class Transport(virtual.Transport):
     def verify_connection(self, connection: Transport) -> bool:
         """Runs at each access to the connection, so it must not ask the store."""
         store = self._store
-        return store is not None and store.pid == os.getpid() and (self._receiver is None or not self._receiver.failed)
+        receiver = self._receiver
+        return store is not None and store.pid == os.getpid() and (receiver is None or receiver.fetcher.error is None)
 
     @property
     def store(self) -> Client:
@@ -267,6 +286,9 @@ class Transport(virtual.Transport):
 
     @property
     def receiver(self) -> Receiver:
+        store, receiver = self._store, self._receiver
+        if receiver is not None and store is not None and store.pid == os.getpid():
+            return receiver
         store = self.store
         if self._receiver is None:
             self._receiver = Receiver(store)
@@ -288,21 +310,20 @@ class Transport(virtual.Transport):
         receiver, drain = self.receiver, Drain()
         try:
             receiver.fetcher.attend(drain)
-            self._drain(receiver, deadline)
+            if receiver.fetcher.owes_acks:
+                receiver.catch_up()
+            while not deliver_next(receiver.fetcher):
+                receiver.fetcher.arrived.clear()
+                if deliver_next(receiver.fetcher):
+                    return
+                if receiver is not self._receiver:
+                    raise StoreUnavailable("the connection was closed while it was drained")
+                left_s = None if deadline is None else deadline - monotonic()
+                if left_s is not None and left_s <= 0 and not self._first_look(receiver):
+                    raise TimeoutError
+                receiver.wait(left_s)
         finally:
-            receiver.fetcher.depart(drain)
-
-    def _drain(self, receiver: Receiver, deadline: float | None) -> None:
-        while not deliver_next(receiver.fetcher):
-            receiver.fetcher.arrived.clear()
-            if deliver_next(receiver.fetcher):
-                return
-            if receiver is not self._receiver:
-                raise StoreUnavailable("the connection was closed while it was drained")
-            left_s = None if deadline is None else deadline - monotonic()
-            if left_s is not None and left_s <= 0 and not self._first_look(receiver):
-                raise TimeoutError
-            receiver.wait(left_s)
+            receiver.fetcher.idle_tracker.end(drain)
 
     def _first_look(self, receiver: Receiver) -> bool:
         """A drain that must not wait still finds what is there, though the receiver has not looked yet."""
@@ -354,7 +375,7 @@ class Transport(virtual.Transport):
 
     def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
         """An ack waits, the ``pending``-th. False if no receiver runs that would settle it."""
-        receiver = self.receiver_if_any
+        receiver = self._receiver  # no parent's: whose settler is that?
         if receiver is None or not receiver.running:
             return False
         receiver.fetcher.on_ack(pending, enough)

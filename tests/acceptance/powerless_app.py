@@ -1,6 +1,7 @@
-"""The acceptance tests' application in a worker that the rights of files hold for, whoever runs it.
+"""The acceptance tests' application in a worker that is bound by file permissions even if root runs it.
 
-Root may open what nobody may. On Linux, where that is a capability, this root gives it up for itself and its children.
+Root may open files that no other user may. On Linux that is a capability, which this root drops for itself
+and its children.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def send(
     routing_key: str = "celery",
     **properties: Any,
 ) -> None:
-    """As somebody else may have stored it: our publishers refuse much of it."""
+    """As another program may have stored it: our publishers refuse much of it."""
     message = producer.channel.prepare_message(
         body if isinstance(body, bytes) else json.dumps(body).encode(),
         content_type=content_type,

@@ -108,7 +108,7 @@ LONG_AGO = datetime(2001, 1, 1, tzinfo=UTC)
 
 
 def test_a_task_that_expired_is_revoked(tasks: Any, work: Any, broker: Any) -> None:
-    """As on Redis: whoever waits for it is told, with and without an ETA, and though it expired before it was sent."""
+    """As on Redis: its caller is told, with and without an ETA, even if it expired before it was sent."""
     expired = [
         tasks.add.apply_async((1, 1), expires=LONG_AGO),
         tasks.add.apply_async((2, 2), expires=0.001),

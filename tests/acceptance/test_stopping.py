@@ -159,7 +159,7 @@ def test_a_file_that_is_gone(broker: Any, file: Path, app: Any, start: Any, unti
 
 
 def test_a_task_whose_start_the_worker_has_not_read(broker: Any, file: Path, app: Any, start: Any, until: Any) -> None:
-    """Its child waits 30 s for its result to be read, if nobody does (transport/worker/requests.py)."""
+    """Its child waits up to 30 s for the worker to read its result (transport/worker/requests.py)."""
     app.note.delay("x")
     worker = start("-c", "1", app="held_up_app", wait=False)
     until(lambda: broker.marks("run"))
@@ -168,7 +168,7 @@ def test_a_task_whose_start_the_worker_has_not_read(broker: Any, file: Path, app
 
 @pytest.mark.skipif(sys.platform != "linux", reason="root gives up what it may do with files on Linux only")
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_a_file_that_nobody_may_open_any_more(
+def test_a_file_whose_permissions_are_taken_away(
     broker: Any, file: Path, app: Any, start: Any, until: Any, pool: str
 ) -> None:
     """Nor anything beside it. A worker goes on with what it has open; a child that has not opened it can't."""

@@ -174,9 +174,12 @@ def test_warm_shutdown_hands_unstarted_messages_back(
 
 
 def test_cold_shutdown_hands_started_messages_back(broker: Any, app: Any, start: Any, until: Any) -> None:
-    worker = start("-c", "1")
+    worker = start("-c", "1", name="a")
     app.hold.delay("first")
     until(lambda: broker.marks("start", "first"))
+    # Celery cancels what its main process knows to run; it waits for a task whose start it has not heard of.
+    inspect = app.app.control.inspect(timeout=30, destination=["a@test"])
+    until(lambda: (inspect.active() or {}).get("a@test"))
     worker.process.send_signal(signal.SIGQUIT)
     worker.wait_end()
     # At once; or, where the store was too slow for a worker that ends, when another one has seen it silent.

@@ -20,17 +20,17 @@ from celery_fdb.history import store as history_store
 from celery_fdb.history.indexes import decode
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.recording.upkeep import Upkeep
+from celery_fdb.history.recording.recorder import Upkeep
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
+from celery_fdb.inspection import schedules as schedule_store
+from celery_fdb.inspection.schedules import KEPT_S, ScheduleStore, Told, unpack
 from celery_fdb.results import chords, records
-from celery_fdb.results import layout as results_layout
+from celery_fdb.results import records as results_layout
 from celery_fdb.results import store as results_store
 from celery_fdb.results.chords import Return
-from celery_fdb.results.layout import Part
+from celery_fdb.results.records import ChordPart
 from celery_fdb.results.store import Outcome, ResultStore
-from celery_fdb.schedules import store as schedule_store
-from celery_fdb.schedules.store import KEPT_S, ScheduleStore, Told, unpack
 from kombu_fdb.keyspace.tuples import unpack as unpack_key
 from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.store.protocol import Database
@@ -97,6 +97,7 @@ class Stage:
         self.history.set_settings(BOUNDS)
         self.history.activity(LIVE, {}, dropped=1)
         self.schedules.tell([self.told(f"e{number}") for number in range(2 * PART + 1)])
+        self.schedules.pause("e0")
 
     def upkeep(self, history: HistoryStore) -> Upkeep:
         live = [SessionFacts(SessionId(LIVE), {}, b"", 30.0, open=True, consumed=[])]
@@ -151,10 +152,15 @@ class Stage:
         if tag == "in":
             group = history_layout.GroupId(*(of[2:4] if of[1] == "group" else of[3:5]))
             return keys.segment(of[0]) in rows and keys.group(of[0], group) in rows
-        return tag in {"segment", "settings", "total", "dropped", "slot"}
+        if tag in {"slot", "all"}:
+            return bool(of[1] >= self.clock.wall_ms() // 1000 - indexes.SLOTS[of[0]])
+        return tag in {"segment", "settings", "total", "dropped"}
 
     def _entry(self, rows: dict[bytes, bytes], elements: tuple[Any, ...], value: bytes) -> bool:
-        return self.clock.wall_ms() - unpack(str(elements[1]), value).told_ms <= KEPT_S * 1000
+        tag, name = str(elements[0]), str(elements[1])
+        if tag == "paused":
+            return self.schedules._key(name) in rows
+        return self.clock.wall_ms() - unpack(name, value).told_ms <= KEPT_S * 1000
 
 
 def expires_of(kind: str, value: bytes) -> int:
@@ -162,7 +168,7 @@ def expires_of(kind: str, value: bytes) -> int:
 
 
 def returned(chord: str, place: int, payload: bytes | None = b"1") -> Return:
-    return Return(Part(chord, place, f"t{place}"), SUCCESS, payload, lifetime_ms=round(LIFE_S * 1000))
+    return Return(ChordPart(chord, place, f"t{place}"), SUCCESS, payload, lifetime_ms=round(LIFE_S * 1000))
 
 
 Verb = Callable[[Stage, Any], object]
@@ -200,12 +206,19 @@ VERBS: dict[str, Verb] = {
     "history.page": lambda _, of: of.page(Wanted(), limit=5),
     "history.runs_of_task": lambda _, of: of.runs_of_task("r00"),
     "history.runs_of_workflow": lambda _, of: of.runs_of_workflow("root"),
+    "history.segments": lambda _, of: of.segments(),
+    "history.workflows_in": lambda _, of: of.workflows_in(1, Wanted()),
     "history.active": lambda _, of: of.active(),
     "history.holders": lambda _, of: of.holders(limit=5),
     "history.slots": lambda _, of: of.slots(60, 0, 2_000_000_000),
+    "history.series": lambda _, of: of.series(60, 0, 2_000_000_000),
     "history.totals": lambda _, of: of.totals(),
     "schedules.tell": lambda stage, of: of.tell([stage.told("new")], ["e0"]),
     "schedules.told": lambda _, of: of.told(),
+    "schedules.pause": lambda _, of: of.pause("e1"),
+    "schedules.resume": lambda _, of: of.resume("e0"),
+    "schedules.paused": lambda _, of: of.paused(),
+    "schedules.is_paused": lambda _, of: of.is_paused("e0"),
     "schedules.forget_old": lambda stage, of: stage.later(KEPT_S + 1) and of.forget_old(stage.clock.wall_ms()),
 }
 IN_PARTS = {"results.sweep", "history.lose", "history.trim", "schedules.forget_old"}
@@ -252,11 +265,11 @@ def test_each_verb_of_each_store_is_in_the_table() -> None:
 def test_the_stage_has_rows_of_each_kind() -> None:
     documented = {
         tag
-        for layout in (results_layout, history_layout)
+        for layout in (results_layout, history_layout, schedule_store)
         for tag in re.findall(r'^``\("(\w+)",', layout.__doc__ or "", re.MULTILINE)
     }
     kinds = {str(unpack_key(key)[3]) for key, _ in Stage().database.items()}
-    assert kinds == documented | {"entry"}
+    assert kinds == documented
 
 
 def test_a_row_that_no_duty_can_find_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

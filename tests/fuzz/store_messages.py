@@ -1,4 +1,4 @@
-"""Messages that nobody of ours has published, in queues of odd names, and other bytes in the store's rows."""
+"""Messages that our publishers never make, in queues of odd names, and other bytes in the store's rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.model import Publication
-from kombu_fdb.primitives.headers import HEAD, VERSION
+from kombu_fdb.primitives.kombu_payload import HEAD, VERSION
 
 __all__ = ["NAMES", "clear", "fill", "mutated"]
 

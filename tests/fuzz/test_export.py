@@ -18,7 +18,7 @@ import pytest
 from kit.conformance.queue import Bench
 from store_rows import ODD, filled
 
-from celery_fdb.migration.transfer import FileSource, StoreSource, export_to, import_from
+from celery_fdb.operations.transfer import FileSource, StoreSource, export_to, import_from
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import View

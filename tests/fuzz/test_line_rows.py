@@ -1,7 +1,7 @@
 """One row of a line of rivals is damaged, in its key or its value: those who wait go on, and get what comes.
 
 The oracle. Looks, services, depositions, recoveries and the end of a session raise nothing but ``SessionLost``, and
-somebody who stands in the line, and evicts whoever does not serve, is served.
+a consumer that stands in the line, and evicts a first one that does not serve, is served.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SORTS = ("line", "demand", "served")
 MOST_TURNS = 40
 
 
-def test_a_damaged_row_of_a_line_stops_nobody(fuzz: Callable[..., None]) -> None:
+def test_a_damaged_row_of_a_line_stops_no_consumer(fuzz: Callable[..., None]) -> None:
     def target(rng: random.Random) -> None:
         bench, rivals = filled()
         row = rng.choice(rows_of(bench))
@@ -62,7 +62,7 @@ def wait(rival: Rival) -> None:
             rival.join()
         elif not sight.is_first:
             rival.engine.messages.evict(rival.demand, sight.first)
-    raise AssertionError("nobody serves it")
+    raise AssertionError("no consumer serves it")
 
 
 def end_all(bench: Bench, rivals: list[Rival]) -> None:

@@ -16,9 +16,8 @@ from celery.states import STARTED, SUCCESS
 from store_rows import mutated
 
 from celery_fdb.results import chords
-from celery_fdb.results.chords import ChordOver, Return, Turn
-from celery_fdb.results.layout import Part
-from celery_fdb.results.records import INLINE_BYTES
+from celery_fdb.results.chords import ChordOver, ChordStep, Return
+from celery_fdb.results.records import INLINE_BYTES, ChordPart
 from celery_fdb.results.store import Outcome, ResultStore
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import unpack
@@ -28,12 +27,12 @@ from kombu_fdb.testing.memory import MemoryDatabase
 
 LARGE = b"x" * (2 * INLINE_BYTES + 5)
 TASKS = ("small", "large", "started")
-#: Complete and claimed by nobody; waits for more; has very many that joined.
+#: Complete and unclaimed; waits for more; has very many that joined.
 CHORDS = ("complete", "open", "many")
 JOINED = 4
 
 
-def test_a_damaged_row_of_the_results_stops_nobody(fuzz: Callable[..., None]) -> None:
+def test_a_damaged_row_of_the_results_stops_nothing_else(fuzz: Callable[..., None]) -> None:
     def target(rng: random.Random) -> None:
         store, clock = opened()
         sort = rng.choice(sorted({sort_of(row) for row in rows()}))
@@ -83,9 +82,9 @@ def rows() -> list[KeyValue]:
 def fill(store: ResultStore, group_id: str, expires_ms: int) -> None:
     store.open_chord(group_id, LARGE if group_id == "complete" else b"body", expires_ms)
     store.enlarge_chord(group_id, size=9 if group_id == "open" else 3)
-    store.add_part(Return(Part(group_id, 0, "t0"), SUCCESS, b"1"))
-    store.add_part(Return(Part(group_id, 1, "t1"), SUCCESS, LARGE))
-    store.add_part(Return(Part(group_id, 2, "t2"), SUCCESS, None))
+    store.add_part(Return(ChordPart(group_id, 0, "t0"), SUCCESS, b"1"))
+    store.add_part(Return(ChordPart(group_id, 1, "t1"), SUCCESS, LARGE))
+    store.add_part(Return(ChordPart(group_id, 2, "t2"), SUCCESS, None))
 
 
 def with_few_within(work: Callable[[], object]) -> None:
@@ -144,7 +143,7 @@ def go_on(store: ResultStore, clock: ManualClock) -> None:
                 store.chord_body(group_id)
                 store.finish_chord(group_id)
                 published.append(group_id)
-        assert store.abandoned_chords() == [], "whoever found one has its time"
+        assert store.abandoned_chords() == [], "the claim is held by the call that found it"
     assert published.count("safe") == 1
     clock.advance(60)
     store.sweep(parts=10)
@@ -155,11 +154,11 @@ def go_on(store: ResultStore, clock: ManualClock) -> None:
 
 
 def more_parts(store: ResultStore) -> list[str]:
-    """Returned once more, and one more: whoever finds its chord complete is killed before it can publish."""
+    """Returned once more, and one more: the worker that finds its chord complete is killed before it can publish."""
     for group_id in CHORDS:
         for place in (0, 3):
             with suppress(FormatError):
-                part = Part(group_id, place, f"t{place}")
+                part = ChordPart(group_id, place, f"t{place}")
                 store.store(part.task_id, Outcome(SUCCESS, b"1", 0), Return(part, SUCCESS, b"1"))
                 store.claim_chord(part)
     return []
@@ -177,10 +176,10 @@ def begin_anew(store: ResultStore, clock: ManualClock) -> None:
     for group_id in CHORDS:
         store.open_chord(group_id, b"anew", 0)
         store.enlarge_chord(group_id, size=2)
-        store.add_part(Return(Part(group_id, 0, "t0"), SUCCESS, b"1"))
-        assert store.claim_chord(Part(group_id, 0, "t0")) is Turn.NOTHING
-        store.add_part(Return(Part(group_id, 1, "t1"), SUCCESS, LARGE))
-        assert store.claim_chord(Part(group_id, 1, "t1")) is Turn.PUBLISH
+        store.add_part(Return(ChordPart(group_id, 0, "t0"), SUCCESS, b"1"))
+        assert store.claim_chord(ChordPart(group_id, 0, "t0")) is ChordStep.NOTHING
+        store.add_part(Return(ChordPart(group_id, 1, "t1"), SUCCESS, LARGE))
+        assert store.claim_chord(ChordPart(group_id, 1, "t1")) is ChordStep.PUBLISH
         assert [each.payload for each in store.parts(group_id)] == [b"1", LARGE]
         assert store.chord_body(group_id) == b"anew"
         store.finish_chord(group_id)

@@ -1,4 +1,4 @@
-"""One row of the store is damaged, in its key or its value: everything else goes on, and nobody is ended by it.
+"""One row of the store is damaged, in its key or its value: everything else goes on, and no session ends by it.
 
 The oracle. Claims, watches, settlements, duties, looks, metrics and exports raise nothing. Who asks for just the thing
 that can't be read is told so, by ``FormatError``. What was in a queue that the row is not of is all delivered; and of
@@ -21,7 +21,7 @@ from store_rows import QUEUES, damage, filled, rows_of, sort_of
 from celery_fdb.inspection.message import describe
 from celery_fdb.inspection.metrics import BrokerCollector
 from celery_fdb.inspection.overview import look
-from celery_fdb.migration.transfer import FileSource, StoreSource, export_to, import_from
+from celery_fdb.operations.transfer import FileSource, StoreSource, export_to, import_from
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import HOUR
 from kombu_fdb.errors import FormatError, KombuFDBError
@@ -56,7 +56,7 @@ def brokers() -> Iterator[Callable[[Bench], Broker]]:
             each.close()
 
 
-def test_a_damaged_row_stops_nobody(
+def test_a_damaged_row_stops_nothing_else(
     fuzz: Callable[..., None], brokers: Callable[[Bench], Broker], tmp_path: Path
 ) -> None:
     def target(rng: random.Random) -> None:
@@ -145,7 +145,7 @@ def work(bench: Bench) -> None:
     queues = deque(QUEUES)
     for _ in range(30):
         bench.later(2)
-        queues.rotate(-1)  # as a consumer does, so that what fills a window alone shuts nobody out
+        queues.rotate(-1)  # as a consumer does, so that a queue that fills a window alone shuts no other out
         if not engine.sessions.beat(bench.session):  # the damaged row was its own: a process opens another one
             bench.session = engine.sessions.open({})
             duties = bench.duties()

@@ -17,7 +17,7 @@ pytest.importorskip("starlette", reason="the dashboard's libraries are not insta
 
 from starlette.testclient import TestClient
 
-from celery_fdb.schedules.store import ScheduleStore, Told, schedule_of
+from celery_fdb.inspection.schedules import ScheduleStore, Told, schedule_of
 from celery_fdb.web import dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.tuples import range_of

@@ -76,7 +76,7 @@ def links(page: str) -> list[str]:
 
 
 def asked(chance: random.Random, known: list[str]) -> str:
-    """A link of the pages, or an address nobody gave out."""
+    """A link of the pages, or a made-up address."""
     if known and chance.randrange(3):
         return chance.choice(known)
     fields = {each: chance.choice([*TEXTS, *NAMES]) for each in chance.sample(FIELDS, 4)}

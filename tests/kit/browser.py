@@ -60,7 +60,8 @@ class Window:
         width, height = size
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        features = [{"name": "prefers-color-scheme", "value": theme}]
+        wishes = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}  # colors change at once
+        features = [{"name": name, "value": value} for name, value in wishes.items()]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def open(self, path: str, **query: str) -> None:

@@ -31,7 +31,7 @@ def _no_prompt() -> ModuleType:
 
 
 def prepare() -> None:
-    """Before anybody imports Celery's commands."""
+    """To be called before Celery's commands are imported."""
     vars(metadata)["entry_points"] = _without_others
     sys.modules["click_repl"] = _no_prompt()
 

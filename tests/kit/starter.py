@@ -3,10 +3,10 @@
 The starter has imported Celery and our transport, has one thread and no connection, and waits for requests of one test
 process. For each it forks; the child takes its folder, environment, arguments and output, leads a session of its own,
 and goes on as ``python -m celery`` does, to the end of a program, with what runs at its exit. When it has ended, the
-starter tells its exit code. When the test process ends, the starter does; a program goes on, and whoever has started it
-kills it.
+starter tells its exit code. When the test process ends, the starter does; a program goes on, and the test that
+has started it kills it.
 
-Not for a pool of greenlets: it has to patch the standard library before anybody has imported it.
+Not for a pool of greenlets: it has to patch the standard library before it is imported.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Forked:
 
 
 def serve(control: socket.socket) -> None:
-    """Returns in each program, once; ends the starter when nobody is there any more."""
+    """Returns in each program, once; ends the starter when the test process is gone."""
     woken, waker = socket.socketpair()
     waker.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -1,11 +1,23 @@
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
+from kit.costs import CountingDatabase, cost
 
 from kombu_fdb import Broker, doctor
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.engine.upkeep.quarantine import Aside
+from kombu_fdb.model import Publication
+from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.process.connect import Opened
+from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.settings.options import parse_options
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.faults import Fault, Faults
+from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def run(*arguments):
@@ -55,7 +67,7 @@ def test_what_the_maintenance_set_aside(tmp_path):
 
 
 def test_what_it_found_stays_on_its_line(monkeypatch):
-    """A name or an error that somebody else has chosen can't print a line of its own, or clear the screen."""
+    """A name or an error that another program has chosen can't print a line of its own, or clear the screen."""
     found = doctor.Finding("fail", "store", "it says:\nall well\x1b[2J")
     monkeypatch.setattr("kombu_fdb.doctor.examine", lambda *_: iter([found]))
     _, text = run("fdb+sqlite://")
@@ -199,7 +211,7 @@ def test_a_missing_cluster_file_is_one_line_with_the_next_step(tmp_path):
     assert "Copy it from a server" in missing.fix
 
 
-def test_a_cluster_that_nobody_serves(tmp_path, monkeypatch):
+def test_a_cluster_without_a_server(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_load_library", lambda: Library(730))
     path = tmp_path / "fdb.cluster"
     path.write_text("d:i@127.0.0.1:1\n")
@@ -281,3 +293,61 @@ def test_a_kombu_that_is_too_old(monkeypatch, installed):
     assert finding(doctor.check_software(), "kombu") == doctor.Finding(
         "fail", "kombu", installed, "pip install 'kombu>=5.5'"
     )
+
+
+# -- the distance ------------------------------------------------------------------------------------------------------
+
+
+def at_a_distance(trip_s, **options):
+    """What is found with so much time for each round trip, and the store."""
+    clock = ManualClock()
+    store = MemoryDatabase(clock=clock)
+    database = CountingDatabase(store, clock=clock, trip_s=trip_s)
+    engine = Engine(database, "celery", Environment(clock, random_id, random.Random(0)))
+    (found,) = doctor.check_distance(Opened(database, engine), parse_options(options), clock)
+    return found, store
+
+
+def test_the_distance_is_that_of_one_round_trip_and_nothing_is_left_in_the_store():
+    found, store = at_a_distance(0.005)
+    assert found == ("ok", "distance", "a round trip takes 5.0 ms, a commit 5.0 ms", "")
+    assert store.version > 1
+    assert store.items() == []
+
+
+def test_timeouts_that_hold_what_must_fit_are_right():
+    """At 100 ms the longest call takes 700 ms, and a beat 300 ms."""
+    found, _ = at_a_distance(0.1, operation_timeout=2.81, session_ttl=1.81)
+    assert found.level == "ok"
+
+
+def test_a_timeout_that_is_too_short_for_the_distance_is_named_with_one_that_is_not():
+    found, _ = at_a_distance(0.1, operation_timeout=2.79, session_ttl=1.81)
+    assert found.level == "warn"
+    assert "set operation_timeout to at least 3, or run" in found.fix
+    found, _ = at_a_distance(0.1, operation_timeout=2.81, session_ttl=1.79)
+    assert "set session_ttl to at least 2, or run" in found.fix
+    found, _ = at_a_distance(0.4)
+    assert "set operation_timeout to at least 12, or run" in found.fix
+    found, _ = at_a_distance(0.4, session_ttl=2)
+    assert "set operation_timeout to at least 12 and session_ttl to at least 8, or run" in found.fix
+
+
+def test_a_call_and_a_beat_cost_what_the_rule_says():
+    clock = ManualClock()
+    database = CountingDatabase(MemoryDatabase(clock=clock))
+    engine = Engine(database, "celery", Environment(clock, random_id, random.Random(0)))
+    session = engine.sessions.open({}, ttl_s=30.0)
+    assert cost(database, lambda: engine.sessions.beat(session)).round_trips == doctor.BEAT_TRIPS + 1
+    engine.queues.declare(QueueDeclaration("jobs"))
+    engine.publisher.publish([Publication("", "jobs", b"x", key="acme")])
+    assert cost(database, lambda: engine.messages.claim(session, ["jobs"], 1)).round_trips == doctor.CALL_TRIPS + 1
+
+
+def test_a_store_that_fails_meanwhile_is_no_reason_not_to_start():
+    clock = ManualClock()
+    store = MemoryDatabase(clock=clock, faults=(faults := Faults()))
+    engine = Engine(store, "celery", Environment(clock, random_id, random.Random(0)))
+    faults.at_reads(Fault.UNAVAILABLE)
+    (found,) = doctor.check_distance(Opened(store, engine), parse_options({}), clock)
+    assert found == ("warn", "distance", "not measured: a fault was injected", "Run the doctor again.")

@@ -15,7 +15,8 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb import Broker
-from kombu_fdb.engine.facade.engine import Engine, Environment
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.connect import Opened, open_store

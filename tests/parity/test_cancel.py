@@ -108,7 +108,7 @@ def test_the_next_attempt_beside_the_one_that_publishes_it(bench):
     assert len(bench.engine.messages.cancel(b"a".hex())) == 1
 
 
-def test_whoever_loses_the_race_for_a_task_changes_nothing(bench):
+def test_the_loser_of_the_race_for_a_task_changes_nothing(bench):
     """A claim that commits first makes the cancellation look again; afterwards the task is the worker's."""
     bench.put(b"a")
     taken: list[Lease] = []

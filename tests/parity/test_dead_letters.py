@@ -43,7 +43,7 @@ def die(bench, *payloads, reason="rejected", queue="q", **details):
 
 
 def task(name):
-    """What Celery publishes, as far as anybody here looks."""
+    """What Celery publishes, as far as these tests look."""
     meta = json.dumps(["application/json", "utf-8", {"task": name, "id": "1"}, {}, "", "q"]).encode()
     return struct.pack(">BI", 1, len(meta)) + meta + b"[]"
 
@@ -334,7 +334,7 @@ def test_two_replays_at_once_move_each_letter_once(another, threads):
 
 
 def test_a_letter_in_a_queue_with_keys_is_counted_among_its_keys(bench):
-    """Somebody put messages with keys into a queue of dead letters."""
+    """Messages with keys were put into a queue of dead letters."""
     bench.put(b"1", queue="q.dead", key="alice", priority=3)
     bench.put(b"2", queue="q.dead")
     bench.put(b"q is there")

@@ -98,7 +98,7 @@ def test_other_arguments_of_rabbitmq_are_kept(broker):
 
 
 def test_consumer_timeout(broker):
-    """Who does not settle in time has lost the job; it comes back to whoever takes it next."""
+    """A consumer that does not settle in time has lost the job; it goes to the next one that takes it."""
     jobs = broker.declare("jobs", arguments={"x-consumer-timeout": 50})
     jobs.put("job")
     jobs.put("patient", ttr=1000)

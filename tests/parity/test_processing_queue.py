@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_fdb.api import backoff
 from kombu_fdb.api.job import Job
+from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.errors import AlreadySettled, InvalidArgument, LeaseLost
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -106,7 +106,7 @@ def test_attempts(jobs):
 
 @pytest.mark.parametrize(("attempt", "minutes"), [(1, 1), (2, 5), (3, 25), (4, 25)])
 def test_backoff_1_5_25_min(broker, jobs, attempt, minutes):
-    assert backoff.seconds("1/5/25min", attempt) == minutes * 60
+    assert seconds("1/5/25min", attempt) == minutes * 60
     jobs.put("1")
     (delivery,) = broker._client.membership().claim(["jobs"], 1)
     Job(broker.connection, delivery._replace(redeliveries=attempt - 1)).release(backoff="1/5/25min")
@@ -118,13 +118,13 @@ def test_backoff_1_5_25_min(broker, jobs, attempt, minutes):
 
 @pytest.mark.parametrize(("name", "expected"), [("1/5/25min", 300), ("10s", 10), ("0.5/1h", 3600)])
 def test_backoff_names(name, expected):
-    assert backoff.seconds(name, 2) == expected
+    assert seconds(name, 2) == expected
 
 
 @pytest.mark.parametrize("name", ["", "fast", "1/5", "1//5min", "-1s", "1/5/25minutes"])
 def test_backoff_of_another_name(jobs, name):
     with pytest.raises(InvalidArgument):
-        backoff.seconds(name, 1)
+        seconds(name, 1)
     jobs.put("1")
     job = jobs.take(0)
     with pytest.raises(InvalidArgument):

@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 
 @pytest.mark.parametrize("key", ["", "alice"])
 def test_conflict_free_enqueue(key):
-    """Each conflicts on its own commit token only, and so not one retry, whoever commits in between."""
+    """Each conflicts on its own commit token only, so none is retried, whatever commits in between."""
     memory = MemoryDatabase()
     counted = CountingDatabase(memory)
     bench = Bench(counted)

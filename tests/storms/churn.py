@@ -59,7 +59,7 @@ class Counts:
 
 
 class Journal:
-    """Names of confirmed puts, one appended line each: it survives the kill of whoever writes it."""
+    """Names of confirmed puts, one appended line each: it survives the kill of its writer."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -3,7 +3,7 @@
 While it is full publishers are refused, in words, and workers wait, and one of each is killed with kill -9; once there
 is room again all goes on by itself.
 
-What fills the disk to its end are messages in a queue from which nobody consumes: whatever is consumed makes room as
+What fills the disk to its end are messages in a queue without a consumer: whatever is consumed makes room as
 fast as it is published. Once there is room they are moved to the workers' queue, so each that was confirmed has to run.
 
 A worker whose acknowledgement is refused has lost its connection. The acknowledgement is kept, but Celery forgets what
@@ -31,7 +31,7 @@ MESSAGE_BYTES = 4_000
 FILLER_BYTES = 40_000
 #: More than the disk can hold, many times.
 FILLERS = 20_000
-#: From which nobody consumes.
+#: A queue without a consumer.
 ASIDE = "aside"
 
 
@@ -45,7 +45,7 @@ def run(rounds: int, seed: int, store: str = "sqlite") -> Verdict:
             for worker in stage.alive("worker"):
                 stage.strike(worker)
             with full(folder / "ballast"):
-                fill(stage, size=MESSAGE_BYTES)  # whoever begins now meets the full disk first of all
+                fill(stage, size=MESSAGE_BYTES)  # a process that begins now meets the full disk first of all
                 for role in ("worker", "publisher"):
                     if alive := stage.alive(role):
                         stage.kill(stage.rng.choice(alive))

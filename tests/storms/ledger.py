@@ -8,7 +8,7 @@ Of the confirmed messages, when the storm is over and the store is empty or noth
 
 * *lost*: it never ended, and is not in the store. Nothing excuses that (DURABLE, ONE-PLACE).
 * *unfinished*: it never ended, and is still in the store (BACK-SOON).
-* *doubled*: it was begun more than once by workers that nobody had struck (NOT-TWICE), or it is in the store twice.
+* *doubled*: it was begun more than once by workers that were not struck (NOT-TWICE), or it is in the store twice.
 * *again*: it was begun more than once, and all workers but one were killed or frozen: guarantees.md allows that.
 """
 
@@ -80,7 +80,7 @@ class Ledger:
         self.begun: defaultdict[str, list[str]] = defaultdict(list)
         self.ended = Counter[str]()
         self.struck: set[str] = set()
-        #: Between two steps of a kind, at most, since whoever looks at it has cleared it.
+        #: Between two steps of a kind, at most, since the caller last cleared it.
         self.longest_s = defaultdict[str, float](float)
         self._told_s: dict[str, float] = {}
         self._thread = threading.Thread(target=self._read, name="ledger", daemon=True)

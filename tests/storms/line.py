@@ -1,7 +1,7 @@
-"""kill -9 of whoever stands first in the line of consumers, and claims for all of them, while others publish.
+"""kill -9 of the first consumer in the line, which claims for all of them, while others publish.
 
-Besides what came of each message, it tells how long nobody got one after each kill. How long that may be depends on the
-machine, so no verdict does: on a quiet one it stays below :data:`LONGEST_PAUSE_S`.
+Besides what came of each message, it tells how long no consumer got any after a kill. How long that may be depends on
+the machine, so no verdict does: on a quiet one it stays below :data:`LONGEST_PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def kill_the_first(stage: Stage, broker: Broker) -> float:
 
 
 def first_of_the_line(stage: Stage, broker: Broker) -> Actor:
-    """There may be nobody for a moment, while all have something in hand: any consumer then."""
+    """The line may be empty for a moment, while all have something in hand: any consumer then."""
     alive = stage.alive("consumer")
     begin, end, _ = broker._engine.transactions.read(lambda work: line.first_range(work, line.name([QUEUE])))
     rows = broker._engine.transactions.read(lambda work: work.tr.get_range(begin, end, limit=1, snapshot=True))
@@ -102,7 +102,7 @@ def tell(pauses: list[float]) -> None:
     cuts = statistics.quantiles(pauses, n=10)
     beyond = sum(each > LONGEST_PAUSE_S for each in pauses)
     print(
-        f"line: {len(pauses)} kills; nobody got a message for p50 {statistics.median(pauses):.2f} s, "
+        f"line: {len(pauses)} kills; no consumer got a message for p50 {statistics.median(pauses):.2f} s, "
         f"p90 {cuts[8]:.2f} s, at most {max(pauses):.2f} s; {beyond} times longer than {LONGEST_PAUSE_S:g} s",
         file=sys.stderr,
         flush=True,

@@ -70,7 +70,7 @@ def test_the_call_of_a_frozen_publisher_is_not_the_slowest(ledger: Ledger) -> No
     assert judged(ledger, "publisher0! w0+ w0-", "n").slowest_s == 0.5
 
 
-def test_a_line_is_whole_whoever_else_writes(ledger: Ledger) -> None:
+def test_a_line_too_long_to_be_written_whole_is_refused(ledger: Ledger) -> None:
     with pytest.raises(AssertionError):
         ledger.tell("confirmed", "n" * 600)
 

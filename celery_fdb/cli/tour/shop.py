@@ -132,6 +132,13 @@ def order(number: int) -> tuple[str, list[str]]:
     return rest.parent.id, [f"{task} {number}" for task in ("pay", "pack", "mail", "survey")]
 
 
+def upload(customer: str, photos: int) -> list[str]:
+    """All at once, so that none is done while others are sent. What the journal will say of them."""
+    now_s = time.time()
+    celery_fdb.publish_many(resize.s(customer, photo, now_s) for photo in range(photos))
+    return [f"resize {photo}" for photo in range(photos)]
+
+
 def count_shelves(shelves: int) -> tuple[Any, list[str]]:
     """A chord, before all else. Returns its result, and what the journal will say of it."""
     now_s = time.time()

@@ -1,6 +1,6 @@
-"""Admin entries for what has no tables: their pages are the dashboard's, and never ask the database.
+"""Admin entries without tables: their pages are the dashboard's, and never query the database.
 
-The dashboard is at ``celery_fdb/queue/`` of the admin. The addresses that its pages had before lead to it.
+The dashboard is at ``celery_fdb/queue/`` of the admin. The pages' addresses of earlier versions redirect to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ View = Callable[..., HttpResponseBase]
 class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
     """Permissions of an entry, and the way its pages are reached."""
 
-    #: Of the entry, among the dashboard's.
+    #: The entry's page, among the dashboard's.
     page = ""
 
     def get_urls(self) -> list[URLPattern]:
@@ -30,7 +30,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         return [path("", self._view(self._leads_to(self.page)), name=name)]
 
     def _view(self, view: View) -> Any:
-        """Staff only, and with CSRF protection, as all pages of the admin; what a browser keeps, the page says."""
+        """Staff only, with CSRF protection, as all pages of the admin; the page says what a browser keeps."""
         return self.admin_site.admin_view(view, cacheable=True)
 
     def _address(self, page: str = "") -> str:
@@ -68,7 +68,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         return False
 
 
-#: Addresses of before, with their names, and the pages of today.
+#: Addresses of earlier versions, with their names, and the pages of today.
 OLD: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     ("find/", "find", "task", {}),
     ("<str:name>/change/", "change", "queue", {"name": "queue"}),
@@ -99,7 +99,7 @@ class QueueAdmin(StoreAdmin):
         return page(request, path, around=around, log_of=self._log_of)
 
     def _log_of(self, queue: str) -> str:
-        from celery_fdb.contrib.django.audit import fit
+        from celery_fdb.contrib.django.models import fit
 
         name = quote(fit(queue)) or NO_NAME
         return reverse("admin:celery_fdb_queue_history", args=(name,), current_app=self.admin_site.name)

@@ -14,10 +14,10 @@ class CeleryFdbConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"  # no table has one; unset, old projects are warned (W042)
 
     def ready(self) -> None:
-        from celery_fdb.contrib.django import checks, store
+        from celery_fdb.contrib.django import checks, conf
 
         register(checks.check_settings)
         register(checks.check_project)
         register(checks.check_store_files, Tags.files)
         register(checks.check_deployment, deploy=True)
-        store.follow_settings()
+        conf.follow_settings()

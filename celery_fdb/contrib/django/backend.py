@@ -1,4 +1,13 @@
-"""``django.tasks`` (Django 6.0 and later) on Celery and its broker.
+"""Django's tasks on this broker: the tasks by name, and the backend.
+
+The tasks of ``django.tasks`` that this process knows, by the paths in messages and results.
+
+Anyone who can publish can write a message, so its path is never imported, nor followed through attributes. It is looked
+up among the tasks that the project has loaded itself: modules in which ``@task`` has made a task, under the task's own
+path. Every process loads ``tasks.py`` of each installed app, as Celery's ``autodiscover_tasks`` does, and the modules
+in ``OPTIONS["modules"]`` of the backend.
+
+``django.tasks`` (Django 6.0 and later) on Celery and its broker.
 
 In the settings::
 
@@ -8,7 +17,7 @@ A task becomes the Celery task ``celery_fdb.django.run`` in the Celery queue of 
 it (``-Q default,mail``). Its ``run_after`` is an ETA, which waits in the broker's store; its priority, -100 to 100,
 becomes one of Celery's ten: 0 becomes 4. ``OPTIONS``: ``fair_key``, a header's value for every task of this backend;
 ``app``, as ``CELERY_FDB["APP"]``; ``modules``, where tasks are defined besides ``tasks.py`` of the installed apps. Only
-tasks from there are run, whatever a message names (``registry.py``).
+tasks from there are run, whatever a message names (``backend.py``).
 
 Like ``delay()``, ``enqueue()`` sends at once. Inside a transaction, send after the commit:
 ``transaction.on_commit(partial(task.enqueue, order_id))``.
@@ -23,20 +32,23 @@ With an older Django, importing this raises ``ImproperlyConfigured``.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import lru_cache
+from importlib import import_module
 from traceback import format_exception
+from types import ModuleType
 from typing import Any
 
 from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from celery.utils import uuid
 from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's name
+from django.utils.module_loading import autodiscover_modules
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.conf import RUN
-from celery_fdb.contrib.django.django_versions import tasks_needed
-from celery_fdb.contrib.django.store import holding
+from celery_fdb.contrib.django.conf import RUN, holding, tasks_needed
 from kombu_fdb.errors import FormatError
 from kombu_fdb.transport.encoding.envelope import open_payload
 
@@ -48,7 +60,45 @@ with tasks_needed():
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 
-    from celery_fdb.contrib.django.registry import UnknownTask, registered
+# -- tasks by name -----------------------------------------------------------------------------------------------------
+
+
+class UnknownTask(ValueError):
+    """A path that names no task of this process."""
+
+
+def registered(path: Any, modules: Iterable[str] = ()) -> Task[Any, Any]:
+    """The task of this path. ``modules``: where tasks are beside ``tasks.py``. Raises :class:`UnknownTask`."""
+    found = _loaded(path)
+    if found is None:
+        _load(tuple(modules))
+        found = _loaded(path)
+    if found is None:
+        raise UnknownTask(
+            f"{path!r:.200} is not a Django task that is registered here. Tasks are in tasks.py of an installed app; "
+            "name other modules in OPTIONS['modules'] of the backend in TASKS, for the workers too."
+        )
+    return found
+
+
+def _loaded(path: Any) -> Task[Any, Any] | None:
+    """Without an import, and without calling a module's or an object's ``__getattr__``."""
+    module_name, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    module = sys.modules.get(module_name)
+    found = vars(module).get(name) if isinstance(module, ModuleType) else None
+    return found if isinstance(found, Task) and found.module_path == path else None
+
+
+@lru_cache(maxsize=8)
+def _load(modules: tuple[str, ...]) -> None:
+    """Once. Raises what the project's own modules raise."""
+    autodiscover_modules("tasks")
+    for name in modules:
+        import_module(name)
+
+
+# -- the backend -------------------------------------------------------------------------------------------------------
+
 
 _STATUS = {
     states.SUCCESS: TaskResultStatus.SUCCESSFUL,
@@ -59,7 +109,7 @@ _STATUS = {
 }
 
 
-#: Of a result's attempts, each with its worker, so many are told: a publisher may write any number into a message.
+#: The most attempts that a result lists, each with its worker: a publisher may write any number into a message.
 MOST_ATTEMPTS = 100
 
 
@@ -94,6 +144,7 @@ class CeleryBackend(BaseTaskBackend):
             RUN,
             (task.module_path, result.args, result.kwargs, self.alias, now.isoformat()),
             task_id=result.id,
+            shadow=task.module_path,  # what logs, pages and commands call it
             queue=task.queue_name,
             eta=task.run_after,
             priority=(task.priority + 100) * 9 // 200,
@@ -161,7 +212,7 @@ def execute(
 
 
 def _task(path: Any, alias: Any) -> Task[Any, Any]:
-    """As a message names it. Raises ``UnknownTask``: a message must not name just any function, nor any backend."""
+    """The task that a message names. Raises ``UnknownTask``: a message must not name just any function, or backend."""
     backend = task_backends[alias] if isinstance(alias, str) and alias in task_backends.settings else None
     if not isinstance(backend, CeleryBackend):
         raise UnknownTask(f"{alias!r:.200} is not a CeleryBackend in this project's TASKS.")

@@ -21,6 +21,7 @@ id                     when        what
 ``celery_fdb.W014``                ``TASKS`` names that backend, and this Django ignores ``TASKS``
 ``celery_fdb.W015``                ``INSTALLED_APPS`` names ``celery_fdb``, which is no app (``celery_fdb/apps.py``)
 ``celery_fdb.W016``                a library of the pages is not installed
+``celery_fdb.W017``                tasks have options of celery-fdb that do nothing: the app is not installed
 =====================  ==========  ====================================================================================
 """
 
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,7 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Djan
 from django.db import connections
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.django_versions import HAS_TASKS, NO_TASKS
-from celery_fdb.contrib.django.store import holding
+from celery_fdb.contrib.django.conf import HAS_TASKS, NO_TASKS, holding
 from kombu_fdb import doctor
 from kombu_fdb.errors import KombuFDBError, OptionError
 from kombu_fdb.settings.location import (
@@ -52,9 +53,12 @@ from kombu_fdb.settings.location import (
     parse_url,
 )
 from kombu_fdb.settings.options import parse_options
+from kombu_fdb.transport.worker.requests import without_effect
 
 Messages = Iterator[CheckMessage]
 _UNSAFE = frozenset({"pickle", "application/x-python-serialize", "yaml", "application/x-yaml"})
+#: Whether these checks are loading an app's tasks.
+_loading = ContextVar("loading", default=False)
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
@@ -82,7 +86,7 @@ def check_project(**_: Any) -> list[CheckMessage]:
     settings = _settings()
     if settings is not None and settings.broker_url is None:
         app = conf.celery_app(settings)
-        found += [*_check_urls(app), *_check_pickle(app)]
+        found += [*_check_urls(app), *_check_pickle(app), *_check_options(app)]
     return found
 
 
@@ -146,6 +150,29 @@ def _check_urls(app: Celery) -> Messages:
             hint="Make the app read Django's settings, app.config_from_object('django.conf:settings', "
             "namespace='CELERY'), and import it in the project's __init__.py.",
             id="celery_fdb.W002",
+        )
+
+
+def _check_options(app: Celery) -> Messages:
+    """Check all tasks that a worker would load. If their modules can't be imported, the doctor says why.
+
+    Celery runs Django's checks whenever it loads tasks: without a guard, each load would start another. A worker warns
+    of these options itself.
+    """
+    if app.loader.worker_initialized or _loading.get():
+        return
+    token = _loading.set(True)
+    try:
+        found = without_effect(app, load=True)
+    except Exception:  # noqa: BLE001 - whatever a module of the user's raises
+        return
+    finally:
+        _loading.reset(token)
+    if found:
+        yield Warning(
+            f"Options of celery-fdb without effect: {', '.join(found)}.",
+            hint="Call celery_fdb.install(app) right after Celery(...).",
+            id="celery_fdb.W017",
         )
 
 
@@ -229,7 +256,7 @@ def _check_atomic_requests() -> Messages:
 
 
 def _settings() -> conf.Settings | None:
-    """None if they are wrong, which :func:`check_settings` tells."""
+    """None if they are wrong, which :func:`check_settings` reports."""
     try:
         settings = conf.read()
         if settings.broker_url is None:

@@ -1,23 +1,57 @@
-"""All settings of this Django app, as one dict in the settings module.
+"""Django's settings, versions, and the app and broker that they name.
+
+All settings of this Django app, as one dict in the settings module.
 
 For example ``CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}``. The Celery app names the broker, as it does for
 workers; only a project without an app names it here. An unusable setting is an ``OptionError`` with the next step.
+
+The store as a web process uses it: opened when first asked for, once per process, and again after it has failed.
+
+The same client serves the tasks this process publishes, if the options agree, so a page costs no connection of its own.
+It never consumes, so it has no session.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+import django
 from celery import Celery, current_app
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 
-from celery_fdb.brokers import address
+from celery_fdb.brokers import lazy
+from celery_fdb.brokers.lazy import Holding, open_existing
+from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+HAS_TASKS = django.VERSION >= (6, 0)
+NO_TASKS = f"django.tasks came with Django 6.0, and this is Django {django.get_version()}."
+
+
+@contextmanager
+def tasks_needed() -> Iterator[None]:
+    """Around imports from ``django.tasks``. Raises ``ImproperlyConfigured`` if this Django has none."""
+    try:
+        yield
+    except ImportError as error:
+        if HAS_TASKS:
+            raise
+        raise ImproperlyConfigured(f"{NO_TASKS} Upgrade Django, or use Celery's own tasks.") from error
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
 
 NAME = "CELERY_FDB"
 #: The Celery task that runs tasks of ``django.tasks``. It stands in messages, so it outlives the module it is in.
@@ -116,6 +150,29 @@ def app_of_broker(settings: Settings) -> Celery | None:
 def broker_of(settings: Settings) -> tuple[str, dict[str, Any]]:
     """The broker's URL and options. Raises ``OptionError``."""
     if settings.broker_url is not None:
-        return address.ours(settings.broker_url), dict(settings.options)
-    url, options = address.broker_of(celery_app(settings))
+        return lazy.ours(settings.broker_url), dict(settings.options)
+    url, options = lazy.broker_of(celery_app(settings))
     return url, {**options, **settings.options}
+
+
+# -- the broker --------------------------------------------------------------------------------------------------------
+
+
+def _open() -> Broker:
+    """Raises ``OptionError``, or within ``CONNECT_TIMEOUT`` seconds a ``StoreError``."""
+    settings = read()
+    url, options = broker_of(settings)
+    return open_existing(url, **{"connect_timeout": settings.connect_timeout, **options})
+
+
+holding = Holding(_open)
+
+
+def _on_change(*, setting: str, **_: Any) -> None:
+    if setting.startswith("CELERY"):
+        holding.close()
+
+
+def follow_settings() -> None:
+    """Tests change settings while they run (``override_settings``)."""
+    setting_changed.connect(_on_change, dispatch_uid="celery_fdb")

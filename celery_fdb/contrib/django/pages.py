@@ -22,20 +22,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_fdb.contrib.django import conf
+from celery_fdb.contrib.django.conf import holding
 from celery_fdb.contrib.django.models import MANAGE, MANAGE_WORKERS, VIEW, VIEW_BODY, allows
-from celery_fdb.contrib.django.store import holding
 from celery_fdb.operations.audit import Audit, LogAudit
-from celery_fdb.web.access.guard import HEADERS, KEEP_NOTHING, foreign, is_of_another_site
-from celery_fdb.web.access.login import User
 from celery_fdb.web.addresses import PATHS
-from celery_fdb.web.application import A_YEAR, READING, SHOWN
-from celery_fdb.web.live.stream import Poll
-from celery_fdb.web.page import answer, fields_of
+from celery_fdb.web.application import A_YEAR, SHOWN
+from celery_fdb.web.guard import HEADERS, KEEP_NOTHING, foreign, is_of_another_site
+from celery_fdb.web.live import Poll
+from celery_fdb.web.login import User
+from celery_fdb.web.page import READING, answer, asked_of, fields_of
 from celery_fdb.web.pages.actions import act
 from celery_fdb.web.pages.workers import Workers
-from celery_fdb.web.rendering import HERE
 from celery_fdb.web.settings import Settings
-from celery_fdb.web.visit import READ_ONLY, Visit
+from celery_fdb.web.visit import HERE, READ_ONLY, Visit
 from kombu_fdb.errors import OptionError
 
 VIEWS = {PATHS[name]: view for name, view in SHOWN.items()}
@@ -65,12 +64,12 @@ def page(
     view, is_act = VIEWS.get(f"/{path}"), f"/{path}" == PATHS["act"]
     if view is None:
         raise Http404("there is no such page")
-    allowed = {"POST"} if is_act else READING
+    allowed = READING | {"POST"} if is_act else READING
     if request.method not in allowed:
         return HttpResponseNotAllowed(sorted(allowed))
     visit = _visit(request, path)
     visit.around, visit.log_of = around or {}, log_of
-    if not is_act and is_of_another_site(visit.request.headers):
+    if request.method in READING and is_of_another_site(visit.request.headers):
         return _guarded(_djangos(foreign))
     if is_act and not visit.may_act:
         made = visit.page("error", 403, title="Not allowed", text=READ_ONLY)
@@ -105,14 +104,15 @@ def _visit(request: HttpRequest, path: str) -> Visit:
     )
     visit = Visit(asked, _settings(), user, _audit(request), get_token(request), streams=False)
     visit.form_field, visit.zone = "csrfmiddlewaretoken", _zone()
-    visit.fields = fields_of({name: [str(each) for each in given] for name, given in request.POST.lists()})
+    sent = {name: [str(each) for each in given] for name, given in request.POST.lists()}
+    visit.fields = asked_of(asked) if request.method in READING else fields_of(sent)
     if not visit.is_part and path != PATHS["events"].lstrip("/"):
         visit.notice = " ".join(str(each) for each in messages.get_messages(request))
     return visit
 
 
 def _settings() -> Settings:
-    """What can't be used, opening the broker tells of."""
+    """Opening the broker reports unusable settings."""
     try:
         given = conf.read()
         url, options = conf.broker_of(given)
@@ -133,21 +133,21 @@ def _settings() -> Settings:
 
 
 def _audit(request: HttpRequest) -> Audit:
-    """Without the admin there is no log of it."""
+    """The admin's log; without the admin there is none, and the audit is only logged."""
     if not apps.is_installed("django.contrib.admin"):
         return LogAudit(str(request.user.get_username()))
-    from celery_fdb.contrib.django.audit import AdminAudit
+    from celery_fdb.contrib.django.models import AdminAudit
 
     return AdminAudit(request.user)
 
 
 def _zone() -> tzinfo:
-    """In which moments without a zone are meant."""
+    """The time zone in which moments without a zone are meant."""
     return timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
 
 
 def _djangos(made: Response) -> HttpResponse:
-    """The page's cookies are not there: a session is Django's."""
+    """The page as Django's response, without its cookies: the session is Django's."""
     answered = (
         HttpResponseRedirect(made.headers["location"])
         if "location" in made.headers

@@ -3,7 +3,7 @@
 Celery's ``autodiscover_tasks`` finds this module by its name, as that of any installed app; so it must import with a
 Django that has no ``django.tasks`` yet.
 
-A task's function is looked up by its path among those that this process has registered (``registry.py``), and gets
+A task's function is looked up by its path among those that this process has registered (``backend.py``), and gets
 arguments that went through JSON. It may run more than once, as any task of Celery with ``acks_late``. A message that
 names anything else is rejected into the dead letters, from where it can be replayed to a worker that knows the task;
 its result is a failure.
@@ -26,8 +26,7 @@ def run(self: Task, path: str, args: list[Any], kwargs: dict[str, Any], alias: s
 
     Raises ``Reject`` for a task that is not registered.
     """
-    from celery_fdb.contrib.django.backend import execute
-    from celery_fdb.contrib.django.registry import UnknownTask
+    from celery_fdb.contrib.django.backend import UnknownTask, execute
 
     started_at = datetime.now(UTC)
     try:

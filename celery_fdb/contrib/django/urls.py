@@ -4,7 +4,7 @@
 
     urlpatterns = [path("ops/fdb/", include("celery_fdb.contrib.django.urls"))]
 
-Who has logged in and has ``celery_fdb.view_queue`` sees them; others are led to ``LOGIN_URL``, or refused.
+Users who have logged in and have ``celery_fdb.view_queue`` see them; others are led to ``LOGIN_URL``, or refused.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Model. A row of the table (:mod:`celery_fdb.contrib.outbox.rows`) is a signature
 * *claimed*: ``due_ms`` is one lease ahead, by the database's clock, while a relay publishes it;
 * *gone*: deleted once the broker has it;
 * *poison*: publishing it failed :data:`MOST_ATTEMPTS` times through its own fault, with the pauses of :data:`BACKOFF`
-  in between; ``due_ms`` is null, ``error`` says why. It stays until someone deletes it or has it retried.
+  in between; ``due_ms`` is null, ``error`` says why. It stays until a person deletes or retries it.
 
 A relay publishes the rows that it claimed in one transaction of the broker. If a row makes this fail, the relay
 publishes them one by one, and each failure counts against its own row. If the broker does not answer, that counts
@@ -46,7 +46,7 @@ from celery_fdb.contrib.outbox.rows import (
     mark_of,
 )
 from celery_fdb.contrib.outbox.sending import DEDUP_WINDOW_S
-from kombu_fdb.api.backoff import seconds
+from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.primitives.masking import masked_text
 
@@ -58,16 +58,16 @@ LEASE_S = 30.0
 MOST_ATTEMPTS = 10
 #: Between two attempts; about an hour in all.
 BACKOFF = "1/5/30/120/600s"
-#: Of an error, in characters.
+#: The longest error text that is stored, in characters.
 ERROR_LENGTH = 2_000
-#: In the place of one that the database refuses.
+#: Stored instead of an error text that the database refuses.
 UNTOLD = "the text of the error can't be stored: see the relay's log"
 
 
 class Outbox:
-    """``connect`` opens a DB-API connection of the relay's own; ``mark``: its placeholder, if its driver tells none.
+    """``connect`` opens a DB-API connection of the relay's own; ``mark``: its placeholder, if its driver names none.
 
-    ``clock``: an SQL expression for the time in milliseconds, if the database is none of those that are known.
+    ``clock``: an SQL expression for the time in milliseconds, if the database is not one of the known ones.
     """
 
     #: What to do if the table is missing.
@@ -84,7 +84,7 @@ class Outbox:
         self._clock = SystemClock()
 
     def add(self, cursor: Any, signature: Signature) -> Any:
-        """Write the task into the transaction of ``cursor``; its result. Raises ``TypeError`` for what is no JSON.
+        """Write the task into the transaction of ``cursor``; its result. Raises ``TypeError`` for what is not JSON.
 
         A ``countdown`` counts from now, whenever it is published.
         """
@@ -99,7 +99,7 @@ class Outbox:
         return row_id, result
 
     def relay(self, limit: int = 100) -> int:
-        """Publish up to ``limit`` rows that are due. Returns how many. Raises ``OperationalError`` of kombu's."""
+        """Publish up to ``limit`` rows that are due. Returns how many. Raises kombu's ``OperationalError``."""
         with self.opened() as rows:
             return self.relay_some(rows, limit)
 
@@ -158,5 +158,5 @@ class Outbox:
 
 
 def _told(error: Exception) -> str:
-    """In a column's bounds, and without its secrets."""
+    """Cut to the column's length, and without secrets."""
     return masked_text(saferepr(error, ERROR_LENGTH)).replace("\0", "")

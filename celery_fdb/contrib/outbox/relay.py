@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 #: Exit codes; 2 is wrong usage.
 OK, FAILED, UNREACHABLE = 0, 1, 3
 LONGEST_PAUSE_S = 30.0
-#: Of log lines.
+#: The format of log lines.
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -47,7 +47,7 @@ class Relay:
         self.published = 0
 
     def stop(self) -> None:
-        """At the end of the batch. For a handler of signals, too: unlike an event's, this queue's lock is reentrant."""
+        """Stop at the end of the batch. Safe in a signal handler: unlike an event's, this queue's lock is reentrant."""
         self._is_stopped = True
         self._wake.put(None)
 
@@ -56,7 +56,7 @@ class Relay:
             self._wake.get(timeout=seconds)
 
     def run(self) -> int:
-        """Until :meth:`stop`. The exit code."""
+        """Publish rows until :meth:`stop`. Returns the exit code."""
         if self._failed() is None:
             return UNREACHABLE
         logger.info("relay started")
@@ -70,7 +70,7 @@ class Relay:
         return OK
 
     def run_once(self) -> int:
-        """Publish what is due. The exit code: 1 if there are rows that could not be published."""
+        """Publish what is due. Returns the exit code: 1 if there are rows that could not be published."""
         try:
             with self._outbox.opened() as rows:
                 while rows.has_due():
@@ -110,7 +110,7 @@ class Relay:
         self._wait(self._pause_s)
 
     def _failed(self) -> int | None:
-        """How many rows have, None if the table can't be read."""
+        """How many rows have failed; None if the table can't be read."""
         try:
             with self._outbox.opened() as rows:
                 number = rows.count_failed()
@@ -156,7 +156,7 @@ def stopping(relay: Relay) -> Iterator[None]:
 
 
 def run(outbox: Outbox, *, interval: float, limit: int, once: bool, retry_poison: bool) -> int:
-    """What the command lines do. The exit code.
+    """What the command lines do. Returns the exit code.
 
     The app's tasks are imported, as in a worker: their options (``fair_key`` and so on) count when they are published.
     """

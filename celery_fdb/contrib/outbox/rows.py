@@ -4,7 +4,7 @@ A row is *waiting* if its ``due_ms`` (milliseconds since 1970) is past, *claimed
 lease, *poison* if it is null. What a relay does to a row it claimed, except deleting it, counts only while ``due_ms``
 is still what it wrote: later, the row is another relay's.
 
-What is past, the database's clock says, in the statement's own transaction: relays on hosts whose clocks differ agree
+The database's clock decides what is past, in the statement's own transaction: relays on hosts whose clocks differ agree
 about each lease. A new row is due at 0, so its writer's clock decides nothing but its place among other new ones.
 
 Where the database has ``FOR UPDATE SKIP LOCKED``, relays that claim at the same moment take different rows without
@@ -35,7 +35,7 @@ CREATE TABLE celery_outbox (
 #: For the day when a million rows wait for a broker that is down.
 INDEX_DDL = "CREATE INDEX celery_outbox_due ON celery_outbox (due_ms)"
 
-#: The database's clock in milliseconds since 1970: of SQLite, PostgreSQL, and MySQL and MariaDB.
+#: The database's clock in milliseconds since 1970: for SQLite, PostgreSQL, and MySQL and MariaDB.
 CLOCKS = (
     "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
@@ -46,7 +46,7 @@ _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 
 
 class Row(NamedTuple):
-    """One that was claimed: ``due_ms`` is what it was before, ``lease_ms`` what it is now."""
+    """A claimed row: ``due_ms`` is what it was before, ``lease_ms`` what it is now."""
 
     id: str
     signature: str
@@ -73,7 +73,7 @@ class Rows:
         self._skip_locked = skip_locked
 
     def claim(self, limit: int, lease_ms: int, ids: Sequence[str] = ()) -> list[Row]:
-        """Those that have been due for longest, or of ``ids``. Each is the caller's for ``lease_ms``."""
+        """Claim the rows that have been due for longest, or those of ``ids``. Each is the caller's for ``lease_ms``."""
         query = "SELECT id, signature, attempts, due_ms FROM celery_outbox WHERE due_ms <= ?"
         if ids:
             query += f" AND id IN ({', '.join('?' * len(ids))})"
@@ -87,7 +87,7 @@ class Rows:
             return [row for row in found if self._move(cursor, row, row.due_ms, row.lease_ms)]
 
     def release(self, rows: Sequence[Row]) -> None:
-        """As they were before they were claimed."""
+        """Put the rows back as they were before they were claimed."""
         with self._transaction() as cursor:
             for row in rows:
                 self._move(cursor, row, row.lease_ms, row.due_ms)
@@ -98,7 +98,7 @@ class Rows:
             self._run(cursor, f"DELETE FROM celery_outbox WHERE id IN ({marks})", *(row.id for row in rows))  # noqa: S608
 
     def fail(self, row: Row, error: str, pause_ms: int | None) -> None:
-        """One more attempt was in vain; the next is due after a pause, or never."""
+        """One more attempt has failed; the next is due after a pause, or never."""
         statement = (
             "UPDATE celery_outbox SET attempts = attempts + 1, error = ?, due_ms = ? WHERE id = ? AND due_ms = ?"
         )
@@ -136,7 +136,7 @@ class Rows:
 
 
 def insert(cursor: Any, mark: str, row_id: str, signature: str, now_ms: int) -> None:
-    """Into the transaction of the caller's cursor. ``now_ms``: by the writer's clock, for people and for the order."""
+    """Insert a row in the caller's transaction. ``now_ms``: by the writer's clock, for people and for the order."""
     statement = (
         "INSERT INTO celery_outbox (id, signature, created_ms, due_ms, attempts, error) VALUES (?, ?, ?, 0, 0, NULL)"
     )
@@ -167,7 +167,7 @@ def mark_of(of: Any) -> str:
 
 
 def has_skip_locked(connection: Any) -> bool:
-    """Asks the database. Raises its error if the table is missing."""
+    """Ask the database. Raises its error if the table is missing."""
     query = "SELECT id FROM celery_outbox WHERE 1 = 0"
     with in_transaction(connection) as cursor:
         cursor.execute(query)
@@ -176,7 +176,7 @@ def has_skip_locked(connection: Any) -> bool:
 
 
 def clock_of(connection: Any) -> str:
-    """How this database is asked for the time. Raises ``OptionError`` if it is none of those that are known."""
+    """How to ask this database for the time. Raises ``OptionError`` if it is not one of the known ones."""
     found = next((each for each in CLOCKS if _can_run(connection, f"SELECT {each}")), None)
     if found is None:
         fix = "It is known for SQLite, PostgreSQL, MySQL and MariaDB. Pass yours: Outbox(app, connect, clock='...')."

@@ -22,9 +22,9 @@ DEDUP_WINDOW_S = 7 * 86_400.0
 
 
 def written(signature: Signature, now_ms: int) -> str:
-    """In JSON. ``countdown`` and ``expires`` in seconds become moments, counted from ``now_ms``.
+    """The signature in JSON. ``countdown`` and ``expires`` in seconds become moments, counted from ``now_ms``.
 
-    Raises ``TypeError`` for arguments that are no JSON.
+    Raises ``TypeError`` for arguments that are not JSON.
     """
     text = dumps(signature)
     content = loads(text)
@@ -33,7 +33,7 @@ def written(signature: Signature, now_ms: int) -> str:
 
 
 def _anchor(signature: dict[str, Any], now: datetime) -> None:
-    """Of a canvas, also what is published with it: not what workers publish later."""
+    """In a canvas, anchor also what is published with it, but not what workers publish later."""
     options = signature.get("options") or {}
     if (countdown := options.pop("countdown", None)) is not None:
         options["eta"] = now + timedelta(seconds=countdown)
@@ -86,7 +86,7 @@ def _once(app: Celery, producer: Any, row_id: str) -> Iterator[Any]:
 
 
 class _Once:
-    """A producer whose messages have ids of the row's."""
+    """A producer that gives each message an id made from its row's."""
 
     def __init__(self, producer: Any, row_id: str) -> None:
         self._producer = producer

@@ -1,4 +1,6 @@
-"""A worker's runs on their way into the store: a bounded buffer, and the thread that empties it.
+"""The recorder: buffers what a worker tells, writes it, and trims the history.
+
+A worker's runs on their way into the store: a bounded buffer, and the thread that empties it.
 
 Model. One recorder per application and process. It is *open* from the moment the worker's consumer has started
 (:meth:`Recorder.open`) until the worker has shut down (:meth:`Recorder.close`); in between, its daemon thread flushes
@@ -15,28 +17,46 @@ What happens at each failure:
 * the store does not answer: groups stay unwritten, runs wait, up to :data:`MOST_BYTES`; what comes then is dropped and
   counted, and the count is stored with a later flush. No task waits, none fails.
 * the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
-  finds that their session has ended (:mod:`celery_fdb.history.recording.upkeep`).
+  finds that their session has ended (:mod:`celery_fdb.history.recording.recorder`).
 * the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S`, and no longer than the process is
   patient with a store that does not answer (``kombu_fdb/store/retry.py``).
 * the process forks: the child has no thread, and never writes what its parent has buffered.
 * the session ends while the worker lives (it was silent for too long): active runs are written anew under the next one.
 * something unexpected is raised here: it is logged once and the run is dropped; it never reaches the task.
+
+After a flush: delete what is beyond the bounds, and end the active runs of workers that have died.
+
+Every worker that keeps a history does it, and none is elected: who first clears a segment, or ends a lost run, wins
+by a conflict. Trim is due when the flush has opened a segment, and as the lost are, now and then, with jitter.
+
+A worker's active runs stand under its session. A session that has ended (its process died, or was silent for longer
+than ``session_ttl``) has none: they become :data:`~celery_fdb.history.run.LOST`, and are in the history as such. If the
+process was only silent, what its runs come to is written later, as runs of their own.
+
+How old a segment is, the clocks of most workers say: one that is ahead deletes no history.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from celery.utils.log import get_logger
 
+from celery_fdb.brokers.lazy import common_ms
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore, Unwritten
 from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.model import SessionFacts
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.threads import start
+
+# -- the recorder ------------------------------------------------------------------------------------------------------
+
 
 logger = get_logger(__name__)
 
@@ -70,13 +90,6 @@ class Source(NamedTuple):
     session: Callable[[], bytes]
 
 
-class Care(Protocol):
-    """What is done after a flush (``upkeep.py``)."""
-
-    def __call__(self, *, opened: bool) -> object:
-        """``opened``: the flush has opened a segment. Raises a ``StoreError``."""
-
-
 class Recorder:
     """Thread-safe."""
 
@@ -87,7 +100,7 @@ class Recorder:
         self._pid = 0
         self._store: HistoryStore | None = None
         self._source: Source | None = None
-        self._upkeep: Care | None = None
+        self._upkeep: Upkeep | None = None
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._waiting: list[Any] = []
@@ -110,7 +123,7 @@ class Recorder:
         """In this process."""
         return self._pid == os.getpid() and not self._stopped
 
-    def open(self, store: HistoryStore, source: Source, upkeep: Care | None = None) -> None:
+    def open(self, store: HistoryStore, source: Source, upkeep: Upkeep | None = None) -> None:
         """Begin to write into ``store``; again after a reconnection. ``upkeep``: called after each flush."""
         self._store, self._source, self._upkeep = store, source, upkeep
         if self.is_open:
@@ -271,3 +284,49 @@ class Recorder:
             self._doubtful.discard(request.active_key)
             self._ended.append(request.active_key)
             request.active_key = None
+
+
+# -- upkeep ------------------------------------------------------------------------------------------------------------
+
+
+#: Seconds between two looks that no new segment makes necessary.
+INTERVAL_S = 30.0
+#: Transactions of one trim.
+TRIM_PARTS = 5
+#: Active runs of which one look sees the sessions; the next one goes on behind them.
+MOST_ACTIVE = 1_000
+
+
+class Upkeep:
+    """Of one recorder. Not thread-safe."""
+
+    def __init__(
+        self, store: HistoryStore, bounds: History, sessions: Callable[[], Sequence[SessionFacts]], *, clock: Clock
+    ) -> None:
+        """``sessions``: of the broker; raises a ``StoreError``."""
+        self._store = store
+        self._bounds = bounds
+        self._sessions = sessions
+        self._clock = clock
+        self._random = random.Random()
+        self._next = clock.monotonic()
+        self._cursor = b""
+
+    def __call__(self, *, opened: bool) -> None:
+        """Do what is due. Raises a ``StoreError``."""
+        due = self._clock.monotonic() >= self._next
+        if opened or due:
+            now_ms = common_ms(self._sessions(), self._clock.wall_ms())
+            self._store.trim(self._bounds, parts=TRIM_PARTS, now_ms=now_ms)
+        if due:
+            self.find_lost()
+            self._next = self._clock.monotonic() + INTERVAL_S * self._random.uniform(0.8, 1.2)
+
+    def find_lost(self) -> int:
+        """End active runs whose session has ended, of the next :data:`MOST_ACTIVE`. Returns how many."""
+        holders, self._cursor = self._store.holders(limit=MOST_ACTIVE, cursor=self._cursor)
+        if not holders:
+            return 0
+        # Asked after the rows were read: a session opens before it has one.
+        ended = holders - {bytes(each.session_id) for each in self._sessions() if each.open}
+        return sum(self._store.lose(session, self._bounds) for session in sorted(ended))

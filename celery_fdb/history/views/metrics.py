@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from celery_fdb.brokers.lazy import Holding
-from celery_fdb.history.counters import BOUNDS_S, Counters
+from celery_fdb.history.layout import BOUNDS_S, Counters
 from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import history_of

@@ -1,15 +1,26 @@
-"""Runs as people see them: from a broker to its history, a page with filters, and what is active now."""
+"""Runs as people see them: from a broker to its history, a page with filters, by task, and the doctor's check.
+
+Numbers by task are of the last hour or days: rate, failures, runtimes. Read from counters, never from the runs.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from celery_fdb.history.layout import SLOTS, Counters
 from celery_fdb.history.reading import Cursor, Wanted
-from celery_fdb.history.run import STATES, Run
+from celery_fdb.history.run import ENDED, STATES, Run
 from celery_fdb.history.store import HistoryStore
 from kombu_fdb import Broker, KombuFDBError
+from kombu_fdb.doctor import Finding
 from kombu_fdb.errors import InvalidArgument
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.plural import plural
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
 
 FIX = "Call celery_fdb.install(app, history=True) where the app is made, and restart the workers."
 
@@ -115,8 +126,8 @@ def page_of_runs(
     if wanted.state and wanted.state not in STATES:
         raise InvalidArgument("not a state of a run", given=wanted.state[:80], fix=f"It is one of {', '.join(STATES)}.")
     after = Cursor.parse(cursor) if cursor else None
-    found = kept_by(broker).page(wanted, limit=min(max(limit, 1), MOST_RUNS), after=after)
-    return RunsPage([view(run) for run in found.runs], None if found.cursor is None else str(found.cursor))
+    runs, following = kept_by(broker).page(wanted, limit=min(max(limit, 1), MOST_RUNS), after=after)
+    return RunsPage([view(run) for run in runs], None if following is None else str(following))
 
 
 def active_runs(broker: Broker, wanted: Wanted | None = None, *, limit: int = 500) -> list[RunView]:
@@ -129,3 +140,113 @@ def active_runs(broker: Broker, wanted: Wanted | None = None, *, limit: int = 50
     wanted = (wanted or Wanted())._replace(state="", since_ms=0, until_ms=0)
     found = [replace(view(run), alive=session in open_) for session, run in rows if wanted.matches(run)]
     return sorted(found, key=lambda each: each.started or 0)
+
+
+# -- by task -----------------------------------------------------------------------------------------------------------
+
+
+HOUR_S, DAY_S, WEEK_S = 3_600, 86_400, 7 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """One task. ``states``: runs by how they ended. Quantiles are at most 5 % off; None without runs."""
+
+    task: str
+    runs: int
+    per_second: float
+    failures: int
+    failure_share: float
+    states: dict[str, int]
+    mean_s: float | None
+    p50_s: float | None
+    p95_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TasksView:
+    """``seconds``: how long the period is, in whole slots and what has passed of the last one."""
+
+    seconds: float
+    tasks: list[TaskView]
+
+
+class SlotView(NamedTuple):
+    """A piece of a period, of all tasks together: ``seconds`` long, so far. None if nothing ended in it."""
+
+    begin_s: int
+    seconds: float
+    counted: Counters | None
+
+
+def look_at_tasks(
+    broker: Broker, *, period_s: int = HOUR_S, task: str | None = None, clock: Clock | None = None
+) -> TasksView:
+    """Of every task, the busiest first, or of one. Up to an hour is read by five minutes, more by hours.
+
+    Raises ``HistoryOff``.
+    """
+    length_s, begin_s, now_s = _period(period_s, clock)
+    by_task: dict[str, Counters] = defaultdict(Counters)
+    for _, name, counted in kept_by(broker).slots(length_s, begin_s, int(now_s) + 1):
+        if task is None or name == task:
+            by_task[name] = by_task[name].plus(counted)
+    seconds = max(now_s - begin_s, 1.0)
+    tasks = [_task(name, counted, seconds) for name, counted in by_task.items()]
+    return TasksView(seconds, sorted(tasks, key=lambda each: (-each.runs, each.task)))
+
+
+def look_at_series(broker: Broker, *, period_s: int = HOUR_S, clock: Clock | None = None) -> list[SlotView]:
+    """Of all tasks together, slot by slot, the oldest first. Raises ``HistoryOff``."""
+    length_s, begin_s, now_s = _period(period_s, clock)
+    found = kept_by(broker).series(length_s, begin_s, int(now_s) + 1)
+    begins = range(begin_s, int(now_s) + 1, length_s)
+    return [SlotView(each, min(length_s, now_s - each), found.get(each)) for each in begins]
+
+
+def _period(period_s: int, clock: Clock | None) -> tuple[int, int, float]:
+    """The length of its slots, where it begins, and now."""
+    now_s = (clock or SystemClock()).wall_ms() / 1000
+    length_s = min(each for each, kept_s in SLOTS.items() if period_s < kept_s or each == max(SLOTS))
+    return length_s, int(now_s - period_s) // length_s * length_s, now_s
+
+
+def _task(name: str, counted: Counters, seconds: float) -> TaskView:
+    failures = counted.failed
+    return TaskView(
+        task=name,
+        runs=counted.runs,
+        per_second=counted.runs / seconds,
+        failures=failures,
+        failure_share=failures / counted.runs if counted.runs else 0.0,
+        states={state: counted.of(state) for state in ENDED if counted.of(state)},
+        mean_s=_mean(counted),
+        p50_s=counted.quantile_s(0.5),
+        p95_s=counted.quantile_s(0.95),
+    )
+
+
+def _mean(counted: Counters) -> float | None:
+    timed = sum(counted.buckets)
+    return counted.runtime_us / 1e6 / timed if timed else None
+
+
+# -- the doctor's check ------------------------------------------------------------------------------------------------
+
+
+WHAT = "history"
+
+
+def check_history(broker: Broker) -> Finding:
+    """Whether it is on, how much there is, and whether runs had to be dropped. Raises a ``StoreError``."""
+    history = history_of(broker)
+    settings = history.settings()
+    if settings is None:
+        return Finding("ok", WHAT, "off; celery_fdb.install(app, history=True) turns it on")
+    dropped = history.dropped()
+    kept = plural(history.kept(), "run")
+    found = f"{kept} of at most {settings.get('runs')}; {plural(dropped, 'run')} dropped so far"
+    if not dropped:
+        return Finding("ok", WHAT, found)
+    fix = "The store did not answer in time. Watch celery_fdb_history_dropped_total: does the number grow?"
+    return Finding("warn", WHAT, found, fix)

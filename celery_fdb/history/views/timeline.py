@@ -14,15 +14,14 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from kombu.serialization import prepare_accept_content
 
-from celery_fdb.history.publishing import PUBLISHED
-from celery_fdb.history.run import ACTIVE, LOST, bounded
+from celery_fdb.history.run import ACTIVE, LOST, PUBLISHED, bounded
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import RunView, history_of, view
-from celery_fdb.inspection.message import describe
+from celery_fdb.inspection.message import describe, reason_of
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.model import Peeked
-from kombu_fdb.primitives.headers import headers_of
+from kombu_fdb.primitives.kombu_payload import headers_of
 from kombu_fdb.primitives.ranges import LATEST_MS, is_whole
 
 #: Newest runs of one task that are shown.
@@ -36,7 +35,7 @@ ENDS = {
     states.REVOKED: "revoked",
     states.REJECTED: "rejected",
     states.IGNORED: "ignored",
-    LOST: "lost",
+    LOST: "ended with its worker",
 }
 
 
@@ -108,7 +107,7 @@ def _of_message(peeked: Peeked, message: dict[str, Any]) -> Iterator[Event]:
     if message["due"]:
         yield Event(message["due"], "due", where)
     for death in message["deaths"]:
-        yield Event(death["time"], "died", f"in {death['queue']}: {death['reason']}")
+        yield Event(death["time"], "died", f"in {death['queue']}: {reason_of(death['reason'], death['details'])}")
 
 
 def _of_run(run: RunView) -> Iterator[Event]:

@@ -5,30 +5,39 @@ and what follows in a chain or chord. Each step of the search reads a bounded nu
 number of steps; ``complete`` says whether a bound ended it. Tasks that wait are known in two ways: as followers of a
 run, and among the first messages of the queues that the workflow was seen in.
 
-A group stands in the tree as a node of its own, its members below it, and so does the body of a chord, behind them.
+Model of the tree. A *chain* is what runs one after another, a *group* what runs at once, and a task may have called
+others. What follows a member of a group (the body of a chord) follows the group, and what a body says of its own group
+is that of its header. So a chord is a chain of a group and its body, wherever it stands.
+
+The list goes through the history from its newest segment on, by the index of roots and groups; a workflow stands where
+its newest run is. A page ends when it is full, when it has looked at so many workflows, or behind the segment with
+which it has read so many rows; the next one goes on there.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery import states
 
+from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, Run, bounded, id_text
-from celery_fdb.history.views.runs import history_of
+from celery_fdb.history.views.runs import history_of, kept_by
 from celery_fdb.history.views.timeline import TaskUnknown, fix_id
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
-from kombu_fdb.errors import FormatError
+from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.model import Peeked
 from kombu_fdb.transport.encoding.envelope import open_payload
 
 #: Runs of one root or group, and how many tasks, roots and groups are looked up.
 MOST_RUNS, MOST_STEPS = 500, 100
+#: Workflows that a page of the list looks at, and rows of the index after which it begins no further segment.
+MOST_LOOKED_AT, MOST_ROWS = 100, 20_000
 #: Queues that are looked into, and messages of each and of each state.
 MOST_QUEUES, MOST_MESSAGES = 10, 200
 #: Levels of a tree; what is deeper stands below the last one.
@@ -36,15 +45,20 @@ MOST_DEPTH = 100
 PENDING, NOT_RUN = states.PENDING, "NOT_RUN"
 #: After these nothing of a chain follows.
 FAILED = frozenset({states.FAILURE, states.REVOKED, states.REJECTED})
-WAITING: tuple[State, ...] = ("ready", "delayed")
+DONE = frozenset({states.SUCCESS, states.IGNORED})
+WAITING: tuple[State, ...] = ("ready", "delayed", "leased")
+#: As a chain names the group that follows in it.
+GROUPS, CHAIN = frozenset({"celery.group", "celery.chord"}), "celery.chain"
 
 
 @dataclass(slots=True)
 class Node:
-    """A task, or a group. ``state``: of its newest run; of a message ready, delayed or leased.
+    """A task; a group, whose children run at once; or a chain, whose children run one after another.
 
-    PENDING: not published; NOT_RUN: what it follows has failed, so it is not published any more.
-    Of a group: FAILURE if a member failed, SUCCESS if all succeeded, else STARTED.
+    ``state``: of its newest run; of a message ready, delayed or leased. PENDING: not published; NOT_RUN: what it
+    follows has failed, so it is not published any more. Of a group or chain: FAILURE if a part failed, SUCCESS if all
+    succeeded, PENDING if none has begun, else STARTED; it lasts from its first start to its last end.
+    ``children`` of a task: what it has called.
     """
 
     id: str
@@ -61,42 +75,139 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """``tasks``: without groups. ``complete``: nothing was left out for want of room.
+    """``id``: of its first task. ``tasks``: without groups; ``done`` and ``failed``: of them.
 
+    ``ended``: of its newest run, None while it goes on. ``complete``: nothing was left out for want of room.
     ``saw_all_that_waits``: the queues were so short that all that waits in them was looked at.
     """
 
+    id: str
+    name: str
     roots: list[Node]
+    state: str
     tasks: int
+    done: int
+    failed: int
+    started: float | None
+    ended: float | None
     complete: bool
     saw_all_that_waits: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WorkflowsPage:
+    """``cursor``: for the next page, None at the end. A page may have few, or none, and a cursor all the same."""
+
+    workflows: list[Workflow]
+    cursor: str | None
+
+
 def workflow_of(broker: Broker, task_id: str) -> Workflow:
     """The workflow that a task belongs to; a task alone is one of its own. Raises ``TaskUnknown``."""
-    search = _Search(broker)
+    search = _Search(broker, {})
     search.run(id_text(task_id))
     if not search.nodes:
         raise TaskUnknown(task_id=task_id, fix=fix_id(history_of(broker)))
-    tree = search.tree()
-    tasks = sum(each.kind == "task" for each in search.nodes.values())
-    return Workflow(tree, tasks, search.complete, search.saw_all_that_waits)
+    return search.workflow()
+
+
+def page_of_workflows(
+    broker: Broker, wanted: Wanted | None = None, *, limit: int = 25, cursor: str | None = None
+) -> WorkflowsPage:
+    """Those that go on, then those that have ended, the newest first. Raises ``HistoryOff``, ``InvalidArgument``.
+
+    ``wanted``: the name of any of its tasks, its state (FAILURE, SUCCESS, or STARTED), and when it ended.
+    """
+    return _Page(broker, wanted or Wanted(), limit).read(_parsed(cursor))
+
+
+def _parsed(cursor: str | None) -> tuple[int, int, str] | None:
+    if not cursor:
+        return None
+    try:
+        segment, end_ms, id_ = cursor.split(".", 2)
+        return int(segment), int(end_ms), id_
+    except ValueError as error:
+        fix = "Use the cursor that the page before gave."
+        raise InvalidArgument("not a cursor of the workflows", given=cursor[:80], fix=fix) from error
+
+
+class _Page:
+    def __init__(self, broker: Broker, wanted: Wanted, limit: int) -> None:
+        self._broker, self._wanted, self._limit = broker, wanted, limit
+        self._history = kept_by(broker)
+        self._waiting: dict[str, list[Peeked]] = {}
+        self._seen: set[str] = set()
+        self._found: list[Workflow] = []
+
+    def read(self, after: tuple[int, int, str] | None) -> WorkflowsPage:
+        if after is None:
+            for _, run in self._history.active():
+                self._look_at(run.root or run.group or (run.id if run.followers else ""))
+        looked_at, rows, numbers = 0, 0, self._history.segments()
+        last = f"{numbers[0] + 1}.0." if numbers else None  # before all of them
+        for number in numbers:
+            if after is not None and (number, 0, "") >= after:
+                continue
+            if rows >= MOST_ROWS:
+                return WorkflowsPage(self._found, last)
+            found = self._history.workflows_in(number, self._wanted)
+            rows += found.rows
+            spots = {id_: (end_ms, id_) for end_ms, id_ in found.spots}
+            for end_ms, id_ in spots.values():
+                if after is not None and (number, end_ms, id_) >= after:
+                    continue
+                if looked_at == MOST_LOOKED_AT or len(self._found) >= self._limit:
+                    return WorkflowsPage(self._found, last)
+                looked_at += 1
+                last = f"{number}.{end_ms}.{id_}"
+                self._look_at(id_, spots, goes_on=after is None)
+            last = f"{number}.0."  # behind all of this one
+        return WorkflowsPage(self._found, None)
+
+    def _look_at(self, id_: str, spots: Mapping[str, tuple[int, str]] | None = None, *, goes_on: bool = True) -> None:
+        """``spots``: of the ids in its segment; it is shown at the first one of the segment with its newest run.
+
+        ``goes_on``: show one that does.
+        """
+        if not id_ or id_ in self._seen:
+            return
+        search = _Search(self._broker, self._waiting, history_only=True)
+        search.run(id_)
+        self._seen |= search.ids
+        if spots is not None:
+            newest_ms = search.newest_ms
+            is_first = max(spots[each] for each in search.ids if each in spots) == spots[id_]
+            if not is_first or (newest_ms is None and not goes_on) or (newest_ms or 0) > spots[id_][0]:
+                return
+        found = search.workflow()
+        wanted = self._wanted
+        if (
+            found.tasks > 1
+            and (not wanted.task or wanted.task in {each.task for each in search.nodes.values()})
+            and (not wanted.state or found.state == wanted.state)
+            and (not wanted.since_ms or (found.ended or math.inf) * 1000 >= wanted.since_ms)
+            and (not wanted.until_ms or (found.ended or math.inf) * 1000 <= wanted.until_ms)
+        ):
+            self._found.append(found)
 
 
 class _Search:
     """What was found so far, and where to look next: for a task by its id, or for the family of a root or group."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, waiting: dict[str, list[Peeked]], *, history_only: bool = False) -> None:
+        """``waiting``: what was seen of queues. ``history_only``: messages are not looked for by their ids."""
         self._broker = broker
+        self._waiting = waiting
+        self._history_only = history_only
         self._history = history_of(broker)
         self._active = [run for _, run in self._history.active()]
         self.nodes: dict[str, Node] = {}
         self.complete = self.saw_all_that_waits = True
         self._parents: dict[str, str] = {}
-        #: Of members their groups.
+        #: Of tasks, the groups that they say to be of, and what they say to be followed by.
         self._groups: dict[str, str] = {}
-        #: Of followers, how many others come before them.
-        self._behind: dict[str, int] = {}
+        self._followers: dict[str, tuple[str, ...]] = {}
         self._queues: set[str] = set()
         self._families: set[str] = set()
         self._steps: deque[tuple[str, str]] = deque()
@@ -123,8 +234,9 @@ class _Search:
     def _look_up(self, task_id: str) -> None:
         self._add_runs(self._history.runs_of_task(task_id))
         self._add_runs(run for run in self._active if run.id == task_id)
-        for each in self._broker.spots(task_id):
-            self._add_message(each.message)
+        if not self._history_only:
+            for each in self._broker.spots(task_id):
+                self._add_message(each.message)
 
     def _expand(self, id_: str) -> None:
         self._families.add(id_)
@@ -137,13 +249,18 @@ class _Search:
         """For what waits and was not found otherwise: members of a group, and what a task has called."""
         self.saw_all_that_waits &= len(self._queues) <= MOST_QUEUES
         for queue in sorted(self._queues)[:MOST_QUEUES]:
-            for state in WAITING:
-                found = self._broker.queue(queue).peek(MOST_MESSAGES, state=state)
-                self.saw_all_that_waits &= len(found) < MOST_MESSAGES
-                for each in found:
-                    headers = _headers(each)
-                    if {id_text(headers.get("root_id")), id_text(headers.get("group"))} & self._families:
-                        self._add_message(each)
+            for each in self._peek(queue):
+                headers = _headers(each)
+                if {id_text(headers.get("root_id")), id_text(headers.get("group"))} & self._families:
+                    self._add_message(each)
+
+    def _peek(self, queue: str) -> list[Peeked]:
+        if queue not in self._waiting:
+            of_queue = self._broker.queue(queue)
+            found = [of_queue.peek(MOST_MESSAGES, state=state) for state in WAITING]
+            self._waiting[queue] = [each for some in found for each in some]
+        self.saw_all_that_waits &= len(self._waiting[queue]) < MOST_MESSAGES
+        return self._waiting[queue]
 
     # -- what was found ----------------------------------------------------------------------------------------------
 
@@ -153,13 +270,13 @@ class _Search:
             if not self._count(run):
                 continue  # found by its id, and by its root or group
             self._relate(run.id, root=run.root, parent=run.parent, group=run.group)
-            before = run.id
-            for number, follower in enumerate(run.followers, 1):
+            if run.followers:
+                self._followers[run.id] = tuple(each.id for each in run.followers)
+            for follower in run.followers:
                 self._node(follower.id, follower.task)
-                self._behind[follower.id] = min(number, self._behind.get(follower.id, number))
-                self._parents.setdefault(follower.id, run.group if before == run.id and run.group else before)
                 self._look_for("task", follower.id)
-                before = follower.id
+                if follower.task in GROUPS:
+                    self._look_for("family", follower.id)
 
     def _count(self, run: Run) -> bool:
         """Once for each run. Of several, the newest tells the node's state, in whatever order they are found."""
@@ -178,7 +295,7 @@ class _Search:
     def _add_message(self, message: Peeked) -> None:
         headers = _headers(message)
         task_id = id_text(message.task_id or headers.get("id"))
-        node = self._node(task_id, bounded(headers.get("task")))
+        node = self._node(task_id, bounded(headers.get("shadow") or headers.get("task")))
         if node.state not in {ACTIVE, states.SUCCESS, states.FAILURE}:
             node.state = message.state
         self._queues.add(message.queue)
@@ -187,67 +304,192 @@ class _Search:
 
     def _relate(self, task_id: str, *, root: str, parent: str, group: str) -> None:
         if group:
-            self._node(group, "").kind = "group"  # it may be known as what follows a task in a chain
             self._groups[task_id] = group
-            if parent:
-                self._parents.setdefault(group, parent)
-        elif parent:
+        if parent:
             self._parents.setdefault(task_id, parent)
         for kind, id_ in (("family", root), ("family", group), ("task", root)):
             self._look_for(kind, id_)
 
     def _node(self, id_: str, task: str) -> Node:
         node = self.nodes.setdefault(id_, Node(id_))
-        node.task = node.task or task
+        if not node.task or node.task == CHAIN:
+            node.task = task or node.task
+        if node.task in GROUPS:
+            node.kind, node.task = "group", ""
         return node
 
-    # -- as a tree ---------------------------------------------------------------------------------------------------
+    # -- what became of it -------------------------------------------------------------------------------------------
 
-    def tree(self) -> list[Node]:
-        """Those that nothing led to, with all the others below them. Each once, whatever parents are claimed."""
-        above = {id_: self._groups.get(id_) or self._parents.get(id_, "") for id_ in self.nodes}
-        for id_, node in self.nodes.items():
-            line = self._line(above, id_)
-            if not line:
-                above[id_] = ""
-                continue
-            shown = line[-1 - MOST_DEPTH] if len(line) > MOST_DEPTH else line[0]
-            self.nodes[shown].children.append(node)
-        roots = [node for id_, node in self.nodes.items() if not above[id_]]
-        for node in self.nodes.values():
-            node.children.sort(key=self._order)
-        for node in self.nodes.values():
-            if node.kind == "group":
-                node.state = _of_members([each for each in node.children if each.id in self._groups])
-        for node in self.nodes.values():
-            if node.id in self._behind and node.state == PENDING and self._has_failed(above, node.id):
-                node.state = NOT_RUN
-        return sorted(roots, key=self._order)
+    @property
+    def ids(self) -> set[str]:
+        """By which it may stand in the index."""
+        return self._families | self.nodes.keys()
 
-    def _has_failed(self, above: dict[str, str], id_: str) -> bool:
-        """Whether a task that it follows has."""
-        return any(self.nodes[each].state in FAILED for each in self._line(above, id_))
+    @property
+    def newest_ms(self) -> int | None:
+        """When its newest run ended; None while one goes on."""
+        if any(node.state == ACTIVE for node in self.nodes.values()):
+            return None
+        return max((end_ms for _, _, end_ms, _ in self._counted), default=0)
 
-    def _order(self, node: Node) -> tuple[float, int]:
-        """By their starts; those that have not begun at the end, in the order of their chain."""
-        begun = [each.started for each in (node, *node.children) if each.started is not None]
-        return min(begun, default=math.inf), self._behind.get(node.id, 0)
-
-    def _line(self, above: dict[str, str], id_: str) -> list[str]:
-        """What is above a node, up to a root; nothing for a circle of parents, as no version of ours makes."""
-        line: dict[str, None] = {}
-        while (id_ := above.get(id_, "")) in self.nodes:
-            if id_ in line:
-                return []
-            line[id_] = None
-        return list(line)
+    def workflow(self) -> Workflow:
+        tree = _Tree(self.nodes, self._groups, self._followers, self._parents)
+        tasks = [each for each in self.nodes.values() if each.kind == "task"]
+        whole = Node("", kind="group", children=tree.roots)
+        _conclude(whole)
+        first = min(tasks, key=lambda each: each.started or math.inf, default=whole)
+        goes_on = whole.state in {ACTIVE, PENDING} or any(each.state == ACTIVE for each in tasks)
+        return Workflow(
+            id=first.id,
+            name=first.task,
+            roots=tree.roots,
+            state=whole.state,
+            tasks=len(tasks),
+            done=sum(each.state in DONE for each in tasks),
+            failed=sum(each.state in FAILED for each in tasks),
+            started=whole.started,
+            ended=None if goes_on else whole.ended,
+            complete=self.complete,
+            saw_all_that_waits=self.saw_all_that_waits,
+        )
 
 
-def _of_members(members: list[Node]) -> str:
-    found = {each.state for each in members}
-    if states.FAILURE in found:
+class _Tree:
+    """Each node once, whatever its runs claim: what a circle of claims hides stands among the roots."""
+
+    def __init__(
+        self,
+        nodes: dict[str, Node],
+        groups: Mapping[str, str],
+        followers: Mapping[str, Sequence[str]],
+        parents: Mapping[str, str],
+    ) -> None:
+        self._nodes = nodes
+        self._followers = followers
+        self._said: dict[str, set[str]] = defaultdict(set)
+        for id_, group in groups.items():
+            self._said[group].add(id_)
+        self._behind = {group: self._reached(group) for group in self._said}
+        #: A body says to be of its header's group.
+        self._group = {id_: group for id_, group in groups.items() if id_ not in self._behind[group]}
+        for group in self._group.values():
+            node = nodes.setdefault(group, Node(group))
+            node.kind, node.task = "group", ""
+        self._next: dict[str, str] = {}
+        self._before: dict[str, str] = {}
+        self._link()
+        self.roots = self._placed(parents)
+
+    def _reached(self, group: str) -> set[str]:
+        """What follows a group, and what follows that."""
+        found: set[str] = set()
+        steps = [group]
+        while steps:
+            here = steps.pop()
+            for id_ in (here, *self._said.get(here, ())):
+                fresh = set(self._followers.get(id_, ())) - found
+                found |= fresh
+                steps += fresh
+        return found
+
+    def _link(self) -> None:
+        by_group = sorted(self._followers, key=lambda id_: id_ in self._group)  # tasks first
+        for id_ in by_group:
+            before = self._group.get(id_, id_)
+            for follower in self._followers[id_]:
+                # A chain is named by its last task; it begins with its first one.
+                self._join(before, self._head(follower) if before in self._said else follower)
+                before = follower
+
+    def _join(self, before: str, after: str) -> None:
+        """What a chain has after a chord comes after the chord's body, too, of which only the header's tasks tell."""
+        if after in self._before or self._head(before) == after:
+            return
+        following = self._next.get(before)
+        if following is not None:
+            if before not in self._said:
+                return
+            last = after
+            while last in self._next:
+                last = self._next[last]
+            self._next[last], self._before[following] = following, last
+        self._next[before], self._before[after] = after, before
+
+    def _head(self, id_: str) -> str:
+        while id_ in self._before:
+            id_ = self._before[id_]
+        return id_
+
+    def _placed(self, parents: Mapping[str, str]) -> list[Node]:
+        above: dict[str, str] = {}
+        tops: dict[str, Node] = {}
+        for head in [id_ for id_ in self._nodes if id_ not in self._before]:
+            line = [head]
+            while (following := self._next.get(line[-1])) is not None:
+                line.append(following)
+            parts = [self._nodes[id_] for id_ in line]
+            tops[head] = parts[0] if len(parts) == 1 else Node(head, kind="chain", children=parts)
+            inside = next((self._group[id_] for id_ in line if id_ in self._group), "")
+            members = [id_ for id_ in self._said[head] if self._group.get(id_) == head and id_ not in self._before]
+            above[head] = inside or next((parents[id_] for id_ in (head, *members) if id_ in parents), "")
+        roots = []
+        for head, top in tops.items():
+            deep = self._depth(above, head)
+            if deep is None or not deep:
+                roots.append(top)
+            else:
+                self._nodes[deep[0] if len(deep) <= MOST_DEPTH else deep[-MOST_DEPTH]].children.append(top)
+        for node in self._nodes.values():
+            node.children.sort(key=_order)
+        return sorted(roots, key=_order)
+
+    def _depth(self, above: Mapping[str, str], head: str) -> list[str] | None:
+        """What is above a line, up to a root; None in a circle."""
+        found: dict[str, None] = {}
+        while (id_ := above.get(head, "")) in self._nodes:
+            if id_ in found:
+                return None
+            found[id_] = None
+            head = self._head(id_)
+        return list(found)
+
+
+def _order(node: Node) -> float:
+    """By their starts; those that have not begun at the end."""
+    begun = [each.started for each in _below(node) if each.started is not None]
+    return min(begun, default=math.inf)
+
+
+def _below(node: Node) -> list[Node]:
+    """It, and all below it, each before its children."""
+    found = [node]
+    for each in found:
+        found += each.children
+    return found
+
+
+def _conclude(whole: Node) -> None:
+    """States and times of groups and chains, of their parts; and what is not run any more."""
+    for node in reversed(_below(whole)):
+        if node.kind == "chain":
+            has_failed = False
+            for part in node.children:
+                if has_failed and part.state == PENDING:
+                    part.state = NOT_RUN
+                has_failed = has_failed or part.state in FAILED
+        if node.kind != "task":
+            node.state = _of_parts({each.state for each in node.children} - {NOT_RUN})
+            spans = [each for part in node.children for each in _below(part)]
+            node.started = min((each.started for each in spans if each.started), default=None)
+            node.ended = max((each.ended for each in spans if each.ended), default=None)
+
+
+def _of_parts(found: set[str]) -> str:
+    if found & FAILED:
         return str(states.FAILURE)
-    return str(states.SUCCESS) if found == {states.SUCCESS} else ACTIVE
+    if found and found <= DONE:
+        return str(states.SUCCESS)
+    return PENDING if found <= {PENDING} else ACTIVE
 
 
 def _headers(message: Peeked) -> dict[str, Any]:

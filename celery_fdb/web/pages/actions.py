@@ -1,20 +1,23 @@
 """``/act``: an action is asked for, shown as a question with its form, and done when the question comes back confirmed.
 
-What takes nothing away and is undone by one click is done at once. The audit tells who did it, before and after. An
-action on very many messages is done in parts, one a request: the page goes on by itself, and a person may stop there.
+The question is a page with an address of its own, to which the form that asks for it leads: going back, reloading and
+bookmarks work on it. What takes nothing away and is undone by one click is done at once. The audit tells who did it,
+before and after. An action on very many messages is done in parts, one a request: the page goes on by itself, and a
+person may stop there.
 """
 
 from __future__ import annotations
 
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 
 from starlette.responses import Response
 
-from celery_fdb.operations.action import Action, Request, names_of, perform
+from celery_fdb.operations.action import Action, AskedAnew, Request, carried, names_of, perform
 from celery_fdb.operations.actions import ACTIONS
-from celery_fdb.operations.asked import AskedAnew
 from celery_fdb.operations.workers import WORKER_ACTIONS
-from celery_fdb.web.page import NotThere
+from celery_fdb.web.page import MOST_BYTES, READING, NotThere
 from celery_fdb.web.pages.messages import spot_of
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker, Spot
@@ -24,7 +27,11 @@ from kombu_fdb.errors import KombuFDBError, StoreError
 MOST_SELECTED = 500
 #: Of the time that a page waits: an action ends then, and says how far it is.
 SHARE = 0.4
-AT_ONCE = frozenset({"pause", "resume"})
+AT_ONCE = frozenset({"pause", "resume", "schedule_pause", "schedule_resume"})
+#: Of a question's address: servers refuse longer ones. Such a question is shown where it was asked for.
+LONGEST_ADDRESS = 4_000
+#: Of an address: the messages that were selected, packed.
+PACKED = "packed"
 
 
 def act(visit: Visit, broker: Broker) -> Response:
@@ -34,17 +41,39 @@ def act(visit: Visit, broker: Broker) -> Response:
         raise NotThere("There is no such action. Nothing was changed.")
     if action.name in WORKER_ACTIONS and not visit.user.may_act_on_workers:
         return visit.page("error", 403, title="Not allowed", text="You may not act on workers.")
-    if action.shows_body and not visit.may_see_bodies:
+    tells_arguments = action.shows_body or (action.by_filter and visit.sent("arguments"))
+    if tells_arguments and not visit.may_see_bodies:
         return visit.page("error", 403, title="Not allowed", text="It shows arguments, which are hidden here.")
-    spots = [spot_of(token) for token in visit.fields.get("selected", [])[:MOST_SELECTED]]
+    spots = [spot_of(token) for token in _selected(visit)[:MOST_SELECTED]]
     if action.selects and not spots:
         return visit.back("Select messages first. Nothing was changed.")
     if action.selects_one and len(spots) > 1:
         return visit.back("Select one message only. Nothing was changed.")
     asked = _request(visit, broker, action, spots)
+    if visit.request.method in READING:
+        return _ask(visit, broker, action, asked)
     if visit.sent("confirmed") or action.name in AT_ONCE:
         return _do(visit, broker, action, asked)
-    return _ask(visit, broker, action, asked)
+    address = _address(visit)
+    return visit.redirect(address) if len(address) <= LONGEST_ADDRESS else _ask(visit, broker, action, asked)
+
+
+def _address(visit: Visit) -> str:
+    """Of the question that a form asks for."""
+    sent = {name: values[0] for name, values in visit.fields.items() if name not in {"selected", visit.form_field}}
+    if selected := visit.fields.get("selected"):
+        sent[PACKED] = urlsafe_b64encode(zlib.compress(" ".join(selected).encode())).decode()
+    return visit.url("act", **dict(carried(*each) for each in sent.items()))
+
+
+def _selected(visit: Visit) -> list[str]:
+    if not visit.sent(PACKED):
+        return visit.fields.get("selected", [])
+    try:
+        packed = urlsafe_b64decode(visit.sent(PACKED))
+        return zlib.decompressobj().decompress(packed, MOST_BYTES).decode().split()
+    except (ValueError, zlib.error):
+        raise NotThere("There is no such message.") from None
 
 
 def _request(visit: Visit, broker: Broker, action: Action, spots: Sequence[Spot]) -> Request:
@@ -76,14 +105,16 @@ def _ask(visit: Visit, broker: Broker, action: Action, asked: Request, error: st
         question=action.question(asked),
         form=form,
         kept={name: value for name, value in asked.fields.items() if name not in named},
-        queues=_choices(broker) if any(each.kind == "queue" for each in form) else [],
+        choices={each.kind: _choices(visit, broker, each.kind) for each in form if each.kind in {"queue", "task"}},
         back=visit.sent("back"),
         error=error,
     )
 
 
-def _choices(broker: Broker) -> list[str]:
-    """Queues whose names an input takes as they are: others would become those of other queues."""
+def _choices(visit: Visit, broker: Broker, kind: str) -> list[str]:
+    """Names that an input takes as they are: others would become those of other queues."""
+    if kind == "task":
+        return visit.tasks()
     return sorted(each for each in broker.queues() if each.isprintable())[:MOST_SHOWN]
 
 

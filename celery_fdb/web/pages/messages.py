@@ -1,4 +1,6 @@
-"""``/messages`` and ``/message``: what stands in a queue, and one message.
+"""``/messages`` and ``/dead``: a queue's messages, and dead letters by what they died of.
+
+``/messages`` and ``/message``: what stands in a queue, and one message.
 
 A message is named by where it stands (:class:`~kombu_fdb.model.Spot`), so each page costs the same in a queue of any
 length; a search looks at a bounded number of messages and says how far it came.
@@ -6,20 +8,26 @@ length; a search looks at a bounded number of messages and says how far it came.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import get_args
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.filters import FIELDS, Filter, Scope, search
+from celery_fdb.inspection.dead_letters import Groups, dead_queues, group, group_all
+from celery_fdb.inspection.filters import FIELDS, REASONS, SPOKEN, Filter, Scope, search
 from celery_fdb.inspection.message import view_of
+from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import Action
-from celery_fdb.operations.actions import offered, offered_on_all
+from celery_fdb.operations.actions import offered, offered_on_all, offered_on_cause
 from celery_fdb.web.page import NotThere
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
 
 STATES: tuple[State, ...] = get_args(State)
 
@@ -45,6 +53,13 @@ def messages(visit: Visit, broker: Broker) -> Response:
         since=_local(visit, wanted.since_ms),
         until=_local(visit, wanted.until_ms),
         kept=kept,
+        choices={
+            "task": visit.tasks(*(row.title for row in rows if row.envelope is not None)),
+            "key": known(each for each in (*broker.queue(name).keys(limit=size), *(row.message.key for row in rows))),
+            "error": known(row.error for row in rows),
+        },
+        spoken=SPOKEN,
+        reasons=known((*REASONS, wanted.reason, *(row.message.deaths[0].reason for row in rows if row.message.deaths))),
         found=found,
         following=None if found.following is None else found.following.hex(),
         reverse=reverse,
@@ -79,9 +94,23 @@ def allowed(visit: Visit, actions: list[Action]) -> list[Action]:
 
 
 def wanted_of(visit: Visit) -> Filter:
-    """The filter of an address; what was left empty does not matter."""
+    """The filter of an address; what was left empty does not matter. Raises ``NotThere``."""
     given = {name: value for name in FIELDS if (value := visit.request.query_params.get(name))}
+    arguments_of(visit)
     return Filter.of(given, visit.zone)
+
+
+def arguments_of(visit: Visit) -> str:
+    """What arguments are searched for; "" for nothing. Raises ``NotThere`` for a visitor who may not see them."""
+    asked = visit.asked("arguments").strip()
+    if asked and not visit.may_see_bodies:
+        raise NotThere("Arguments are hidden here, so there is no search for them.")
+    return asked
+
+
+def known(names: Iterable[str]) -> list[str]:
+    """To choose from: what an input takes as it is."""
+    return sorted({each for each in names if each and each.isprintable()})
 
 
 def spot_of(token: str) -> Spot:
@@ -110,3 +139,46 @@ def _after(visit: Visit) -> bytes:
         return bytes.fromhex(visit.asked("after"))
     except ValueError:
         raise NotThere("There is no such page.") from None
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+#: Causes that are shown.
+MOST_GROUPS = 100
+
+
+def dead(visit: Visit, broker: Broker) -> Response:
+    """``queue``: by their causes; without it, the queues that hold them."""
+    if "queue" in visit.request.query_params:
+        name = visit.asked("queue")
+        found = group(broker, name, wanted_of(visit))
+        return _causes(visit, found, queue=name, home=name.removesuffix(DEAD_SUFFIX))
+    seen = look(broker)
+    homes = dead_queues(broker, seen)
+    held = [each for each in seen.queues if each.name in homes]
+    held.sort(key=lambda each: (-each.ready, each.name))
+    shown = [(each, ", ".join(sorted(homes[each.name]))) for each in held[:MOST_SHOWN]]
+    return visit.page("dead", queues=shown, total=len(held))
+
+
+def causes(visit: Visit, broker: Broker) -> Response:
+    """Of all queues of dead letters, the longest first."""
+    seen = look(broker)
+    homes = dead_queues(broker, seen)
+    held = sorted((each for each in seen.queues if each.name in homes), key=lambda each: (-each.ready, each.name))
+    found = group_all(broker, [each.name for each in held if each.ready], wanted_of(visit))
+    return _causes(visit, found, queue=None, home="all queues")
+
+
+def _causes(visit: Visit, found: Groups, *, queue: str | None, home: str) -> Response:
+    """``queue``: None for all."""
+    return visit.page(
+        "causes",
+        queue=queue,
+        home=home,
+        found=found,
+        groups=found.groups[:MOST_GROUPS],
+        hidden=max(len(found.groups) - MOST_GROUPS, 0),
+        actions=offered_on_cause(everywhere=queue is None),
+    )

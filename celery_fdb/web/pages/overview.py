@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from celery_fdb.inspection.overview import concerns, look
-from celery_fdb.web.live.stats import LiveStats
+from celery_fdb.web.charts import charts_of
+from celery_fdb.web.live import LiveStats
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
@@ -19,6 +20,7 @@ def overview(visit: Visit, broker: Broker) -> Response:
     return visit.page(
         "overview",
         seen=seen,
+        drawn=charts_of(broker, visit.asked("span"), visit.settings.clock, seen),
         summary=LiveStats().told(seen)["summary"],
         queues=queues[:TOP],
         more=max(len(queues) - TOP, 0),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.keys import find_keys
-from celery_fdb.inspection.overview import look, look_at_keys
+from celery_fdb.inspection.overview import find_keys, look, look_at_keys
 from celery_fdb.operations.actions import offered_on_key, offered_on_queue
+from celery_fdb.web.charts import charts_of, trends
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
@@ -47,19 +47,29 @@ def queues(visit: Visit, broker: Broker) -> Response:
     views = [each for each in views if name in each.name.casefold()]
     hidden = 0 if shows_all else sum(each.is_internal for each in seen.live_queues)
     shown = views[:MOST_SHOWN]
-    return visit.page("queues", queues=shown, total=len(views), hidden=hidden, shows_all=shows_all, q=visit.asked("q"))
+    return visit.page(
+        "queues",
+        queues=shown,
+        total=len(views),
+        hidden=hidden,
+        shows_all=shows_all,
+        q=visit.asked("q"),
+        trends=trends(broker, visit.settings.clock, seen),
+    )
 
 
 def queue(visit: Visit, broker: Broker) -> Response:
     name = visit.asked("queue")
     try:
-        (view,) = look(broker, queues=[name]).queues
+        seen = look(broker, queues=[name])
     except QueueNotFound:
         raise NotThere(f"There is no queue “{name}”. It may have been deleted.") from None
+    (view,) = seen.queues
     keys = look_at_keys(broker, name, top=TOP_KEYS + 1)
     return visit.page(
         "queue",
         queue=view,
+        drawn=charts_of(broker, visit.asked("span"), visit.settings.clock, seen, queue=name),
         arguments=sorted((each, masked(each, value)) for each, value in view.arguments.items()),
         control=broker.queue(name).control(),
         keys=keys[:TOP_KEYS],

@@ -7,20 +7,21 @@ has published it, and the next one follows from it as beat would compute it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from celery import Celery
-from celery.beat import ScheduleEntry
 from celery.exceptions import ImproperlyConfigured
 from celery.schedules import crontab, schedule
 from starlette.responses import Response
 
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
+from celery_fdb.inspection.schedules import Told, configured, entry_of, schedule_of, text_of
 from celery_fdb.inspection.time_formats import moment
-from celery_fdb.schedules.store import Told, schedule_of, text_of
+from celery_fdb.operations.action import Action
+from celery_fdb.operations.actions import offered_on_schedule
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
@@ -48,6 +49,8 @@ class Row(NamedTuple):
     state: str = "configured"
     heard: datetime | None = None
     problem: str = ""
+    paused: bool = False
+    actions: Sequence[Action] = ()
 
 
 def schedules(visit: Visit, broker: Broker) -> Response:
@@ -59,17 +62,26 @@ def schedules(visit: Visit, broker: Broker) -> Response:
 
 def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[Row]:
     """Each entry. ``now``: with a time zone."""
-    configured = {str(name): each for name, each in (app.conf.beat_schedule or {}).items()} if app is not None else {}
-    told = {each.name: each for each in schedule_of(broker).told()}
+    written = {} if app is None else configured(app)
+    store = schedule_of(broker)
+    told, paused = {each.name: each for each in store.told()}, store.paused()
     runs = _Runs(broker)
     heard = any(_is_heard(each, now) for each in told.values())
-    names = sorted({*configured, *told})[:MOST_ENTRIES]
-    return [
-        _told_row(told[name], runs, now, gone=heard or (app is not None and name not in configured))
+    names = sorted({*written, *told})[:MOST_ENTRIES]
+    rows = [
+        _told_row(told[name], runs, now, gone=heard or (app is not None and name not in written))
         if name in told
-        else _configured_row(app, name, configured[name], runs, now)
+        else _configured_row(app, name, written[name], runs, now)
         for name in names
     ]
+    return [_acted_on(row, paused=row.name in paused, configured=row.name in written) for row in rows]
+
+
+def _acted_on(row: Row, *, paused: bool, configured: bool) -> Row:
+    """With what can be done to it."""
+    told = row.state in {"beat", "silent"}
+    actions = offered_on_schedule(told=told, paused=paused, configured=configured and not row.problem)
+    return row._replace(paused=paused, actions=actions, following=None if paused else row.following)
 
 
 class _Runs:
@@ -115,10 +127,9 @@ def _is_heard(told: Told, now: datetime) -> bool:
 # -- what is configured ------------------------------------------------------------------------------------------------
 
 
-def _configured_row(app: Celery | None, name: str, configured: Any, runs: _Runs, now: datetime) -> Row:
+def _configured_row(app: Celery | None, name: str, written: Any, runs: _Runs, now: datetime) -> Row:
     try:
-        is_told = isinstance(configured, Mapping)
-        entry = ScheduleEntry(**{**configured, "name": name, "app": app}) if is_told else configured
+        entry = entry_of(app, name, written)
         task, timing = str(entry.task), entry.schedule
         run = runs.last(task)
         queue = str((entry.options or {}).get("queue", ""))

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from celery_fdb.history.counters import ERROR
+from celery_fdb.history.layout import ERROR
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, STATES
-from celery_fdb.history.views.runs import HistoryOff, RunsPage, active_runs, page_of_runs
-from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
+from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, RunsPage, active_runs, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
+from celery_fdb.inspection.filters import moment_ms
 from celery_fdb.inspection.message import view_of
 from celery_fdb.operations.actions import offered
 from celery_fdb.operations.workers import offered_on_task
-from celery_fdb.web.pages.messages import allowed
+from celery_fdb.web.pages.messages import allowed, arguments_of, known
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.stored.task_index import MOST_OF_TASK
 
 PERIODS = {"hour": HOUR_S, "day": DAY_S}
-FILTERS = ("task", "state", "key", "queue", "worker")
+FILTERS = ("task", "state", "key", "queue", "worker", "since", "until", "arguments")
 #: Of a state or a filter; longer ones match nothing.
 LONGEST = 200
 
@@ -41,7 +41,9 @@ def tasks(visit: Visit, broker: Broker) -> Response:
 def runs(visit: Visit, broker: Broker) -> Response:
     """Those that have ended, the newest first, or those that are active, the longest first."""
     given = {name: visit.asked(name)[:LONGEST] for name in FILTERS}
-    wanted = Wanted(given["task"], given["state"], given["key"], given["queue"], given["worker"])
+    since_ms, until_ms = (moment_ms(name, given[name], visit.zone) or 0 for name in ("since", "until"))
+    task, state, key, queue, worker = (given[name] for name in FILTERS[:5])
+    wanted = Wanted(task, state, key, queue, worker, since_ms, until_ms, arguments_of(visit)[:LONGEST])
     try:
         if wanted.state == ACTIVE:
             found = RunsPage(active_runs(broker, wanted), None)
@@ -51,7 +53,11 @@ def runs(visit: Visit, broker: Broker) -> Response:
     except HistoryOff:
         return visit.page("no_history", title="Runs", here="tasks")
     kept = {name: value for name, value in given.items() if value}
-    return visit.page("runs", found=found, wanted=wanted, kept=kept, states=STATES)
+    choices = {
+        "task": visit.tasks(*(each.task for each in found.runs)),
+        **{name: known(getattr(each, name) for each in found.runs) for name in ("key", "queue", "worker")},
+    }
+    return visit.page("runs", found=found, wanted=wanted, given=given, kept=kept, states=STATES, choices=choices)
 
 
 def task(visit: Visit, broker: Broker) -> Response:

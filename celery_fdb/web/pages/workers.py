@@ -23,7 +23,7 @@ from celery_fdb.operations.workers import offered_on_worker
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.model import is_internal
+from kombu_fdb.model import controlled_worker, is_internal
 
 
 class Row(NamedTuple):
@@ -37,6 +37,11 @@ class Row(NamedTuple):
     @property
     def queues(self) -> list[str]:
         return [name for name in self.view.queues if not is_internal(name)]
+
+    @property
+    def worker(self) -> str:
+        """The name of Celery's worker, which has a queue of its own for remote control; "" of other processes."""
+        return next(filter(None, map(controlled_worker, self.view.queues)), "")
 
 
 def sessions(visit: Visit, broker: Broker) -> Response:

@@ -1,11 +1,8 @@
 "use strict";
 // What the server tells of the broker, written into the cells that name it: text only, never markup.
 {
-  const MOST_POINTS = 150;
-  const SVG = "http://www.w3.org/2000/svg";
   const pill = document.getElementById("live");
   const address = document.body.dataset.events;
-  const trends = new Map();
 
   const number = new Intl.NumberFormat("en", { useGrouping: true });
   const units = [["d", 86400, "h", 3600], ["h", 3600, "min", 60], ["min", 60, "s", 1]];
@@ -33,31 +30,9 @@
   };
   const shown = (value, kind) => (value === null || value === undefined ? "–" : kinds[kind ?? "number"](value));
 
-  const draw = (cell, points, label) => {
-    const known = points.filter((each) => each !== null);
-    if (known.length < 2) { return; }
-    const most = Math.max(...known, 1);
-    const step = 100 / Math.max(known.length - 1, 1);
-    const svg = document.createElementNS(SVG, "svg");
-    const line = document.createElementNS(SVG, "polyline");
-    svg.setAttribute("viewBox", "0 0 100 24");
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", `${label}: at most ${shown(Math.max(...known))} in the last minutes`);
-    line.setAttribute("points", known.map((value, at) => `${at * step},${22 - (20 * value) / most}`).join(" "));
-    svg.append(line);
-    cell.replaceChildren(svg);
-  };
-
-  const push = (name, value) => {
-    const points = trends.get(name) ?? [];
-    points.push(value ?? null);
-    trends.set(name, points.slice(-MOST_POINTS));
-    return trends.get(name);
-  };
-
   const write = (cell, value) => {
     if (cell.dataset.field === "paused") { cell.hidden = !value; return; }
+    if (cell.dataset.kind === "rate" && value === null) { return; } // the first look knows none
     const text = shown(value, cell.dataset.kind);
     if (cell.textContent !== text) { cell.textContent = text; }
     if (cell.dataset.field === "dead" || cell.dataset.summary === "dead" || cell.dataset.summary === "failures") {
@@ -69,9 +44,6 @@
     for (const cell of element.querySelectorAll("[data-field]")) { write(cell, facts[cell.dataset.field]); }
     for (const cell of element.querySelectorAll("[data-field=consumers]")) {
       cell.classList.toggle("bad", facts.ready > 0 && facts.consumers === 0);
-    }
-    for (const cell of element.querySelectorAll("[data-trend]")) {
-      draw(cell, trends.get(`queue ${element.dataset.queue}`) ?? [], "ready");
     }
   };
 
@@ -90,21 +62,15 @@
     section.hidden = concerns.length === 0;
   };
 
-  const look = ({ summary, queues, concerns, point }) => {
+  const look = ({ summary, queues, concerns }) => {
     attend(concerns);
-    for (const [name, facts] of Object.entries(queues)) { push(`queue ${name}`, facts.ready); }
-    for (const [name, value] of Object.entries(summary)) { push(name, value); }
     for (const cell of document.querySelectorAll("[data-summary]")) { write(cell, summary[cell.dataset.summary]); }
-    for (const cell of document.querySelectorAll("[data-spark]")) {
-      draw(cell, trends.get(cell.dataset.spark) ?? [], cell.dataset.spark);
-    }
     for (const row of document.querySelectorAll("[data-live-queues] tr[data-queue]")) {
       if (Object.hasOwn(queues, row.dataset.queue)) { writeQueue(row, queues[row.dataset.queue]); }
     }
     for (const list of document.querySelectorAll("[data-live-queue]")) {
       if (Object.hasOwn(queues, list.dataset.liveQueue)) { writeQueue(list, queues[list.dataset.liveQueue]); }
     }
-    document.dispatchEvent(new CustomEvent("live-point", { detail: point }));
   };
 
   const say = (state, text) => {
@@ -113,9 +79,6 @@
 
   const listen = () => {
     const source = new EventSource(address);
-    source.addEventListener("welcome", (each) => {
-      document.dispatchEvent(new CustomEvent("live-points", { detail: JSON.parse(each.data).points }));
-    });
     source.addEventListener("look", (each) => { say("live", "live"); look(JSON.parse(each.data)); });
     source.addEventListener("away", (each) => {
       say("away", "store away");
@@ -135,9 +98,8 @@
           const answer = await fetch(address, { headers: { accept: "application/json" } });
           if (!answer.ok) { throw new Error(answer.statusText); }
           const told = await answer.json();
-          document.dispatchEvent(new CustomEvent("live-points", { detail: told.points }));
           say("live", "live");
-          look(told.look);
+          look(told);
         } catch { say("lost", "not live"); }
       }
       setTimeout(ask, seconds * 1000);

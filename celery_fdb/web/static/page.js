@@ -1,13 +1,19 @@
 "use strict";
-// Selecting messages, moments in the reader's time zone, and where one is in the bar.
+// Selecting messages, tables on a phone, moments in the reader's time zone, and where one is in the bar.
 {
+  const second = { hour: "numeric", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" };
+  const forms = {
+    second,
+    full: { year: "numeric", month: "numeric", day: "numeric", ...second },
+    seconds: { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" },
+    minute: { hour: "2-digit", minute: "2-digit", hourCycle: "h23" },
+    day: { month: "short", day: "numeric" },
+  };
   const localise = (root) => {
     for (const each of root.querySelectorAll("time[datetime]")) {
       const moment = new Date(each.dateTime);
       if (Number.isNaN(moment.valueOf())) { continue; }
-      const day = "hour" in each.dataset ? {} : { year: "numeric", month: "numeric", day: "numeric" };
-      const clock = { hour: "numeric", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" };
-      each.textContent = moment.toLocaleString(undefined, { ...day, ...clock });
+      each.textContent = moment.toLocaleString(undefined, forms[each.dataset.form ?? "full"]);
     }
   };
   const select = (root) => {
@@ -26,7 +32,17 @@
     for (const box of boxes) { box.addEventListener("change", count); }
     count();
   };
-  const dress = (root) => { localise(root); select(root); };
+  // On a phone each row of a table is a card, in which a cell says its heading.
+  const label = (root) => {
+    for (const table of root.querySelectorAll("table.data")) {
+      const headings = [...table.querySelectorAll("thead th")].map((each) => each.textContent.trim());
+      for (const row of table.querySelectorAll("tbody tr")) {
+        for (const [at, cell] of [...row.cells].entries()) { cell.dataset.label = headings[at] ?? ""; }
+      }
+      table.classList.add("cards");
+    }
+  };
+  const dress = (root) => { localise(root); select(root); label(root); };
   document.addEventListener("DOMContentLoaded", () => {
     dress(document);
     document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });

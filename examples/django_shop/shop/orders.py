@@ -17,7 +17,7 @@ REMIND_AFTER = timedelta(days=2)
 def place(customer: Customer, item: str, price: str, *, remind_after: timedelta = REMIND_AFTER) -> Order:
     """Both tasks are committed with the order, or rolled back with it, and sent right after the commit.
 
-    The customer is the fairness key: who orders 1,000 things at once waits for them, and nobody else does.
+    The customer is the fairness key: a customer who orders 1,000 things at once waits for them, and no other does.
     """
     order = Order.objects.create(customer=customer, item=item, price=price)
     fair = {"headers": {"fair_key": customer.name}}

@@ -16,21 +16,19 @@ even land later; so it may if an exception comes out of a signal handler, which 
 
 from __future__ import annotations
 
-from kombu_fdb.engine.facade.dead_letters import DeadLetters
+from kombu_fdb.engine.dead_letters import DeadLetters
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.metrics import Metrics
-from kombu_fdb.engine.facade.migration import Migration
 from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.facade.sessions import Sessions
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages.publish import Publisher
+from kombu_fdb.engine.migration import Migration
 from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Environment, Timeouts, Transactions
 from kombu_fdb.store.protocol import Database
-
-__all__ = ["Engine", "Environment", "Policy", "Timeouts"]
 
 
 class Engine:
@@ -55,7 +53,7 @@ class Engine:
         self.messages = Messages(run, self.inspect)
         self.queues = Queues(run)
         self.sessions = Sessions(run, self.queues)
-        self.dead_letters = DeadLetters(run, self.inspect)
+        self.dead_letters = DeadLetters(run)
         self.metrics = Metrics(run, self.inspect)
         self.upkeep = Upkeep(run, self.inspect)
         self.migrate = Migration(run)

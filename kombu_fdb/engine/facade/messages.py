@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -10,35 +10,41 @@ from typing import Any
 from kombu_fdb.engine import combiner
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.inspection import browse, pages
-from kombu_fdb.engine.messages import claim, move, settle
-from kombu_fdb.engine.messages.arm import Armed, arm, arm_all, has_work
+from kombu_fdb.engine.messages import arm, claim, move, settle
 from kombu_fdb.engine.messages.bury import Cause
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.batches import Portion
+from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import CONFLICTS, CONTESTED, Effects, Event, Work
 from kombu_fdb.engine.topology import control
-from kombu_fdb.engine.transactions import Transactions
+from kombu_fdb.engine.transactions import Group, Transactions, read, write
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
-from kombu_fdb.model import NO_SESSION, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
-from kombu_fdb.store.protocol import KeyValue, Watch
+from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
 from kombu_fdb.store.tokens import Doubt
 
 NO_TERMS = ClaimTerms()
 
 
-class Messages:
+class Messages(Group):
     """The verbs on messages that are in the store."""
 
+    has_work = read(arm.has_work)
+    arm_empty = read(arm.arm)
+    arm = read(arm.arm_all)
+    join = write(combiner.join)
+    holds = read(session.holds)
+    delete_at = write(pages.delete_at)
+    _move_part = write(move.move)
+
     def __init__(self, run: Transactions, inspect: Inspection) -> None:
-        self._run = run
+        super().__init__(run)
         self._inspect = inspect
         self._claims = count(1)
-        self._windows = Portion(session.LEASES_PER_CLAIM)
-        self._settlements = Portion(session.LEASES_PER_CLAIM)
-        self._services = Portion(combiner.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
+        self._windows = AdaptiveBatch(session.LEASES_PER_CLAIM)
+        self._settlements = AdaptiveBatch(session.LEASES_PER_CLAIM)
+        self._services = AdaptiveBatch(combiner.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
         #: How often a rival's claim was faster, since the engine was made.
         self.lost_races = 0
 
@@ -78,8 +84,9 @@ class Messages:
             window = self._window(session_id, number, limit, terms.consumers)
             window.gives_way = may_give_way and not doubt.is_open
             window.apart = was_beaten
+            window.no_ack = terms.no_ack
             work = work._replace(rests=rests)
-            tried[:] = claim.claim(work, queues, window, no_ack=terms.no_ack, acks=terms.acks)
+            tried[:] = claim.claim(work, queues, window, terms.acks)
             gives_way = may_give_way and not window.single  # a line would be served for one only: the active one
             return list(tried)
 
@@ -109,30 +116,7 @@ class Messages:
         """
         return next(self._claims) * session.LEASES_PER_CLAIM
 
-    def arm(
-        self, queues: Sequence[str], session_id: SessionId = NO_SESSION, consumers: Mapping[str, str] | None = None
-    ) -> list[Watch] | None:
-        """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
-
-        Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
-        """
-        return self._run.read(lambda work: arm_all(work, queues, session_id, consumers or {}))
-
-    def arm_empty(self, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> Armed:
-        """As :meth:`arm`, for those that are empty; also says which are not."""
-        return self._run.read(lambda work: arm(work, queues, session_id, consumers))
-
     # -- a line of consumers (``scheduling/line.py``) ------------------------------------------------------------------
-
-    def join(
-        self, demand: Demand, acks: Sequence[Lease] = (), *, queues: Sequence[str] = (), over: Collection[int] = ()
-    ) -> None:
-        """Wait for messages in the line of those who consume the same ``queues``. ``acks`` are settled with it.
-
-        ``over``: the first leases of demands of the session that have ended, and that will not be looked at any more.
-        Raises ``SessionLost``. A caller that does not know what has become of a demand calls ``Sessions.recover``.
-        """
-        self._run.write(lambda work: combiner.join(work, demand, acks, queues, over))
 
     def look(self, demand: Demand, *, fired: bool = False) -> tuple[line.Sight, list[Delivery]]:
         """How the demand stands, and what it was granted; watches that fire when that may have changed.
@@ -140,10 +124,12 @@ class Messages:
         ``fired``: it has changed, so more likely than not something was granted. What of it can't be read is
         dead-lettered.
         """
-        sight, collected = self._run.read(lambda work: combiner.look(work, demand, fired=fired))
+        sight, collected = self._look(demand, fired=fired)
         for lease, error in collected.malformed:
             self._settle([lease], partial(settle.reject, cause=Cause.malformed(error)))
         return sight, collected.deliveries
+
+    _look = read(combiner.look)
 
     def serve(
         self,
@@ -189,15 +175,11 @@ class Messages:
         return self._run.write(lambda work: line.end(work, demand.session, demand.first)) == line.GRANTED
 
     def evict(self, demand: Demand, first: bytes, patience_s: float = 0.0) -> None:
-        """The consumer in that row of the demand's line waits no longer: it does not serve.
+        """End the wait of the consumer in that row of the demand's line, as it does not serve.
 
         ``patience_s``: of those who wait, from now on.
         """
         self._run.write(lambda work: line.evict(work, demand.line, first, patience_s))
-
-    def has_work(self, queues: Sequence[str]) -> bool:
-        """Whether a claim from these queues would find something."""
-        return self._run.read(lambda work: has_work(work, queues, NO_SESSION))
 
     # -- settling ------------------------------------------------------------------------------------------------------
 
@@ -242,10 +224,6 @@ class Messages:
             settled += self._settlements.run(part, len(leases) - len(settled))
         return settled
 
-    def holds(self, leases: Sequence[Lease]) -> list[bool]:
-        """Whether each lease still stands. Changes nothing: a lease lasts as long as its session beats."""
-        return self._run.read(lambda work: session.holds(work, leases))
-
     def delete(self, queue: str, message_id: bytes) -> bool:
         """Delete a message in any state; its holder loses the lease. False if it is not there. As ``find``."""
         # Again if it moved in between.
@@ -254,12 +232,7 @@ class Messages:
                 return True
         return False
 
-    def _delete(self, queue: str, row: KeyValue) -> bool:
-        return self._run.write(lambda work: browse.delete(work, queue, row))
-
-    def delete_at(self, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
-        """Delete a message at a page's position; False if it has moved. Its holder loses the lease."""
-        return self._run.write(lambda work: pages.delete_at(work, queue, state, position, message_id))
+    _delete = write(browse.delete)
 
     def reschedule(self, queue: str, spot: Spot, due_ms: int, *, payload: bytes | None = None) -> bool:
         """Make a ready or delayed message at a page's position due at another moment; False if it has moved.
@@ -277,8 +250,7 @@ class Messages:
             taken += found
         return taken
 
-    def _cancel_part(self, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]:
-        return self._run.write(lambda work: pages.cancel(work, task_id, after))
+    _cancel_part = write(pages.cancel)
 
     def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.
@@ -293,7 +265,7 @@ class Messages:
             limit = counts.ready + counts.delayed
         total, moved = 0, 1
         while moved and total < limit:
-            moved = self._move_part(source, target, min(limit - total, move.MESSAGES_PER_TRANSACTION), key)
+            moved = self._move_part(source, target, min(limit - total, move.MESSAGES_PER_TRANSACTION), key=key)
             total += moved
         return total
 
@@ -309,11 +281,8 @@ class Messages:
         def part(limit: int) -> tuple[int, bytes]:
             return self._run.write(lambda work: move.move_some(work, (source, key), target, (last, cursor), limit))
 
-        moved, following = Portion(move.MESSAGES_PER_TRANSACTION).run(part)
+        moved, following = AdaptiveBatch(move.MESSAGES_PER_TRANSACTION).run(part)
         return moved, last + following if following else b""
-
-    def _move_part(self, source: str, target: str, limit: int, key: str | None) -> int:
-        return self._run.write(lambda work: move.move(work, source, target, limit, key=key))
 
 
 def _beaten(queue: str, tried: Sequence[Delivery]) -> Mapping[Event, int]:

@@ -8,29 +8,27 @@ from dataclasses import replace
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.metrics import keytotals, samples, totals
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
-from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.engine.transactions import Transactions
+from kombu_fdb.engine.transactions import Group, Transactions, read, write
 
 #: Queues that are gone, whose totals one transaction clears.
 QUEUES_PER_FORGET = 200
 
 
-class Metrics:
+class Metrics(Group):
     """The verbs on totals."""
 
+    _key_totals = read(keytotals.read_next)
+    _samples = read(samples.read_part)
+    _fold = write(keytotals.fold)
+    _forget = write(totals.forget_all)
+    totals = read(totals.read)
+
     def __init__(self, run: Transactions, inspect: Inspection) -> None:
-        self._run = run
+        super().__init__(run)
         self._inspect = inspect
         self._busiest = keytotals.Busiest()
         #: The last that this process took.
         self._sampled: Sample | None = None
-
-    def totals(self) -> dict[str, dict[str, int]]:
-        """How many messages ever were published, claimed, acked, ... by queue and event (``totals.py``).
-
-        ``""`` is for lost leases, whose queue is unknown.
-        """
-        return self._run.read(totals.read)
 
     def key_totals(self) -> dict[str, keytotals.KeyTotals]:
         """The same by queue, key and event, of the busiest keys; key "": of a queue's others (``keytotals.py``)."""
@@ -39,9 +37,6 @@ class Metrics:
         while (part := self._key_totals(begin)) is not None:
             queue, found[queue], begin = part
         return found
-
-    def _key_totals(self, begin: bytes) -> tuple[str, keytotals.KeyTotals, bytes] | None:
-        return self._run.read(lambda work: keytotals.read_next(work, begin))
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Add what this process has counted so far, now. On an error it is not counted."""
@@ -72,13 +67,9 @@ class Metrics:
 
     def samples(self, series: Series) -> list[Sample]:
         """What was sampled, the oldest first."""
-        found: list[Sample] = []
-        for first in range(0, series.slots, samples.SLOTS_PER_READ):
-            found += self._samples(series, first)
+        parts = range(0, series.slots, samples.SLOTS_PER_READ)
+        found = self._run.as_one(lambda: [each for first in parts for each in self._samples(series, first)])
         return sorted(found, key=lambda each: each.taken_ms)
-
-    def _samples(self, series: Series, first: int) -> list[Sample]:
-        return self._run.read(lambda work: samples.read_part(work, series, first))
 
     def trim_steps(self) -> Iterator[None]:
         """Forget the totals of queues that are gone, and all but the busiest keys, step by step. For one thread."""
@@ -96,13 +87,3 @@ class Metrics:
                 self._fold(queue, names[start : start + keytotals.KEYS_PER_FOLD])
                 yield
         self._busiest.keep(queues)
-
-    def _fold(self, queue: str, names: Sequence[str]) -> None:
-        self._run.write(lambda work: keytotals.fold(work, queue, names))
-
-    def _forget(self, queues: Sequence[str]) -> None:
-        def verb(work: Work) -> None:
-            for queue in queues:
-                totals.forget(work, queue)
-
-        self._run.write(verb)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 from kombu_fdb.engine.scheduling import limits, single
-from kombu_fdb.engine.stored.batches import Portion
+from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
-from kombu_fdb.engine.transactions import Transactions
+from kombu_fdb.engine.transactions import Group, read, write
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
 from kombu_fdb.primitives import ranges
@@ -20,11 +20,17 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 MOST_PARTS = 2_000
 
 
-class Queues:
+class Queues(Group):
     """The verbs of declarations, and of operators."""
 
-    def __init__(self, run: Transactions) -> None:
-        self._run = run
+    touch = write(control.touch)
+    expiring = read(control.expiring)
+    being_deleted = read(control.queues_being_deleted)
+    add_consumer = write(control.add_consumer)
+    forgotten = read(control.forgotten)
+    delete_exchange = write(control.delete_exchange)
+    unbind = write(control.unbind)
+    follow_limits_part = write(limits.part)
 
     def declare(self, declaration: QueueDeclaration, *, owner: tuple[SessionId, str] | None = None) -> None:
         """Create a queue or update its arguments. Raises ``LimitExceeded`` if its name is over ``LONGEST_NAME``.
@@ -83,7 +89,7 @@ class Queues:
                 control.to_be_purged(work, queue, last)
             return last, purged, following
 
-        deleted = Portion(control.MESSAGES_PER_PURGE).run(
+        deleted = AdaptiveBatch(control.MESSAGES_PER_PURGE).run(
             lambda limit: self._run.write(lambda work: verb_and_purge(work, limit))
         )
         if deleted is not None:
@@ -95,17 +101,12 @@ class Queues:
         last, purged, following = deleted
         return purged + (self._purge(queue, last, following) if following else 0)
 
-    def being_deleted(self) -> list[str]:
-        """Queues that are gone, with messages that are to go."""
-        rows = self._run.read(lambda work: work.tr.get_range(*work.keys.all_deleting, limit=1_000, snapshot=True))
-        return [queue for (queue,), _ in self._run.keys.read(rows, str)]
-
     def finish_deletion_part(self, queue: str, cursor: bytes = b"") -> bytes:
         """Purge a part of such a queue, in one transaction. Returns where to go on; b"" at the end."""
         last = self._run.read(lambda work: control.being_deleted(work, queue))
         if last is None:
             return b""
-        return Portion(control.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))[1]
+        return AdaptiveBatch(control.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))[1]
 
     def finish_deletion(self, queue: str) -> None:
         """Purge all of it."""
@@ -126,15 +127,20 @@ class Queues:
 
     def purge_some(self, queue: str, mark: bytes = b"") -> tuple[int, bytes]:
         """A part of :meth:`purge`, one transaction: how many, and the mark to go on with; b"" at both ends."""
+        return self._run.as_one(partial(self._purge_some, queue, mark))
+
+    def _purge_some(self, queue: str, mark: bytes) -> tuple[int, bytes]:
         last = mark[: control.VERSION_BYTES] or self.last(queue)
         cursor = mark[control.VERSION_BYTES :]
-        purged, following = Portion(control.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))
+        purged, following = AdaptiveBatch(control.MESSAGES_PER_PURGE).run(
+            partial(self._purge_part, queue, last, cursor)
+        )
         return purged, last + following if following else b""
 
     def _purge(self, queue: str, last: bytes, cursor: bytes) -> int:
-        portion, total = Portion(control.MESSAGES_PER_PURGE), 0
+        batch, total = AdaptiveBatch(control.MESSAGES_PER_PURGE), 0
         while True:
-            purged, cursor = portion.run(partial(self._purge_part, queue, last, cursor))
+            purged, cursor = batch.run(partial(self._purge_part, queue, last, cursor))
             total += purged
             if not cursor:
                 return total
@@ -142,28 +148,9 @@ class Queues:
     def _purge_part(self, queue: str, last: bytes, cursor: bytes, limit: int) -> tuple[int, bytes]:
         return self._run.write(lambda work: control.purge_part(work, queue, last, cursor, limit))
 
-    def expiring(self) -> list[tuple[str, bytes, int]]:
-        """Unused queues with ``x-expires``: name, last use, and the milliseconds they may stay unused."""
-        return self._run.read(control.expiring)
-
     def expire(self, queue: str, last_use: bytes) -> bool:
         """Delete a queue unless it was used since ``last_use``."""
         return self._delete(queue, lambda work: control.expire(work, queue, last_use)) is not None
-
-    def touch(self, queue: str) -> None:
-        """Note that a queue with ``x-expires`` was used."""
-        self._run.write(lambda work: control.touch(work, queue))
-
-    def add_consumer(self, session_id: SessionId, queue: str, tag: str, *, declared: bool = False) -> None:
-        """Keep a queue that can vanish (``x-expires``, auto-delete) alive while this session consumes it.
-
-        ``declared``: raise ``QueueNotFound`` if the queue is not. Raises ``SessionLost``.
-        """
-        self._run.write(lambda work: control.add_consumer(work, session_id, queue, tag, declared=declared))
-
-    def forgotten(self, session_id: SessionId, consumers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Those of the session's consumers, by queue and tag, whose queues were deleted. Raises ``SessionLost``."""
-        return self._run.read(lambda work: control.forgotten(work, session_id, consumers))
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
         """Deletes an auto-delete queue with its last consumer."""
@@ -176,9 +163,7 @@ class Queues:
 
         What was in these is left to the duties. True if the session has further consumers.
         """
-        vanished, more = self._run.part(
-            lambda work, limit: control.drop_consumers(work, session_id, limit), control.CONSUMERS_PER_TRANSACTION
-        )
+        vanished, more = self._run.part(control.drop_consumers, control.CONSUMERS_PER_TRANSACTION, session_id)
         for queue in vanished:
             self._run.routing.forget_queue(queue)
         return more
@@ -218,25 +203,13 @@ class Queues:
             if not self.follow_limits_part(queue):
                 return
 
-    def follow_limits_part(self, queue: str) -> bool:
-        """Do a part of it, in one transaction. Returns whether there may be another."""
-        return self._run.write(lambda work: limits.part(work, queue))
-
     def declare_exchange(self, exchange: Exchange) -> None:
         """Create an exchange. Raises ``NotEquivalent`` if it has another type, ``QueueError`` for a long name."""
         ranges.check_text("exchange's name, which Celery takes from its queue,", exchange.name, LONGEST_NAME)
         self._run.write(lambda work: control.declare_exchange(work, exchange))
-
-    def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
-        """Delete an exchange and its bindings; False if refused. The queues stay."""
-        return self._run.write(lambda work: control.delete_exchange(work, name, if_unused=if_unused))
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Raises ``ExchangeNotFound``, and ``QueueError`` for a key of more than AMQP's 255 bytes. Idempotent."""
         for name, text in (("queue's name", queue), ("routing key", routing_key)):
             ranges.check_text(name, text, LONGEST_NAME)
         self._run.write(lambda work: control.bind(work, queue, exchange, routing_key))
-
-    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
-        """Idempotent."""
-        self._run.write(lambda work: control.unbind(work, queue, exchange, routing_key))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.engine.transactions import Transactions
+from kombu_fdb.engine.transactions import Group, Transactions, read, write
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import LimitExceeded, StoreFull
 from kombu_fdb.model import SessionId
@@ -20,11 +19,19 @@ from kombu_fdb.store.protocol import Watch
 SESSION_TTL_S = 30.0
 
 
-class Sessions:
+class Sessions(Group):
     """The verbs of consumer processes, and of those that clean up after them."""
 
+    beats = read(session.beats)
+    neighbours = read(session.neighbours)
+    describe = read(session.describe)
+    skip_lease = read(sweep.skip)
+    hold_role = write(session.hold_role)
+    role_record = read(session.role_record)
+    leave_role = write(session.leave_role)
+
     def __init__(self, run: Transactions, queues: Queues) -> None:
-        self._run = run
+        super().__init__(run)
         self._queues = queues
 
     def open(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> SessionId:
@@ -40,10 +47,6 @@ class Sessions:
         except (StoreFull, LimitExceeded):  # there is room for as much as there was at first
             return self._run.write(lambda work: session.beat(work, session_id, ttl_s, ()))
 
-    def beats(self) -> list[tuple[SessionId, bytes, float]]:
-        """All sessions' last heartbeats and times to live, for a :class:`~kombu_fdb.engine.upkeep.sweep.Observer`."""
-        return self._run.read(session.beats)
-
     def beats_of_a_writer(self) -> list[tuple[SessionId, bytes, float]]:
         """As ``beats``, for who has no session: one of them is written as it is. Raises if the store takes none."""
 
@@ -54,17 +57,6 @@ class Sessions:
             return found
 
         return self._run.write(body)
-
-    def neighbours(self, session_id: SessionId, most: int) -> list[tuple[SessionId, bytes, float]]:
-        """As ``beats``: the session itself, and up to ``most`` that follow it in the ring of all sessions."""
-        return self._run.read(lambda work: session.neighbours(work, session_id, most))
-
-    def describe(self, session_ids: Sequence[SessionId]) -> list[dict[str, Any]]:
-        """What each session said of itself when it was opened; nothing of one that was fenced."""
-        records = self._run.read(
-            lambda work: work.tr.get_many(list(map(work.keys.session, session_ids)), snapshot=True)
-        )
-        return [{} if record is None else session.description_of(record) for record in records]
 
     def recover(self, session_id: SessionId, first: int, left: Collection[str] = ()) -> int:
         """Release, uncounted, what a claim or demand of unknown outcome has leased, or would: it never lands any more.
@@ -111,15 +103,7 @@ class Sessions:
 
     def release_part(self, session_id: SessionId, cursor: bytes = b"", *, counted: bool = True) -> tuple[int, bytes]:
         """Bring some messages of a fenced session back. Returns how many, and where to go on; b"" at the end."""
-
-        def verb(work: Work, limit: int) -> tuple[int, bytes]:
-            return sweep.release_part(work, session_id, counted=counted, cursor=cursor, limit=limit)
-
-        return self._run.part(verb, sweep.LEASES_PER_TRANSACTION)
-
-    def skip_lease(self, session_id: SessionId, cursor: bytes) -> bytes:
-        """Where to go on behind a lease that can't be brought back; b"" at the end."""
-        return self._run.read(lambda work: sweep.skip(work, session_id, cursor))
+        return self._run.part(sweep.release_part, sweep.LEASES_PER_TRANSACTION, session_id, cursor, counted=counted)
 
     def forget_part(self, session_id: SessionId) -> bool:
         """Clear some of what a fenced session leaves besides messages: consumers, at last its beat.
@@ -130,16 +114,6 @@ class Sessions:
             return True
         self._run.write(lambda work: sweep.forget(work, session_id))
         return False
-
-    def hold_role(self, role: str, session_id: SessionId, observed: bytes | None) -> bool:
-        """Take or keep a role; ``observed`` is a holder's record the caller saw unchanged for too long."""
-        return self._run.write(lambda work: session.hold_role(work, role, session_id, observed))
-
-    def role_record(self, role: str) -> bytes | None:
-        return self._run.read(lambda work: work.tr.get(self._run.keys.role(role)))
-
-    def leave_role(self, role: str, session_id: SessionId) -> None:
-        self._run.write(lambda work: session.leave_role(work, role, session_id))
 
     def watch_alarm(self) -> Watch:
         """Fires when a message was delayed, so that the promoter looks again."""

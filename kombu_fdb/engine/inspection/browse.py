@@ -1,7 +1,7 @@
 """Browse: look at single messages where they stand, and delete one there.
 
 Snapshot reads, but for the deletion: looking never conflicts with work. Payloads come whole, as a claim would give
-them; of a message that is unreadable, or whose payload is gone, the bytes of its record.
+them; for a message that is unreadable, or whose payload is gone, the record's bytes are shown instead.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from kombu_fdb.engine.messages import message
-from kombu_fdb.engine.messages.message import Message, Opened, end_lease, read_all, take_out
-from kombu_fdb.engine.scheduling import ageing, fair
+from kombu_fdb.engine.messages.message import Message, end_lease, read_all, take_out
+from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored.batches import Room
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
@@ -28,16 +28,16 @@ from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 MESSAGES_PER_TRANSACTION = 1_000
 
 
-def peek(work: Work, queue: str, limit: int, *, key: str | None, reverse: bool) -> list[Peeked]:
+def peek(work: Work, queue: str, limit: int, *, key: str | None = None, reverse: bool = False) -> list[Peeked]:
     """Up to ``limit`` ready messages, in the order in which a lone consumer would get them.
 
-    ``key``: of this key only, whether it is limited or not. ``reverse``: the last ones first, by a range read from the
-    end; in a queue with keys only together with ``key``. Raises ``QueueError`` otherwise.
+    ``key``: only messages of this key, whether it is limited or not. ``reverse``: the last ones first, by a range read
+    from the end; in a queue with keys this needs ``key``, and raises ``QueueError`` without it.
     """
     fair_queue = key is None and work.tr.get(work.keys.fair(queue), snapshot=True) is not None
     control = control_of(work.tr.get(work.keys.control(queue), snapshot=True))
     if not fair_queue and key is None and not reverse and control.ageing is not None:
-        rows = ageing.oldest_first(work, queue, control.ageing, limit)
+        rows = fair.oldest_first(work, queue, control.ageing, limit)
     elif not fair_queue:
         whole = range_of(work.keys.items(queue, key or "", EVERY_RANK))
         rows = work.tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
@@ -51,41 +51,40 @@ def peek(work: Work, queue: str, limit: int, *, key: str | None, reverse: bool) 
 
 
 def delayed(work: Work, queue: str, limit: int) -> list[Peeked]:
-    """Up to ``limit`` delayed messages, those that are due first first."""
+    """Up to ``limit`` delayed messages, the next due first."""
     rows = work.tr.get_range(*range_of(work.keys.delayed(queue)), limit=limit, snapshot=True)
     return look_all(work, [(queue, row) for row in rows])
 
 
 def look(work: Work, queue: str, row: KeyValue) -> Peeked:
-    """A stored row as what a person wants to see."""
+    """A stored row as a person wants to see it."""
     return look_all(work, [(queue, row)])[0]
 
 
 def look_all(work: Work, rows: Sequence[tuple[str, KeyValue]]) -> list[Peeked]:
-    """The same of several rows of these queues. All payloads are read in one round trip."""
+    """The same for several rows of these queues. All payloads are read in one round trip."""
     values = [record_at(work.keys, row) for _, row in rows]
     return [
-        show(work.keys, *each, Opened(Record.unreadable(value), value) if isinstance(opened, FormatError) else opened)
-        for each, value, opened in zip(rows, values, read_all(work, values), strict=True)
+        show(work.keys, *each, Record.unreadable(value) if isinstance(record, FormatError) else record)
+        for each, value, record in zip(rows, values, read_all(work, values), strict=True)
     ]
 
 
 def record_at(keys: Keyspace, row: KeyValue) -> bytes:
-    """The record of a row, which may be a lease that can be read."""
+    """The record of a row. If the row is a lease, it must be readable."""
     return decode_lease(row[1])[2] if _is_lease(keys, row[0]) else row[1]
 
 
-def show(keys: Keyspace, queue: str, row: KeyValue, opened: Opened) -> Peeked:
-    """The same of what was read of it."""
+def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
+    """The same, from the record that was read."""
     key, value = row
     state, owner = _state(keys, queue, key)
-    record, payload = opened
     place: bytes = decode_lease(value)[1] if state == LEASED else key
     return Peeked(
         message_id=record.message_id,
         queue=queue,
         state=state,
-        payload=payload,
+        payload=record.payload,
         key=record.key,
         redeliveries=record.redeliveries,
         published_ms=record.published_ms,
@@ -107,7 +106,7 @@ def _due_ms(keys: Keyspace, queue: str, key: bytes) -> int:
 
 
 def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[str, SessionId]:
-    """Where a message's key stands, and whose session's a leased one is."""
+    """The state that a message's key stands for and, if it is leased, the session that holds it."""
     if key.startswith(keys.delayed(queue)):
         return DELAYED, NO_SESSION
     return (LEASED, owner_of(keys, key)) if _is_lease(keys, key) else (READY, NO_SESSION)
@@ -119,7 +118,7 @@ def _is_lease(keys: Keyspace, key: bytes) -> bool:
 
 
 def owner_of(keys: Keyspace, lease: bytes) -> SessionId:
-    """Whose lease it is, by its key; b"" if that can't be read."""
+    """The session that holds a lease, by the lease's key; b"" if that can't be read."""
     try:
         return SessionId(keys.split(lease, bytes, int)[0])
     except FormatError:
@@ -132,7 +131,7 @@ def owner_of(keys: Keyspace, lease: bytes) -> SessionId:
 def snapshot(work: Work, queue: str, limit: int) -> RoundSnapshot:
     """What queue-by's ``deref`` shows: the rest of the round being served, and each key's messages behind it.
 
-    Of ``limit`` messages without a key and as many with one.
+    Up to ``limit`` messages without a key, and as many with one.
     """
     ring, rounds, keyed, unkeyed = work.tr.get_ranges(
         [
@@ -274,7 +273,7 @@ class DryRun:
         return keys[bisect_left(keys, begin) : bisect_left(keys, end)]
 
     def _seen(self, rows: list[KeyValue], own: Sequence[bytes], *, reverse: bool = False) -> list[KeyValue]:
-        """With what was written to these keys. Of the rows so many more were read as may be gone."""
+        """The rows, with this transaction's writes to these keys applied. As many extra rows were read as may go."""
         if not own:
             return rows
         seen = dict(rows) | {key: self._own[key] for key in own}
@@ -295,7 +294,7 @@ class DryRun:
         self._own.update(dict.fromkeys(keys))
 
     def clear_range(self, begin: bytes, end: bytes) -> None:
-        """The queue's verbs never read again what they cleared so."""
+        """Ignored: the queue's verbs never read again what they cleared as a range."""
 
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None: ...
     def byte_max(self, key: bytes, value: bytes) -> None: ...

@@ -19,40 +19,51 @@ from kombu_fdb.keyspace.codec import (
 )
 from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, readable
 from kombu_fdb.keyspace.tuples import pack, range_of
-from kombu_fdb.model import URGENT, KeyCounts, QueueCounts, QueueFacts, SessionFacts
-from kombu_fdb.routing.tables import Exchange, declared_as
+from kombu_fdb.model import (
+    URGENT,
+    KeyCounts,
+    QueueCounts,
+    QueueFacts,
+    SessionFacts,
+    SessionId,
+    controlled_worker,
+    is_internal,
+)
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration, declared_as
 from kombu_fdb.store.protocol import KeyValue
 
-#: With it begins the tag of what stands among a queue's consumers for the connection that it belongs to.
+#: An exclusive queue's connection is an entry among its consumers, whose tag begins with this.
 OWNER = "exclusive-"
 STATES = (READY, DELAYED, LEASED, NEWER)
 #: Keys of one queue whose oldest message is looked at: those next in the ring, and as many by name.
 OLDEST_OF_KEYS = 100
 #: Messages of one session that are counted one by one.
 MOST_HELD = 1_000
-#: Where it is said what keys have: ready, leased, limits.
+#: Keys looked at in one transaction.
+KEYS_PER_LOOK = 1_000
+#: The ranges that say what keys have: ready, leased, limits.
 OF_KEYS = ("backlog", "flight", "limits")
 
 
 def counts(work: Work, queue: str) -> QueueCounts:
-    """The counters of one queue."""
+    """The queue's counters; zeros if there is no such queue. Guarantee: COUNTS."""
     return _counts(work.keys, work.tr.get_range(*work.keys.counts(queue), snapshot=True)).get(queue, QueueCounts())
 
 
 def exists(work: Work, queue: str) -> bool:
-    """Whether it is declared, or messages have come to it since it was deleted last: those ring its bell, or wait."""
+    """Whether it is declared, or has had messages since it was last deleted: those ring its bell, or wait."""
     found = [work.keys.queue(queue), work.keys.bell(queue), work.keys.waiting(queue)]
     return any(value is not None for value in work.tr.get_many(found, snapshot=True))
 
 
 def consumer_count(work: Work, queue: str) -> int:
-    """Without the connection that stands for an exclusive queue."""
+    """How many consumers it has, without the entry that stands for an exclusive queue's connection."""
     rows = work.keys.read(work.tr.get_range(*work.keys.consumers(queue), snapshot=True), str, bytes, str)
     return sum(not tag.startswith(OWNER) for (_queue, _session, tag), _ in rows)
 
 
 def queues(work: Work) -> dict[str, QueueCounts]:
-    """All queues that are declared or hold messages, by name."""
+    """All queues that are declared or hold messages, by name, with their counters."""
     names = [name for (name,), _ in work.keys.read(work.tr.get_range(*work.keys.all_queues, snapshot=True), str)]
     found = _counts(work.keys, work.tr.get_range(*work.keys.all_counts, snapshot=True))
     return dict(sorted({**{name: QueueCounts() for name in names}, **found}.items()))
@@ -70,12 +81,14 @@ def _counts(keys: Keyspace, rows: list[KeyValue]) -> dict[str, QueueCounts]:
 
 
 def keys_of(work: Work, queue: str) -> dict[str, KeyCounts]:
-    """The keys that have messages or limits, by name."""
+    """The keys that have messages or limits, by name. Guarantee: COUNTS."""
     parts = [work.tr.get_range(*whole, snapshot=True) for whole in _of_keys(work.keys, queue)]
     return dict(sorted(_by_key(work.keys, parts).items()))
 
 
-def key_page(work: Work, queue: str, after: str | None, limit: int, prefix: str = "") -> dict[str, KeyCounts]:
+def key_page(
+    work: Work, queue: str, *, after: str | None = None, limit: int = KEYS_PER_LOOK, prefix: str = ""
+) -> dict[str, KeyCounts]:
     """:func:`keys_of` in pages: up to ``limit`` keys, by name, behind ``after``; empty at the end.
 
     ``prefix``: only those that begin with it, and nothing else is read.
@@ -91,7 +104,7 @@ def key_page(work: Work, queue: str, after: str | None, limit: int, prefix: str 
 
 
 def _of_keys(keys: Keyspace, queue: str) -> list[Range]:
-    """Where it is said what keys have: ready, leased, limits."""
+    """The ranges that say what keys have: ready, leased, limits."""
     return [keys.backlogs(queue), keys.flights(queue), keys.all_limits(queue)]
 
 
@@ -117,7 +130,7 @@ def _behind(keys: Keyspace, tag: str, queue: str, name: str) -> bytes:
 
 
 def facts(work: Work, queues: list[str]) -> dict[str, QueueFacts]:
-    """What else is to be known of these queues, in two round trips. A few dozen queues a transaction."""
+    """Further facts of these queues, in two round trips. Ask for a few dozen queues per transaction."""
     stored = work.tr.get_many(
         [key for queue in queues for key in (work.keys.queue(queue), work.keys.control(queue))], snapshot=True
     )
@@ -139,7 +152,7 @@ def facts(work: Work, queues: list[str]) -> dict[str, QueueFacts]:
 
 
 def _oldest(work: Work, queues: list[str]) -> dict[str, int]:
-    """Since when the oldest ready message of each queue waits, as far as :data:`OLDEST_OF_KEYS` tells."""
+    """When the oldest ready message of each queue began to wait, as far as :data:`OLDEST_OF_KEYS` tells."""
     heads: list[tuple[str, Range]] = []
     for queue in queues:
         heads += [(queue, range_of(work.keys.items(queue, "", work.keys.rank(rank)))) for rank in range(URGENT + 1)]
@@ -169,17 +182,19 @@ def _published_ms(value: bytes) -> int:
     return published_at(value, 0)
 
 
-def sessions(work: Work, *, held: bool) -> list[SessionFacts]:
-    """Every session that is open or not yet cleaned up. ``held``: count the messages of each, one by one."""
+def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
+    """Every session that is open or not yet cleaned up. ``held``: count its messages, too."""
     described = {
         session_id: session.description_of(value)
         for (session_id,), value in work.keys.read(work.tr.get_range(*work.keys.all_sessions, snapshot=True), bytes)
     }
     known = session.beats(work)
-    numbers: list[int | None] = [None] * len(known)
-    if held:
-        ranges = [(*range_of(work.keys.leases(each)), MOST_HELD) for each, _, _ in known]
-        numbers = [len(rows) for rows in work.tr.get_ranges(ranges, snapshot=True)] if ranges else []
+    consumed = {session_id: session.consumed_of(beat) for session_id, beat, _ in known}
+    idle = {each for each, names in consumed.items() if all(map(_is_celerys, names))}
+    asked = [session_id for session_id, _, _ in known if held or session_id in idle]
+    ranges = [(*range_of(work.keys.leases(each)), MOST_HELD if held else 1) for each in asked]
+    parts = work.tr.get_ranges(ranges, snapshot=True) if ranges else []
+    numbers = {session_id: len(rows) for session_id, rows in zip(asked, parts, strict=True)}
     return [
         SessionFacts(
             session_id=session_id,
@@ -187,16 +202,45 @@ def sessions(work: Work, *, held: bool) -> list[SessionFacts]:
             beat=beat,
             ttl_s=ttl_s,
             open=session_id in described,
-            consumed=session.consumed_of(beat),
-            held=number,
+            consumed=consumed[session_id],
+            held=numbers[session_id] if held else None,
             beat_ms=session.beat_ms(beat),
+            is_internal=session_id in idle and not numbers[session_id],
         )
-        for (session_id, beat, ttl_s), number in zip(known, numbers, strict=True)
+        for session_id, beat, ttl_s in known
     ]
 
 
+def _is_celerys(queue: str) -> bool:
+    """Whether a process that consumes it takes no tasks; a worker that takes none any more is still a worker."""
+    return is_internal(queue) and not controlled_worker(queue)
+
+
+def consumers(work: Work, queue: str) -> list[SessionId]:
+    """The sessions that consumed the queue, or waited for it, at their last heartbeat."""
+    return [session_id for session_id, beat, _ in session.beats(work) if queue in session.consumed_of(beat)]
+
+
+# -- how messages find their way -----------------------------------------------------------------------------------
+
+
+def declaration(work: Work, name: str) -> QueueDeclaration | None:
+    """How the queue was declared; None if there is no such queue."""
+    return work.routing.read_queue(work.tr, name)
+
+
+def exchange(work: Work, name: str) -> Exchange | None:
+    """How the exchange was declared; None if there is no such exchange."""
+    return work.routing.read_exchange(work.tr, name)
+
+
+def route(work: Work, exchange: str, routing_key: str) -> list[str]:
+    """The queues a message would reach now. Raises ``ExchangeNotFound``."""
+    return work.routing.route(work.tr, exchange, routing_key)
+
+
 def exchanges(work: Work) -> list[Exchange]:
-    """Those that can be read."""
+    """All exchanges whose declarations can be read."""
     found = []
     for (name,), value in work.keys.read(work.tr.get_range(*work.keys.all_exchanges, snapshot=True), str):
         with suppress(FormatError):
@@ -205,6 +249,6 @@ def exchanges(work: Work) -> list[Exchange]:
 
 
 def bindings(work: Work) -> list[tuple[str, str, str]]:
-    """``(exchange, queue, routing key)``."""
+    """``(exchange, queue, routing key)`` of every binding."""
     rows = work.keys.read(work.tr.get_range(*work.keys.all_bindings, snapshot=True), str, str, str)
     return [(exchange, queue, routing_key) for (exchange, queue, routing_key), _ in rows]

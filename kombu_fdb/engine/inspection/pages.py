@@ -1,10 +1,10 @@
 """A queue's messages page by page, and what is done to one of them: reschedule it, delete it, cancel its task.
 
-Reschedule: a message that waits gets another moment at which it is due, or none: then it is ready at once.
+Reschedule: a waiting message gets another due time, or none: then it is ready at once.
 
-It leaves its row and enters another in one transaction (ONE-PLACE), behind what has its key and rank there. It keeps
-id, key, priority, end of life, redeliveries and history; a moment behind the end of its life is refused. The payload
-may be another from then on: a task's says in a header when it is due, and a worker would wait for that.
+It leaves its row and enters another in one transaction (ONE-PLACE), behind the messages of its key and rank there. It
+keeps id, key, priority, end of life, redeliveries and history; a due time behind the end of its life is refused. It may
+get another payload: a task's payload says in a header when the task is due, and a worker would wait for that.
 
 A message that was delayed counts as waiting from the moment it was due, so one that is made ready waits from now on.
 
@@ -15,18 +15,17 @@ the other finds that it has moved. If the answer to the commit is lost, it is fo
 
 Pages: a queue's messages in parts whose cost does not depend on what else is there.
 
-A page begins behind a *position*, which is what a message's key has after the prefix of its queue and state, so the
-millionth page costs what the first one does. Positions are opaque to callers and safe to take from anybody: one that
-was never given out leads to another place of the same queue, or to nothing. A message keeps its position until it
-moves.
+A page begins behind a *position*, the part of a message's key after the prefix of its queue and state, so the millionth
+page costs what the first one does. Positions are opaque to callers and safe to accept from any client: one that was
+never given out leads to another place of the same queue, or to nothing. A message keeps its position until it moves.
 
 Snapshot reads, but for the deletion. A page shows the messages as they stood when it was read, the next one as they
 stand then.
 
-Cancel: take a task back that no worker has begun, by its id; and find where a task is.
+Cancel: delete the messages of a task that no worker has begun, by its id; and find where a task is.
 
-Both go by the index (``task_index.py``), so they read as many rows as the task has messages, whatever else is in the
-store. A message under a lease is its consumer's, and stays: only the worker can stop what it runs.
+Both use the index (``task_index.py``), so they read as many rows as the task has messages, whatever else is in the
+store. A leased message belongs to its consumer, and stays: only the worker can stop what it runs.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ from kombu_fdb.store.protocol import KeyValue
 def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes | None = None) -> bool:
     """The message at a page's position, ready or delayed. False if it has moved.
 
-    ``due_ms``: now or earlier makes it ready. ``payload``: None for the one it has. Raises ``QueueError`` for a moment
-    at which it has expired and for a message that a session holds, and ``FormatError`` if the record can't be read, or
-    is a newer version's.
+    ``due_ms``: now or earlier makes it ready. ``payload``: None for the one it has. Raises ``QueueError`` for a due
+    time at which it will have expired and for a message that a session holds, and ``FormatError`` if the record can't
+    be read, or is a newer version's.
     """
     if spot.state == LEASED:
         raise QueueError("a worker holds this message", queue=queue, fix="Wait until it is back, or cancel it.")
@@ -102,7 +101,7 @@ def _rank(work: Work, queue: str, key: bytes) -> Rank:
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-#: Leases of all queues stand together; so many are looked through for a page of one queue's.
+#: Leases of all queues stand together: how many are looked through for a page of one queue.
 LEASES_PER_PAGE = 1_000
 
 
@@ -110,7 +109,7 @@ LEASES_PER_PAGE = 1_000
 
 
 def page(work: Work, queue: str, view: View, limit: int) -> Page:
-    """Up to ``limit`` messages.
+    """Up to ``limit`` messages, at a cost that does not depend on the queue.
 
     Ready: by fairness key, those without one last, which is not the order of delivery (that is ``browse.peek``); inside
     a key the most urgent come first, then the oldest. Delayed: by due time. Leased: by session; such a page may hold
@@ -141,7 +140,7 @@ def _read(work: Work, ranges: list[Range], behind: bytes, limit: int, *, reverse
 
 
 def list_task(work: Work, task_id: str) -> list[Listed]:
-    """The first messages of a task, in any state; the leases are looked through only if one of them is leased."""
+    """:func:`find_task` with positions; the leases are looked through only if one of the messages is leased."""
     return _list(work, where(work, task_id))
 
 
@@ -178,16 +177,16 @@ def _is_of(queue: str, lease: bytes) -> bool:
 def _list(work: Work, rows: Sequence[Found]) -> list[Listed]:
     listed = []
     beginnings = read_beginnings(work, [browse.record_at(work.keys, row) for _, row in rows])
-    for (queue, row), opened in zip(rows, beginnings, strict=True):
-        message = browse.show(work.keys, queue, row, opened)
+    for (queue, row), record in zip(rows, beginnings, strict=True):
+        message = browse.show(work.keys, queue, row, record)
         position = _position(work.keys, queue, message.state, row[0])
         priority = _priority(work.keys, queue, message.state, row)
-        listed.append(Listed(position, message, opened.record.size, priority, message.due_ms))
+        listed.append(Listed(position, message, record.size, priority, message.due_ms))
     return listed
 
 
 def _priority(keys: Keyspace, queue: str, state: str, row: KeyValue) -> int:
-    """The one at which it waits; the lowest if that can't be read."""
+    """The priority at which it waits; the lowest if that can't be read."""
     key, value = row
     try:
         if state == DELAYED:
@@ -224,7 +223,7 @@ def row_at(work: Work, queue: str, state: str, position: bytes, message_id: byte
     value = work.tr.get(key)
     if value is None or (state == LEASED and not _is_of(queue, value)):
         return None
-    ((record, _beginning),) = read_beginnings(work, [browse.record_at(work.keys, (key, value))])
+    (record,) = read_beginnings(work, [browse.record_at(work.keys, (key, value))])
     return (key, value) if record.message_id == message_id else None
 
 
@@ -236,7 +235,7 @@ Found = tuple[str, KeyValue]
 
 
 def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]:
-    """Delete the task's messages that are ready, delayed or dead. Returns what they were, and where the others begin.
+    """Delete the task's ready, delayed and dead messages. Returns what was deleted, and where the others begin.
 
     Serializable: a message that moves meanwhile, or is just being published, makes the transaction start again.
     """
@@ -250,12 +249,12 @@ def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]
 
 
 def find_task(work: Work, task_id: str) -> list[Peeked]:
-    """The task's first messages, in any state."""
+    """The task's first 500 messages, in any state, wherever they are. The cost does not grow with the store."""
     return browse.look_all(work, where(work, task_id))
 
 
 def where(work: Work, task_id: str) -> list[Found]:
-    """The task's first messages. Reads the leases, all of them, only if one of those is leased. Snapshot."""
+    """The task's first messages. Reads all leases, but only if one of these is leased. Snapshot."""
     wanted, _ = places(work, task_id, snapshot=True)
     rows = _rows(work, wanted, snapshot=True)
     waiting = [(work.keys.queue_of(row[0]), row) for row in rows]

@@ -15,7 +15,7 @@ from kombu_fdb.engine.scheduling.window import QueueState
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import Rank, SessionId
+from kombu_fdb.model import NO_SESSION, Rank, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 
 
@@ -26,36 +26,40 @@ class Armed(NamedTuple):
     watches: dict[str, Watch]
 
 
-class _Probe(NamedTuple):
-    hungry: set[str]
-    #: Those of which another consumer is the active one.
-    others: set[str]
-
-
 def arm(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> Armed:
-    """Watch those that are empty."""
-    probe = _probe(work, queues, session_id, consumers)
-    return Armed(probe.hungry, {queue: _watch(work, queue, probe) for queue in queues if queue not in probe.hungry})
+    """As :func:`arm_all`, for those that are empty; also says which are not."""
+    hungry, others = _probe(work, queues, session_id, consumers)
+    return Armed(hungry, {queue: _watch(work, queue, others) for queue in queues if queue not in hungry})
 
 
 def arm_all(
-    work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]
+    work: Work,
+    queues: Sequence[str],
+    session_id: SessionId = NO_SESSION,
+    consumers: Mapping[str, str] | None = None,
 ) -> list[Watch] | None:
-    """Watch all of them; None if one is not empty."""
-    probe = _probe(work, queues, session_id, consumers)
-    return None if probe.hungry else [_watch(work, queue, probe) for queue in queues]
+    """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
+
+    Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
+    """
+    hungry, others = _probe(work, queues, session_id, consumers or {})
+    return None if hungry else [_watch(work, queue, others) for queue in queues]
 
 
-def has_work(work: Work, queues: Sequence[str], session_id: SessionId) -> bool:
-    """Whether one of them is not empty."""
-    return bool(_probe(work, queues, session_id, {}).hungry)
+def has_work(work: Work, queues: Sequence[str]) -> bool:
+    """Whether a claim from these queues would find something."""
+    hungry, _others = _probe(work, queues, NO_SESSION, {})
+    return bool(hungry)
 
 
-def _watch(work: Work, queue: str, probe: _Probe) -> Watch:
-    return work.tr.watch(work.keys.single(queue) if queue in probe.others else work.keys.bell(queue))
+def _watch(work: Work, queue: str, others: set[str]) -> Watch:
+    return work.tr.watch(work.keys.single(queue) if queue in others else work.keys.bell(queue))
 
 
-def _probe(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> _Probe:
+def _probe(
+    work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]
+) -> tuple[set[str], set[str]]:
+    """Those that have something to be claimed, and those of which another consumer is the active one."""
     keys = work.keys
     heads = work.tr.get_ranges([(*range_of(keys.ready(queue)), 1) for queue in queues], snapshot=True)
     marks = [key for queue in queues for key in (keys.fair(queue), keys.control(queue))]
@@ -63,7 +67,7 @@ def _probe(work: Work, queues: Sequence[str], session_id: SessionId, consumers: 
     single_active = [queue for queue, state in states.items() if state.control.single_active]
     others = single.standing_by(work, single_active, session_id, consumers)
     open_ = {queue: head for queue, head in zip(queues, heads, strict=True) if queue not in others}
-    return _Probe({queue for queue, head in open_.items() if _is_hungry(work, queue, states[queue], head)}, others)
+    return {queue for queue, head in open_.items() if _is_hungry(work, queue, states[queue], head)}, others
 
 
 def _is_hungry(work: Work, queue: str, state: QueueState, head: list[KeyValue]) -> bool:

@@ -19,23 +19,22 @@ for each message.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, groupby, repeat
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
-from kombu_fdb.engine.messages.message import Message, Opened, delete_rest, put_leased, read_all, take_run
-from kombu_fdb.engine.scheduling import ageing, fair, line, single
-from kombu_fdb.engine.scheduling.allowance import control_keys, note_unlimited
+from kombu_fdb.engine.messages.message import Message, delete_rest, put_leased, read_all, take_run
+from kombu_fdb.engine.scheduling import fair, line, single
+from kombu_fdb.engine.scheduling.enforcement import control_keys, note_unlimited
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import CLAIMED, Work
 from kombu_fdb.errors import FormatError, Outrun
-from kombu_fdb.keyspace.codec import control_of
+from kombu_fdb.keyspace.codec import Record, control_of
 from kombu_fdb.keyspace.layout import counted, has_key, split_place
 from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
-from kombu_fdb.model import Delivery, Lease, Place, QueueControl
+from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.store.protocol import KeyValue
 
 #: Read at once from the head of a queue, and in all.
@@ -45,9 +44,7 @@ FEW_QUEUES = 4
 HEAD_BYTES = 10_000_000
 
 
-def claim(
-    work: Work, queues: Sequence[str], window: Window, *, no_ack: Collection[str], acks: Sequence[Lease] = ()
-) -> list[Delivery]:
+def claim(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Lease] = ()) -> list[Delivery]:
     """Fill the window from the queues in turn; ``acks`` are settled first. Raises ``Outrun``, as the window has it.
 
     All reads come before the first write: burying may write to a queue that is also claimed from here, and a range that
@@ -56,14 +53,15 @@ def claim(
     states = _read(work, queues, window, acks)
     rows = choose(work, states, window)
     opened = read_all(work, [value for _, (_, value) in rows])
-    found = [find(work, row, each, states) for row, each in zip(rows, opened, strict=True)]
     take_rows(work, states, rows, apart=window.apart)
-    taken = [take(work, each, window, leased=each.queue not in no_ack) for each in found]
+    taken = [take(work, row, record, states, window) for row, record in zip(rows, opened, strict=True)]
     return [delivery for delivery in taken if delivery is not None]
 
 
-#: Queues and their rows, in the order in which they are taken.
-Rows = list[tuple[str, KeyValue]]
+#: A queue, and a row of one of its ready messages.
+Row = tuple[str, KeyValue]
+#: In the order in which they are taken.
+Rows = list[Row]
 
 
 def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Lease]) -> dict[str, QueueState]:
@@ -144,7 +142,7 @@ def _choose_from(work: Work, queue: str, state: QueueState, wanted: int, window:
     if control.ageing is None:
         rows = _head(work, queue, state, wanted)
     else:
-        rows = ageing.oldest_first(work, queue, control.ageing, wanted)
+        rows = fair.oldest_first(work, queue, control.ageing, wanted)
     return rows[: window.room.take(rows)]
 
 
@@ -168,84 +166,61 @@ def take_rows(work: Work, states: Mapping[str, QueueState], rows: Rows, *, apart
     Those of each rank are one: what is published meanwhile stands behind the last of its rank, and so in none.
     ``apart``: as in ``Window``.
     """
-    for (queue, _), group in groupby(rows, _rank_of):
-        run = [row for _, row in group]
-        plain = not states[queue].fair and states[queue].control.ageing is None
-        for part in [run] if plain and not apart else [[row] for row in run]:
-            take_run(work, queue, part)
+    runs: list[tuple[str, bytes, list[KeyValue]]] = []
+    for queue, row in rows:
+        rank, state = row[0][:-STAMP_LENGTH], states[queue]
+        stands_behind = runs and (queue, rank) == runs[-1][:2]
+        if stands_behind and not apart and not state.fair and state.control.ageing is None:
+            runs[-1][2].append(row)
+        else:
+            runs.append((queue, rank, [row]))
+    for queue, _, run in runs:
+        take_run(work, queue, run)
 
 
-def _rank_of(row: tuple[str, KeyValue]) -> tuple[str, bytes]:
-    queue, (key, _) = row
-    return queue, key[:-STAMP_LENGTH]
+def take(
+    work: Work, row: Row, record: Record | FormatError, states: Mapping[str, QueueState], window: Window
+) -> Delivery | None:
+    """One message whose row was taken: deliver it, or drop or bury what can't be delivered.
 
-
-class Found(NamedTuple):
-    """A message that was chosen. ``opened``: its record and payload, or why they can't be read."""
-
-    queue: str
-    key: bytes
-    value: bytes
-    place: Place
-    opened: Opened | FormatError
-    control: QueueControl
-
-    @property
-    def message(self) -> Message[bytes]:
-        """As it is buried."""
-        return Message(self.queue, self.key, self.value)
-
-
-def find(
-    work: Work, row: tuple[str, KeyValue], opened: Opened | FormatError, states: Mapping[str, QueueState]
-) -> Found:
-    """What is to be known of a chosen row to take it."""
+    ``record``: with its payload, or why it can't be read.
+    """
     queue, (key, value) = row
-    state, place = states[queue], work.keys.place(queue, key)
-    return Found(queue, key, value, counted(place) if state.fair else place, opened, state.control)
-
-
-def take(work: Work, found: Found, window: Window, *, leased: bool = True) -> Delivery | None:
-    """One message whose row was taken: deliver it, or drop or bury what can't be delivered."""
+    state, leased, delivery = states[queue], queue not in window.no_ack, None
+    place = work.keys.place(queue, key)
+    if state.fair:
+        place = counted(place)
     try:
-        fair_key = split_place(found.place)[0]
+        fair_key = split_place(place)[0]
     except FormatError as error:  # it would be at the head of each claim
-        bury(work, found.message, Cause.malformed(error))
+        bury(work, Message(queue, key, value), Cause.malformed(error))
         return None
-    delivery = _deliver(work, found, window, leased=leased)
-    if has_key(found.place) and (delivery is None or not leased):
-        work.effects.spared(found.queue, fair_key)
+    if isinstance(record, FormatError):
+        bury(work, Message(queue, key, value), Cause.malformed(record))
+    elif 0 < record.expires_ms <= work.now_ms:
+        drop_expired(work, Message(queue, key, value), record)
+    else:
+        work.effects.note(queue, CLAIMED, fair_key)
+        lease = Lease(window.session, window.next_number)
+        window.next_number += 1
+        delivery = delivery_of(lease, queue, record, state.control.consumer_timeout_ms)
+        if leased:
+            put_leased(work, lease, Message(queue, place, value))
+        else:
+            delete_rest(work, record, key)
+            delivery = delivery._replace(leased=False)
+    if (delivery is None or not leased) and has_key(place):
+        work.effects.spared(queue, fair_key)
     return delivery
 
 
-def _deliver(work: Work, found: Found, window: Window, *, leased: bool) -> Delivery | None:
-    queue, key, value, place, opened, control = found
-    if isinstance(opened, FormatError):
-        bury(work, found.message, Cause.malformed(opened))
-        return None
-    record = opened.record
-    if record.expires_ms and record.expires_ms <= work.now_ms:
-        drop_expired(work, found.message, record)
-        return None
-    work.effects.note(queue, CLAIMED, split_place(place)[0])
-    lease = Lease(window.session, window.next_number)
-    window.next_number += 1
-    delivery = delivery_of(lease, queue, opened, control.consumer_timeout_ms)
-    if leased:
-        put_leased(work, lease, Message(queue, place, value))
-        return delivery
-    delete_rest(work, record, key)
-    return delivery._replace(leased=False)
-
-
-def delivery_of(lease: Lease, queue: str, opened: Opened, timeout_ms: int) -> Delivery:
+def delivery_of(lease: Lease, queue: str, record: Record, timeout_ms: int) -> Delivery:
     """A leased message, as its owner gets it. ``timeout_ms``: of the queue's consumers, 0 for none."""
-    record, payload = opened
     ttr_ms = _shorter(record.ttr_ms, timeout_ms) if timeout_ms else record.ttr_ms
     return Delivery(
         lease,
         queue,
-        payload,
+        record.payload,
         record.message_id,
         record.redeliveries,
         record.deaths,

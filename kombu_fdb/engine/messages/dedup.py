@@ -41,11 +41,6 @@ def without_duplicates(
 
     ``reached``: the queues of each.
     """
-    for each in publications:
-        if each.once_id or each.dedup_id:
-            break
-    else:
-        return publications
     entries = [_entry(work.keys, each, name) for each in publications for name, _ in _ids(each)]
     seen = {
         key
@@ -76,7 +71,7 @@ def _ids(publication: Publication) -> list[tuple[str, int]]:
     return [each for each in (once, (publication.dedup_id, publication.dedup_window_ms)) if each[0]]
 
 
-def clear_ended(work: Work, end_ms: int, limit: int = ENTRIES_PER_TRANSACTION) -> int:
+def clear_ended(work: Work, limit: int, end_ms: int) -> int:
     """Clear up to ``limit`` entries whose window was over at ``end_ms``. Returns how many it looked at.
 
     An id that was published again since has an entry with a later end, which stays.
@@ -92,7 +87,7 @@ def clear_ended(work: Work, end_ms: int, limit: int = ENTRIES_PER_TRANSACTION) -
 
 
 def restore(work: Work, entries_: Sequence[tuple[str, str, str, int]]) -> None:
-    """Windows of another store."""
+    """Open these windows of another store here too."""
     for exchange, routing_key, dedup_id, end_ms in entries_:
         work.tr.set(work.keys.dedup(exchange, routing_key, dedup_id), end_ms.to_bytes(END_BYTES, "big"))
         work.tr.set(work.keys.dedup_end(end_ms, exchange, routing_key, dedup_id), b"")

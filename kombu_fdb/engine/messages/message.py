@@ -37,8 +37,8 @@ from kombu_fdb.keyspace.codec import (
     size_of,
     traces_of,
 )
-from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
-from kombu_fdb.keyspace.tuples import STAMP_CODE
+from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.keyspace.tuples import STAMP_CODE, TEXT_CODE
 from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
 
@@ -72,13 +72,6 @@ def subqueue(work: Work, queue: str, key: str, priority: int) -> Subqueue:
     return Subqueue(queue, key, work.keys.rank(min(priority, most)))
 
 
-class Opened(NamedTuple):
-    """A record and its whole payload."""
-
-    record: Record
-    payload: bytes
-
-
 # -- out ---------------------------------------------------------------------------------------------------------------
 
 
@@ -99,27 +92,23 @@ def take_row(work: Work, queue: str, row: KeyValue) -> None:
 
 
 def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
-    """The same of rows that stand side by side (``runs.py``)."""
+    """The same of rows of one sub-queue that stand side by side (``runs.py``)."""
+    key = rows[0][0]
     runs.take(work.tr, [key for key, _ in rows])
-    for row in rows:
-        _count_out(work, queue, row)
-
-
-def _count_out(work: Work, queue: str, row: KeyValue) -> None:
-    key, value = row
     if key.startswith(work.keys.delayed(queue)):
-        work.effects.change(queue, DELAYED, -1)
+        work.effects.change(queue, DELAYED, -len(rows))
         return
-    work.effects.unready(queue, size_of(value))
+    work.effects.unready(queue, len(rows), size_of(*[value for _, value in rows]))
     if fair_key := work.keys.key_at(queue, key):
-        work.effects.went(queue, fair_key)
+        work.effects.went(queue, fair_key, len(rows))
 
 
-def end_lease(work: Work, queue: str, place: Place) -> None:
-    """One message of the queue, and of its key, is no longer leased. Its lease was cleared."""
-    work.effects.change(queue, LEASED, -1)
-    if has_key(place):
-        work.effects.freed(queue, split_place(place)[0])
+def end_lease(work: Work, queue: str, *places: Place) -> None:
+    """The messages of the queue, and of their keys, are no longer leased. Their leases were cleared."""
+    work.effects.change(queue, LEASED, -len(places))
+    for place in places:
+        if place.startswith(TEXT_CODE):  # as has_key, which each message would call
+            work.effects.freed(queue, split_place(place)[0])
 
 
 def forget(work: Work, message: Message[bytes]) -> None:
@@ -173,8 +162,9 @@ def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:
         value, task_id, size = message.encode(), message.task_id, message.size
     user_version = work.effects.next_user_version()
     work.tr.set_versionstamped_key(prefix, user_version, value)
-    if task_id:
-        task_index.note(work, task_id, prefix, user_version)
+    if task_id:  # the index (``task_index.py``)
+        keys = work.keys
+        work.tr.set_versionstamped_key(keys.task(task_id) + STAMP_CODE, user_version, prefix[len(keys.prefix) :])
     return size
 
 
@@ -215,67 +205,61 @@ def put_leased(work: Work, lease: Lease, message: Message[Place]) -> None:
     queue, place, value = message
     work.tr.set(work.keys.lease(*lease), encode_lease(queue, place, value))
     work.effects.change(queue, LEASED, 1)
-    if has_key(place):
+    if place.startswith(TEXT_CODE):  # as has_key, which each message would call
         work.effects.leased(queue, split_place(place)[0])
 
 
 # -- looked into -------------------------------------------------------------------------------------------------------
 
 
-def read(work: Work, value: bytes) -> Opened:
-    """A record and its payload. Raises ``FormatError`` if it can't be read, or a chunk is missing. Snapshot."""
-    (opened,) = read_all(work, [value])
-    if isinstance(opened, FormatError):
-        raise opened
-    return opened
-
-
-def read_all(work: Work, values: Sequence[bytes]) -> list[Opened | FormatError]:
-    """The same of each, or why not: all chunks are read in one round trip, and none if there are none.
+def read_all(work: Work, values: Sequence[bytes]) -> list[Record | FormatError]:
+    """Each record with its whole payload, or why it can't be read: all chunks are read in one round trip, if any.
 
     Snapshot: no chunks are written while the row exists, on which each transaction that takes it conflicts.
     """
-    records = [_decode(value) for value in values]
-    wanted = [key for record in records if isinstance(record, Record) for key in _chunk_keys(work.keys, record)]
-    chunks = iter(work.tr.get_many(wanted, snapshot=True) if wanted else [])
+    records = open_records(values)
+    chunked = [record for record in records if isinstance(record, Record) and record.chunks]
+    if not chunked:
+        return records
+    wanted = [key for record in chunked for key in _chunk_keys(work.keys, record)]
+    chunks = iter(work.tr.get_many(wanted, snapshot=True))
     return [
-        _open(record, islice(chunks, record.chunks)) if isinstance(record, Record) else record for record in records
+        _whole(record, islice(chunks, record.chunks)) if isinstance(record, Record) and record.chunks else record
+        for record in records
     ]
 
 
-def open_record(value: bytes) -> Opened | FormatError:
-    """A record, for who moves it and need not see a payload that stands elsewhere."""
-    record = _decode(value)
-    return Opened(record, record.payload) if isinstance(record, Record) else record
-
-
-def read_beginnings(work: Work, values: Sequence[bytes]) -> list[Opened]:
-    """Each record and the first chunk of its payload; bytes that can't be read are a payload. In one round trip."""
-    records = [_decode(value) for value in values]
+def read_beginnings(work: Work, values: Sequence[bytes]) -> list[Record]:
+    """Each record with the first chunk of its payload; bytes that can't be read are a payload. In one round trip."""
+    records = open_records(values)
     firsts = [work.keys.body(each.message_id, 0) for each in records if isinstance(each, Record) and each.chunks]
     chunks = iter(work.tr.get_many(firsts, snapshot=True) if firsts else [])
     found = []
     for value, record in zip(values, records, strict=True):
         if isinstance(record, FormatError):
-            found.append(Opened(Record.unreadable(value), value))
+            found.append(Record.unreadable(value))
         else:
-            found.append(Opened(record, (next(chunks) or b"") if record.chunks else record.payload))
+            found.append(record._replace(payload=next(chunks) or b"") if record.chunks else record)
     return found
 
 
-def _decode(value: bytes) -> Record | FormatError:
-    try:
-        return decode_record(value)
-    except FormatError as error:
-        return error
+def open_records(values: Iterable[bytes]) -> list[Record | FormatError]:
+    """The records, for a caller that moves them and need not see payloads that stand elsewhere."""
+    found: list[Record | FormatError] = []
+    for value in values:
+        try:
+            found.append(decode_record(value))
+        except FormatError as error:
+            found.append(error.with_traceback(None))  # its frames keep the list
+    return found
 
 
 def _chunk_keys(keys: Keyspace, record: Record) -> list[bytes]:
     return [keys.body(record.message_id, number) for number in range(record.chunks)]
 
 
-def _open(record: Record, chunks: Iterable[bytes | None]) -> Opened | FormatError:
-    payload = b"".join([chunk for chunk in chunks if chunk is not None]) if record.chunks else record.payload
+def _whole(record: Record, chunks: Iterable[bytes | None]) -> Record | FormatError:
+    payload = b"".join([chunk for chunk in chunks if chunk is not None])
     if len(payload) != record.size:
         return FormatError("part of the payload is missing", message_id=record.message_id.hex())
-    return Opened(record, payload)
+    return record._replace(payload=payload)

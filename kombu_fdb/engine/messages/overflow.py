@@ -106,7 +106,7 @@ def shed(work: Work, queue: str, own: Load) -> int:
     return _trim(work, queue, own, own.messages + MOST_LEAVING)
 
 
-def trim(work: Work, queue: str, limit: int = MOST_LEAVING) -> int:
+def trim(work: Work, limit: int, queue: str) -> int:
     """Make a queue fit that is over its maximum, by parts, where the oldest give way. Returns how many gave way."""
     return _trim(work, queue, Load(), limit)
 

@@ -38,9 +38,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from itertools import chain, count
-from operator import itemgetter
-from threading import Lock
+from itertools import count
+from threading import RLock
 from typing import Any, NamedTuple
 
 from kombu_fdb.engine.messages import overflow
@@ -56,6 +55,7 @@ from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.model import NO_PRIORITY, Death, Publication
 from kombu_fdb.primitives import ranges
 from kombu_fdb.primitives.clock import Clock, IdSource
+from kombu_fdb.primitives.locks import unless_mine
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.tokens import Doubt
@@ -70,8 +70,6 @@ BATCH_MESSAGES = 2_000
 #: Copies of messages in one transaction at most; the user version of a stamp has 2 bytes.
 MOST_STAMPED = 65_000
 
-_ADDRESS = itemgetter(0, 1)
-
 
 class Published(NamedTuple):
     """The queues each message reached, and those that the oldest must give way in now, with what came to them."""
@@ -80,29 +78,20 @@ class Published(NamedTuple):
     overfull: Mapping[str, Load]
 
 
-def named(publications: Sequence[Publication], ids: IdSource) -> Sequence[Publication]:
-    """The same, each that has chunks with an id, by which a run finds what was copied for it after the run before."""
-    for each in publications:
-        if not each.message_id and len(each.payload) > INLINE_BYTES:
-            break
-    else:
-        return publications
-    return [
-        each if each.message_id or len(each.payload) <= INLINE_BYTES else each._replace(message_id=ids())
-        for each in publications
-    ]
-
-
 def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool = False) -> Published:
     """Store all of them in order. Raises ``CapacityExceeded``, and ``LimitExceeded`` if they have too many copies.
 
     ``beforehand``: a refused message that is too large for several queues may be copied beforehand; ``CopiesMissing``
-    is raised then. The publications are :func:`named`, and the same in the next run, as is its moment.
+    is raised then. Those that have chunks have an id, by which a run finds what was copied for them after the run
+    before; all are the same in the next run, as is its moment.
     """
     now_ms = work.now_ms
-    reached = route(work, publications)
-    fresh = without_duplicates(work, publications, reached)
-    declared = work.routing.queues(work.tr, dict.fromkeys(chain.from_iterable(reached)))
+    reached, declared = route(work, publications)
+    fresh: Sequence[Publication | None] = publications
+    for each in publications:
+        if each.once_id or each.dedup_id:
+            fresh = without_duplicates(work, publications, reached)
+            break
     fills = has_maximum = False
     for queue in declared.values():
         fills = fills or not queue.empties_itself
@@ -130,15 +119,15 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     return Published(reached, overfull)
 
 
-def route(work: Work, publications: Sequence[Publication]) -> list[list[str]]:
-    """The queues of each."""
-    reached = work.routing.routes(work.tr, [*map(_ADDRESS, publications)])
+def route(work: Work, publications: Sequence[Publication]) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
+    """The queues of each, and what these are declared as."""
+    reached, declared = work.routing.reached(work.tr, publications)
     messages = work.effects.stamped + sum(map(len, reached))
     if messages > MOST_STAMPED:
         raise LimitExceeded(
             "too many messages in one transaction", messages=messages, most=MOST_STAMPED, fix="Publish fewer at once."
         )
-    return reached
+    return reached, declared
 
 
 def _judge(
@@ -167,23 +156,30 @@ def _copies(publication: Publication, queues: Sequence[str]) -> Sequence[Publica
 
 def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> None:
     """One copy."""
-    _exchange, _routing_key, payload, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
+    _, _, payload, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id, _, _, _, _, message_id = publication
     if queue.message_ttl_ms is not None:
         ttl_ms = queue.message_ttl_ms if ttl_ms is None else min(ttl_ms, queue.message_ttl_ms)
     is_delayed = due_ms > work.now_ms
     if ttl_ms is not None or expires_ms:
         expires_ms = expires_at(due_ms if is_delayed else work.now_ms, ttl_ms, expires_ms)
-    record = Record.of(
-        publication.message_id or work.ids(),
+    rank, kept_priority = priority, NO_PRIORITY
+    if priority > queue.max_priority:
+        rank, kept_priority = queue.max_priority, priority  # what it has in a queue that has more
+    record = Record(
+        message_id or work.ids(),
+        work.now_ms,
+        expires_ms,
+        0,
+        0,
+        len(payload),
         payload,
-        published_ms=work.now_ms,
-        expires_ms=expires_ms,
-        key=key,
-        ttr_ms=ttr_ms,
-        task_id=task_id,
-        priority=priority if priority > queue.max_priority else NO_PRIORITY,  # what it has in a queue that has more
+        (),
+        key,
+        ttr_ms,
+        task_id,
+        kept_priority,
     )
-    to = Subqueue(queue.name, key, work.keys.rank(min(priority, queue.max_priority)))
+    to = Subqueue(queue.name, key, work.keys.rank(rank))
     if is_delayed:
         put_delayed(work, to, due_ms, record)
     else:
@@ -306,19 +302,16 @@ class Burial:
 
 
 class Doubts:
-    """Messages in doubt, by what they say. Thread-safe; true when there are any."""
+    """Messages in doubt, by what they say. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = Lock()
-        self._found: OrderedDict[bytes, deque[Doubted]] = OrderedDict()
-        self._messages = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
+        self._lock = RLock()
+        #: Empty when there are none.
+        self.found: OrderedDict[bytes, deque[Doubted]] = OrderedDict()
 
     def __len__(self) -> int:
-        return self._messages
+        return sum(map(len, list(self.found.values())))
 
     def note(self, publications: Sequence[Publication], doubt: Doubt[Published]) -> None:
         """These may be stored, or may still be."""
@@ -329,23 +322,20 @@ class Doubts:
         """What was taken, and is in doubt as before."""
         identity = _identity(publication)
         with self._lock:
-            self._found.setdefault(identity, deque()).append(doubted)
-            self._messages += 1
-            while self._messages > MOST_MESSAGES:
-                _, oldest = self._found.popitem(last=False)
-                self._messages -= len(oldest)
+            self.found.setdefault(identity, deque()).append(doubted)
+            while len(self) > MOST_MESSAGES:
+                self.found.popitem(last=False)
 
     def take(self, publication: Publication) -> Doubted | None:
-        """The message that may be this one; no other caller gets it."""
+        """The message that may be this one; no other caller gets it. Raises as ``unless_mine``."""
         identity = _identity(publication)
-        with self._lock:
-            same = self._found.get(identity)
-            doubted = None
+        with unless_mine(self._lock):
+            same, doubted = self.found.pop(identity, deque()), None
             while same and doubted is None:
                 doubted = self._young(same.popleft())
-                self._messages -= 1
-            if not same:
-                self._found.pop(identity, None)
+            if same:  # before those that a signal handler may have noted meanwhile
+                same += self.found.get(identity, ())
+                self.found[identity] = same
         return doubted
 
     def _young(self, doubted: Doubted) -> Doubted | None:
@@ -386,16 +376,15 @@ class Publisher:
         """
         for publication in publications:
             self.check(publication)
-        if gather(self, publications):
-            return self._route(publications)
-        timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
-        return self._publish_again(publications, timeout_s) if self.doubts else self._publish(publications, timeout_s)
+        if _current.get() is not None and gather(self, publications):
+            return self._run.read(lambda work: route(work, publications))[0]
+        if self.doubts.found:
+            return self._publish_again(publications, timeout_s)
+        return self._publish(publications, timeout_s)
 
-    def _route(self, publications: Sequence[Publication]) -> list[list[str]]:
-        return self._run.read(lambda work: route(work, publications))
-
-    def _publish_again(self, publications: Sequence[Publication], timeout_s: float) -> list[list[str]]:
+    def _publish_again(self, publications: Sequence[Publication], timeout_s: float | None) -> list[list[str]]:
         """Those that an earlier call has stored count as published; the others are."""
+        timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
         deadline = self._run.clock.monotonic() + timeout_s
         taken = [self.doubts.take(each) for each in publications]
         stored: list[list[str] | None] | None = None
@@ -438,34 +427,35 @@ class Publisher:
             yield
         *first, last = parts(gathered)
         for part in first:
-            self._publish_again(part, self._run.timeouts.publish_s)
-        self._publish(last, verb=verb)
+            self._publish_again(part, None)
+        self._publish(last, None, partial(_with, verb))
 
     def _publish(
         self,
         publications: Sequence[Publication],
-        timeout_s: float | None = None,
-        verb: Callable[[Transaction], None] | None = None,
+        timeout_s: float | None,
+        together: Callable[..., Published] | None = None,
     ) -> list[list[str]]:
-        clock = self._run.clock
-        timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
-        deadline = clock.monotonic() + timeout_s
-        doubt: Doubt[Published] = Doubt()
-        ready = named(publications, self._run.ids)
-        for each in publications:
+        """``together``: it runs :func:`publish`, and does something else in the same transaction."""
+        run = self._run
+        timeout_s = run.timeouts.publish_s if timeout_s is None else timeout_s
+        deadline = run.clock.monotonic() + timeout_s
+        stored = [*publications]
+        for number, each in enumerate(publications):
             if each.exchange:
-                self._run.routing.prepare(each.exchange, each.routing_key)
-
-        body: Callable[[Work], Published] = partial(publish, publications=ready, beforehand=True)
-        if verb is not None:
-            body = partial(_with, verb, body)
+                run.routing.prepare(each.exchange, each.routing_key)
+            if len(each.payload) > INLINE_BYTES and not each.message_id:
+                stored[number] = each._replace(message_id=run.ids())
+        doubt = Doubt[Published]() if run.may_be_unknown else None
+        body = partial(together or publish, publications=stored, beforehand=True)
         try:
-            reached, overfull = self._run.write(body, timeout_s, doubt=doubt, now_ms=clock.wall_ms())
-            for queue, own in overfull.items():
-                self._shed(queue, own, deadline - clock.monotonic())
+            reached, overfull = run.write(body, timeout_s, doubt=doubt, now_ms=run.clock.wall_ms())
+            if overfull:
+                for queue, own in overfull.items():
+                    self._shed(queue, own, deadline - run.clock.monotonic())
             return reached
         except BaseException:  # of the caller's too: a signal handler's, gevent's timeout
-            if doubt.may_have_happened and verb is None:
+            if doubt is not None and doubt.may_have_happened and together is None:
                 self.doubts.note(publications, doubt)
             raise
 
@@ -534,6 +524,6 @@ class Publisher:
         self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt, now_ms=self._run.now())
 
 
-def _with(verb: Callable[[Transaction], None], body: Callable[[Work], Published], work: Work) -> Published:
+def _with(verb: Callable[[Transaction], None], work: Work, **publishing: Any) -> Published:
     verb(work.tr)
-    return body(work)
+    return publish(work, **publishing)

@@ -17,6 +17,7 @@ from kombu_fdb.engine.stored.work import ACKED, LATE, RETURNED, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered, seen
 from kombu_fdb.keyspace.layout import key_of, split_place
+from kombu_fdb.keyspace.tuples import TEXT_CODE
 from kombu_fdb.model import Lease, Place
 from kombu_fdb.store.protocol import KeyValue
 
@@ -39,7 +40,8 @@ def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | N
     held = _take_leases(work, leases, found)
     for message in held:
         if message is not None:
-            work.effects.note(message.queue, ACKED, key_of(message.place))
+            queue, place, _ = message
+            work.effects.note(queue, ACKED, key_of(place) if place.startswith(TEXT_CODE) else "")
             delete(work, message)
     return [message is not None for message in held]
 
@@ -123,8 +125,9 @@ def _runs(leases: Iterable[Lease]) -> list[tuple[Lease, Lease]]:
     """The first and the last of those with numbers in a row."""
     runs: list[tuple[Lease, Lease]] = []
     for lease in sorted(set(leases)):
-        if runs and lease == runs[-1][1]._replace(number=runs[-1][1].number + 1):
-            runs[-1] = runs[-1][0], lease
+        first, last = runs[-1] if runs else (lease, lease)
+        if (lease.session, lease.number - 1) == last:
+            runs[-1] = first, lease
         else:
             runs.append((lease, lease))
     return runs
@@ -139,31 +142,22 @@ def _take_leases(
         found = rows.found(*work.tr.get_together(*rows, snapshot=True))
     asked = [work.keys.lease(*lease) for lease in leases]
     wanted = frozenset(asked)
-    held = {key: message for run in found for key, message in _take_run(work, run, wanted)}
-    return [_told(work, held, key) for key in asked]
-
-
-def _told(work: Work, held: dict[bytes, Message[Place] | None], key: bytes) -> Message[Place] | None:
-    """Once. None, and counted as late, of a lease that is gone."""
-    if key not in held:
-        work.effects.note("", LATE)  # its queue is unknown by now
-        return None
-    return held.pop(key)
-
-
-def _take_run(work: Work, run: list[KeyValue], wanted: frozenset[bytes]) -> list[tuple[bytes, Message[Place] | None]]:
-    """Clear those that are wanted. One that can't be read stays where it is: the sweep keeps it for a person to see."""
-    messages = [(key, _read(value)) for key, value in run if key in wanted]
-    held = {key: message for key, message in messages if message is not None}
-    for keys in runs_of([key for key, _ in run], held):
-        work.tr.clear_run(keys)
-    for message in held.values():
-        end_lease(work, message.queue, message.place)
-    return messages
-
-
-def _read(value: bytes) -> Message[Place] | None:
-    try:
-        return Message(*decode_lease(value))
-    except FormatError:
-        return None
+    held: dict[bytes, Message[Place]] = {}
+    ended: dict[str, list[Place]] = {}
+    unreadable: set[bytes] = set()
+    for run in found:
+        for key, value in run:
+            if key in wanted:
+                try:
+                    held[key] = message = Message(*decode_lease(value))
+                except FormatError:  # it stays where it is: the sweep keeps it for a person to see
+                    unreadable.add(key)
+                else:
+                    ended.setdefault(message.queue, []).append(message.place)
+        for keys in runs_of([key for key, _ in run], held):
+            work.tr.clear_run(keys)
+    for queue, places in ended.items():
+        end_lease(work, queue, *places)
+    if late := len(asked) - len(held) - len(unreadable):  # gone before, or asked for twice
+        work.effects.note("", LATE, number=late)  # their queues are unknown by now
+    return [held.pop(key, None) for key in asked]

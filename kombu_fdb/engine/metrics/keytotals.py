@@ -12,26 +12,27 @@ number of keys:
   that fold the same key fold it once.
 
 So a flood of keys that come once costs a few rows for each process, and a key that becomes busy has its own row within
-:data:`NAMES_S`. Nothing is lost by any of it but the name.
+:data:`NAMES_S`. All that is lost by this is a key's name.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from threading import Lock
+from threading import RLock
 
 from kombu_fdb.engine.stored.work import Event, Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.locks import unless_mine
 from kombu_fdb.store.protocol import Transaction
 
 #: Stands for all keys that are not counted by name. No message with a key has this one.
 OTHERS = ""
 KINDS_PENDING = 1_000
 NAMES_PER_QUEUE = 50
-#: And of all queues together, as they are written in one transaction.
+#: The same for all queues together, as they are written in one transaction.
 NAMES = 200
 #: How long a process keeps to its names, in seconds.
 NAMES_S = 60.0
@@ -44,11 +45,11 @@ KeyTotals = dict[str, dict[str, int]]
 
 
 class Names:
-    """Which keys this process counts by name. Thread-safe."""
+    """Which keys this process counts by name. Thread-safe; raises as ``unless_mine``."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = Lock()
+        self._lock = RLock()
         self._names: set[tuple[str, str]] = set()
         self._by_queue: Counter[str] = Counter()
         self._until_s = clock.monotonic() + NAMES_S
@@ -59,7 +60,7 @@ class Names:
         for (queue, _, *key), number in events.items():
             if any(key):
                 numbers[queue, key[0]] += number
-        with self._lock:
+        with unless_mine(self._lock):
             named = self._named(numbers)
         found: Counter[Event] = Counter()
         for (queue, event, *key), number in events.items():
@@ -113,7 +114,7 @@ def write(tr: Transaction, keys: Keyspace, events: Mapping[Event, int]) -> None:
 
 
 def read_next(work: Work, begin: bytes) -> tuple[str, KeyTotals, bytes] | None:
-    """The first queue from ``begin`` on whose messages have keys, its totals, and where the next begins; None: no more.
+    """The first queue from ``begin`` on with keyed messages, its totals, and where the next begins; None at the end.
 
     Queues without keys cost nothing.
     """

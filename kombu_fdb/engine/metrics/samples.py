@@ -1,4 +1,4 @@
-"""Samples: what the queues held and did at regular moments, for charts of the last hour and the last day.
+"""Samples: what the queues held and did at regular moments, for charts of the last hour, day and week.
 
 Model. A round-robin archive, as RRDtool's (https://oss.oetiker.ch/rrdtool/doc/rrdtool.en.html): each :class:`Series`
 has a fixed number of slots, and a moment's slot is its number modulo how many there are. A new sample takes the slot
@@ -50,6 +50,7 @@ class Series(NamedTuple):
 
 HOUR = Series(15, 240)
 DAY = Series(300, 288)
+WEEK = Series(1_800, 336)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def _traffic(now: QueueSample, before: QueueSample | None) -> int:
 
 
 def write(work: Work, series: Sequence[Series], sample: Sample) -> None:
-    """Into its slot of each of them, whatever is there."""
+    """Write the sample into its slot of each series, whatever is there."""
     work.tr.fill()
     value = _encode(sample)
     for each in series:
@@ -132,7 +133,7 @@ def _encode(sample: Sample) -> bytes:
 
 
 def _fields(queue: QueueSample) -> list[int | None]:
-    """As they are read again: damaged counters may say anything, and others would be lost with them."""
+    """Clamped to what can be read again: one damaged counter would make the whole sample unreadable."""
     numbers = [queue.ready, queue.delayed, queue.leased, *(queue.totals.get(event, 0) for event in EVENTS)]
     ready, delayed, leased, *totals = (min(max(each, 1 - _MOST), _MOST - 1) for each in numbers)
     return [ready, delayed, leased, queue.oldest_ms, *totals]

@@ -10,9 +10,8 @@ well, as ``keytotals.py`` says.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from threading import Lock
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 
 from kombu_fdb.engine.metrics import keytotals
 from kombu_fdb.engine.stored.work import Event, Work
@@ -27,51 +26,28 @@ MOST_PENDING = 10_000
 
 
 class Totals:
-    """What this process has counted and not added yet. Thread-safe."""
+    """What this process has counted and not added yet. Thread-safe without a lock, as a signal handler counts, too."""
 
     def __init__(self, keys: Keyspace, clock: Clock) -> None:
         self._keys = keys
         self._clock = clock
-        self._lock = Lock()
-        self._pending: dict[Event, int] = {}
-        #: Of those, the kinds by key of each queue.
-        self._keyed: Counter[str] = Counter()
+        #: ``note(events)``: these have happened.
+        self._noted: deque[Mapping[Event, int]] = deque()
+        self.note = self._noted.append
         self._names = keytotals.Names(clock)
-        self._next_s = clock.monotonic() + INTERVAL_S
-
-    def note(self, events: Mapping[Event, int]) -> None:
-        """These have happened."""
-        pending = self._pending
-        with self._lock:
-            for event, number in events.items():
-                kind = event if event in pending else self._new_kind(event)
-                if kind is not None:
-                    pending[kind] = pending.get(kind, 0) + number
-
-    def _new_kind(self, event: Event) -> Event | None:
-        """As what it is counted; None: not at all."""
-        queue, what, *key = event
-        if not key:
-            return event if len(self._pending) - self._keyed.total() < MOST_PENDING else None
-        if (queue, what) not in self._pending:
-            return None  # nor is it for the queue
-        if self._keyed[queue] >= keytotals.KINDS_PENDING:
-            return queue, what, keytotals.OTHERS
-        self._keyed[queue] += 1
-        return event
-
-    def due(self) -> Share | None:
-        """What the next transaction is to add, if it is time for it."""
-        return None if self._clock.monotonic() < self._next_s else self.share()
+        #: When it is time for a transaction to add its share.
+        self.next_s = clock.monotonic() + INTERVAL_S
 
     def share(self) -> Share:
-        """All of it, now."""
-        with self._lock:
-            taken = dict(self._pending)
-            self._pending.clear()
-            self._keyed.clear()
-            self._next_s = self._clock.monotonic() + INTERVAL_S
-        return Share(self, taken)
+        """All of it, for the next transaction."""
+        self.next_s = self._clock.monotonic() + INTERVAL_S
+        taken = Pending()
+        while self._noted:
+            try:
+                taken.add(self._noted.popleft())
+            except IndexError:  # another thread was faster
+                break
+        return Share(self, taken.numbers)
 
     def write(self, tr: Transaction, events: Mapping[Event, int]) -> None:
         """Blind atomic adds."""
@@ -79,6 +55,33 @@ class Totals:
             if not key:
                 tr.add(self._keys.total(queue, what), number)
         keytotals.write(tr, self._keys, self._names.folded(events))
+
+
+class Pending:
+    """A sum of what has happened, of a bounded number of kinds."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Event, int] = {}
+        #: Of those, the kinds by key of each queue.
+        self._keyed: Counter[str] = Counter()
+
+    def add(self, events: Mapping[Event, int]) -> None:
+        for event, number in events.items():
+            kind = event if event in self.numbers else self._new_kind(event)
+            if kind is not None:
+                self.numbers[kind] = self.numbers.get(kind, 0) + number
+
+    def _new_kind(self, event: Event) -> Event | None:
+        """The event it counts as, or None."""
+        queue, what, *key = event
+        if not key:
+            return event if len(self.numbers) - self._keyed.total() < MOST_PENDING else None
+        if (queue, what) not in self.numbers:
+            return None  # nor is it for the queue
+        if self._keyed[queue] >= keytotals.KINDS_PENDING:
+            return queue, what, keytotals.OTHERS
+        self._keyed[queue] += 1
+        return event
 
 
 class Share:
@@ -102,16 +105,25 @@ class Share:
             self.failed()
 
     def failed(self) -> None:
-        """The transaction did not happen; what others did before did."""
+        """The transaction did not happen, but what was counted before did."""
         self._totals.note(self.taken)
 
 
 def read(work: Work) -> dict[str, dict[str, int]]:
-    """By queue and event; ``""`` is for what is of no queue."""
+    """How many messages ever were published, claimed, acked, ... by queue and event.
+
+    ``""`` is for lost leases, whose queue is unknown.
+    """
     found: dict[str, dict[str, int]] = {}
     for (queue, event), value in work.keys.read(work.tr.get_range(*work.keys.all_totals, snapshot=True), str, str):
         found.setdefault(queue, {})[event] = decode_count(value)
     return found
+
+
+def forget_all(work: Work, queues: Sequence[str]) -> None:
+    """These queues are gone."""
+    for queue in queues:
+        forget(work, queue)
 
 
 def forget(work: Work, queue: str) -> None:

@@ -1,4 +1,18 @@
-"""Fair: whose message is next. A ring of keys with rounds.
+"""Fair order: which key is served next, which priority within it, and how waiting lifts a priority.
+
+Ageing: a message that has waited long goes before more urgent ones, so that strict priority starves no message.
+
+With ``QueueControl.ageing`` (or the argument ``x-fair-ageing``) of n seconds, each n seconds of waiting count as one
+priority more, up to the most urgent. Of two that are equally urgent by this the one with the lower priority goes first:
+it has waited longer. A message waits from its publication on, a delayed one from the moment it was due.
+
+Versionstamps can't be compared with a clock, so the wall clocks of publishers and consumers decide; a wrong one gives a
+message a better or worse turn, and harms nothing else. Inside one priority the order stays as it is.
+
+Cost: a claim reads its window of every priority instead of the first ones, still in one round trip. A queue without
+ageing pays nothing.
+
+Fairness: which key is served next, by a ring of keys with rounds.
 
 Model. A *sub-queue* is the messages of one key and one rank; those without a key are one sub-queue per rank, the ready
 range itself. A sub-queue is
@@ -16,8 +30,8 @@ that serves a line of consumers (``line.py``) is a claim like any other: the ord
 Who moves what:
 
 * publish, promote, release and sweep put a message into a sub-queue and *note an arrival*, both blindly: they never
-  conflict. An ended lease and a changed limit ring the key's *freed* bell; a lease does not where its end reads, as a
-  conflict, that no key of the queue has limits.
+  conflict. An ended lease and a changed limit ring the key's *freed* bell; an ended lease does not if its end has read,
+  as a conflict, that no key of the queue has limits.
 * a claim admits the arrivals: idle -> active. It answers the freed bells: parked -> active, if nothing is in the way.
 * a claim that serves a sub-queue's last message: active -> idle; one that finds it blocked: active -> parked.
 
@@ -27,10 +41,10 @@ on the *whole* range of the sub-queue, not only behind the messages taken: a rel
 (3) active -> parked conflicts on the number in flight and on the limits: else an ack, or a resume, between our read and
 our commit would ring a bell that another claim may have answered already with "it is active".
 
-What a key may have by its limits (KEY-LIMIT): ``allowance.py`` and ``rates.py``. Two levels, where of the keys
-``tenant/user`` one has a turn in each round: ``turns.py``.
+What a key's limits allow (KEY-LIMIT) is in ``enforcement.py`` and ``rates.py``. The two levels of keys like
+``tenant/user``, where each tenant has one turn per round, are in ``turns.py``.
 
-Ageing (``ageing.py``): a turn is as urgent as its next message, so the ring is read rank by rank, and the heads of the
+Ageing: a turn is as urgent as its next message, so the ring is read rank by rank, and the heads of the
 sub-queues in one round trip more.
 
 Cost: one round trip for arrivals, bells, ring and rounds, one for the marks and heads of newcomers if there are any,
@@ -42,21 +56,48 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from kombu_fdb.engine.scheduling.ageing import Urgency, urgency
-from kombu_fdb.engine.scheduling.allowance import Allowance, Allowances
+from kombu_fdb.engine.scheduling.enforcement import Allowance, Allowances
 from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn, rank_of
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import runs
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_round
+from kombu_fdb.keyspace.codec import decode_round, published_at
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
 from kombu_fdb.model import URGENT, Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["ACTIVE", "PARKED", "Chosen", "choose"]
+# -- ageing ------------------------------------------------------------------------------------------------------------
+
+
+#: The smaller, the earlier.
+Urgency = tuple[int, int]
+
+
+def urgency(priority: int, record: bytes, ageing_s: float, now_ms: int) -> Urgency:
+    """The urgency of a waiting message."""
+    waited_s = max(0, now_ms - published_at(record, now_ms)) / 1000
+    return max(0, URGENT - priority - int(waited_s / ageing_s)), priority
+
+
+def oldest_first(work: Work, queue: str, ageing_s: float, want: int) -> list[KeyValue]:
+    """The first ``want`` messages without a key."""
+    priorities = range(URGENT + 1)
+    windows = work.tr.get_ranges(
+        [(*range_of(work.keys.items(queue, "", work.keys.rank(priority))), want) for priority in priorities],
+        snapshot=True,
+    )
+    candidates = [[(priority, row) for row in rows] for priority, rows in zip(priorities, windows, strict=True)]
+    # Merging compares the heads only, so that each priority keeps its order, whatever its publishers' clocks say.
+    merged = heapq.merge(*candidates, key=lambda each: urgency(each[0], each[1][1], ageing_s, work.now_ms))
+    return [row for _, row in islice(merged, want)]
+
+
+# -- fair order --------------------------------------------------------------------------------------------------------
+
 
 #: Arrivals and bells admitted by one claim at most, or as many as it wants messages; the others wait for the next.
 ARRIVALS = 200
@@ -144,7 +185,7 @@ class _Scheduler:
         self._entries.clear()
 
     def _clear_entries(self) -> None:
-        """Those that were served stood side by side, but for those that were not to be served."""
+        """The served entries were adjacent, except for those that were not to be served."""
         for run in [run for part in self._parts_read for run in runs.runs_of(part, self._left)]:
             runs.take(self._tr, run)
             self._left.difference_update(run)
@@ -178,7 +219,7 @@ class _Scheduler:
         return True
 
     def _rings(self, window: int) -> list[tuple[bytes, bytes, int]]:
-        """Where the next turns are: at the head of the ring, or with ageing at that of each rank."""
+        """Where the next turns are: at the head of the ring or, with ageing, at the head of each rank."""
         ring = self._keys.ring(self._queue)
         if self._control.ageing is None:
             return [(*range_of(ring), window)]

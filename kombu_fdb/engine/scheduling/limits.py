@@ -1,6 +1,6 @@
-"""Limits of keys and queues: how they are changed while everything runs, and what a change has still to do.
+"""Limits of keys and queues: how they are changed while everything runs, and the work that a change leaves to do.
 
-What a change of limits has still to do, in parts: count what is in flight, free who waits for nothing, rank anew.
+The work that a change leaves, in parts: count what is in flight, wake keys that no longer have to wait, rank anew.
 
 Model. The transaction that changes limits is small, however many keys and leases there are: it writes the limits and,
 if more is to be done, ``("relimit", queue)``, which says how far that is. Three phases follow, each a walk whose
@@ -20,16 +20,17 @@ position is kept in that row, so that the process that does a part goes on where
 Why no lease is missed. Claims conflict on the queue's control, which the change has written: one that commits after it
 knows the limits and counts its leases. Those of before stand still or end, and a lease that ends while it is rewritten
 is a conflict. Why no key is forgotten: one that is parked after the change is parked by the new limits.
-Why no turn is: one that comes into the ring, or back into it, after the change comes by the new priorities.
+Why no turn stays at a wrong rank: one that comes into the ring, or back into it, after the change comes by the new
+priorities.
 
 The process that changes the limits does all parts at once. If that process dies, the duties go on (``duties.py``).
 Parts may be repeated, and two processes that do the same one conflict.
 
 Limits: what a key may do and how a queue is worked on, changed while everything runs.
 
-A change counts from the next claim on, in all processes. Of one key it rings the bell; what it has to do to all keys,
-and to what is in flight, follows in parts. Lowering a limit takes nothing back: what is in flight
-stays there. A limited, paused or full key never stands in the way of the others.
+A change counts from the next claim on, in all processes. A change of one key rings its bell; the work on all keys, and
+on what is in flight, follows in parts. Lowering a limit takes nothing back: what is in flight stays there. A limited,
+paused or full key never stands in the way of the others.
 """
 
 from __future__ import annotations
@@ -60,9 +61,11 @@ from kombu_fdb.model import LONGEST_KEY, KeyLimits, QueueControl, Rank
 from kombu_fdb.primitives.ranges import check_control, check_limits, check_text
 from kombu_fdb.store.protocol import KeyValue
 
-# -- what a change has still to do -------------------------------------------------------------------------------------
+# -- what a change leaves to do ----------------------------------------------------------------------------------------
 
 
+#: Queues whose limits have changed, looked for in one transaction.
+QUEUES_PER_LOOK = 1_000
 #: A lease carries its record, up to 100 kB of it: so many stay below what one transaction holds.
 LEASES_PER_PART = 50
 MARKS_PER_PART = 500
@@ -79,7 +82,7 @@ def begin(work: Work, queue: str, *, first: bool) -> None:
 
 
 def begin_ring(work: Work, queue: str) -> None:
-    """Note that turns stand at ranks where they don't belong any more. What is noted already ends with that, too."""
+    """Note that turns stand at ranks where they no longer belong. A change noted before ends with that, too."""
     row = work.keys.relimit(queue)
     stored = work.tr.get(row)
     if stored is None or stored.startswith(_RING):
@@ -87,12 +90,18 @@ def begin_ring(work: Work, queue: str) -> None:
 
 
 def is_counting(row: bytes | None) -> bool:
-    """Whether it is not known yet what is in flight without a key."""
+    """Whether it is still being counted what is in flight without a key."""
     return row is not None and row.startswith(_LEASES)
 
 
+def relimited_queues(work: Work) -> list[str]:
+    """Queues with a change of limits that its process has not finished."""
+    rows = work.tr.get_range(*work.keys.all_relimits, limit=QUEUES_PER_LOOK, snapshot=True)
+    return [queue for (queue,), _ in work.keys.read(rows, str)]
+
+
 def part(work: Work, queue: str) -> bool:
-    """Do the next part. Returns whether there may be another."""
+    """Do the next part of what a change of the queue's limits has left to do. Returns whether there may be another."""
     row = work.keys.relimit(queue)
     stored = work.tr.get(row)
     if stored is None:
@@ -144,7 +153,7 @@ def _ring(work: Work, queue: str, marks: list[KeyValue]) -> None:
 
 
 def _pause(work: Work, queue: str, marks: list[KeyValue]) -> None:
-    """Those among the tenants' keys that are paused by what holds for every key: they have no limits of their own."""
+    """Pause those tenants' keys that have no limits of their own, and so are paused by those of every key."""
     named = [
         (key, row)
         for row in marks
@@ -169,7 +178,7 @@ def _rank_anew(work: Work, queue: str, position: bytes) -> bytes | None:
 
 
 def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[Turn]:
-    """Those that would come to another rank now. At snapshot: a change of that is noted in the queue's row."""
+    """The turns that would come to another rank now. At snapshot: a change of that is noted in the queue's row."""
     keys = work.keys
     found = [Turn(*parts, Rank(items)) for parts, items in readable(entries, partial(keys.split_ring, queue))]
     names = sorted({turn.key for turn in found})
@@ -219,7 +228,7 @@ def set_control(work: Work, queue: str, control: QueueControl) -> None:
 
 
 def _can_be_read(control: bytes | None) -> bool:
-    """If not, it is unknown which keys are parked by it."""
+    """Whether the control can be read; if not, it is unknown which keys it has parked."""
     try:
         decode_control(control)
     except FormatError:
@@ -257,7 +266,7 @@ def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
 
 
 def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyLimits) -> None:
-    """Of a key that is paused, or whose turns belong elsewhere now; a tenant's at once, others' in parts."""
+    """Take out a key's turns if it is paused, or they belong elsewhere now: a tenant's at once, others' in parts."""
     is_moved = before.priority != after.priority
     if is_moved or after.paused:
         turns.pause(work, queue, key)
@@ -291,7 +300,7 @@ def _replace(value: T, changes: Mapping[str, Any]) -> T:
 
 
 def check_capacity(work: Work, keys: Mapping[str, Collection[str]]) -> None:
-    """Whether what this transaction has made ready fits. Raises ``CapacityExceeded`` for the first key that is full.
+    """Check that what this transaction has made ready fits. Raises ``CapacityExceeded`` for the first key that is full.
 
     ``keys``: those of each queue. At snapshot, in one round trip: concurrent publishers may overshoot a little. A
     delayed message needs no room until it is due, and then enters even a full key, so the retry of a running task is

@@ -1,11 +1,11 @@
-"""Line: rivals wait for one another instead of racing. Who is first in the line claims for all of them.
+"""Line: rival consumers wait for one another instead of racing. The first one in the line claims for all of them.
 
 Consumers of the same queues want the same messages, those at the head. If each claims for itself, one wins and the
-others have worked in vain. So each says what it wants in a *demand*, and the *first* one serves the whole line in one
-transaction (``engine/combiner.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA
-2010, https://doi.org/10.1145/1810479.1810540), and the way to be told of one's turn is that of queue locks
-(Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe has
-high-contention queues answered so (https://apple.github.io/foundationdb/queues.html).
+others have worked in vain. So each writes what it wants into a *demand*, and the *first* one serves the whole line in
+one transaction (``engine/combiner.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA 2010,
+https://doi.org/10.1145/1810479.1810540), and the way to be told of one's turn is that of queue locks (Mellor-Crummey
+and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe serves high-contention queues
+in the same way (https://apple.github.io/foundationdb/queues.html).
 
 Model. A demand is two rows: one in the line, behind those that came earlier, ``("line", line, stamp)``; and one under
 its owner's name, ``("demand", session, first)``, which says how it *stands*:
@@ -17,17 +17,18 @@ its owner's name, ``("demand", session, first)``, which says how it *stands*:
 Who moves it:
 
 * nowhere -> W: *join*. A blind write; what its owner has to ack goes along. It conflicts with nothing.
-* W -> G: *serve*, by the line's first. It reads how the demand stands, and the owner's session, as conflicts.
-* W -> E: *leave*, by its owner, or *evict*, by one who waits behind it, has seen it first for too long, and knows that
-  there is work. Both read how it stands, so of these and serve one comes first, and the others see that.
+* W -> G: *serve*, by the first consumer of the line. It reads how the demand stands, and the owner's session, as
+  conflicts.
+* W -> E: *leave*, by its owner, or *evict*, by one that waits behind it, has seen it in front for too long, and knows
+  that there is work. Both read how it stands, so of these and serve one comes first, and the others see that.
 * G, E -> nowhere: with the next join of its session, or the end of that.
 
-A row of the line that can't be read, or whose demand does not wait there, is evicted like anybody who does not serve.
-So may be, by an older version, the row of a demand that waits: its owner finds the row gone, and joins again.
+A row of the line that can't be read, or whose demand does not wait there, is evicted like a consumer that does not
+serve. An older version may so evict the row of a demand that waits: its owner finds the row gone, and joins again.
 
-Who is woken: each watches how its own demand stands, and how those of the two right before it in the line do. Whatever
-happens to these happens in a commit that this look has not seen, so no consumer that becomes the first misses it, or
-the next one, who is to replace a first one that is dead, however many were served at once; and when one message comes
+Who is woken: each consumer watches its own demand, and those of the two right before it in the line. Whatever happens
+to these is in a later commit than its look, and fires the watch. So a consumer does not miss that it has become the
+first, or the next one, which is to replace a dead first one, however many were served at once. When one message comes
 to fifty idle consumers, three wake up: the first of the line, which alone watches the queues, and the two behind it.
 
 What happens at each failure:
@@ -42,7 +43,7 @@ What happens at each failure:
 * The answer to a serve is lost: its retry reads how the demands stand. Those that were granted wait no longer.
 
 How long the others are patient stands in the line as well, ``("served", line)``: each service writes what it found fit,
-each deposition twice as much as before. So where services take long, no consumer has to learn that by itself.
+each eviction twice as much as before. So where services take long, no consumer has to learn that by itself.
 
 No clock and no process is trusted for more than speed: any number of first ones at once are safe. They conflict.
 Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
@@ -65,14 +66,14 @@ from kombu_fdb.model import Demand, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 
 WAITING, GRANTED, ENDED = b"W", b"G", b"E"
-#: What a session counts its leases up to, at most.
+#: The highest number that a lease may have in its session.
 MOST_LEASES = 2**62
-#: Of its line, the first one sees so many; of those before it, each other one sees and watches so many.
+#: How many rows of its line the first one sees, and how many right before it each other one sees and watches.
 SEEN, NEAR = 64, 2
 #: What a demand's row in the line holds: session, number of its first lease, how many messages.
 _DEMAND = struct.Struct(">16sQI")
 _STAMP = slice(1, 11)
-#: Of a line's last service: the session, and how many ms the others are patient.
+#: What the row of a line's last service holds: the session, and how many ms the others are patient.
 _SESSION, _MS = 16, struct.Struct(">I")
 #: Behind a stamp in the line's keys, where messages have the number inside their transaction.
 _ALONE = b"\x00\x00"
@@ -89,9 +90,9 @@ class Sight(NamedTuple):
     """What a look has found.
 
     ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
-    the first one sees it. ``server``: the session that served the line last. ``behind``: so many stand before it, if it
-    is the first (0), the next (1) or the one behind that (2); None for all others. ``patience_s``: how long the first
-    may do nothing while there is work; 0.0 if none has said so.
+    the first one sees it. ``server``: the session that served the line last. ``behind``: how many stand before it, if
+    it is the first (0), the next (1) or the one behind that (2); None for all others. ``patience_s``: how long the
+    first may do nothing while there is work; 0.0 if no service has written it.
     """
 
     stands: bytes
@@ -111,12 +112,12 @@ class Sight(NamedTuple):
         return self.behind == 1
 
 
-#: Of a demand that was granted something, when nothing else was looked at.
+#: For a demand that was granted something, when nothing else was looked at.
 GRANTED_SIGHT = Sight(GRANTED, b"", [], b"", [])
 
 
 def name(queues: Sequence[str]) -> bytes:
-    """The line of those who consume exactly these queues. Each claim asks for it."""
+    """The line of the consumers of exactly these queues. Each claim asks for it."""
     return _digest(tuple(sorted(queues)))
 
 
@@ -130,7 +131,7 @@ def _digest(queues: tuple[str, ...]) -> bytes:
 
 
 def first_range(work: Work, line: bytes) -> tuple[bytes, bytes, int]:
-    """Where the first one stands, if anybody does: a range and how many rows of it."""
+    """Where the first consumer stands, if there is one: a range and how many rows of it."""
     return (*range_of(work.keys.line(line)), 1)
 
 
@@ -175,7 +176,7 @@ def _watch(work: Work, demand: Demand, before: Iterable[Row]) -> list[Watch]:
 
 
 def end(work: Work, session_id: SessionId, first: int) -> bytes:
-    """The demand ends, if it waits. Returns how it stood before: W, G, or E."""
+    """End the demand, if it waits. Returns how it stood before: W, G, or E."""
     key = work.keys.demand(session_id, first)
     value = work.tr.get(key) or ENDED
     row = _row_of(work, value)
@@ -186,7 +187,7 @@ def end(work: Work, session_id: SessionId, first: int) -> bytes:
 
 
 def drop(work: Work, session_id: SessionId, first: int) -> None:
-    """Nothing is left of the demand, however it stood."""
+    """Clear all rows of the demand, however it stood."""
     key = work.keys.demand(session_id, first)
     row = _row_of(work, work.tr.get(key) or b"")
     if row is not None:
@@ -195,7 +196,7 @@ def drop(work: Work, session_id: SessionId, first: int) -> None:
 
 
 def evict(work: Work, line: bytes, row: bytes, patience_s: float) -> None:
-    """The consumer at this row of the line waits no longer. ``patience_s``: of the others, from now on."""
+    """End the wait of the consumer at this row. ``patience_s``: how long the others are patient from now on."""
     value = work.tr.get(row)
     if value is None:
         return
@@ -213,7 +214,7 @@ def waits(work: Work, row: Row, stands: bytes | None) -> bool:
 
 
 def grant(work: Work, row: Row, demand: Demand, timeouts: Mapping[str, int]) -> None:
-    """The demand was served. Its owner, and who waits behind it, wake up.
+    """Note that the demand was served. Wakes its owner, and those who wait behind it.
 
     ``timeouts``: how long consumers of a queue may take, in ms; those without one are not in it.
     """
@@ -224,7 +225,7 @@ def grant(work: Work, row: Row, demand: Demand, timeouts: Mapping[str, int]) -> 
 
 
 def served(work: Work, demand: Demand, patience_s: float) -> None:
-    """Its owner has served the line."""
+    """Note that the demand's owner has served the line."""
     work.tr.set(work.keys.served(demand.line), demand.session + _MS.pack(round(1000 * patience_s)))
 
 

@@ -19,7 +19,7 @@ rate * (T + skew)`` tokens are used, where ``skew`` is how far the wall clocks o
 more with more consumers or claims. This holds up to :data:`FULL_FOR_MS` of skew. A moment that lies more than a day
 ahead is taken for a broken clock's, and brought back, or the key would wait for it after each restart.
 
-A bucket that has been full for :data:`FULL_FOR_MS` is cleared by the duties: it says what no row says as well.
+A bucket that has been full for :data:`FULL_FOR_MS` is cleared by the duties: no row means a full bucket, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue
 
-#: A moment that is further ahead comes from no clock.
+#: A moment that is further ahead is taken for a broken clock's.
 MOST_AHEAD_MS = 24 * 3600 * 1000
 #: How long a bucket must have been full until its row goes, by the clock of the process that clears it: while clocks
 #: differ by less, clearing gives nothing away.
@@ -66,7 +66,7 @@ class Sightings:
         self._seen: dict[bytes, tuple[bytes, float]] = {}
 
     def unchanged_ms(self, key: bytes, value: bytes) -> int:
-        """0 if it was another one, or none, when it was last looked at."""
+        """0 if the row was another one, or absent, at the last look."""
         now_s = self._clock.monotonic()
         before = self._seen.get(key)
         if before is not None and before[0] == value:
@@ -78,7 +78,7 @@ class Sightings:
 
 
 def refilled(row: bytes | None, limits: KeyLimits, now_ms: int, unchanged_ms: int) -> Bucket:
-    """The bucket now. A row that can't be read is that of a full one."""
+    """The bucket now. A row that can't be read counts as a full one."""
     bucket = _decode(row)
     if bucket is None:
         return Bucket(float(limits.burst), now_ms)
@@ -124,9 +124,9 @@ def seen(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings) -> lis
 
 
 def credit(work: Work, buckets: Iterable[Seen | None]) -> None:
-    """Put the tokens in that have come while this process saw them unchanged, by no wall clock.
+    """Put the tokens into the buckets that have come while this process saw them unchanged, by no wall clock.
 
-    The row that says so is another one, whose moment is later by as much: that time is not counted again.
+    The new row's moment is later by as much, so that this time is not counted again.
     """
     known = [each for each in buckets if each is not None]
     for (row, unchanged_ms), limits in zip(known, _limits(work, [each.row for each in known]), strict=True):

@@ -3,8 +3,8 @@
 Model. A consumer is a tag inside a session. Of all consumers of such a queue at most one is *active*: the one that
 ``("single", queue)`` names. The others *stand by*. (https://www.rabbitmq.com/docs/consumers#single-active-consumer)
 
-* vacant -> active: by the first claim, be the queue empty or not. Each claim reads the record serializably, so of two
-  that find it vacant one conflicts, and then finds the other.
+* vacant -> active: by the first claim, whether the queue is empty or not. Each claim reads the record serializably, so
+  of two that find it vacant one conflicts, and then finds the other.
 * active -> vacant: the consumer is cancelled or closed, or its session has ended and *all* that the session held is
   back in its places: so the next one begins with the messages the last one did not finish, in order. Setting the record
   wakes those who stand by.
@@ -25,7 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.model import SessionId
 
-#: A session's id; what is shorter names no consumer.
+#: The length of a session's id; a shorter record names no consumer.
 SESSION_BYTES = 16
 
 
@@ -35,7 +35,7 @@ def admitted(work: Work, queues: Sequence[str], session_id: SessionId, consumers
     records = work.tr.get_many([work.keys.single(queue) for queue in queues]) if queues else []
     for queue, record in zip(queues, records, strict=True):
         tag = consumers.get(queue)
-        if _is_nobody(record):
+        if _is_vacant(record):
             found.add(queue)
             if tag is not None:
                 work.tr.set(work.keys.single(queue), _record(session_id, tag))
@@ -45,17 +45,17 @@ def admitted(work: Work, queues: Sequence[str], session_id: SessionId, consumers
 
 
 def standing_by(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> set[str]:
-    """Those of ``queues`` of which another consumer is the active one."""
+    """Those of ``queues`` on which another consumer is active."""
     records = work.tr.get_many([work.keys.single(queue) for queue in queues], snapshot=True) if queues else []
     return {
         queue
         for queue, record in zip(queues, records, strict=True)
-        if not _is_nobody(record) and record != _record(session_id, consumers.get(queue, ""))
+        if not _is_vacant(record) and record != _record(session_id, consumers.get(queue, ""))
     }
 
 
 def leave(work: Work, queue: str, session_id: SessionId, tag: str) -> None:
-    """The consumer ends: if it was active, let another one be."""
+    """The consumer ends: if it was the active one, its place becomes vacant."""
     if work.tr.get(work.keys.single(queue)) == _record(session_id, tag):
         vacate(work, queue)
 
@@ -71,7 +71,7 @@ def leave_all(work: Work, session_id: SessionId, tags: Collection[str] | None = 
 def active(work: Work, queue: str) -> tuple[SessionId, str] | None:
     """Session and tag of the active consumer."""
     record = work.tr.get(work.keys.single(queue), snapshot=True)
-    if record is None or _is_nobody(record):
+    if record is None or _is_vacant(record):
         return None
     return SessionId(record[:SESSION_BYTES]), record[SESSION_BYTES:].decode(errors="replace")
 
@@ -81,7 +81,7 @@ def vacate(work: Work, queue: str) -> None:
     work.tr.set_versionstamped_value(work.keys.single(queue))
 
 
-def _is_nobody(record: bytes | None) -> bool:
+def _is_vacant(record: bytes | None) -> bool:
     return record is None or len(record) < SESSION_BYTES
 
 

@@ -1,14 +1,14 @@
-"""Turns of tenants: of keys like ``tenant/user`` one has a turn in each round.
+"""Turns of tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round.
 
 Model. A tenant's keys stand in the ring like others, but in rounds of their own: a key that enters it goes as many
 rounds behind the next one as the tenant has turns in the ring already (stride scheduling at insertion; Waldspurger and
 Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: a turn that comes into the ring, or leaves it, for whatever
 reason, is counted in the transaction that does it. So a tenant waits for the turns it has, never for those it had.
 
-The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By it the claim that takes a
-key's last message away, other than by a claim, or pauses the key, or changes its priority, finds the turn and takes it
-out too: else it would stand there as one of the tenant's until its round comes. Turns of stores that were written
-before there were such marks are served, and not counted.
+The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By the mark, a transaction that
+removes a key's last message without a claim, pauses the key, or changes its priority finds the turn and takes it out
+too: else it would count as one of the tenant's until its round comes. Turns of stores that were written before there
+were such marks are served, and not counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Turn(NamedTuple):
 
 
 def tenant_of(key: str) -> str | None:
-    """None: the key is not one of ours."""
+    """None if the key has no tenant."""
     tenant, separator, _ = key.partition(SEPARATOR)
     return tenant if separator else None
 
@@ -98,7 +98,7 @@ class Tenants:
             self._change(turn.rank, turn.key, 1)
 
     def left(self, turn: Turn) -> None:
-        """It does no longer."""
+        """The turn has left the ring."""
         if turn in self._counted:
             self._counted.remove(turn)
             self._change(turn.rank, turn.key, -1)
@@ -123,10 +123,10 @@ def leave_places(work: Work, queue: str, messages: Iterable[bytes]) -> None:
 
 
 def leave(work: Work, queue: str, subqueues: Iterable[tuple[str, Rank]]) -> None:
-    """Messages of these keys and ranks were taken away: those without another one leave the ring, if of a tenant.
+    """Messages of these sub-queues were removed: those of tenants leave the ring if no message is left.
 
-    Reads, and nothing where no key has a tenant. Conflicts with a message that comes to such a key, and with a claim
-    that serves it. In this transaction no message has been stored there.
+    Reads nothing where no key has a tenant. Conflicts with a message that comes to such a key, and with a claim that
+    serves it. In this transaction no message has been stored there.
     """
     asked = sorted({each for each in subqueues if tenant_of(each[0]) is not None})
     if not asked:
@@ -147,13 +147,13 @@ def is_in_ring(work: Work, queue: str, key: str) -> bool:
 
 
 def pause(work: Work, queue: str, key: str) -> None:
-    """If of a tenant, the key leaves the ring, and is parked. Conflicts with a claim that serves it."""
+    """Take a tenant's key out of the ring, and park it. Conflicts with a claim that serves it."""
     if tenant_of(key) is not None:
         pause_marks(work, queue, work.tr.get_range(*work.keys.active_ranks(queue, key)))
 
 
 def pause_marks(work: Work, queue: str, marks: Iterable[KeyValue]) -> None:
-    """As :func:`pause`, of sub-queues by the rows of their marks, which may have been read at snapshot."""
+    """As :func:`pause`, for sub-queues by the rows of their marks, which may have been read at snapshot."""
     for row, mark in marks:
         if (entry := _entry_of(work.keys, queue, mark)) is not None:
             work.tr.add_read_conflict_key(row)
@@ -162,7 +162,7 @@ def pause_marks(work: Work, queue: str, marks: Iterable[KeyValue]) -> None:
 
 
 def take_out(work: Work, queue: str, turns: Sequence[Turn]) -> None:
-    """These turns, which may have been read at snapshot, leave the ring; their sub-queues are parked.
+    """Take these turns, which may have been read at snapshot, out of the ring; their sub-queues are parked.
 
     The caller rings the keys' bells. Conflicts with a claim that serves one of them.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,24 +26,26 @@ class QueueState(NamedTuple):
 
 @dataclass(slots=True)
 class Window:
-    """One attempt of one claim. Who only looks has no session and infinite room."""
+    """One attempt of one claim. A call that only looks has no session and infinite room."""
 
     session: SessionId
     #: Number of the first lease; the caller reserved ``limit`` of them before the retry loop.
     next_number: int
     limit: int
-    #: Where to begin among the arrivals of a fair queue, a random one: of more newcomers than one claim can admit none
-    #: is always the last.
+    #: Where to begin among the arrivals of a fair queue, at random: if there are more newcomers than one claim can
+    #: admit, none of them is always the last.
     first_bucket: int = 0
-    #: Of token buckets (``rates.py``).
+    #: How long token buckets were seen unchanged (``rates.py``).
     sightings: Sightings | None = None
-    #: By queue, whose claim it is, where only one consumer is active (``single.py``).
+    #: By queue, the tag of the consumer that claims, where only one may be active (``single.py``).
     consumers: Mapping[str, str] = field(default_factory=dict)
-    #: To rivals who stand in a line for the same queues, before anything is done.
+    #: Whether it gives way to rivals that stand in a line for the same queues, before anything is done.
     gives_way: bool = False
     #: What is taken does not conflict with a message that is put back between: for a claim that has lost a race
     #: already.
     apart: bool = False
+    #: Queues whose messages are taken without a lease.
+    no_ack: Collection[str] = ()
     #: Found out by the claim: one of its queues is such a queue.
     single: bool = False
     room: Room = field(default_factory=Room)

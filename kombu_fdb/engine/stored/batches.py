@@ -2,15 +2,15 @@
 
 Budget: how much of a duty is done at a time, and how many messages a transaction holds.
 
-Two bounds of different kinds. A :class:`Budget` is of the caller: so much time and so many transactions, then it is
-the next caller's turn. A :class:`Portion` is of the store: it is not known beforehand how many messages fit into a
-transaction, whose size and age are limited, so it is found out, as TCP finds its window (RFC 5681): halved when it was
-too much, doubled when it was not. A wrong portion costs time, never correctness, so it has no lock.
+There are two kinds of bounds. A :class:`Budget` limits the caller: after so much time or so many transactions it is the
+next caller's turn. An :class:`AdaptiveBatch` follows the store: a transaction's size and age are limited, and how many
+messages fit is not known beforehand. So it is found out, as TCP finds its window (RFC 5681): halved when it was too
+much, doubled when it was not. A wrong batch costs time, never correctness, so it has no lock.
 
-Room: what one claim can hold besides a number of messages.
+Room: how many bytes one claim can hold.
 
-It writes each record into a lease, and reads each payload: a transaction takes 10,000,000 bytes, and 5 seconds. The
-first message always has room, so the largest one gets through, alone.
+A claim writes each record into a lease, and reads each payload: a transaction takes 10,000,000 bytes, and 5 seconds.
+The first message always has room, so the largest one gets through, alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Budget:
         self._clock = clock
         self._deadline = clock.monotonic() + seconds
         self._left = transactions
-        #: More was wanted than there was: the work is not done.
+        #: The budget was too small: the work is not done.
         self.is_spent = False
 
     def spend(self) -> bool:
@@ -52,11 +52,11 @@ class Budget:
         return True
 
 
-class Portion:
+class AdaptiveBatch:
     """How many messages one transaction takes: at most ``most``, at least one."""
 
     def __init__(self, most: int, halved_by: type[Exception] | tuple[type[Exception], ...] = LimitExceeded) -> None:
-        """``halved_by``: what else than the store's limits a message may be in the way with."""
+        """``halved_by``: the errors that a smaller part may avoid."""
         self._most = most
         self._halved_by = halved_by
         self.size = most
@@ -64,9 +64,10 @@ class Portion:
     def run(self, part: Callable[[int], T], wanted: float = math.inf) -> T:
         """``part`` of as many messages as fit, ``wanted`` at most. Raises the store's error if one alone is too much.
 
-        What was too large is tried again at once with half of it. What was too old, or not answered in time, has cost
-        its caller that time: it is half as much at the next call. What a full disk refuses for what it adds to the
-        messages that it moves has cost none, and may be in the way of messages that nothing is added to.
+        A part that was too large is tried again at once with half as many. One that was too old, or not answered in
+        time, has cost the caller that time: the next call takes half as many. One that a full disk refuses, because it
+        adds to the messages that it moves, has cost no time, and may hold up messages to which nothing is added: it is
+        halved at once, too.
         """
         while True:
             size = int(min(self.size, wanted))
@@ -95,12 +96,12 @@ PAYLOAD_BYTES = 8_000_000
 
 
 class Room:
-    """What is left of it, in one attempt of one claim."""
+    """The bytes that are left in one attempt of one claim."""
 
     __slots__ = ("_most_payloads", "_most_records", "_payloads", "_records", "is_full")
 
     def __init__(self, records: float = RECORD_BYTES, payloads: float = PAYLOAD_BYTES) -> None:
-        """Bytes; who only looks has infinite room."""
+        """In bytes; a call that only looks has infinite room."""
         self._most_records = records
         self._most_payloads = payloads
         self._records = 0
@@ -110,19 +111,26 @@ class Room:
 
     def take(self, rows: Sequence[KeyValue]) -> int:
         """How many of these messages fit, from the first on; they take their room."""
-        for number, (_key, value) in enumerate(rows):
-            if not self.fits(value):
+        values = [value for _, value in rows]
+        records, payloads = self._records + sum(map(len, values)), self._payloads + size_of(*values)
+        if records <= self._most_records and payloads <= self._most_payloads and not self.is_full:
+            self._records, self._payloads = records, payloads
+            return len(rows)
+        for number, value in enumerate(values):
+            records, payloads = self._records + len(value), self._payloads + size_of(value)
+            if self._refuses(records, payloads):
                 return number
-            self._records += len(value)
-            self._payloads += size_of(value)
+            self._records, self._payloads = records, payloads
         return len(rows)
 
     def fits(self, value: bytes) -> bool:
         """Whether there is room for this record."""
-        records, payloads = self._records + len(value), self._payloads + size_of(value)
-        heavy = records > self._most_records or payloads > self._most_payloads
-        self.is_full = self.is_full or (heavy and self._records > 0)
-        return not self.is_full
+        return not self._refuses(self._records + len(value), self._payloads + size_of(value))
+
+    def _refuses(self, records: int, payloads: int) -> bool:
+        if (records > self._most_records or payloads > self._most_payloads) and self._records > 0:
+            self.is_full = True
+        return self.is_full
 
 
 # -- ranges in parts ---------------------------------------------------------------------------------------------------
@@ -139,5 +147,5 @@ def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> 
 
 
 def came_by(last: bytes, key: bytes) -> bool:
-    """Whether the message at the key had come by the last version's stamp, a mark of its queue."""
+    """Whether the message at the key had come to its queue by the version ``last``."""
     return key[-STAMP_BYTES:][: len(last)] <= last

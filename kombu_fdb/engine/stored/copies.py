@@ -18,7 +18,7 @@ Model. ``("copy", message_id, target)`` holds the id of the copy and how many ch
   shorter than what its id stands for: if that comes again, the copy is begun anew.
 * complete -> gone: the burial clears the row in the transaction that stores the copy's record.
 
-If the copier dies, the next one who tries to bury the message goes on where it stopped. If none does, because the
+If the copier dies, the next process that tries to bury the message goes on where it stopped. If none does, because the
 message was acknowledged meanwhile or came from outside, the duties clear the row and the chunks after a while; a burial
 at that moment conflicts with them.
 """
@@ -30,6 +30,7 @@ from collections.abc import Sequence
 
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Record, chunks_of
+from kombu_fdb.store.protocol import KeyValue
 
 #: What a burial copies by itself, for all its further queues together.
 COPIED_BYTES = 1_000_000
@@ -49,7 +50,7 @@ class CopiesMissing(Exception):
         self.message_id = message_id
         self.targets = targets
         self.payload = payload
-        #: How many the message has; 0 if as many as there are.
+        #: How many chunks the message has; 0 for all that there are.
         self.chunks = chunks
 
 
@@ -75,7 +76,7 @@ def take(work: Work, record: Record, targets: Sequence[str], payload: bytes) -> 
 def _is_stale(work: Work, record: Record, chunks: int, payload: bytes) -> bool:
     """Whether a complete copy is shorter than its message: the one it was made of was acknowledged meanwhile.
 
-    Of a message that has lost chunks itself, the copy is as good as it gets.
+    If the message itself has lost chunks, its copy is as good as it gets.
     """
     if chunks >= record.chunks:
         return False
@@ -83,7 +84,7 @@ def _is_stale(work: Work, record: Record, chunks: int, payload: bytes) -> bool:
 
 
 def copy_part(work: Work, missing: CopiesMissing, target: str, new_id: bytes, most: int) -> bool:
-    """Copy up to ``most`` more chunks. Returns whether the copy is complete. ``new_id``: of one that is begun."""
+    """Copy up to ``most`` more chunks. Returns whether the copy is complete. ``new_id``: for a copy that is begun."""
     row = work.keys.copy(missing.message_id, target)
     copy_id, begun, complete = _decode(work.tr.get(row))
     if complete and begun >= missing.chunks:
@@ -111,11 +112,12 @@ def _stored(work: Work, message_id: bytes, first: int, most: int) -> list[tuple[
     return [(work.keys.chunk_of(key), chunk) for key, chunk in rows]
 
 
-def clear_abandoned(work: Work, row: bytes, value: bytes) -> bool:
+def clear_abandoned(work: Work, row: KeyValue) -> bool:
     """Clear a copy that no burial took, if its row is still what was observed."""
-    if work.tr.get(row) != value:
+    key, value = row
+    if work.tr.get(key) != value:
         return False
-    work.tr.clear(row)
+    work.tr.clear(key)
     work.tr.clear_range(*work.keys.bodies(_decode(value)[0]))
     return True
 

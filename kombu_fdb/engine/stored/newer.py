@@ -1,8 +1,8 @@
-"""Newer: messages that a newer version wrote, kept by an older one for who can read them.
+"""Newer: messages that a newer version wrote, kept by an older process until a newer one can read them.
 
-While a fleet is upgraded, old processes meet messages of new ones. What needs no look into them they do as ever: every
-version keeps what it takes (``codec.py``). A message that an old process would have to read it neither delivers nor
-buries: it is *kept*.
+While a fleet is upgraded, old processes meet messages of new ones. They do with these as ever what needs no look into
+them: every version keeps the fields that this takes (``codec.py``). Where an old process would have to read such a
+message, it neither delivers nor buries it: the message is *kept*.
 
 Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease, as it was.
 
@@ -10,10 +10,10 @@ Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease
   often or gives way to others, or its lease is a dead session's. By the transaction that takes it out of its place
   (ONE-PLACE).
 * kept -> in its place: a process that knows the version brings it back (``regain.py``), namely the one that has the
-  role of the promoter: that may be an old one. Two that want to conflict on the row.
+  role of the promoter: that may be an old one. Two processes that try to conflict on the row.
 
-A kept message is in no one's way. It is counted, for people to see (``QueueCounts.newer``). It neither expires nor has
-to give way, and stays when its queue is purged or deleted, as one under a lease does. Those behind it are served
+A kept message delays no others. It is counted, so that operators see it (``QueueCounts.newer``). It neither expires nor
+has to give way, and stays when its queue is purged or deleted, as a leased one does. Those behind it are served
 meanwhile. It keeps its stamp, and so its row among its task's messages (``task_index.py``). An old consumer may keep it
 again as often as it comes back before a new one takes it: in the end there is no old one.
 """
@@ -32,7 +32,7 @@ RECORD, LEASE = "record", "lease"
 def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:
     """Keep a newer record, which its caller has taken out of ``place`` (or key) in ``queue``.
 
-    False, and nothing is done, if it is none, or was at no place that can be read.
+    False, and nothing is done, if it is not a newer record, or its place can't be read.
     """
     if not is_newer(value):
         return False
@@ -53,7 +53,7 @@ def _place(keys: Keyspace, queue: str, place: bytes) -> Place:
 
 
 def keep_lease(work: Work, value: bytes) -> tuple[str, Place] | None:
-    """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is none."""
+    """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is not newer."""
     try:
         queue, place = head_of_lease(value)
     except FormatError:

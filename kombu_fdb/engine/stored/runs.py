@@ -1,10 +1,9 @@
-"""Runs: rows that stand side by side, as a transaction has read them, are taken by one call for all.
+"""Runs: adjacent rows, as a transaction has read them, are cleared by one call for all.
 
-With FoundationDB each call costs its client 20 to 40 us of CPU, as it wakes the thread of the network: of a message
-without a key that is claimed and acknowledged, four of six such calls were to clear rows that stand in a row, or to
-conflict on them. The price is a conflict with a transaction that puts a row between them meanwhile. So a run is of rows
-between which hardly anybody does: publishers write behind them, and what comes back to its place mostly goes before
-them.
+With FoundationDB each call costs its client 20 to 40 us of CPU, as it wakes the network thread. Of the six such calls
+for a message without a key that is claimed and acknowledged, four cleared adjacent rows, or conflicted on them. The
+price is a conflict with a transaction that puts a row between them meanwhile. So runs are used where that hardly ever
+happens: publishers write behind such rows, and released messages mostly go before them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from kombu_fdb.store.protocol import Transaction
 
 
 def runs_of(rows: Iterable[bytes], taken: Collection[bytes]) -> list[list[bytes]]:
-    """Of rows as they were read, those that are ``taken``, in runs."""
+    """Those of ``rows`` (in the order in which they were read) that are ``taken``, in runs."""
     return [list(run) for is_taken, run in groupby(rows, taken.__contains__) if is_taken]
 
 

@@ -1,4 +1,4 @@
-"""Sessions: the consumer processes, and how the others know that one is dead.
+"""Sessions: the consumer processes, and how the others find out that one is dead.
 
 Model. A session is *open* while ``("session", id)`` exists. Its owner changes ``("beat", id)`` every few seconds.
 Everything the session claims stands under ``("lease", id, number)``.
@@ -43,7 +43,7 @@ from kombu_fdb.store.protocol import KeyValue
 LEASES_PER_CLAIM = 4096
 _TTL = struct.Struct(">I")
 _STAMP_BYTES = 10
-#: Of a beat that can't be read, whose session may live: long enough for another beat, were it ever so slow.
+#: The time to live after a beat that can't be read: long enough for the slowest next beat, as the session may live.
 UNREADABLE_TTL_S = 600.0
 
 
@@ -59,7 +59,7 @@ def open_session(
 
 
 def _beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str] = ()) -> None:
-    """The beat carries the session's time to live: its observer judges it by its own promise.
+    """The beat carries the session's time to live: observers judge the session by its own promise.
 
     Its wall clock is for people to read, and to tell one that is wrong from the others; no session lives or dies by it.
     """
@@ -73,12 +73,12 @@ def consumed_of(beat: bytes) -> list[str]:
 
 
 def beat_ms(beat: bytes) -> int:
-    """The session's wall clock at a beat, in milliseconds since 1970; 0 if it told none."""
+    """The session's wall clock at a beat, in milliseconds since 1970; 0 if it has none."""
     return next((each for each in _told(beat) if isinstance(each, int)), 0)
 
 
 def _told(beat: bytes) -> list[Any]:
-    """Nothing, if it can't be read."""
+    """Empty if it can't be read."""
     try:
         told = decode_json(beat[_STAMP_BYTES : -_TTL.size] or b"[]")
     except FormatError:
@@ -94,12 +94,18 @@ def _ttl_s(beat: bytes) -> float:
 
 
 def description_of(value: bytes) -> dict[str, Any]:
-    """What a session said of itself; nothing, if it can't be read."""
+    """A session's description of itself; empty if it can't be read."""
     try:
         description = decode_json(value)
     except FormatError:
         return {}
     return description if isinstance(description, dict) else {}
+
+
+def describe(work: Work, session_ids: Sequence[SessionId]) -> list[dict[str, Any]]:
+    """Each session's description of itself when it was opened; empty for one that was fenced."""
+    records = work.tr.get_many(list(map(work.keys.session, session_ids)), snapshot=True)
+    return [{} if record is None else description_of(record) for record in records]
 
 
 def require(
@@ -157,7 +163,7 @@ def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[tuple[SessionId, by
 
 
 def seal_beat(work: Work, session_id: SessionId) -> None:
-    """Write the last beat as it is: a beat of a stranger's, by which no observer takes the session for alive."""
+    """Rewrite the last beat unchanged, for another process: no observer takes the session for alive by it."""
     key = work.keys.beat(session_id)
     value = work.tr.get(key)
     if value is not None:
@@ -197,6 +203,11 @@ def hold_role(work: Work, role: str, session_id: SessionId, observed: bytes | No
         return False
     work.tr.set_versionstamped_value(key, prefix=session_id)
     return True
+
+
+def role_record(work: Work, role: str) -> bytes | None:
+    """Who holds a role, and since which renewal."""
+    return work.tr.get(work.keys.role(role))
 
 
 def leave_role(work: Work, role: str, session_id: SessionId) -> None:

@@ -19,14 +19,8 @@ from kombu_fdb.keyspace.tuples import STAMP_CODE, range_of
 
 #: A versionstamp and the 2 bytes that order the messages of one transaction.
 STAMP_BYTES = 12
-#: Messages of one task in one transaction: publishers choose the ids, and may give many the same.
+#: Messages of one task in one transaction: publishers choose the ids, and may give many messages the same one.
 MOST_OF_TASK = 500
-
-
-def note(work: Work, task_id: str, prefix: bytes, user_version: bytes) -> None:
-    """The message that this transaction stores at ``prefix``, a stamp, ``user_version`` is one of the task's."""
-    keys = work.keys
-    work.tr.set_versionstamped_key(keys.task(task_id) + STAMP_CODE, user_version, prefix[len(keys.prefix) :])
 
 
 def forget(work: Work, task_id: str, place: bytes) -> None:
@@ -39,7 +33,7 @@ def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = Fal
     """The keys of the task's messages, in the order in which they got there; of a leased one, where it was.
 
     Up to :data:`MOST_OF_TASK` of them, behind ``after``, and where the others begin; b"" if there are none. A row that
-    leads to something other than a message leads nowhere: what is found here may be deleted.
+    leads to anything but a message is ignored: callers may delete what is found here.
     """
     begin, end = range_of(work.keys.task(task_id))
     rows = work.tr.get_range(max(begin, after), end, limit=MOST_OF_TASK, snapshot=snapshot)

@@ -1,6 +1,6 @@
 """Work: what a verb is given for one run: a transaction, the policy, and the effects that it writes at its end.
 
-What one transaction does to the counters and whom it wakes, collected and written once at its end.
+Effects: what one transaction does to the counters and whom it wakes, collected and written once at its end.
 
 Guarantee COUNTS: every verb that moves a message says so here, in the transaction that moves it. The ready messages of
 a queue are counted together with the bytes of their payloads, by one atomic add: a limit of bytes, declared whenever,
@@ -96,7 +96,7 @@ class Effects:
 
     def __init__(self, stamped: int = 0) -> None:
         """``stamped``: how many new messages are in the transaction already; goes on counting."""
-        #: Happens with the commit. None of it is written by this transaction.
+        #: What happens with the commit. This transaction writes none of it.
         self.events: dict[Event, int] = {}
         #: Queues whose keys have no limits, as this transaction has read, and conflicts on.
         self.unlimited: set[str] = set()
@@ -109,24 +109,25 @@ class Effects:
 
     def change(self, queue: str, state: str, by: int) -> None:
         """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
-        _add(self._counts, (queue, state), by)
+        counts, kind = self._counts, (queue, state)
+        counts[kind] = counts.get(kind, 0) + by
 
-    def note(self, queue: str, event: str, key: str = "") -> None:
-        """Count an event for the charts; once more for the key, if the message has one."""
+    def note(self, queue: str, event: str, key: str = "", number: int = 1) -> None:
+        """Count so many events for the charts; once more for the key, if the messages have one."""
         events, kind = self.events, (queue, event)
-        events[kind] = events.get(kind, 0) + 1
+        events[kind] = events.get(kind, 0) + number
         if key:
             of_key = (queue, event, key)
-            events[of_key] = events.get(of_key, 0) + 1
+            events[of_key] = events.get(of_key, 0) + number
 
     def ready(self, queue: str, size: int) -> None:
-        """A message of ``size`` bytes became ready: count it and wake who waits for it."""
+        """A message of ``size`` bytes became ready: count it and wake the consumers that wait for it."""
         self._amounts[queue] = self._amounts.get(queue, 0) + encode_amount(1, size)
         self._bells.add(queue)
 
-    def unready(self, queue: str, size: int) -> None:
-        """A message of ``size`` bytes is ready no longer."""
-        self._amounts[queue] = self._amounts.get(queue, 0) - encode_amount(1, size)
+    def unready(self, queue: str, messages: int, size: int) -> None:
+        """So many messages, of ``size`` bytes together, are ready no longer."""
+        self._amounts[queue] = self._amounts.get(queue, 0) - encode_amount(messages, size)
 
     def wake(self, queue: str) -> None:
         """Let idle consumers look at the queue."""
@@ -148,9 +149,9 @@ class Effects:
         """How many messages of the key this transaction has added."""
         return self._of_keys.backlogs.get((queue, key), 0)
 
-    def went(self, queue: str, key: str) -> None:
-        """A message with a key is no longer ready."""
-        _add(self._of_keys.backlogs, (queue, key), -1)
+    def went(self, queue: str, key: str, messages: int) -> None:
+        """So many messages with a key are no longer ready."""
+        _add(self._of_keys.backlogs, (queue, key), -messages)
 
     def leased(self, queue: str, key: str) -> None:
         """A message with a key was leased. Guarantee KEY-LIMIT: counted whether the key is limited now or not."""
@@ -212,5 +213,5 @@ class Work(NamedTuple):
     now_ms: int
     #: What the run counts and whom it wakes; written at its end. A run that only looks has none to speak of.
     effects: Effects
-    #: What would be dead-lettered rests instead: there is no room for the story of its death.
+    #: The disk is full: a message to be dead-lettered is delayed instead, as its death record would not fit.
     rests: bool = False

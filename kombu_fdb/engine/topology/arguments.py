@@ -1,4 +1,4 @@
-"""Queue arguments: which there are, what they accept, and what a claim must know of them.
+"""Queue arguments: their names, what they accept, and what a claim must know of them.
 
 AMQP's keep their names, units and meaning (https://www.rabbitmq.com/docs/queues#optional-arguments); ours begin with
 ``x-fair-``. Arguments that we don't know are kept and not acted upon, as in RabbitMQ; but a misspelt one is an error,
@@ -11,57 +11,47 @@ a second behind. What it needs stands in the queue's control record too, which e
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from kombu_fdb.errors import InvalidArgument
-from kombu_fdb.primitives.ranges import MOST, is_whole, shown
+from kombu_fdb.primitives.ranges import FLAG, MOST, TEXT, Kind, refused, shown, whole
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
-#: Ours begin with it.
+#: Our own arguments begin with it.
 OWN = "x-fair-"
 #: A name so like one of ours is misspelt. None of RabbitMQ's other arguments is: ``x-priority`` is the nearest, 0.83.
 LIKE = 0.88
 
 
-class _Kind(NamedTuple):
-    what: str
-    accepts: Callable[[Any], bool]
+def _whole(what: str, least: int, most: int = MOST) -> Kind:
+    return whole(f"a whole number of {what}", least, most)
 
-
-def _whole(what: str, least: int, most: int = MOST) -> _Kind:
-    def accepts(value: Any) -> bool:
-        return is_whole(value, least, most)
-
-    return _Kind(f"a whole number of {what}", accepts)
-
-
-_TEXT = _Kind("a text", lambda value: isinstance(value, str))
 
 KINDS = {
     "x-message-ttl": _whole("milliseconds, 0 or more", 0),
     "x-expires": _whole("milliseconds, at least 1", 1),
     "x-max-length": _whole("messages, 0 or more", 0),
     "x-max-length-bytes": _whole("bytes, 0 or more", 0),
-    "x-overflow": _Kind(", ".join(OVERFLOW_MODES[:2]) + f" or {OVERFLOW_MODES[2]}", lambda v: v in OVERFLOW_MODES),
-    "x-dead-letter-exchange": _TEXT,
-    "x-dead-letter-routing-key": _TEXT,
+    "x-overflow": Kind(", ".join(OVERFLOW_MODES[:2]) + f" or {OVERFLOW_MODES[2]}", lambda v: v in OVERFLOW_MODES),
+    "x-dead-letter-exchange": TEXT,
+    "x-dead-letter-routing-key": TEXT,
     "x-delivery-limit": _whole("redeliveries; a negative number means no limit", -MOST),
     "x-max-priority": _whole("priorities from 0 to 255, of which there are 10 here", 0, 255),
-    "x-single-active-consumer": _Kind("true or false", lambda value: isinstance(value, bool)),
+    "x-single-active-consumer": FLAG,
     "x-consumer-timeout": _whole("milliseconds, at least 1", 1),
-    "x-queue-type": _Kind(
+    "x-queue-type": Kind(
         "classic or quorum, which are the same here. A stream, whose consumers leave the messages there, is none",
         lambda value: value in ("classic", "quorum"),
     ),
-    "x-max-age": _Kind("for streams only. For messages that expire set x-message-ttl", lambda _: False),
+    "x-max-age": Kind("for streams only. For messages that expire set x-message-ttl", lambda _: False),
     "x-fair-ageing": _whole("milliseconds of waiting that count as one priority, at least 1", 1),
 }
 
 
 def check_flags(declared: QueueDeclaration | Exchange, *names: str) -> None:
-    """It could not be read otherwise, nor the list it stands in. Raises ``InvalidArgument``."""
+    """Other values could not be read back, nor the lists that they stand in. Raises ``InvalidArgument``."""
     for name in names:
         if not isinstance(getattr(declared, name), bool):
             raise InvalidArgument(f"{name} is true or false", given=shown(getattr(declared, name)))
@@ -80,17 +70,15 @@ def check_exchange(declared: Exchange) -> None:
 
 
 def check(declaration: QueueDeclaration) -> None:
-    """Raises ``InvalidArgument``, which names the argument and what it accepts. An argument of None is none."""
+    """Raises ``InvalidArgument``, which names the argument and what it accepts. An argument of None counts as unset."""
     check_flags(declaration, "durable", "exclusive", "auto_delete")
     given = {name: value for name, value in declaration.arguments.items() if value is not None}
-    for name, value in given.items():
-        kind = KINDS.get(name)
-        if kind is None:
-            _check_name(declaration.name, name)
-        elif not kind.accepts(value):
-            raise InvalidArgument(
-                "unusable queue argument", queue=declaration.name, fix=f"{name} is {kind.what}", **{name: value}
-            )
+    for name in given.keys() - KINDS.keys():
+        _check_name(declaration.name, name)
+    for name, value, kind in refused(KINDS, given):
+        raise InvalidArgument(
+            "unusable queue argument", queue=declaration.name, fix=f"{name} is {kind.what}", **{name: value}
+        )
     if "x-dead-letter-routing-key" in given and "x-dead-letter-exchange" not in given:
         raise InvalidArgument(
             "x-dead-letter-routing-key without x-dead-letter-exchange",

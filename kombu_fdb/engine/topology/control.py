@@ -4,13 +4,13 @@ Every change of an exchange or its bindings sets the exchange's epoch, by which 
 (``routing/tables.py``).
 
 A queue is deleted in one transaction: declaration, bindings, and as many messages as it holds. If there are more, the
-same transaction writes ``("deleting", queue)``, and they follow in parts. So whatever dies, the duties find what is
-left; and before the name is declared again, all of it goes. A queue that vanishes with its last consumer is deleted in
-the transaction in which that one leaves.
+same transaction writes ``("deleting", queue)``, and they follow in parts. So whichever process dies, the duties find
+what is left; and all of it is deleted before the name is declared again. A queue that vanishes with its last consumer
+is deleted in the transaction in which that one leaves.
 
 A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)`` exists for it. These records
-go with their session; or with their queue, by which its consumers learn that it was deleted. Its idle time is measured
-like a session's silence: an observer sees ``("expiring", queue)`` unchanged for long enough by its own clock.
+are cleared with their session, or with their queue, which tells its consumers that it was deleted. Its idle time is
+measured like a session's silence: an observer sees ``("expiring", queue)`` unchanged for long enough by its own clock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MESSAGES_PER_PURGE = 500
 VERSION_BYTES = 10
 #: The bound of a purge of a queue whose bell never rang: no bound.
 NO_LAST = b"\xff" * VERSION_BYTES
-#: Of a session that is gone.
+#: Consumers of an ended session that one transaction removes.
 CONSUMERS_PER_TRANSACTION = 25
 #: Digits of a format version.
 LONGEST_FORMAT = 10
@@ -51,8 +51,8 @@ LONGEST_FORMAT = 10
 def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
     """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use.
 
-    False if an earlier queue of the name has to be deleted to its end before. Raises ``InvalidArgument`` for an
-    argument with a senseless value.
+    False if an earlier queue of that name must first be deleted completely. Raises ``InvalidArgument`` for an unusable
+    argument.
     """
     arguments.check(declaration)
     key, value = work.keys.queue(declaration.name), declaration.encode()
@@ -92,7 +92,7 @@ def delete_queue(
 ) -> bytes | None:
     """Remove the declaration and the bindings. None if a condition forbids it.
 
-    Returns the version by which the messages have come that are to be purged (:func:`purge_part`).
+    Returns a version: messages that had come by then are to be purged (:func:`purge_part`).
     """
     # Serializable: a claim that commits meanwhile makes this transaction start again.
     if if_idle and any(work.tr.get(work.keys.count(queue, LEASED)) or b""):
@@ -126,7 +126,7 @@ def _unbind_queue(work: Work, queue: str) -> None:
 
 
 def has_come_since(work: Work, queue: str, mark: bytes) -> bool:
-    """Whether a message may have. One that comes meanwhile makes this transaction start again."""
+    """Whether a message may have come. One that comes meanwhile makes this transaction start again."""
     mark = bytes(VERSION_BYTES) if mark == NO_LAST else mark  # nothing had come
     bell, delayed = work.tr.get(work.keys.bell(queue)) or b"", range_of(work.keys.delayed(queue))
     work.tr.add_read_conflict_range(*delayed)
@@ -151,8 +151,8 @@ def purge_part(
 ) -> tuple[int, bytes]:
     """Delete those of up to ``limit`` ready and delayed messages that had come by ``last``.
 
-    Returns how many, and where to go on; b"" at the end, which is the end of a deletion up to there, too. What came
-    later is left, and skipped as far as it stands together: so this comes to its end, however fast that is.
+    Returns how many, and where to go on; b"" at the end, where a deletion up to ``last`` is finished, too. Later
+    messages are left, and skipped as far as they stand together: so this ends, however fast they come.
     """
     ranges = [range_of(prefix) for prefix in (work.keys.delayed(queue), work.keys.keyed(queue), work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
@@ -173,7 +173,7 @@ def purge_part(
 
 
 def declare_exchange(work: Work, exchange: Exchange) -> None:
-    """Create it. Raises ``NotEquivalent`` if it exists and routes otherwise, and ``InvalidArgument``."""
+    """Create the exchange. Raises ``NotEquivalent`` if it exists and routes differently, and ``InvalidArgument``."""
     arguments.check_exchange(exchange)
     key = work.keys.exchange(exchange.name)
     stored = work.tr.get(key)
@@ -197,8 +197,8 @@ def declare_exchange(work: Work, exchange: Exchange) -> None:
         )
 
 
-def delete_exchange(work: Work, name: str, *, if_unused: bool) -> bool:
-    """Remove it and its bindings."""
+def delete_exchange(work: Work, name: str, *, if_unused: bool = False) -> bool:
+    """Delete an exchange and its bindings; False if refused. The queues stay."""
     bindings = work.keys.bindings(name)
     if if_unused and work.tr.get_range(*bindings, limit=1):
         return False
@@ -228,7 +228,7 @@ def unbind(work: Work, queue: str, exchange: str, routing_key: str) -> None:
 
 
 def _clear_binding(work: Work, queue: str, exchange: str, routing_key: str) -> None:
-    """Of one that was read as a conflict."""
+    """The caller has read the binding as a conflict."""
     work.tr.clear(work.keys.binding(exchange, queue, routing_key))
     work.tr.clear(work.keys.bound(queue, exchange, routing_key))
     _change(work, exchange)
@@ -242,14 +242,14 @@ def _change(work: Work, exchange: str) -> None:
 
 
 def touch(work: Work, queue: str) -> None:
-    """Note a use of a queue with ``x-expires``."""
+    """Note that a queue with ``x-expires`` was used."""
     work.tr.set_versionstamped_value(work.keys.expiring(queue))
 
 
 def expiring(work: Work) -> list[tuple[str, bytes, int]]:
     """Queues with ``x-expires`` and no consumer: name, last use, allowed idle time in milliseconds.
 
-    One whose declaration can't be read is not among them: it is unknown whether it may go.
+    A queue whose declaration can't be read is left out: it is unknown whether it may be deleted.
     """
     consumers = work.keys.read(work.tr.get_range(*work.keys.all_consumers, snapshot=True), str, bytes, str)
     used = {queue for (queue, _session, _tag), _ in consumers}
@@ -260,7 +260,17 @@ def expiring(work: Work) -> list[tuple[str, bytes, int]]:
     return [(queue, last_use, expires_ms) for queue, last_use, expires_ms in found if expires_ms is not None]
 
 
-def declared_with(work: Work, *arguments: str) -> list[str]:
+def limited_queues(work: Work) -> list[str]:
+    """Queues with a maximum of messages or bytes."""
+    return _declared_with(work, "x-max-length", "x-max-length-bytes")
+
+
+def ttl_queues(work: Work) -> list[str]:
+    """Queues whose messages have a time to live, or are dead-lettered when their own is over."""
+    return _declared_with(work, "x-message-ttl", "x-dead-letter-exchange")
+
+
+def _declared_with(work: Work, *arguments: str) -> list[str]:
     """Queues with one of these arguments."""
     rows = work.keys.read(work.tr.get_range(*work.keys.all_queues, snapshot=True), str)
     declared = [declared_as(name, value) for (name,), value in rows]
@@ -268,7 +278,7 @@ def declared_with(work: Work, *arguments: str) -> list[str]:
 
 
 def _expires_ms(queue: str, value: bytes | None) -> int | None:
-    """0 for a queue that is not declared any more: its record goes at once. None if it can't be read."""
+    """0 for a queue that is no longer declared: its record is cleared at once. None if it can't be read."""
     declaration = declared_as(queue, value)
     if declaration is None:
         return 0 if value is None else None
@@ -276,14 +286,17 @@ def _expires_ms(queue: str, value: bytes | None) -> int | None:
 
 
 def expire(work: Work, queue: str, last_use: bytes) -> bytes | None:
-    """Delete the queue if it is still unused; conflicts with every use until this commits. As :func:`delete_queue`."""
+    """Delete the queue, as :func:`delete_queue`, if it is still unused; conflicts with every use until this commits."""
     if work.tr.get(work.keys.expiring(queue)) != last_use:
         return None
     return delete_queue(work, queue, if_unused=True)
 
 
 def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str, *, declared: bool = False) -> None:
-    """``declared``: raise ``QueueNotFound`` if the queue is not. Raises ``SessionLost`` if the session was fenced."""
+    """Keep a queue that can vanish (``x-expires``, auto-delete) alive while this session consumes it.
+
+    ``declared``: raise ``QueueNotFound`` if the queue is not. Raises ``SessionLost`` if the session was fenced.
+    """
     session.require(work, session_id)
     if declared and work.tr.get(work.keys.queue(queue)) is None:
         raise QueueNotFound(queue=queue, fix="Declare it again.")
@@ -299,9 +312,9 @@ def forgotten(work: Work, session_id: SessionId, consumers: Sequence[tuple[str, 
 
 
 def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bytes | None:
-    """Delete an auto-delete queue that loses its last consumer by this: as :func:`delete_queue`.
+    """Remove a consumer, and delete an auto-delete queue whose last one it was. Returns as :func:`delete_queue`.
 
-    Not for one that has gone before, with its session: there may be a new queue of that name, not consumed yet.
+    A consumer that was removed before, with its session, deletes nothing: a new queue may have that name by now.
     """
     single.leave(work, queue, session_id, tag)
     key = work.keys.consumer(queue, session_id, tag)
@@ -316,7 +329,7 @@ def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> 
     return delete_queue(work, queue, if_unused=True) if vanishes else None
 
 
-def drop_consumers(work: Work, session_id: SessionId, limit: int) -> tuple[list[str], bool]:
+def drop_consumers(work: Work, limit: int, session_id: SessionId) -> tuple[list[str], bool]:
     """Remove up to ``limit`` consumers of a session that is gone, and the auto-delete queues left without one.
 
     Returns these queues, whose messages are to be purged, and whether the session has further consumers.
@@ -337,13 +350,19 @@ def drop_consumers(work: Work, session_id: SessionId, limit: int) -> tuple[list[
 
 
 def to_be_purged(work: Work, queue: str, last: bytes) -> None:
-    """The queue is deleted, and what had come to it by ``last`` is not yet."""
+    """Note that messages of a deleted queue, those that had come by ``last``, are still to be purged."""
     if last != NO_LAST:
         work.tr.set(work.keys.deleting(queue), last)
 
 
+def queues_being_deleted(work: Work) -> list[str]:
+    """Deleted queues that still have messages to be purged."""
+    rows = work.tr.get_range(*work.keys.all_deleting, limit=1_000, snapshot=True)
+    return [queue for (queue,), _ in work.keys.read(rows, str)]
+
+
 def being_deleted(work: Work, queue: str) -> bytes | None:
-    """By which version the messages have come that are to go with a queue that is gone. None if there is no such."""
+    """The version up to which a deleted queue's messages are to be purged; None if none are."""
     return work.tr.get(work.keys.deleting(queue), snapshot=True)
 
 

@@ -1,1 +1,1 @@
-"""What has to be done without being asked for: due, expired and abandoned messages, what was left behind."""
+"""Background work: due, expired and abandoned messages, and rows that were left behind."""

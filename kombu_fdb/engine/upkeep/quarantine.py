@@ -1,8 +1,17 @@
-"""Asides: what a duty could not do, set aside so that it delays nothing else, for people to see.
+"""What upkeep failed on and set aside, and the orphaned rows that it clears.
+
+Quarantine: what a duty could not do, set aside so that it delays nothing else, for people to see.
 
 A row ``("aside", duty, subject)`` says which queue, session or whatever else a duty fails on, why, how often and since
 when. The process whose duty failed writes it, and clears it when the same succeeds; if that process is gone, the
 duties clear it once it has not changed for a while.
+
+Orphans: rows that deleted queues and exchanges have left behind.
+
+Deleting a queue clears all its rows. But consumers may still hold its messages: a lease that ends later rings the bell
+of the deleted queue. Deleting an exchange leaves its epoch, by which the caches of other processes notice. A process
+that sees such a row unchanged for long enough clears it, in a transaction that conflicts with every use of the name
+again.
 """
 
 from __future__ import annotations
@@ -10,21 +19,27 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.topology import control
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.primitives.masking import masked_text, plain
+from kombu_fdb.routing.tables import PREDECLARED
 
-#: Of an error's text, in characters.
+# -- quarantine --------------------------------------------------------------------------------------------------------
+
+
+#: The longest error text that is kept, in characters.
 LONGEST_ERROR = 500
-#: Shown at most.
+#: Entries shown at most.
 MOST_SHOWN = 1_000
 
 
 class Aside(NamedTuple):
-    """``subject``: a queue's name, a session's id in hexadecimal digits, or "" for all of the duty. Wall clock.
+    """``subject``: a queue's name, a session's id in hexadecimal digits, or "" for the whole duty.
 
-    ``error``: as it is read, without the secrets that it names, and on one line.
+    ``error``: on one line when it is read, with secrets masked. ``since_ms``: by the wall clock.
     """
 
     duty: str
@@ -39,19 +54,25 @@ class Aside(NamedTuple):
 
 
 def write(work: Work, aside: Aside) -> None:
+    """Record what a duty could not do."""
     fields = {"error": aside.error[:LONGEST_ERROR], "times": aside.times, "since_ms": aside.since_ms}
     work.tr.set(work.keys.aside(aside.duty, aside.subject), encode_json(fields))
 
 
 def read(work: Work) -> list[Aside]:
-    """Snapshot."""
+    """What the duties of all processes could not do, and why; up to :data:`MOST_SHOWN`. Snapshot."""
     return [
         _decode(work.keys, *row) for row in work.tr.get_range(*work.keys.all_asides, limit=MOST_SHOWN, snapshot=True)
     ]
 
 
+def forget(work: Work, duty: str, subject: str) -> None:
+    """The duty succeeds again: clear its entry."""
+    work.tr.clear(work.keys.aside(duty, subject))
+
+
 def _decode(keys: Keyspace, key: bytes, value: bytes) -> Aside:
-    """Of bytes that can't be read, as much as can."""
+    """As much of the entry as can be read."""
     try:
         duty, subject = (str(each) for each in keys.unpack(key)[1:])
         fields = decode_json(value)
@@ -59,3 +80,45 @@ def _decode(keys: Keyspace, key: bytes, value: bytes) -> Aside:
         return Aside(duty, subject, error, int(fields["times"]), int(fields["since_ms"]))
     except (FormatError, KeyError, TypeError, ValueError):
         return Aside("", "", "unreadable", 0, 0)
+
+
+# -- orphans -----------------------------------------------------------------------------------------------------------
+
+
+def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
+    """Clear what an undeclared queue has left, if its bell is still what was observed.
+
+    Does nothing if the queue has messages, or an operator's settings. A publish to it sets the bell.
+    """
+    if work.tr.get_many([work.keys.bell(queue), work.keys.queue(queue), work.keys.control(queue)]) != [
+        bell,
+        None,
+        None,
+    ]:
+        return False
+    ranges = [
+        work.keys.counts(queue),
+        work.keys.all_limits(queue),
+        range_of(work.keys.ready(queue)),
+        range_of(work.keys.delayed(queue)),
+    ]
+    if any(work.tr.get_ranges([(*each, 1) for each in ranges])):
+        return False
+    return control.delete_queue(work, queue, if_unused=True, if_empty=True) is not None
+
+
+def clear_exchange(work: Work, exchange: str, epoch: bytes) -> bool:
+    """Clear the epoch of an exchange that is gone, if it is still what was observed.
+
+    A cache from before the deletion has another epoch, and one from after it knows no binding: so neither becomes
+    wrong.
+    """
+    if exchange in PREDECLARED or work.tr.get_many([work.keys.epoch(exchange), work.keys.exchange(exchange)]) != [
+        epoch,
+        None,
+    ]:
+        return False
+    if work.tr.get_range(*work.keys.bindings(exchange), limit=1):
+        return False
+    work.tr.clear(work.keys.epoch(exchange))
+    return True

@@ -1,4 +1,4 @@
-"""Regain: bring back what an older process kept for who can read it (``newer.py``)."""
+"""Regain: bring back what an older process kept for a newer one (``newer.py``)."""
 
 from __future__ import annotations
 

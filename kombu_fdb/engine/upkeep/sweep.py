@@ -4,7 +4,7 @@ Every consumer process observes the sessions that follow its own in the ring of 
 is elected, so the death of a sweeper delays nothing. Which of several sweepers ends a session is decided by the fencing
 transaction, and two that bring the same messages back conflict on the leases. See ``session.py`` for the states.
 
-A lease that can't be brought back, though it is alone in its transaction, is skipped and stays; the others come back.
+A lease that can't be brought back even alone in a transaction is skipped and stays; the others come back.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class _Sighting:
     value: bytes
     ttl_s: float
     unchanged_s: float = 0.0
-    #: It was seen to change, sometime.
+    #: Whether it was ever seen to change.
     changed: bool = False
 
 
 class Observer(Generic[K]):
-    """Tells which of many values have not changed for as long as they live, by the caller's own monotonic clock.
+    """Tells which of many values have not changed for their time to live, by the caller's own monotonic clock.
 
     What counts is the time *under observation*: between two successful looks at most a quarter of the value's time to
-    live. So a store that answered no one for minutes, or an observer that was frozen, makes no session look silent: it
+    live. So a store that did not answer for minutes, or an observer that was frozen, makes no session look silent: it
     takes four looks or more, spread over the whole time.
     """
 
@@ -65,15 +65,15 @@ class Observer(Generic[K]):
         self._sightings, self._looked = seen, now
 
     def forget(self) -> None:
-        """Begin anew: what was seen so far says nothing."""
+        """Begin anew: earlier looks no longer count."""
         self._sightings.clear()
 
     def half_silent(self) -> list[tuple[K, float]]:
-        """Those unchanged for half of their time to live, and that."""
+        """The keys unchanged for half of their time to live, each with that time to live."""
         return [(key, seen.ttl_s) for key, seen in self._sightings.items() if seen.unchanged_s >= seen.ttl_s / 2]
 
     def note_alive(self, key: K) -> None:
-        """It has shown in another way that it lives: as if it had changed just now."""
+        """The key's owner has shown in another way that it lives: as if the value had changed just now."""
         self._sightings[key].unchanged_s, self._sightings[key].changed = 0.0, True
 
     def is_alive(self, key: K) -> bool:
@@ -87,7 +87,7 @@ class Observer(Generic[K]):
         return min(left_s, default=math.inf)
 
     def silent(self) -> list[tuple[K, bytes]]:
-        """Those unchanged for at least their time to live."""
+        """The keys unchanged for at least their time to live, with their values."""
         return [(key, seen.value) for key, seen in self._sightings.items() if seen.unchanged_s >= seen.ttl_s]
 
 
@@ -97,7 +97,7 @@ def counted_gap(gap_s: float, longest_s: float) -> float:
 
 
 def release_part(
-    work: Work, session_id: SessionId, *, counted: bool, cursor: bytes = b"", limit: int = LEASES_PER_TRANSACTION
+    work: Work, limit: int, session_id: SessionId, cursor: bytes = b"", *, counted: bool = True
 ) -> tuple[int, bytes]:
     """Bring up to ``limit`` messages of a fenced session back. Returns how many, and where to go on; b"" at the end.
 
@@ -119,14 +119,14 @@ def release_part(
 
 
 def skip(work: Work, session_id: SessionId, cursor: bytes) -> bytes:
-    """Where to go on behind the next lease, which can't be brought back; b"" if there is none."""
+    """Where to go on behind the next lease, which can't be brought back; b"" at the end."""
     begin, end = range_of(work.keys.leases(session_id))
     rows = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
     return rows[0][0] + b"\x00" if rows else b""
 
 
 def forget(work: Work, session_id: SessionId) -> None:
-    """The last trace of a fenced session, by which it is found if the process that cleans up after it dies meanwhile.
+    """Clear the last trace of a fenced session, by which it is found if the process that cleans up dies meanwhile.
 
     It stays while a lease does: one that could not be brought back is tried again with the next sweep.
     """

@@ -1,21 +1,22 @@
-"""The duties: what consumer processes do for the whole store, each a small object with a budget.
+"""The duties: what consumer processes do for the whole store, each with a budget.
 
 A duty's ``run`` does what its budget allows, and returns in how many seconds to call it again at the latest; a spent
 budget means at once. It remembers where it stopped, and begins there. What it can't do it sets aside
 (``round_robin.py``).
 
-The sweep (``duty_cycle.py``) and :class:`Newer` are done by every process, the others by the one that holds the role
-(``duty_cycle.py``).
+Most are rows of a table (:func:`routines`): which subjects there are, the step of each, and the pause. The others have
+a class of their own, for what they remember. The sweep (``duty_cycle.py``) and what is brought back for this version
+are done by every process, the others by the one that holds the role (``duty_cycle.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from typing import TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, earliest
-from kombu_fdb.engine.metrics.samples import DAY, HOUR, Series
+from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, Series
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
@@ -41,25 +42,166 @@ SAMPLING = 1 / 50
 K = TypeVar("K", bound=Hashable)
 
 
-class Duty(Protocol):
+class Duty:
     """One of them. ``name`` is what people see."""
 
     name: str
-
-    def run(self, budget: Budget) -> float:
-        """Do a part of it; in how many seconds to call again."""
-
-
-class Promotion:
-    """Make due messages ready, and ring for keys whose rate allows a message again. Guarantee: NOT-EARLY."""
-
-    name = "promote"
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
         self._engine = engine
         self._clock = clock
         self._guard = guard
         self._subjects = RoundRobin(guard, self.name)
+
+    def run(self, budget: Budget) -> float:
+        """Do a part of it; in how many seconds to call again."""
+        raise NotImplementedError
+
+
+# -- those that are rows of a table ------------------------------------------------------------------------------------
+
+
+class Routine(Duty):
+    """The same step for each subject that is found, as long as the step says that there is more."""
+
+    def __init__(
+        self,
+        name: str,
+        guard: Guard,
+        find: Callable[[], Collection[str]],
+        step: Callable[[str], object],
+        pause_s: float,
+        *,
+        at_once: bool = True,
+    ) -> None:
+        """``at_once``: it goes on in the next round if its budget was spent."""
+        self.name = name
+        self._find = find
+        self._step = step
+        self._pause_s = pause_s
+        self._at_once = at_once
+        self._subjects = RoundRobin(guard, name)
+
+    def run(self, budget: Budget) -> float:
+        self._subjects.run(self._find(), self._step, budget)
+        return 0.0 if self._at_once and budget.is_spent else self._pause_s
+
+
+class Walk(Duty):
+    """All subjects to their ends, part by part; then it is found out anew which there are."""
+
+    def __init__(
+        self,
+        name: str,
+        guard: Guard,
+        find: Callable[[], Collection[str]],
+        part: Callable[[str, bytes], bytes],
+        pause_s: float,
+        *,
+        between_s: float = 0.0,
+    ) -> None:
+        """``part``: one transaction of a subject from a cursor on, which returns the next; b"" at both ends.
+
+        ``between_s``: the pause while there is more to walk through.
+        """
+        self.name = name
+        self._find = find
+        self._part = part
+        self._pause_s = pause_s
+        self._between_s = between_s
+        self._subjects = RoundRobin(guard, name)
+        #: How far it came in each subject that is not done.
+        self._cursors: dict[str, bytes] = {}
+
+    def run(self, budget: Budget) -> float:
+        if not self._cursors:
+            self._cursors = dict.fromkeys(self._find(), b"")
+        self._subjects.run(list(self._cursors), self._step, budget)
+        if not budget.is_spent:
+            self._cursors.clear()  # what is still there is set aside
+        return self._between_s if self._cursors else self._pause_s
+
+    def _step(self, subject: str) -> bool:
+        cursor = self._part(subject, self._cursors.pop(subject))  # a subject that fails is done, until the next walk
+        if cursor:
+            self._cursors[subject] = cursor
+        return bool(cursor)
+
+
+def newer(engine: Engine, guard: Guard) -> Duty:
+    """Bring back what older processes kept for this version.
+
+    Not at once if the budget is spent: an older consumer may keep them again, as fast as they come.
+    """
+    return Routine(
+        "bring back newer messages",
+        guard,
+        _whole,
+        lambda _: engine.upkeep.regain_part(),
+        NEWER_INTERVAL_S,
+        at_once=False,
+    )
+
+
+def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
+    """Those of the process with the role. ``interval_s``: between two looks at queues that are gone."""
+    upkeep, queues = engine.upkeep, engine.queues
+
+    def ready_queues() -> list[str]:
+        return [queue for queue, counts in engine.inspect.queues().items() if counts.ready]
+
+    return [
+        # Purge what is left of queues that are gone.
+        Walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
+        # Do what a change of limits has left to do, where the process that changed them has died.
+        Routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
+        # Let the oldest give way. Not at once: what is trimmed may come back as a dead letter, for ever.
+        Routine(
+            "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
+        ),
+        # Drop what the queues ``<queue>.dead`` keep no longer.
+        Walk(
+            "trim dead letters",
+            guard,
+            engine.dead_letters.queues,
+            lambda queue, _: b"more" if engine.dead_letters.trim_part(queue) else b"",
+            TIDY_INTERVAL_S,
+        ),
+        # Drop expired messages that no consumer claims: a slow walk through all ready ones.
+        Walk(
+            "drop expired messages",
+            guard,
+            ready_queues,
+            lambda queue, cursor: upkeep.drop_expired_part(queue, cursor)[1],
+            EXPIRED_INTERVAL_S,
+            between_s=LOOK_S,
+        ),
+        # Clear dedup ids whose window is over.
+        Routine("clear dedup ids", guard, _whole, lambda _: upkeep.clear_dedup_part(), TIDY_INTERVAL_S),
+        # Clear what says nothing any more.
+        Walk("clear full buckets", guard, _whole, lambda _, cursor: upkeep.clear_buckets_part(cursor), LEFT_INTERVAL_S),
+        Walk(
+            "clear marks of imports",
+            guard,
+            _whole,
+            lambda _, cursor: engine.migrate.forget_marks_part(cursor),
+            LEFT_INTERVAL_S,
+        ),
+    ]
+
+
+def _whole() -> list[str]:
+    """Of a duty that has no parts."""
+    return [""]
+
+
+# -- those that remember more ------------------------------------------------------------------------------------------
+
+
+class Promotion(Duty):
+    """Make due messages ready, and ring for keys whose rate allows a message again. Guarantee: NOT-EARLY."""
+
+    name = "promote"
 
     def run(self, budget: Budget) -> float:
         unpark_ms = self._guard.attempt("unpark", "", self._engine.upkeep.unpark)
@@ -84,16 +226,14 @@ class Promotion:
         return LOOK_S if due_ms is None else min(max(0.0, (due_ms - self._clock.wall_ms()) / 1000), LOOK_S)
 
 
-class UnusedQueues:
+class UnusedQueues(Duty):
     """Delete queues with ``x-expires`` that were unused for as long."""
 
     name = "expire queues"
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> None:
-        self._engine = engine
-        self._clock = clock
+        super().__init__(engine, clock, guard)
         self._interval_s = interval_s
-        self._subjects = RoundRobin(guard, self.name)
         self._observer: Observer[str] = Observer()
         #: Queues deleted so far.
         self.expired = 0
@@ -110,92 +250,13 @@ class UnusedQueues:
         self.expired += self._engine.queues.expire(queue, last_use)
 
 
-class Deletions:
-    """Purge what is left of queues that are gone."""
-
-    name = "finish deletions"
-
-    def __init__(self, engine: Engine, guard: Guard, interval_s: float) -> None:
-        self._engine = engine
-        self._interval_s = interval_s
-        self._subjects = RoundRobin(guard, self.name)
-        #: How far it came in each queue that is not done.
-        self._cursors: dict[str, bytes] = {}
-
-    def run(self, budget: Budget) -> float:
-        self._cursors = {queue: self._cursors.get(queue, b"") for queue in self._engine.queues.being_deleted()}
-        self._subjects.run(list(self._cursors), self._step, budget)
-        return 0.0 if budget.is_spent else self._interval_s
-
-    def _step(self, queue: str) -> bool:
-        self._cursors[queue] = self._engine.queues.finish_deletion_part(queue, self._cursors.get(queue, b""))
-        return bool(self._cursors[queue])
-
-
-class FullQueues:
-    """Let the oldest give way in queues that are over their maximum."""
-
-    name = "trim full queues"
-
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        self._engine = engine
-        self._subjects = RoundRobin(guard, self.name)
-
-    def run(self, budget: Budget) -> float:
-        self._subjects.run(self._engine.upkeep.limited_queues(), self._engine.upkeep.trim_full_part, budget)
-        return FULL_INTERVAL_S  # a spent budget too: what is trimmed may come back as a dead letter, for ever
-
-
-class DeadLetters:
-    """Drop what the queues ``<queue>.dead`` keep no longer."""
-
-    name = "trim dead letters"
-
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        self._engine = engine
-        self._subjects = RoundRobin(guard, self.name)
-        #: Queues that have not had their turn, since it was last found out which there are.
-        self._left: set[str] = set()
-
-    def run(self, budget: Budget) -> float:
-        if not self._left:
-            self._left = set(self._engine.dead_letters.queues())
-        self._subjects.run(self._left, self._step, budget)
-        if not budget.is_spent:
-            self._left.clear()  # what is still there is set aside
-        return 0.0 if self._left else TIDY_INTERVAL_S
-
-    def _step(self, queue: str) -> bool:
-        self._left.discard(queue)  # also if it fails
-        dropped = self._engine.dead_letters.trim_part(queue)
-        if dropped:
-            self._left.add(queue)
-        return bool(dropped)
-
-
-class DedupIds:
-    """Clear dedup ids whose window is over."""
-
-    name = "clear dedup ids"
-
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        self._engine = engine
-        self._subjects = RoundRobin(guard, self.name)
-
-    def run(self, budget: Budget) -> float:
-        self._subjects.run([""], lambda _: self._engine.upkeep.clear_dedup_part(), budget)
-        return 0.0 if budget.is_spent else TIDY_INTERVAL_S
-
-
-class ExpiredHeads:
+class ExpiredHeads(Duty):
     """Drop what has outlived the time to live of its queue, at the queue's head, as soon as that is over."""
 
     name = "drop expired heads"
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._subjects = RoundRobin(guard, self.name)
+        super().__init__(engine, clock, guard)
         self._queues: list[str] = []
         #: When to look which queues have a time to live.
         self._look_at = 0.0
@@ -224,100 +285,20 @@ class ExpiredHeads:
         return LOOK_S if next_ms is None else min(max(0.0, (next_ms - self._clock.wall_ms()) / 1000), LOOK_S)
 
 
-class ExpiredMessages:
-    """Drop expired messages that no consumer claims: a slow walk through all ready ones."""
-
-    name = "drop expired messages"
-
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        self._engine = engine
-        self._subjects = RoundRobin(guard, self.name)
-        #: How far it came in each queue that is not done.
-        self._cursors: dict[str, bytes] = {}
-
-    def run(self, budget: Budget) -> float:
-        if not self._cursors:
-            self._cursors = {queue: b"" for queue, counts in self._engine.inspect.queues().items() if counts.ready}
-        self._subjects.run(list(self._cursors), self._step, budget)
-        return LOOK_S if self._cursors else EXPIRED_INTERVAL_S
-
-    def _step(self, queue: str) -> bool:
-        cursor = self._cursors.pop(queue)  # a queue that fails is done, until the next walk
-        _dropped, following = self._engine.upkeep.drop_expired_part(queue, cursor)
-        if following:
-            self._cursors[queue] = following
-        return bool(following)
+def unchanged(observer: Observer[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
+    """Those of the rows that have not changed for :data:`LEFT_TTL_S`, as far as the observer has seen."""
+    observer.look([(key, value, LEFT_TTL_S) for key, value in rows], clock.monotonic())
+    return observer.silent()
 
 
-class Newer:
-    """Bring back what older processes kept for this version."""
-
-    name = "bring back newer messages"
-
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        self._engine = engine
-        self._subjects = RoundRobin(guard, self.name)
-
-    def run(self, budget: Budget) -> float:
-        self._subjects.run([""], lambda _: self._engine.upkeep.regain_part(), budget)
-        return NEWER_INTERVAL_S  # a spent budget too: an older consumer may keep them again, as fast as they come
-
-
-class Limits:
-    """Do what a change of limits has left to do, where the process that changed them has died."""
-
-    name = "follow limits"
-
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        self._engine = engine
-        self._subjects = RoundRobin(guard, self.name)
-
-    def run(self, budget: Budget) -> float:
-        self._subjects.run(self._engine.upkeep.relimited_queues(), self._engine.queues.follow_limits_part, budget)
-        return 0.0 if budget.is_spent else LOOK_S
-
-
-class Walk:
-    """Clear what says nothing any more in one range: full token buckets, or the marks of finished imports."""
-
-    def __init__(self, name: str, part: Callable[[bytes], bytes], guard: Guard) -> None:
-        """``part``: one transaction from a cursor on, which returns the next; b"" at both ends."""
-        self.name = name
-        self._part = part
-        self._subjects = RoundRobin(guard, self.name)
-        #: How far it came.
-        self._cursor = b""
-
-    def run(self, budget: Budget) -> float:
-        self._subjects.run([""], self._step, budget)
-        return 0.0 if budget.is_spent else LEFT_INTERVAL_S
-
-    def _step(self, _: str) -> bool:
-        self._cursor = self._part(self._cursor)
-        return bool(self._cursor)
-
-
-class _Unchanged(Generic[K]):
-    """Which of many rows have not changed for :data:`LEFT_TTL_S`."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._observer: Observer[K] = Observer()
-
-    def among(self, rows: Iterable[tuple[K, bytes]]) -> list[tuple[K, bytes]]:
-        self._observer.look([(key, value, LEFT_TTL_S) for key, value in rows], self._clock.monotonic())
-        return self._observer.silent()
-
-
-class Leftovers:
+class Leftovers(Duty):
     """Clear rows of processes that are gone: commit tokens, copies that no burial took, asides, services of a line."""
 
     name = "clear leftovers"
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        self._engine = engine
-        self._subjects = RoundRobin(guard, self.name)
-        self._unchanged: _Unchanged[bytes] = _Unchanged(clock)
+        super().__init__(engine, clock, guard)
+        self._observer: Observer[bytes] = Observer()
         #: What is left to clear, if the budget ended.
         self._parts: dict[str, list[KeyValue]] = {}
 
@@ -336,7 +317,8 @@ class Leftovers:
         ]
         alive = {session_id for session_id, _, _ in self._engine.sessions.beats()}
         served = self._engine.upkeep.rows(keys.all_served)
-        silent = self._unchanged.among([*rows, *(row for row in served if row[1][:SESSION_BYTES] not in alive)])
+        rows += [row for row in served if row[1][:SESSION_BYTES] not in alive]
+        silent = unchanged(self._observer, rows, self._clock)
         first, end = keys.all_copies
         copies = [row for row in silent if first <= row[0] < end]
         others = [row for row in silent if not first <= row[0] < end]
@@ -351,33 +333,29 @@ class Leftovers:
             self._engine.upkeep.clear_copy(rows[0])
 
 
-class Ghosts:
+class Ghosts(Duty):
     """Clear what queues and exchanges that are gone have left."""
 
     name = "clear ghosts"
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        self._engine = engine
-        self._subjects = RoundRobin(guard, self.name)
-        self._unchanged: _Unchanged[tuple[str, str]] = _Unchanged(clock)
+        super().__init__(engine, clock, guard)
+        self._observer: Observer[tuple[str, str]] = Observer()
 
     def run(self, budget: Budget) -> float:
-        silent = {f"{kind} {name}": (kind, name, value) for (kind, name), value in self._find()}
+        found = unchanged(self._observer, self._engine.upkeep.ghosts().items(), self._clock)
+        silent = {f"{kind} {name}": (kind, name, value) for (kind, name), value in found}
         self._subjects.run(silent.keys(), lambda each: self._engine.upkeep.clear_ghost(*silent[each]) and False, budget)
         return LEFT_INTERVAL_S
 
-    def _find(self) -> list[tuple[tuple[str, str], bytes]]:
-        return self._unchanged.among(self._engine.upkeep.ghosts().items())
 
-
-class Totals:
+class Totals(Duty):
     """Forget the totals of queues that are gone, and all but the busiest keys."""
 
     name = "trim totals"
 
-    def __init__(self, engine: Engine, guard: Guard) -> None:
-        self._engine = engine
-        self._subjects = RoundRobin(guard, self.name)
+    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
+        super().__init__(engine, clock, guard)
         #: What is left of a walk.
         self._steps: Iterator[None] | None = None
 
@@ -392,15 +370,13 @@ class Totals:
         return next(self._steps or iter(()), self) is None
 
 
-class Samples:
+class Samples(Duty):
     """Write down what the queues hold and do, for charts."""
 
     name = "sample"
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._subjects = RoundRobin(guard, self.name)
+        super().__init__(engine, clock, guard)
         #: The step of each series that was sampled last.
         self._last: dict[Series, int] = {}
 
@@ -411,7 +387,7 @@ class Samples:
         return max(HOUR.step_s - self._clock.wall_ms() / 1000 % HOUR.step_s, spent_s / SAMPLING)
 
     def _step(self, _: str) -> None:
-        steps = {series: series.moment(self._clock.wall_ms()) for series in (HOUR, DAY)}
+        steps = {series: series.moment(self._clock.wall_ms()) for series in (HOUR, DAY, WEEK)}
         due = [series for series, step in steps.items() if self._last.get(series) != step]
         if due:
             self._engine.metrics.sample(due)

@@ -1,37 +1,11 @@
 """The duty cycle: heartbeats, sweeps of the sessions this process observes, and the other duties, each in its turn.
 
-Computing: a process that can't beat, because a task of it lets nothing else run, is not dead. Guarantee: NOT-TWICE.
-
-Model. The heartbeat comes from a thread. A task can keep that from running for as long as it likes: C code that does
-not let go of the interpreter, and with eventlet, where it is a greenlet, any computation. But what computes can be seen
-from outside: the kernel counts how long its threads run, or wait for a core. So an observer that is about to take a
-session for dead looks for its process (``primitives/processes.py``). If that is one of this host, and was busy for
-:data:`SHARE` of the session's time to live since the session had been silent for half of it, this counts as a beat.
-
-A process that was killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead when its
-time is over (BACK-SOON). A process that computes for ever keeps its messages for ever, like any task that does not end.
-On SQLite all processes that share a store are on one host, so each sees all others, but for those in other containers;
-on FoundationDB it sees those on its own machine.
-
-The ring: who observes whom, so that a dead session is found without everybody looking at everybody.
-
-Each process observes the sessions that follow its own in the order of their ids, which are random: as many as it takes
-to see :data:`LIVING` of them alive, and twice as many at each look that does not. So a dead session is observed by that
-many living ones, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a
-session is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together; if only one
-of n survives, within its time to live and ``log2(n / LIVING) + 2`` sweeps.
-
-What the two threads that keep a session do, as steps without the threads.
-
-Model. In a *beat* the session says that it lives; when it is told that it was fenced, the membership is lost. In a
+Model. What a consumer process does besides consuming, as steps without the threads. ``session_threads.py`` has
+:meth:`SessionSteps.beat` run in one thread, :meth:`SessionSteps.serve` in another, so that a long sweep never delays a
+beat. In a *beat* the session says that it lives; when it is told that it was fenced, the membership is lost. In a
 *turn* of the duties an alarm is set, so that what is delayed from then on rings; claims of which it does not know the
 outcome are recovered; the duties have one round; and the client's deferred calls are made. A
 step that fails has changed nothing that the next one depends on, so their driver repeats it after a pause.
-
-What a consumer process does besides consuming, as steps without threads: beat, and the duties in their turn.
-
-Model. ``session_threads.py`` has :meth:`Heartbeat.run_once` run in one thread, :meth:`Duties.run_once` in another,
-so that a long sweep never delays a beat.
 
 The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that
 is due gets a :class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`; the one
@@ -44,6 +18,34 @@ process brings back what older ones kept for its version: the promoter may be on
 process, which holds the role ``promoter`` and renews its record each second; another takes the role when it saw the
 record unchanged for :data:`ROLE_TTL_S`, or at once when the holder left it. Two holders at once are harmless: their
 transactions conflict.
+
+The ring: who observes whom, so that a dead session is found without everybody looking at everybody. Each process
+observes the sessions that follow its own in the order of their ids, which are random: as many as it takes
+to see :data:`LIVING` of them alive, and twice as many at each look that does not. So a dead session is observed by that
+many living ones, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a
+session is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together; if only one
+of n survives, within its time to live and ``log2(n / LIVING) + 2`` sweeps.
+
+A process that can't beat, because a task of it lets nothing else run, is not dead. Guarantee: NOT-TWICE. The heartbeat
+comes from a thread. A task can keep that from running for as long as it likes: C code that does
+not let go of the interpreter, and with eventlet, where it is a greenlet, any computation. But what computes can be seen
+from outside: the kernel counts how long its threads run, or wait for a core. So an observer that is about to take a
+session for dead looks for its process (``primitives/processes.py``). If that is one of this host, and was busy for
+:data:`SHARE` of the session's time to live since the session had been silent for half of it, this counts as a beat.
+A process that was killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead when its
+time is over (BACK-SOON). A process that computes for ever keeps its messages for ever, like any task that does not end.
+On SQLite all processes that share a store are on one host, so each sees all others, but for those in other containers;
+on FoundationDB it sees those on its own machine.
+
+Reclaim: where a full disk has no room for who starts, what dead sessions have left is cleared.
+
+Each start of a worker that crashes soon after leaves a session and declarations. Living workers sweep those; where none
+can start any more, none would. So a process whose write is refused looks at the sessions itself, each time, and ends
+those that have died, by the rule of all sweeps (``sweep.Observer``). It remembers what it has seen while it connects
+again and again. A process that gives up at once has seen nothing.
+
+Who can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So to each look
+belongs a write of the kind of a beat.
 
 What happens at each failure:
 
@@ -61,19 +63,22 @@ The observers count only successful looks, so an outage makes no session look de
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.upkeep.sweep import Observer
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
-from kombu_fdb.primitives.clock import Clock, Jitter
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.upkeep import duties
 from kombu_fdb.process.upkeep.duties import Duty
-from kombu_fdb.process.upkeep.round_robin import Guard, RoundRobin
+from kombu_fdb.process.upkeep.round_robin import Guard
 from kombu_fdb.store.protocol import Watch
 
 # -- is it computing? --------------------------------------------------------------------------------------------------
@@ -84,8 +89,8 @@ from kombu_fdb.store.protocol import Watch
 SHARE = 1 / 40
 
 
-class Computing:
-    """Of one observer."""
+class BusyProcesses:
+    """Those that compute, as one observer has seen them."""
 
     def __init__(self) -> None:
         #: How long the process of each session that is half silent had been busy when that was first seen.
@@ -122,7 +127,7 @@ LIVING = 8
 LEAST_PAUSE_S = 0.001
 
 
-class Sweep:
+class Sweep(Duty):
     """End dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
 
     A process that can't beat can't judge: a store that answers reads and takes no commits makes every session look
@@ -132,17 +137,14 @@ class Sweep:
     name = "sweep"
 
     def __init__(
-        self, engine: Engine, clock: Clock, guard: Guard, rng: Jitter, session_id: SessionId, interval_s: float
+        self, engine: Engine, clock: Clock, guard: Guard, rng: Random, session_id: SessionId, interval_s: float
     ) -> None:
-        self._engine = engine
-        self._clock = clock
+        super().__init__(engine, clock, guard)
         self._session_id = session_id
         self._interval_s = interval_s
-        self._subjects = RoundRobin(guard, self.name)
-        self._guard = guard
         self._rng = rng
         self._observer: Observer[SessionId] = Observer()
-        self._computing = Computing()
+        self._busy = BusyProcesses()
         self._window = LIVING
         self._cursors: dict[str, bytes] = {}
         #: Messages brought back so far.
@@ -167,7 +169,7 @@ class Sweep:
         self._observer.look(found, self._clock.monotonic())
         if self._session_id in dict(self._observer.half_silent()):
             self._observer.forget()
-        self._computing.spare(self._engine, self._observer)
+        self._busy.spare(self._engine, self._observer)
         others = [session_id for session_id, _, _ in found if session_id != self._session_id]
         self._window = self._next_window(others)
 
@@ -201,14 +203,58 @@ class Sweep:
         return part[1]
 
 
-# -- which duties have a turn ------------------------------------------------------------------------------------------
+# -- reclaim -----------------------------------------------------------------------------------------------------------
+
+
+#: So soon after a look of a process that reclaims another one would see nothing new, in seconds.
+PAUSE_S = 0.1
+#: Of one call that was refused, in seconds.
+RECLAIM_S = 1.0
+
+
+class Reclaim:
+    """Of one process and store. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._observer: Observer[SessionId] = Observer()
+        self._busy = BusyProcesses()
+        self._look_at = 0.0
+        self._lock = threading.Lock()
+
+    def run(self, engine: Engine) -> bool:
+        """A write was refused. True if room was made since, so that it may be tried again."""
+        if not self._lock.acquire(blocking=False):  # another thread is at it, or this one's own write was refused
+            return False
+        try:
+            return self._clock.monotonic() >= self._look_at and self._run(engine)
+        except KombuFDBError:
+            self._observer.forget()
+            return False
+        finally:
+            self._lock.release()
+
+    def _run(self, engine: Engine) -> bool:
+        self._look_at = self._clock.monotonic() + PAUSE_S
+        self._observer.look(engine.sessions.beats_of_a_writer(), self._clock.monotonic())
+        self._busy.spare(engine, self._observer)
+        budget, ended = Budget(self._clock, seconds=RECLAIM_S), 0
+        for session_id, beat in self._observer.silent():
+            if budget.spend() and engine.sessions.fence(session_id, beat):
+                ended += 1
+                with suppress(KombuFDBError):  # of its messages, which a sweep brings back one by one
+                    engine.sessions.release(session_id)
+        return ended > 0
+
+
+# -- the steps of a session ------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
 
 
-class Turns:
-    """Of one session. :meth:`beat` is one thread's, :meth:`serve` and :meth:`leave` are another's."""
+class SessionSteps:
+    """What the threads of one session do: :meth:`beat` one, :meth:`serve` and :meth:`leave` another."""
 
     def __init__(
         self, engine: Engine, membership: Membership, duties: Duties, deferred: Callable[[], None], *, ttl_s: float
@@ -217,7 +263,7 @@ class Turns:
         self._membership = membership
         self._duties = duties
         self._run_deferred = deferred
-        self._heartbeat = Heartbeat(engine, membership.session_id, ttl_s, lambda: membership.queues)
+        self._ttl_s = ttl_s
         self._alarm: Watch | None = None
 
     @property
@@ -226,31 +272,38 @@ class Turns:
         return self._membership.lost
 
     def beat(self) -> bool:
-        """False if the session was fenced."""
-        if not self._heartbeat.run_once():
-            self._membership.lose()
+        """Show that the session lives, and what it consumes. False if it was fenced: stop, all its leases are lost."""
+        membership = self._membership
+        if not self._engine.sessions.beat(membership.session_id, ttl_s=self._ttl_s, consumed=membership.queues):
+            membership.lose()
         return not self.lost
 
     def serve(self, *, rang: bool) -> float:
         """Returns in how many seconds to call again, at the latest. Raises a ``StoreError``, or ``SessionLost``."""
-        if self._alarm is None or rang:
-            self._set_alarm()  # before the look: what is delayed after it rings
+        if rang:
+            self._cancel_alarm()
+        if self._duties.promotes and self._alarm is None:  # before the look: what is delayed after it rings
+            self._alarm = self._engine.sessions.watch_alarm()
+            self._alarm.on_fire(self._membership.threads.ring)
         self._membership.watch_claims()
         try:
-            return self._duties.run_once()
+            pause_s = self._duties.run_once()
         finally:  # a duty that a full disk refuses is refused in each round
             self._run_deferred()
+        if not self._duties.promotes:  # a whole fleet would wake up for each delayed message
+            self._cancel_alarm()
+        elif self._alarm is None:  # it has just become the promoter
+            return 0.0
+        return pause_s
 
-    def _set_alarm(self) -> None:
+    def _cancel_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._engine.sessions.watch_alarm()
-        self._alarm.on_fire(self._membership.threads.ring)
+            self._alarm = None
 
     def leave(self) -> None:
         """There are no more turns."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._cancel_alarm()
         if self.lost:
             return
         try:
@@ -259,7 +312,7 @@ class Turns:
             logger.debug("could not leave the role: %s", error)
 
 
-# -- the steps ---------------------------------------------------------------------------------------------------------
+# -- the rounds of the duties ------------------------------------------------------------------------------------------
 
 
 PROMOTER = "promoter"
@@ -272,23 +325,6 @@ TURN_S = 0.25
 TURN_TRANSACTIONS = 50
 
 
-class Heartbeat:
-    """Keeps one session alive."""
-
-    def __init__(
-        self, engine: Engine, session_id: SessionId, ttl_s: float, consumed: Callable[[], Sequence[str]] = tuple
-    ) -> None:
-        """``consumed``: the queues, to be shown with the session."""
-        self._engine = engine
-        self._ttl_s = ttl_s
-        self._consumed = consumed
-        self.session_id = session_id
-
-    def run_once(self) -> bool:
-        """Beat. False if the session was fenced: stop, all its leases are lost."""
-        return self._engine.sessions.beat(self.session_id, ttl_s=self._ttl_s, consumed=self._consumed())
-
-
 class Role:
     """A role that one process holds at a time, as this one sees it."""
 
@@ -298,21 +334,28 @@ class Role:
         self._name = name
         self._session_id = session_id
         self._observer: Observer[str] = Observer()
+        #: 0.0 while another process has it.
         self._renew_at = 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether this process had it at its last look."""
+        return self._renew_at > 0
 
     def hold(self) -> bool:
         """Take it if it is free, or keep it. False if another process has it."""
         now = self._clock.monotonic()
         if now < self._renew_at:
             return True  # held, and renewed a moment ago
+        self._renew_at = 0.0
         record = self._engine.sessions.role_record(self._name)
         self._observer.look([] if record is None else [(self._name, record, ROLE_TTL_S)], now)
         ours = record is not None and record.startswith(self._session_id)
         if not ours and record is not None and not self._observer.silent():
             return False
-        held = self._engine.sessions.hold_role(self._name, self._session_id, record)
-        self._renew_at = now + ROLE_INTERVAL_S / 2 if held else 0.0
-        return held
+        if self._engine.sessions.hold_role(self._name, self._session_id, record):
+            self._renew_at = now + ROLE_INTERVAL_S / 2
+        return self.held
 
     def leave(self) -> None:
         """Give it to the next, at once."""
@@ -327,7 +370,7 @@ class Duties:
         self,
         engine: Engine,
         clock: Clock,
-        rng: Jitter,
+        rng: Random,
         session_id: SessionId,
         *,
         sweep_interval_s: float,
@@ -339,7 +382,7 @@ class Duties:
         self._role = Role(engine, clock, PROMOTER, session_id)
         self._sweep = Sweep(engine, clock, guard, rng, session_id, sweep_interval_s)
         self._promotion = duties.Promotion(engine, clock, guard)
-        self._newer = duties.Newer(engine, guard)
+        self._newer = duties.newer(engine, guard)
         self._unused = duties.UnusedQueues(engine, clock, guard, sweep_interval_s)
         self._leftovers = duties.Leftovers(engine, clock, guard)
         self._duties: list[Duty] = [
@@ -347,22 +390,20 @@ class Duties:
             self._sweep,
             self._newer,
             self._unused,
-            duties.Deletions(engine, guard, sweep_interval_s),
-            duties.Limits(engine, guard),
-            duties.FullQueues(engine, guard),
-            duties.DeadLetters(engine, guard),
             duties.ExpiredHeads(engine, clock, guard),
-            duties.ExpiredMessages(engine, guard),
-            duties.DedupIds(engine, guard),
-            duties.Walk("clear full buckets", engine.upkeep.clear_buckets_part, guard),
-            duties.Walk("clear marks of imports", engine.migrate.forget_marks_part, guard),
+            *duties.routines(engine, guard, sweep_interval_s),
             self._leftovers,
             duties.Ghosts(engine, clock, guard),
-            duties.Totals(engine, guard),
+            duties.Totals(engine, clock, guard),
             duties.Samples(engine, clock, guard),
         ]
         self._due_at = dict.fromkeys(range(len(self._duties)), 0.0)
         self._first = 0
+
+    @property
+    def promotes(self) -> bool:
+        """Whether this process makes delayed messages ready, and does all else that one does for all."""
+        return self._role.held
 
     def run_once(self) -> float:
         """One round. Returns in how many seconds to call again, at the latest. Raises a ``StoreError``."""

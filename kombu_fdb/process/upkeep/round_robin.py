@@ -14,8 +14,9 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreFull, StoreUnavailable, TransactionTooOld
@@ -29,13 +30,6 @@ ASIDE_PAUSE_S = 10.0
 SHOW_INTERVAL_S = 60.0
 #: The store's trouble, not the subject's.
 TROUBLE = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
-
-
-class Shelf(Protocol):
-    """Where asides are shown: the upkeep of the engine."""
-
-    def set_aside(self, aside: Aside) -> None: ...
-    def forget_aside(self, duty: str, subject: str) -> None: ...
 
 
 class _Failing:
@@ -53,8 +47,8 @@ class _Failing:
 class Guard:
     """Runs steps, and sets aside those that fail."""
 
-    def __init__(self, shelf: Shelf, clock: Clock, report: Callable[[str, str, Exception], None]) -> None:
-        self._shelf = shelf
+    def __init__(self, upkeep: Upkeep, clock: Clock, report: Callable[[str, str, Exception], None]) -> None:
+        self._upkeep = upkeep
         self._clock = clock
         self._report = report
         self._failing: dict[tuple[str, str], _Failing] = {}
@@ -78,7 +72,7 @@ class Guard:
             return None
         if failing is not None:
             del self._failing[duty, subject]
-            self._shelf.forget_aside(duty, subject)
+            self._upkeep.forget_aside(duty, subject)
         return result
 
     def _set_aside(self, duty: str, subject: str, error: Exception) -> None:
@@ -89,7 +83,7 @@ class Guard:
         if now - failing.shown_at >= SHOW_INTERVAL_S:
             failing.shown_at = now
             text = str(error) if isinstance(error, KombuFDBError) else repr(error)
-            self._shelf.set_aside(Aside(duty, subject, text, failing.times, failing.since_ms))
+            self._upkeep.set_aside(Aside(duty, subject, text, failing.times, failing.since_ms))
 
     def _leave(self, duty: str, subject: str, error: StoreFull) -> None:
         """Told once of all subjects: there may be thousands, one reason, and no room to show it in the store."""

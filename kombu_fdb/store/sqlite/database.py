@@ -45,7 +45,7 @@ from collections.abc import Hashable, Sequence
 from kombu_fdb.errors import ForkedError, OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.locks import FairLock, Turn, surely
-from kombu_fdb.store.sqlite import fork as sqlite_fork
+from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite.errors import explain_os
 from kombu_fdb.store.sqlite.files import check_library, check_path, identify
 from kombu_fdb.store.sqlite.open_file import CLOSE_S, OpenFile
@@ -103,7 +103,7 @@ def read_values(file: OpenFile, keys: Sequence[bytes]) -> list[bytes | None]:
 
 def _before_fork() -> None:
     turn = _forking[threading.get_ident()] = Turn()
-    _changing.acquire(turn, sqlite_fork.WAIT_S)
+    _changing.acquire(turn, open_file.WAIT_S)
 
 
 def _after_in_parent() -> None:
@@ -153,7 +153,7 @@ class SqliteDatabase:
             raise OptionError("synchronous is 'normal' or 'full'", given=synchronous)
         check_library()
         database = cls(check_path(os.fspath(path)), synchronous, clock or SystemClock())
-        sqlite_fork.refuse_tainted(database.path)
+        open_file.refuse_tainted(database.path)
         deadline = database.clock.monotonic() + timeout_s
         database.file = attach(database, database.path, database.clock, timeout_s)
         try:

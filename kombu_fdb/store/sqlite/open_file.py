@@ -1,4 +1,16 @@
-"""What a process holds of one database file: once for each file, however many handles use it.
+"""An open SQLite file: its connections and locks, and what becomes of them in a forked child.
+
+Keeps SQLite's connections out of forked children: closed before the fork, opened again when needed.
+
+Model. Every open file is *guarded*. Before a fork each one lets no new transaction start, waits until the running
+ones have ended (``WAIT_S`` at most) and closes its connections, so that SQLite's library knows nothing of the file when
+the process is copied. After it the parent goes on. The child closes its copies of the lock files and pipes.
+
+If the running transactions do not end in time, or C code forked without Python's hooks before it, the child inherits
+the library's knowledge of locks that only its parent has. Such a file is *tainted* in the child: opening it fails with
+the fix. The inherited connections are never closed there, and never freed.
+
+What a process holds of one database file: once for each file, however many handles use it.
 
 Model. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the file with
 each transaction. ``users`` are the transactions that hold a connection, ``lock`` is the right to write. Each
@@ -12,22 +24,160 @@ finds it, so a commit looks at the names of the file and of its log first, and f
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sqlite3
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import Turn
-from kombu_fdb.store.sqlite import fork as sqlite_fork
 from kombu_fdb.store.sqlite.errors import explain
-from kombu_fdb.store.sqlite.files import connect, create, set_synchronous
-from kombu_fdb.store.sqlite.sidecars import Access, open_sidecar, share_database
+from kombu_fdb.store.sqlite.files import Access, connect, create, open_sidecar, set_synchronous, share_database
 from kombu_fdb.store.sqlite.space import Space
 from kombu_fdb.store.sqlite.wakeups import BellDirectory, Listener, Ringer
 from kombu_fdb.store.sqlite.write_lock import WriteLock
+
+# -- fork --------------------------------------------------------------------------------------------------------------
+
+
+WAIT_S = 2.0
+#: Only who forks or closes waits for transactions, and only in that moment do they wait.
+PAUSE_S = 0.0005
+
+
+class Users:
+    """The transactions that hold a connection, and a barrier that keeps new ones out.
+
+    Each step is one call into C and may be repeated, so an exception between any two leaves nothing behind that
+    :meth:`leave` does not mend.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.inside: set[Turn] = set()
+        self.stopped = False
+
+    def __len__(self) -> int:
+        return len(self.inside)
+
+    def enter(self, user: Turn, deadline: float) -> None:
+        """Raises ``StoreUnavailable`` if the barrier stood until the deadline."""
+        self.inside.add(user)
+        if self.stopped:  # looked at after the entry: either ``stop`` sees us, or we see it
+            self.wait(user, deadline)
+
+    def leave(self, user: Turn) -> None:
+        """Also if it never entered."""
+        self.inside.discard(user)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Keep new ones out, and wait for the others; False if some did not end in time."""
+        self.stopped = True
+        deadline = self._clock.monotonic() + timeout_s
+        while self.inside:
+            if self._clock.monotonic() > deadline:
+                return False
+            self._clock.sleep(PAUSE_S)
+        return True
+
+    def go_on(self) -> None:
+        self.stopped = False
+
+    def wait(self, user: Turn, deadline: float) -> None:
+        """Until the barrier is gone. Raises as :meth:`enter`."""
+        while self.stopped:
+            self.inside.discard(user)
+            if self._clock.monotonic() > deadline:
+                raise StoreUnavailable("the database is closing, or the process was forking until the deadline")
+            self._clock.sleep(PAUSE_S)
+            self.inside.add(user)
+
+
+class Guarded(Protocol):
+    pid: int
+    users: Users
+    #: Device and inode.
+    identity: tuple[int, int]
+
+    def close_connections(self) -> None: ...
+    def connections(self) -> list[sqlite3.Connection]: ...
+    def close_files(self) -> None: ...
+
+
+# The process's state, because forking is: what is open, and what a child can't use.
+_guarded: weakref.WeakSet[Guarded] = weakref.WeakSet()
+_stopping: list[Guarded] = []
+_stopped: list[Guarded] = []
+_tainted: set[tuple[int, int]] = set()
+
+
+def guard(file: Guarded) -> None:
+    _guarded.add(file)
+
+
+def unguard(file: Guarded) -> None:
+    _guarded.discard(file)
+
+
+def refuse_tainted(path: str) -> None:
+    """Raise if this process inherited open connections to the file."""
+    for file in [file for file in _guarded if file.pid != os.getpid()]:
+        _taint(file)  # C code forked, and the hooks did not run
+        _guarded.discard(file)
+    if not _tainted:
+        return
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return
+    if (status.st_dev, status.st_ino) in _tainted:
+        raise StoreUnavailable(
+            "this process was forked while its parent had the database open",
+            path=path,
+            fix="Open the broker after the fork (uWSGI: `lazy-apps = true`), or close it in the parent before",
+        )
+
+
+def _before() -> None:
+    for file in list(_guarded):
+        _stopping.append(file)  # first: what raises from here on must not leave the barrier up
+        if file.users.stop(WAIT_S):
+            file.close_connections()
+            _stopped.append(file)
+
+
+def _after_in_parent() -> None:
+    _stopped.clear()
+    while _stopping:
+        _stopping.pop().users.go_on()
+
+
+def _after_in_child() -> None:
+    clean = {id(file) for file in _stopped}
+    _stopped.clear()
+    _stopping.clear()
+    for file in list(_guarded):
+        if id(file) not in clean:
+            _taint(file)
+        file.close_files()
+        _guarded.discard(file)
+
+
+def _taint(file: Guarded) -> None:
+    _tainted.add(file.identity)
+    for connection in file.connections():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
+
+# -- the open file -----------------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -58,7 +208,7 @@ class OpenFile:
         self.pid = os.getpid()
         self.closed = False
         self.handles: set[Hashable] = set()
-        self.users = sqlite_fork.Users(clock)
+        self.users = Users(clock)
         self._readers: list[sqlite3.Connection] = []
         self._writer: sqlite3.Connection | None = None
         self._synchronous = ""
@@ -80,7 +230,7 @@ class OpenFile:
             bells.close()
             raise
         self.lock = WriteLock(gate, main, clock)
-        sqlite_fork.guard(self)
+        guard(self)
 
     def close(self) -> None:
         """Close what is unused, within some seconds; the last user closes the rest. Idempotent."""
@@ -89,7 +239,7 @@ class OpenFile:
         if self.lock.close() and self.users.stop(CLOSE_S):
             self.close_connections()
             self.ringer.close()
-            sqlite_fork.unguard(self)
+            unguard(self)
 
     def insist(self, step: Callable[[], T], deadline: float) -> T:
         """Do ``step``, again while SQLite is busy, until the deadline; its errors become ours."""
@@ -125,8 +275,10 @@ class OpenFile:
 
     def return_writer(self, turn: Turn, *, sound: bool = True) -> None:
         """Roll back what was not committed, and let the next one write. Idempotent."""
-        if self.lock.held_by(turn):
-            if self._writer is not None and (self._writer.in_transaction or not sound):
+        writer = self._writer
+        # Looked at first, as it is rarely so; it may be another's writer by now.
+        if (self.closed or not sound or (writer is not None and writer.in_transaction)) and self.lock.held_by(turn):
+            if writer is not None and (writer.in_transaction or not sound):
                 self._roll_back(sound)
             if self.closed:
                 self.discard_writer()
@@ -176,6 +328,12 @@ class OpenFile:
 
     def check_place(self) -> None:
         """Before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
+        try:  # both at one look, as nearly always, or each is looked at
+            file, log = os.stat(self.path), os.stat(self._log_path)
+            if (file.st_dev, file.st_ino) == self.identity and (log.st_dev, log.st_ino) == self._log:
+                return
+        except OSError:
+            pass
         _check(self.path, self.identity)
         if self._log is not None:
             _check(self._log_path, self._log)

@@ -28,6 +28,7 @@ from kombu_fdb.store.protocol import (
     TRANSACTION_BYTES,
     VALUE_BYTES,
     KeyValue,
+    OneShotWatch,
     check_key,
     check_size,
     check_value,
@@ -35,10 +36,10 @@ from kombu_fdb.store.protocol import (
 from kombu_fdb.store.sqlite.errors import explain, explain_os
 from kombu_fdb.store.sqlite.open_file import OpenFile
 from kombu_fdb.store.sqlite.space import CLEARING, FILLING, FULL_S, MOVING
-from kombu_fdb.store.watch import OneShotWatch
 
-#: Keys asked for in one statement.
-MOST_PARAMETERS = 500
+#: Keys asked for in one statement, and of so few each by a part of its own: for ``IN`` SQLite makes a table first, in
+#: twice the time.
+MOST_PARAMETERS, FEW = 500, 8
 #: The plan is ours: after an ``ANALYZE`` of a broker that holds little, as it mostly does, SQLite would look for some
 #: keys by scanning the table, for good. So the index of the keys is called in a file of each schema.
 KV = "kv INDEXED BY sqlite_autoindex_kv_1"
@@ -64,6 +65,9 @@ _pack_stamp = struct.Struct(">QH").pack
 
 @lru_cache
 def _get_so_many(number: int) -> str:
+    """Of few keys one row: what is stored of each, or NULL."""
+    if number <= FEW:
+        return f"SELECT {','.join([f'({GET})'] * number)}"
     return f"SELECT k, v FROM {KV} WHERE k IN ({','.join('?' * number)})"
 
 
@@ -85,51 +89,31 @@ class Owner(Hashable, Protocol):
 class SqliteTransaction:
     """One that may write: alone from its first read, or from its commit, to its end."""
 
-    __slots__ = (
-        "_bells",
-        "_clears",
-        "_cursor",
-        "_deadline",
-        "_ended",
-        "_file",
-        "_fills",
-        "_most",
-        "_moves",
-        "_owner",
-        "_rows",
-        "_sent",
-        "_size",
-        "_stamp",
-        "_stamped",
-        "_stamps",
-        "_sums",
-        "_turn",
-        "_watches",
-    )
+    # Of the class, what most transactions never set: one is made for each message.
+    _turn: Turn | None = None
+    _cursor: sqlite3.Cursor | None = None
+    _ended = False
+    _sent = False
+    _stamp = b""
+    #: Something is cleared.
+    _clears = False
+    #: As of :meth:`~kombu_fdb.store.protocol.Transaction.fill`.
+    _fills = False
+    _moves = False
+    #: Of all that was noted, as FoundationDB counts it.
+    _size = 0
+    _most = TRANSACTION_BYTES
 
     def __init__(self, file: OpenFile, owner: Owner, timeout_s: float) -> None:
         self._file = file
         self._owner = owner
         self._deadline = file.clock.monotonic() + timeout_s
-        self._turn: Turn | None = None
-        self._cursor: sqlite3.Cursor | None = None
-        self._ended = False
-        self._sent = False
-        self._watches: list[OneShotWatch] = []
         self._rows: dict[bytes, bytes | None] = {}
         self._sums: dict[bytes, tuple[int, int]] = {}
         self._stamps: dict[bytes, tuple[bytes, bytes]] = {}
         self._stamped: list[tuple[bytes, bytes, bytes]] = []
-        self._stamp = b""
         self._bells: list[bytes] = []
-        #: Something is cleared.
-        self._clears = False
-        #: As of :meth:`~kombu_fdb.store.protocol.Transaction.fill`.
-        self._fills = False
-        self._moves = False
-        #: Of all that was noted, as FoundationDB counts it.
-        self._size = 0
-        self._most = TRANSACTION_BYTES
+        self._watches: list[OneShotWatch] = []
 
     # Reads
 
@@ -143,17 +127,19 @@ class SqliteTransaction:
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
         self._write()
-        found = self._stored([*map(blob, keys)])
+        found = self._stored(keys)
         return [found.get(key) for key in keys]
 
-    def _stored(self, keys: Sequence[bytearray | int]) -> dict[Any, Any]:
-        """Of these rows those that are there."""
+    def _stored(self, keys: Sequence[bytes | int]) -> dict[Any, Any]:
+        """What is stored of these keys, None or nothing of those that are not there."""
         found: dict[Any, Any] = {}
         for first in range(0, len(keys), MOST_PARAMETERS):
-            some = keys[first : first + MOST_PARAMETERS]
+            some = [*keys[first : first + MOST_PARAMETERS]]
             # Few different statements, so that they stay prepared: the last key fills up to a power of two.
             size = 1 << (len(some) - 1).bit_length()
-            found.update(self._run(_get_so_many(size), [*some, *[some[-1]] * (size - len(some))]).fetchall())
+            some += [some[-1]] * (size - len(some))
+            rows = self._run(_get_so_many(size), [blob(key) if key else key for key in some]).fetchall()
+            found.update(zip(some, rows[0], strict=True) if size <= FEW else rows)
         return found
 
     def get_range(
@@ -271,14 +257,13 @@ class SqliteTransaction:
         self._ended = True  # until all of it is written
         rows, sums, stamped, stamps = self._rows, self._sums, self._stamped, self._stamps
         self._rows, self._sums, self._stamped, self._stamps = {}, {}, [], {}
-        asked: list[bytearray | int] = [*map(blob, sums)]
+        asked: list[bytes | int] = [*sums]
         if not self._stamp and (stamped or stamps):
             asked.append(VERSION)
         try:
-            if not asked:
-                stored: dict[Any, Any] = {}
-            elif len(asked) < 3:  # a power of two: most messages ask for one counter and the version
-                stored = dict(cursor.execute(_get_so_many(len(asked)), asked).fetchall())
+            if asked[1:] == [VERSION]:  # most messages ask for one counter and the version
+                row = cursor.execute(_get_so_many(2), (blob(asked[0]), VERSION)).fetchone()
+                stored: dict[Any, Any] = dict(zip(asked, row, strict=True))
             else:
                 stored = self._stored(asked)
             kept: list[tuple[bytearray | int, bytearray | int]] = []
@@ -294,7 +279,7 @@ class SqliteTransaction:
                 total = _sum(stored.get(key), delta, width)
                 if total is not None:
                     kept.append((blob(key), blob(total)))
-                elif key in stored:
+                elif stored.get(key) is not None:
                     rows[key] = None
             gone = []
             for key, new in rows.items():
@@ -437,12 +422,8 @@ class SqliteTransaction:
 class ReadingTransaction(SqliteTransaction):
     """One that promised not to write: a snapshot beside the writer, on a connection of its own."""
 
-    __slots__ = ("_connection",)
-
-    def __init__(self, file: OpenFile, owner: Owner, timeout_s: float) -> None:
-        super().__init__(file, owner, timeout_s)
-        self._connection: sqlite3.Connection | None = None
-        self._most = -1
+    _connection: sqlite3.Connection | None = None
+    _most = -1
 
     def commit(self) -> None:
         if self._ended:

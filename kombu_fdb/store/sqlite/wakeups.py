@@ -3,7 +3,7 @@
 The directory of the bells: one named pipe for each listening process, and the file that tells of newcomers.
 
 Everything in it is reached through the directory's descriptor, and only pipes are written to: see
-:mod:`~kombu_fdb.store.sqlite.sidecars`. ``generation`` grows by one byte with each newcomer. Not locked: a caller has
+:mod:`~kombu_fdb.store.sqlite.files`. ``generation`` grows by one byte with each newcomer. Not locked: a caller has
 the lock of this process's bells.
 
 How a commit in one process wakes another one: named pipes beside the database, no polling.
@@ -63,8 +63,8 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import FairLock, Signal, Turn
 from kombu_fdb.primitives.threads import start
 from kombu_fdb.primitives.wakeup import readable, write
-from kombu_fdb.store.sqlite.sidecars import Access, open_directory, open_pipe, open_sidecar
-from kombu_fdb.store.watch import OneShotWatch
+from kombu_fdb.store.protocol import OneShotWatch
+from kombu_fdb.store.sqlite.files import Access, open_directory, open_pipe, open_sidecar
 
 # -- pipes -------------------------------------------------------------------------------------------------------------
 

@@ -32,9 +32,9 @@ import os
 import threading
 from fcntl import flock
 
-from kombu_fdb.errors import StoreError, StoreUnavailable
+from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.locks import FairLock, Signal, Turn
+from kombu_fdb.primitives.locks import FairLock, Signal, Turn, would_wait_for_itself
 from kombu_fdb.primitives.threads import instead_of_threads, start
 
 #: Tries at *main*: about as long as one short write transaction takes.
@@ -67,8 +67,6 @@ class WriteLock:
         self._files = [gate, main]
         self._clock = clock
         self._turns = FairLock(clock)
-        #: The head of the queue, and its thread or greenlet: that one would wait for itself.
-        self._holder: tuple[Turn, int] | None = None
         #: The head of the queue may hold the gate. Set before it does.
         self._at_gate = False
         self._busy = False
@@ -83,18 +81,10 @@ class WriteLock:
     def acquire(self, turn: Turn, deadline: float) -> None:
         """Raises ``StoreUnavailable`` if it is not free by the deadline. The caller releases ``turn``, also then.
 
-        Raises ``StoreError`` at once in the thread that has it already.
+        Raises ``StoreError`` at once in a thread that has it already, or waits for it.
         """
-        thread = threading.get_ident()
-        if self._holder is not None and self._holder[1] == thread and self._holder[0] is self._turns.head:
-            raise StoreError(
-                "this thread has a write transaction open already, and would wait for itself",
-                fix="End that transaction first, or write in another thread: a signal handler or a callback that runs "
-                "inside a transaction must not use the broker.",
-            )
         if not self._turns.acquire(turn, deadline - self._clock.monotonic()):
-            raise self._too_late()
-        self._holder = turn, thread
+            raise would_wait_for_itself() if self._turns.mine else self._too_late()
         if self._closed:
             raise StoreUnavailable("the database was closed")
         if self._busy or not (self._taken or self._take_at_once()):
@@ -108,7 +98,6 @@ class WriteLock:
         """End ``turn``, however far it came. Idempotent."""
         if self._turns.head is turn:
             turn.over = True  # before the look at _busy, see _give_back
-            self._holder = None
             if not (self._busy or self._closed):
                 self._taken = False
                 flock(self._main, fcntl.LOCK_UN)
@@ -216,7 +205,7 @@ class WriteLock:
             self._taken = True
             self._open_gate()
         except OSError as error:
-            self._error = error
+            self._error = error.with_traceback(None)
 
     def _give_back(self) -> None:
         """Unlock if no writer is there. A head that has not begun to leave will do it when it does."""

@@ -40,6 +40,11 @@ class Claiming:
         self._owes_line = False
         self._line_first_until = 0.0
 
+    @property
+    def may_have_rivals(self) -> bool:
+        """If not, there is no line to stand in. Each turn asks."""
+        return not self._began or self.combiner.rivalry.known or self.combiner.in_line
+
     def stand(self, membership: Membership, now: float, hand: list[Delivery]) -> Plan:
         """Join a line, look, or leave it, as rivals and room have it; what was granted comes into ``hand``.
 
@@ -118,24 +123,34 @@ class Claiming:
 
         Raises as ``Membership.claim``; the acks that it took along are pending again.
         """
-        if not set(self.combiner.queues).isdisjoint(plan.queues):
+        if self.combiner.in_line and not set(self.combiner.queues).isdisjoint(plan.queues):
             self.combiner.serve(plan.queues, plan.consumers, hand)
             return
-        shared = self._dispatch.shared
+        # Where writers take turns a claim gives way to none.
+        shared = set() if self._client.engine.writers_take_turns else self._dispatch.shared
+        claim = partial(
+            membership.claim,
+            plan.queues,
+            plan.limit,
+            no_ack=plan.leaseless,
+            consumers=plan.consumers,
+            gives_way=not shared.isdisjoint(plan.queues),
+            hand=hand,
+        )
         try:
-            self._with_acks(membership, partial(_claim, membership, plan, not shared.isdisjoint(plan.queues), hand))
+            self._with_acks(membership, claim)
         except Outrun:
             self.combiner.rivalry.contest(shared)
 
-    def _with_acks(self, membership: Membership, act: Callable[[list[Lease]], object]) -> None:
+    def _with_acks(self, membership: Membership, act: Callable[..., object]) -> None:
         acks: list[Lease] = []
         try:
             self._client.take_acks(acks)
-            others = [lease for lease in acks if lease.session != membership.session_id]
-            if others:  # of a session that was lost
+            session_id = membership.session_id
+            if others := [lease for lease in acks if lease.session != session_id]:  # of a session that was lost
                 acks[:] = [lease for lease in acks if lease.session == membership.session_id]
                 self._client.ack(others)
-            act(acks)
+            act(acks=acks)
             self._client.settled(acks)  # the session stood, so did its leases
         except BaseException as error:
             self._client.give_acks_back(acks, error)
@@ -148,15 +163,3 @@ class Claiming:
     def abandon(self) -> None:
         """The same, done by others. Never blocks; for finalizers, too."""
         self.combiner.abandon()
-
-
-def _claim(membership: Membership, plan: Plan, gives_way: bool, hand: list[Delivery], acks: list[Lease]) -> None:
-    membership.claim(
-        plan.queues,
-        plan.limit,
-        no_ack=plan.leaseless,
-        acks=acks,
-        consumers=plan.consumers,
-        gives_way=gives_way,
-        hand=hand,
-    )

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from kombu_fdb.model import Delivery, Lease, SessionId
+from kombu_fdb.primitives.locks import unless_mine
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription, next_tag
 from kombu_fdb.transport.holding.unacked import Credit, Room
 
@@ -51,39 +52,42 @@ class Plan:
 
 
 class Dispatch:
-    """The consumers of one connection. Thread-safe."""
+    """The consumers of one connection. Thread-safe; raises as ``unless_mine``."""
 
     def __init__(
         self, window: int, group_s: float, patience_s: float, clock: Callable[[], float] = monotonic, turn: int = 0
     ) -> None:
         """``turn``: which of several queues has the first turn; other consumers have another one."""
-        self._window = window
+        self.window = window
         self._group_s = group_s
         self._patience_s = patience_s
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._by_queue: dict[str, deque[Subscription]] = {}
         self._credits: deque[Credit[Subscription]] = deque()
         self._offset = turn
         #: By queue, the last turn in which it was the first.
         self._firsts: dict[str, int] = {}
         self._turns = 0
-        self._stalled: set[Credit[Subscription]] = set()
+        #: Channels that nothing is claimed for; whose program drains clears it.
+        self.stalled: set[Credit[Subscription]] = set()
         #: Claimed, and not handed on yet.
         self.arriving: list[Delivery] = []
+        #: Whether a turn that placed them got no further.
+        self._places = False
         self._leaving: set[Lease] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
     def add(self, subscription: Subscription) -> None:
-        with self._lock:
+        with unless_mine(self._lock):
             self._by_queue.setdefault(subscription.queue, deque()).append(subscription)
             if subscription.credit not in self._credits:
                 self._credits.append(subscription.credit)
 
     def remove(self, subscription: Subscription) -> None:
         """What was waiting for it is leaving."""
-        with self._lock:
+        with unless_mine(self._lock):
             subscriptions = self._by_queue.get(subscription.queue, deque())
             if subscription in subscriptions:
                 subscriptions.remove(subscription)
@@ -93,28 +97,30 @@ class Dispatch:
 
     def drop_session(self, session_id: SessionId) -> None:
         """A session was lost: what it claimed and no consumer has seen yet belongs to others now."""
-        with self._lock:
+        with unless_mine(self._lock):
             for credit in self._credits:
                 credit.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
 
     def close(self) -> None:
         """No consumers any more: all that waits is leaving, and what arrives from now on has no home."""
-        with self._lock:
+        with unless_mine(self._lock):
             self._by_queue.clear()
             for credit in self._credits:
                 credit.inbox.withdraw(_everything, self._leaving)
 
     def forget(self, credit: Credit[Subscription]) -> None:
         """The channel is closed. What still waits is leaving, as its consumers are not cancelled yet."""
-        with self._lock:
+        with unless_mine(self._lock):
             credit.inbox.withdraw(_everything, self._leaving)
             if credit in self._credits:
                 self._credits.remove(credit)
-            self._stalled.discard(credit)
+            self.stalled.discard(credit)
 
     def to_release(self) -> list[Lease]:
         """The leases of what is leaving; :meth:`released` must follow."""
-        with self._lock:
+        if not self._leaving:
+            return []
+        with unless_mine(self._lock):
             self._drop_leaving()
             return list(self._leaving)
 
@@ -129,18 +135,17 @@ class Dispatch:
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        with self._lock:
+        with unless_mine(self._lock):
             return [each for subscriptions in self._by_queue.values() for each in subscriptions]
 
     @property
     def queues(self) -> set[str]:
-        with self._lock:
-            return set(self._by_queue)
+        return set(self._by_queue)  # one call into C, so it needs no lock
 
     @property
     def shared(self) -> set[str]:
         """Queues from which any number of consumers may claim, in any number of processes."""
-        with self._lock:
+        with unless_mine(self._lock):
             return {
                 queue
                 for queue, subscriptions in self._by_queue.items()
@@ -149,7 +154,7 @@ class Dispatch:
 
     def competing(self, queues: Collection[str]) -> set[str]:
         """The other queues whose consumers have their bounded room from the same channels as those of ``queues``."""
-        with self._lock:
+        with unless_mine(self._lock):
             among = {
                 each.credit
                 for queue in queues
@@ -165,13 +170,13 @@ class Dispatch:
     @property
     def consumers(self) -> dict[str, str]:
         """By queue with one active consumer, the tag of the one that is served here."""
-        with self._lock:
+        with unless_mine(self._lock):
             return {queue: each[0].tag for queue, each in self._by_queue.items() if each[0].single}
 
     @property
     def unburdened(self) -> set[str]:
         """The consumers whose channels have nothing to settle and nothing to hand out."""
-        with self._lock:
+        with unless_mine(self._lock):
             subscriptions = [each for subscriptions in self._by_queue.values() for each in subscriptions]
             return {each.tag for each in subscriptions if not each.credit.inbox and not each.credit.held}
 
@@ -180,17 +185,17 @@ class Dispatch:
     def drop_left_lying(self, now: float) -> int:
         """What was not taken for too long is leaving. How many messages that is."""
         dropped = 0
-        with self._lock:
+        with unless_mine(self._lock):
             for credit in self._credits:
-                since = credit.inbox.lies_since()
+                since = credit.inbox.lies_since() if credit.inbox.items else None
                 if since is not None and since + self._patience_s <= now:
-                    self._stalled.add(credit)
+                    self.stalled.add(credit)
                     dropped += len(credit.inbox.withdraw(lambda _, delivery: delivery.leased, self._leaving))
         return dropped
 
     def lies_for(self, now: float) -> float | None:
         """In how many seconds something is to be withdrawn, unless the program drains; None if nothing waits."""
-        with self._lock:
+        with unless_mine(self._lock):
             moments = [since for credit in self._credits if (since := credit.inbox.lies_since()) is not None]
         return min(moments) + self._patience_s - now if moments else None
 
@@ -198,47 +203,36 @@ class Dispatch:
 
     def withdraw(self, lease: Lease) -> bool:
         """Take a message back that was not taken yet. False if it was handed out."""
-        with self._lock:
+        with unless_mine(self._lock):
             for credit in self._credits:
                 if credit.inbox.withdraw(lambda _, delivery: delivery.lease == lease):
-                    self._stalled.add(credit)
+                    self.stalled.add(credit)
                     return True
         return False
 
     def overdue(self, lease: Lease) -> None:
         """A message that was handed out has gone back without its consumer."""
-        with self._lock:
+        with unless_mine(self._lock):
             for credit in self._credits:
                 credit.held.expire(lease)
-
-    @property
-    def stalled(self) -> bool:
-        """Whether there is a channel that nothing is claimed for."""
-        return bool(self._stalled)
-
-    def resume(self) -> bool:
-        """The program drains. Whether that ends a stall."""
-        stalled = bool(self._stalled)
-        self._stalled.clear()
-        return stalled
 
     # -- what to claim -------------------------------------------------------------------------------------------------
 
     def plan(self, hungry: set[str], now: float) -> Plan:
         """What to claim of those queues that may have messages; first the one that was first longest ago."""
         plan = Plan()
-        limit = self._window
-        with self._lock:
+        limit = self.window
+        with unless_mine(self._lock):
             for queue, subscriptions in self._by_queue.items():
                 if queue in hungry and (room := self._room(subscriptions, plan, now)):
                     plan.queues.append(queue)
                     limit = min(limit, room)
                     if subscriptions[0].single:
                         plan.consumers[queue] = subscriptions[0].tag
-                    if all(each.leaseless for each in subscriptions):
+                    if subscriptions[0].leaseless and all(each.leaseless for each in subscriptions):
                         plan.leaseless.add(queue)
-        if plan.queues:
-            plan.limit = limit
+        plan.limit = limit if plan.queues else 0
+        if len(plan.queues) > 1:
             start = self._offset % len(plan.queues)
             plan.queues = sorted(plan.queues[start:] + plan.queues[:start], key=lambda each: self._firsts.get(each, 0))
         return plan
@@ -248,7 +242,7 @@ class Dispatch:
 
         No count of turns would do: plans have different queues, as now this channel has room and now that one.
         """
-        with self._lock:
+        with unless_mine(self._lock):
             self._turns += 1
             if first in self._by_queue:
                 self._firsts[first] = self._turns
@@ -257,10 +251,10 @@ class Dispatch:
         rooms: dict[Credit[Subscription], int] = {}
         for each in _served(subscriptions):
             credit = each.credit
-            if credit in self._stalled:
+            if credit in self.stalled:
                 continue
             if each.no_ack or not credit.is_bounded:
-                rooms[credit] = credit.unbounded_room(self._window)
+                rooms[credit] = credit.unbounded_room(self.window)
             else:
                 rooms.setdefault(credit, plan.note(credit.bounded_room(now, self._group_s)))
         return sum(rooms.values())
@@ -273,24 +267,24 @@ class Dispatch:
         A consumer may have been cancelled since it was claimed, or its prefetch lowered.
         """
         arriving, now = self.arriving, self._clock()
-        with self._lock:
-            if arriving and self._has(arriving[0].lease):  # the turn that placed it got no further
+        with unless_mine(self._lock):
+            if self._places and arriving and self._has(arriving[0].lease):
                 del arriving[0]
+            self._places = True
             while arriving:
-                self._place(arriving[0], now)
+                delivery = arriving[0]
+                subscription = self._choose(delivery.queue)
+                if subscription is not None:
+                    subscription.credit.receive(subscription, delivery, now)
+                elif delivery.leased:
+                    self._leaving.add(delivery.lease)
                 del arriving[0]
+            self._places = False
 
     def turn_away(self) -> None:
         """What is arriving is leaving."""
         self._leaving.update([each.lease for each in self.arriving if each.leased])
         self.arriving.clear()
-
-    def _place(self, delivery: Delivery, now: float) -> None:
-        subscription = self._choose(delivery.queue)
-        if subscription is not None:
-            subscription.credit.receive(subscription, delivery, now)
-        elif delivery.leased:
-            self._leaving.add(delivery.lease)
 
     def _has(self, lease: Lease) -> bool:
         return any(
@@ -300,8 +294,10 @@ class Dispatch:
 
     def _choose(self, queue: str) -> Subscription | None:
         """The next consumer with room, in turn; None if none has."""
-        subscriptions = self._by_queue.get(queue, deque())
-        for _ in range(len(_served(subscriptions)) if subscriptions else 0):
+        subscriptions = self._by_queue.get(queue)
+        if subscriptions is None:
+            return None
+        for _ in range(1 if subscriptions[0].single else len(subscriptions)):
             chosen = subscriptions[0]
             if not chosen.single:
                 subscriptions.rotate(-1)
@@ -312,19 +308,25 @@ class Dispatch:
     def next(self, hand: list[Arrival]) -> Arrival | None:
         """Put the next waiting message into ``hand``, from the channels in turn; None if there is none that may be."""
         now = self._clock()
-        with self._lock:
-            self._drop_leaving()
+        with unless_mine(self._lock):
+            if self._leaving:
+                self._drop_leaving()
             for _ in range(len(self._credits)):
                 credit = self._credits[0]
                 self._credits.rotate(-1)
-                if credit.inbox and credit.may_consume():
-                    return _hand_out(credit, hand, now)
+                if credit.inbox.items and (credit.can_consume() or credit.may_pass()):
+                    # In this order: interrupted anywhere, the message can be put back.
+                    subscription, delivery = credit.inbox.items[0]
+                    arrival = Arrival(subscription, delivery, next_tag())
+                    hand.append(arrival)
+                    credit.hand_out(arrival.tag, None if subscription.no_ack else delivery.lease, now)
+                    return arrival
         return None
 
     def return_undelivered(self, arrival: Arrival) -> Lease | None:
         """No callback has seen it: it is its channel's next one. Returns its lease if its consumer has ended."""
         subscription, delivery, tag = arrival
-        with self._lock:
+        with unless_mine(self._lock):
             subscription.credit.reclaim(tag)
             if subscription.credit.held.has(delivery.lease):
                 return None  # another thread was faster
@@ -333,18 +335,14 @@ class Dispatch:
                 return None
         return delivery.lease if delivery.leased else None
 
-    def is_low(self, credit: Credit[Subscription]) -> bool:
-        """Whether taking a message has just made room for a claim."""
-        return credit.is_low(self._window)
-
     def waiting(self, credit: Credit[Subscription], queue: str) -> int:
         """How many messages of a queue a channel has that its program has not seen, and that could go back."""
-        with self._lock:
+        with unless_mine(self._lock):
             return len(_of_queue(credit, queue))
 
     def take_waiting(self, credit: Credit[Subscription], queue: str, hand: list[Delivery], most: int) -> None:
         """Put up to so many of them into ``hand``, the first one first. Interrupted in between, they are leaving."""
-        with self._lock:
+        with unless_mine(self._lock):
             self._drop_leaving()
             taken = _of_queue(credit, queue)[:most]
             leases = [each.lease for each in taken]
@@ -352,15 +350,6 @@ class Dispatch:
             self._drop_leaving()
             hand += taken
             self._leaving.difference_update(leases)
-
-
-def _hand_out(credit: Credit[Subscription], hand: list[Arrival], now: float) -> Arrival:
-    """In this order: interrupted anywhere, the message can be put back."""
-    subscription, delivery = credit.inbox.head
-    arrival = Arrival(subscription, delivery, next_tag())
-    hand.append(arrival)
-    credit.hand_out(arrival.tag, None if subscription.no_ack else delivery.lease, now)
-    return arrival
 
 
 def _of_queue(credit: Credit[Subscription], queue: str) -> list[Delivery]:

@@ -41,11 +41,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from random import Random
 
 from kombu_fdb import errors
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
-from kombu_fdb.primitives.clock import Jitter
 from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.wakeup import Bell
@@ -56,7 +56,7 @@ from kombu_fdb.process.membership import Membership
 from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
-from kombu_fdb.transport.consuming.watch_set import Drain, IdleTracker, WatchSet
+from kombu_fdb.transport.consuming.watch_set import BUSY, Drain, IdleTracker, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
 from kombu_fdb.transport.holding.settling import MANY_ACKS
 from kombu_fdb.transport.holding.unacked import Credit
@@ -77,7 +77,7 @@ class Fetcher:
     """Of one connection. :meth:`turn` is one thread's; the rest may be called from any."""
 
     def __init__(
-        self, client: Client, watch_set: WatchSet, arrived: Bell, clock: Callable[[], float], rng: Jitter
+        self, client: Client, watch_set: WatchSet, arrived: Bell, clock: Callable[[], float], rng: Random
     ) -> None:
         """``clock``: seconds since any moment."""
         options = client.options
@@ -106,6 +106,8 @@ class Fetcher:
         )
         self._ack_delay_s = options.ack_delay_ms / 1000
         self._membership: Membership | None = None
+        #: That in whose name all consumers are entered in the store.
+        self._entered: Membership | None = None
         self._cancels: deque[tuple[Subscription, bool, Signal]] = deque()
         #: Consumers that ended with their queues, and have not been told.
         self.ended: deque[Subscription] = deque()
@@ -134,27 +136,26 @@ class Fetcher:
         """Begin to claim for a consumer, from the next drain on; the bell must ring after it."""
         self._register(subscription, self._client.membership())
         self.dispatch.add(subscription)
+        self._entered = None  # behind it: the session may have been lost meanwhile
         self.is_workers = self.is_workers or is_workers(subscription.callback)
         self._watch_set.hungry.add(subscription.queue)
         self._called += 1
 
     def attend(self, drain: Drain) -> None:
-        """A drain begins; :meth:`depart` must follow."""
-        self.idle_tracker.begin(drain)
-        self._wake()
-
-    def depart(self, drain: Drain) -> None:
-        self.idle_tracker.end(drain)
+        """A drain begins; ``idle_tracker.end`` must follow."""
+        self.idle_tracker.drains.add(drain)
+        if self.asleep:
+            self._wake()
 
     def attend_loop(self, *, registered: bool) -> None:
         """An event loop delivers from now on, or does not any more."""
         self.idle_tracker.looped = registered
-        self._wake()
+        if self.asleep:
+            self._wake()
 
     def _wake(self) -> None:
-        if self.asleep:
-            self._called += 1
-            self._watch_set.bell.ring()
+        self._called += 1
+        self._watch_set.bell.ring()
 
     def cancel(self, subscription: Subscription, *, leave: bool) -> Signal:
         """End a consumer with the next turn, or :meth:`carry_out_cancels`. The signal is set when that is done."""
@@ -183,15 +184,19 @@ class Fetcher:
 
     def next(self, hand: list[Arrival]) -> Arrival | None:
         """The next message to hand out, which is put into ``hand`` first. Raises the error that ended the thread."""
-        if self.dispatch.resume():
+        dispatch = self.dispatch
+        if dispatch.stalled:
+            dispatch.stalled.clear()
             self._called += 1
             self._watch_set.bell.ring()
-        arrival = self.dispatch.next(hand)
+        arrival = dispatch.next(hand)
         if arrival is None:
             if self.error is not None:
                 with operational_errors():
                     raise self.error
-        elif self.dispatch.is_low(arrival.subscription.credit):
+            return None
+        self._watch_set.prolong_rest()
+        if arrival.subscription.credit.is_low(dispatch.window):
             self._called += 1  # a drain that must not wait finds the next one, too
             self._watch_set.bell.ring()
         return arrival
@@ -206,8 +211,17 @@ class Fetcher:
 
     def on_ack(self, pending: int, enough: int) -> None:
         """An ack was added to the client's list. The first starts the clock, many end the wait."""
-        if self._first_ack is None or pending >= min(enough, MANY_ACKS):
+        if self._first_ack is None:
+            self._first_ack = self._clock()
             self._watch_set.bell.ring()
+        elif pending >= min(enough, MANY_ACKS):
+            self._watch_set.bell.ring()
+
+    @property
+    def owes_acks(self) -> bool:
+        """Whether acks have waited for too long for a claim to take them along, although drains follow each other."""
+        first = self._first_ack
+        return first is not None and self._clock() - first >= BUSY * self._ack_delay_s
 
     def on_room(self) -> None:
         """Prefetch or the number of held messages changed."""
@@ -251,49 +265,57 @@ class Fetcher:
 
     def recover(self) -> None:
         """Go on after an error."""
-        self.error = None
+        self.error = self._entered = None  # and what is consumed is shown again
         self._watch_set.hungry.update(self.dispatch.queues)
         self.asleep = True
 
     def _step(self) -> float | None:
         """Do what is to be done. Returns for how long to sleep; 0 to be called again at once, None for ever."""
         self._hand_over()  # what an interrupted turn has left
-        self.carry_out_cancels()
+        if self._cancels:
+            self.carry_out_cancels()
         now = self._clock()
         self._release_untaken(now)
         if not self._is_attended():
             return self._sleep(now)
         try:
-            membership = self._current_membership()
+            membership = self._client.membership()
+            if membership is not self._entered:
+                self._enter(membership)
             if now >= self._next_look:
                 self._next_look = now + self._client.options.poll_interval * self._rng.uniform(0.75, 1.0)
                 self._watch_set.disarm()
                 self._end_forgotten(membership)
-            self._watch_set.report(membership, self.dispatch.queues)
             return self._serve_consumers(membership, now)
         except errors.SessionLost:
             return 0  # the next step opens another session
 
     def _serve_consumers(self, membership: Membership, now: float) -> float | None:
-        hand = self.dispatch.arriving
-        line = self._claiming.stand(membership, now, hand)
-        if hand:
-            return self._hand_over()
-        others, queues = self._claiming.others(), self.dispatch.queues
-        if len(line.queues) <= FEW_QUEUES:
-            self._watch_set.hungry.update(line.queues)
-        if len(others) <= FEW_QUEUES:
-            queues -= others
-        self._watch_set.arm(self._client.engine, queues, membership.session_id, self.dispatch.consumers)
-        deferred = self._claiming.deferred(line, now)
-        plan = self.dispatch.plan(self._watch_set.hungry - others - deferred, now)
+        dispatch, watch_set, claiming = self.dispatch, self._watch_set, self._claiming
+        hand, queues, others = dispatch.arriving, dispatch.queues, set[str]()
+        left_alone = others
+        line_again_s = None
+        if claiming.may_have_rivals:
+            line = claiming.stand(membership, now, hand)
+            if hand:
+                return self._hand_over()
+            others = claiming.others()
+            if len(line.queues) <= FEW_QUEUES:
+                watch_set.hungry.update(line.queues)
+            if len(others) <= FEW_QUEUES:
+                queues -= others
+            left_alone = others | claiming.deferred(line, now)
+            line_again_s = line.again_s
+        if unknown := watch_set.limit(queues):
+            watch_set.arm(self._client.engine, unknown, membership.session_id, dispatch.consumers)
+        plan = dispatch.plan(watch_set.hungry - left_alone, now)
         if plan.queues:
-            self._claiming.choose(plan, hand)
+            claiming.choose(plan, hand)
             return self._hand_over() if hand else self._claim(membership, plan)
         self._fruitless = 0
         self._flush_if_due(now)
-        next_look_s = self._claiming.combiner.next_look_s()
-        return self._pause(now, line.again_s, plan.again_s, self._next_look - now, next_look_s)
+        next_look_s = claiming.combiner.next_look_s()
+        return self._pause(now, line_again_s, plan.again_s, self._next_look - now, next_look_s)
 
     def _is_attended(self) -> bool:
         self.asleep = True  # before the look: a drain that comes after it rings
@@ -380,7 +402,7 @@ class Fetcher:
     def _hand_over(self) -> float:
         """What has arrived. Returns how long to rest before the next step."""
         if self.dispatch.arriving:
-            self._begin_times_to_run(each for each in self.dispatch.arriving if each.leased)
+            self._begin_times_to_run(self.dispatch.arriving)
             self.dispatch.place()
             self.arrived.ring()
         self._release_later()
@@ -395,7 +417,7 @@ class Fetcher:
     def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
         """From the claim on: a loop that hangs must not keep what waits for it either."""
         for each in found:
-            if each.ttr_ms:
+            if each.ttr_ms and each.leased:
                 self._client.watch(
                     each,
                     started=weakly(self._has_begun, each.lease, otherwise=False),
@@ -417,9 +439,17 @@ class Fetcher:
 
     # -- the session -------------------------------------------------------------------------------------------------
 
-    def _current_membership(self) -> Membership:
-        membership = self._client.membership()
+    def _enter(self, membership: Membership) -> None:
+        """All consumers, in the name of this session, and show what is consumed."""
         previous, self._membership = self._membership, membership
+        self._entered = membership  # before the looks: a consumer that comes after them makes another one necessary
+        try:
+            self._enter_all(previous, membership)
+        except BaseException:
+            self._entered = None
+            raise
+
+    def _enter_all(self, previous: Membership | None, membership: Membership) -> None:
         if previous is not None and previous is not membership:
             self.dispatch.drop_session(previous.session_id)
             if any(each.transient for each in self.dispatch.subscriptions):
@@ -427,7 +457,7 @@ class Fetcher:
         for subscription in self.dispatch.subscriptions:
             if subscription.session_id != membership.session_id:
                 self._register(subscription, membership)
-        return membership
+        self._watch_set.report(membership, self.dispatch.queues)
 
     def _register(self, subscription: Subscription, membership: Membership) -> None:
         """Let the store know, so that the queue does not vanish under the consumer."""
@@ -470,6 +500,7 @@ class Fetcher:
             subscription, leave, done = cancel
             self._active.discard(subscription.tag)
             self.dispatch.remove(subscription)
+            self._entered = None  # what is consumed is shown again
             try:
                 self._release_leaving()
             except StoreError as error:  # the client does it as soon as it can

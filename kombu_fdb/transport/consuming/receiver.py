@@ -12,7 +12,9 @@ for as long as the turn said, or until the fetcher's bell rings. It is
 
 The thread is in one of three states. It *works*: takes turns, and sleeps between them. A drain that takes a turn sends
 it to *rest*, for as long as that drain waits; and for a moment longer, as the next drain mostly follows soon. If none
-does, since a callback works for long, it works again: acks are settled, and messages claimed, meanwhile. Or it has
+does, since a callback works for long, it works again: acks are settled, and messages claimed, meanwhile. As long as
+drains follow each other it is not woken for each: it *naps*, looks whether one has come, and naps for longer; and a
+drain that finds acks which have waited for long takes a turn before it delivers (:meth:`Receiver.catch_up`). Or it has
 *ended*, as it was told to by :meth:`Receiver.stop` or :meth:`Receiver.abandon`.
 
 Two drains, or a drain and the thread, may sleep on one bell. They wake together, and one of them has the next turn.
@@ -40,18 +42,20 @@ from __future__ import annotations
 import random
 import threading
 import weakref
+from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any
 
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Lease
-from kombu_fdb.primitives.locks import Turn, surely
+from kombu_fdb.primitives.locks import Turn, surely, unless_mine, would_wait_for_itself
 from kombu_fdb.primitives.threads import in_hub, instead_of_threads, start
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.fetcher import Fetcher
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
-from kombu_fdb.transport.consuming.watch_set import WatchSet
+from kombu_fdb.transport.consuming.watch_set import SHORTEST_REST_S, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.worker.poison import fault_in, survive
 
@@ -74,7 +78,7 @@ def deliver_next(fetcher: Fetcher) -> bool:
     try:
         while fetcher.next(hand) is not None:
             arrival = hand[0]
-            message, callback = _open(arrival), arrival.subscription.callback
+            message, callback = _open(arrival, fetcher), arrival.subscription.callback
             if message is None:
                 hand = []
                 fetcher.on_room()  # its place is free, and no ack will tell
@@ -103,20 +107,19 @@ def _note_attempt(arrival: Arrival) -> None:
         arrival.subscription.settler.note_attempt(arrival.delivery.lease)
 
 
-def _open(arrival: Arrival) -> Any:
+def _open(arrival: Arrival, fetcher: Fetcher) -> Any:
     """The message; None if it can't be one, and has been dead-lettered."""
     subscription, delivery, tag = arrival
     message = subscription.open(delivery, tag, subscription.consumer_tag)
     if message is None:
         return None
-    fault = fault_in(message, subscription.callback)
+    fault = fault_in(message, subscription.callback) if fetcher.is_workers else None
     if fault is not None:
         subscription.credit.held.drop(tag)
         subscription.settler.refuse(delivery, **fault)
         return None
     if subscription.no_ack and delivery.leased:
-        subscription.settler.note_ack(delivery.lease)
-        subscription.settler.acknowledged()
+        subscription.settler.ack(tag, delivery.lease)
     return message
 
 
@@ -125,8 +128,6 @@ def _open(arrival: Arrival) -> Any:
 
 #: How long ``cancel`` waits, in seconds.
 CANCEL_S = 1.0
-#: How long the thread rests at least when a drain has ended, in seconds; as long as an ack waits, if that is longer.
-SHORTEST_REST_S = 0.001
 #: A drain whose turn takes longer than this leaves the turns to the thread for a while: the store's writers are slow
 #: just now, and a drain has a deadline of its own.
 SLOW_S = 0.1
@@ -141,11 +142,10 @@ class Receiver:
         self._watch_set = WatchSet(Bell())
         self.fetcher = Fetcher(client, self._watch_set, Bell(), monotonic, random.Random())
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._cancels_wait = True
-        self._rest_s = max(client.options.ack_delay_ms / 1000, SHORTEST_REST_S)
-        #: The thread whose drain takes a turn, and until when none may.
-        self._driver = 0
+        self._rest_s = self._watch_set.rest_s = max(client.options.ack_delay_ms / 1000, SHORTEST_REST_S)
+        #: Until when no drain takes a turn.
         self._spared_until = float("-inf")
 
     @property
@@ -156,7 +156,8 @@ class Receiver:
     @property
     def running(self) -> bool:
         """Whether turns are taken."""
-        return self.alive and not (self._watch_set.stopped or self.failed)
+        # A thread that dies has failed the fetcher: each message asks, so it is not asked whether it lives.
+        return self._thread is not None and not self._watch_set.stopped and self.fetcher.error is None
 
     @property
     def failed(self) -> bool:
@@ -165,7 +166,7 @@ class Receiver:
     def subscribe(self, subscription: Subscription) -> None:
         """Begin to claim for a consumer, from the next drain on."""
         self.fetcher.subscribe(subscription)
-        with self._starting:
+        with unless_mine(self._starting):
             if self._thread is None:
                 self._start()
         self._watch_set.bell.ring()
@@ -183,7 +184,7 @@ class Receiver:
             return
         if not self.running or threading.current_thread() is self._thread:
             self.fetcher.carry_out_cancels()
-        elif signals and self._cancels_wait and self._driver != threading.get_ident():
+        elif signals and self._cancels_wait and not self._watch_set.turns.mine:
             self._watch_set.call_thread()
             self._cancels_wait = signals[-1].wait(self._client.patience.allow(CANCEL_S))
 
@@ -203,7 +204,7 @@ class Receiver:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
-        if first and self._driver != threading.get_ident():
+        if first:
             watch_set.turns.acquire(Turn(), deadline - monotonic())  # for good
         leases = self.fetcher.close()
         self.fetcher.arrived.close()
@@ -224,11 +225,20 @@ class Receiver:
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something may have arrived, for at most ``timeout_s`` seconds; None is for ever.
 
-        A drain does, which takes the fetcher's turns meanwhile if it may.
+        A drain does, which takes the fetcher's turns meanwhile if it may. Raises ``StoreError`` in a signal handler
+        that has interrupted such a turn.
         """
         turn = Turn()
+        if self._watch_set.turns.mine:
+            raise would_wait_for_itself()
         if not (self._may_drive() and surely(lambda: self._drive(turn, timeout_s), lambda: self._end_drive(turn))):
             self.fetcher.arrived.wait(timeout_s)
+
+    def catch_up(self) -> None:
+        """Acks have waited for too long, and a drain comes that need not wait: it takes a turn, if it may."""
+        turn = Turn()
+        if self._may_drive():
+            surely(lambda: self._drive(turn, 0), lambda: self._end_drive(turn))
 
     def _may_drive(self) -> bool:
         return (
@@ -244,11 +254,12 @@ class Receiver:
         watch_set, began = self._watch_set, monotonic()
         if not watch_set.turns.acquire(turn, 0):
             return False
-        self._driver = threading.get_ident()
         watch_set.begin_drive()
         # What else is raised, a signal handler may have: it is not the thread's business.
-        pause_s = self.turn((KombuFDBError, *CONNECTION_ERRORS))
-        self._pass_on(turn)
+        step = partial(self.turn, (KombuFDBError, *CONNECTION_ERRORS))
+        longest_s = inf if timeout_s is None else max(timeout_s, 0.0) + self._client.options.operation_timeout
+        pause_s = self._client.patience.within(longest_s, step)
+        watch_set.turns.release(turn)
         took_s = monotonic() - began
         if took_s > SLOW_S:
             self._spared_until = began + took_s + SPARED_S
@@ -257,14 +268,12 @@ class Receiver:
             wait_for((watch_set.bell, self.fetcher.arrived), max(min(pauses), 0) if pauses else None)
         return True
 
-    def _pass_on(self, turn: Turn) -> None:
-        if self._watch_set.turns.head is turn:
-            self._driver = 0
-        self._watch_set.turns.release(turn)
-
     def _end_drive(self, turn: Turn) -> None:
-        self._pass_on(turn)
-        self._watch_set.end_drive(self._rest_s)
+        self._watch_set.turns.release(turn)
+        if monotonic() < self._spared_until:
+            self._watch_set.call_thread()
+        else:
+            self._watch_set.end_drive()
 
     def _start(self) -> None:
         self._thread = threading.Thread(

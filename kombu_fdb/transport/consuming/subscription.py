@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -11,13 +12,11 @@ from kombu_fdb.model import Delivery, SessionId
 from kombu_fdb.transport.holding.settling import Settling
 from kombu_fdb.transport.holding.unacked import Credit
 
-_tags = count(1)
 _numbers = count(1)
 
 
-def next_tag() -> int:
-    """A delivery tag: rising, unique in the process."""
-    return next(_tags)
+#: A delivery tag: rising, unique in the process.
+next_tag: Callable[[], int] = partial(next, count(1))
 
 
 @dataclass(eq=False, slots=True)
@@ -44,18 +43,14 @@ class Subscription:
     session_id: SessionId | None = None
     #: Its name in the store: no two of a process, and so of a session, are the same.
     tag: str = field(init=False)
+    #: Whether claiming takes messages out of the store: without acks, from a queue that vanishes anyway. Others are
+    #: claimed under a lease even without acks, and settled when they are handed out: what was claimed ahead is not lost
+    #: with the consumer.
+    leaseless: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.tag = f"{next(_numbers)}-{self.consumer_tag}"
-
-    @property
-    def leaseless(self) -> bool:
-        """Whether claiming takes messages out of the store: without acks, from a queue that vanishes anyway.
-
-        Others are claimed under a lease even without acks, and settled when they are handed out: what was claimed ahead
-        is not lost with the consumer.
-        """
-        return self.no_ack and self.transient
+        self.leaseless = self.no_ack and self.transient
 
 
 class Arrival(NamedTuple):

@@ -19,7 +19,7 @@ and nothing else while it sleeps; when the connection is collected, or closed, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
@@ -31,6 +31,14 @@ from kombu_fdb.primitives.locks import FairLock
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
+
+#: How long the thread rests at least when a drain has ended, in seconds; as long as an ack waits, if that is longer.
+SHORTEST_REST_S = 0.001
+#: How many times as long as ``ack_delay_ms`` an ack may be old when a drain begins, and wait for a claim that takes it
+#: along; an older one lets the drain take a turn. Behind the last drain come the thread's rest and its nap, at most.
+BUSY = 4
+#: How long the thread naps at most, in seconds.
+LONGEST_NAP_S = 0.004
 
 # -- who drains --------------------------------------------------------------------------------------------------------
 
@@ -47,20 +55,18 @@ class IdleTracker:
         self.looped = False
         self._patience_s = patience_s
         self._clock = clock
-        self._drains: WeakSet[Drain] = WeakSet()
-        self._until = float("-inf")
+        #: Those that run.
+        self.drains: WeakSet[Drain] = WeakSet()
+        self._until = -inf
 
     @property
     def given(self) -> bool:
-        return self.looped or len(self._drains) > 0 or self._clock() < self._until
-
-    def begin(self, drain: Drain) -> None:
-        self._drains.add(drain)
+        return self.looped or len(self.drains) > 0 or self._clock() < self._until
 
     def end(self, drain: Drain) -> None:
         """Harmless if it has not begun."""
         self._until = self._clock() + self._patience_s
-        self._drains.discard(drain)
+        self.drains.discard(drain)
 
 
 # -- which queues ------------------------------------------------------------------------------------------------------
@@ -76,6 +82,12 @@ class WatchSet:
         self.turns = FairLock()
         #: Until when the thread rests (``monotonic``), as drains take the turns; for ever while one does.
         self.rest_until = -inf
+        #: For how long it does when a drain has ended that took a turn, or found a message. The thread need not be
+        #: woken for each drain that comes meanwhile: it naps, each time twice as long. A drain that found no message
+        #: and must not wait leaves the rest as it is: a loop of them would keep the thread from all turns, and take
+        #: none itself.
+        self.rest_s = SHORTEST_REST_S
+        self._nap_s = SHORTEST_REST_S
         #: Wakes the thread alone.
         self.relief = Bell()
         #: The thread rests; and it does so until it is relieved.
@@ -85,13 +97,15 @@ class WatchSet:
         self._armed: dict[str, Watch] = {}
         self._membership: Membership | None = None
 
-    def arm(self, engine: Engine, wanted: set[str], session_id: SessionId, consumers: Mapping[str, str]) -> None:
-        """Watch the queues known to be empty; those that are not are hungry."""
-        self.disarm(queue for queue in list(self._armed) if queue not in wanted)
+    def limit(self, wanted: set[str]) -> list[str]:
+        """Watch no others than these, and think of no others. Returns those of which nothing is known."""
+        if self._armed:
+            self.disarm([queue for queue in list(self._armed) if queue not in wanted])
         self.hungry &= wanted
-        queues = sorted(wanted - self.hungry - self._armed.keys())
-        if not queues:
-            return
+        return sorted(wanted - self.hungry - self._armed.keys())
+
+    def arm(self, engine: Engine, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> None:
+        """Watch the queues of :meth:`limit`; those that are not empty are hungry."""
         hungry, watches = engine.messages.arm_empty(queues, session_id, consumers)
         self.hungry |= hungry
         for queue, watch in watches.items():
@@ -114,12 +128,13 @@ class WatchSet:
 
     def report(self, membership: Membership, queues: Collection[str]) -> None:
         """Show the session's heartbeat what is consumed."""
-        self._withdraw_report(unless=membership)
+        if self._membership is not membership:
+            self._withdraw_report()
         self._membership = membership
         membership.consumed[self] = queues
 
-    def _withdraw_report(self, unless: Membership | None = None) -> None:
-        if self._membership is not None and self._membership is not unless:
+    def _withdraw_report(self) -> None:
+        if self._membership is not None:
             self._membership.consumed.pop(self, None)
 
     def sleep(self, pause_s: float | None) -> None:
@@ -132,10 +147,13 @@ class WatchSet:
         self.relief.clear()
         self._rests = self._rests_for_ever = True  # before the look: a drain that ends after it rings
         left_s = self.rest_until - monotonic()
-        self._rests_for_ever = left_s == inf
-        rests = not self.stopped and left_s > 0
+        rests, rang = not self.stopped and left_s > 0, False
+        naps, self._nap_s = self._nap_s, min(2 * self._nap_s, LONGEST_NAP_S)
+        self._rests_for_ever = left_s == inf and naps >= LONGEST_NAP_S
         if rests:
-            self.relief.wait(None if self._rests_for_ever else left_s)
+            rang = self.relief.wait(None if self._rests_for_ever else naps if left_s == inf else max(left_s, naps))
+        if not rests or rang:
+            self._nap_s = SHORTEST_REST_S
         self._rests = self._rests_for_ever = False
         return rests
 
@@ -145,11 +163,20 @@ class WatchSet:
         if not self._rests:
             self.relief.ring()
 
-    def end_drive(self, patience_s: float) -> None:
+    def end_drive(self) -> None:
         """It does so no more. If no drain follows soon, the thread takes the turns. May be repeated."""
-        self.rest_until = monotonic() + patience_s
+        self.rest_until = monotonic() + self.rest_s
         if self._rests_for_ever:
             self.relief.ring()
+
+    def prolong_rest(self) -> None:
+        """A drain has found a message, and the next one mostly follows soon.
+
+        Another drain may begin or end meanwhile. Only a rest that has an end is moved: a rest without an end is ended
+        by the drain that began it.
+        """
+        if -inf < self.rest_until < inf:
+            self.rest_until = monotonic() + self.rest_s
 
     def call_thread(self) -> None:
         """It shall take a turn now: there is something that no drain may do."""

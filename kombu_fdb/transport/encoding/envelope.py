@@ -16,6 +16,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import call, itemgetter
 from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder, object_hook
@@ -23,16 +24,17 @@ from kombu.utils.json import JSONEncoder, object_hook
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.model import URGENT, Death, Delivery, Publication
-from kombu_fdb.primitives.headers import HEAD, VERSION
+from kombu_fdb.primitives.kombu_payload import HEAD, VERSION
 from kombu_fdb.primitives.ranges import is_whole, utf8, utf8_bytes
 from kombu_fdb.transport.encoding.fairkey import KeyOf, explicit_key
 from kombu_fdb.transport.encoding.properties import (
     DIGITS,
     LONG_NUMBER,
     MOST_PRIORITY,
-    check,
     check_numbers,
     check_routes,
+    check_shape,
+    check_task,
     dedup_of,
     due_ms,
     once_of,
@@ -74,12 +76,102 @@ def _typed(found: dict[str, Any]) -> Any:
 _loads_types = json.JSONDecoder(object_hook=_typed).decode
 
 
+# -- what is prepared once ---------------------------------------------------------------------------------------------
+
+
+class Shape(NamedTuple):
+    """What depends on nothing but the names and types of a message's headers and properties.
+
+    An application's tasks have few different ones, so it is prepared once. ``template`` is the meta, with a place for
+    each value that differs from message to message; None: there is none, as a value is of a rare type.
+    """
+
+    #: One of the names steers the message (``properties.py``).
+    steers: bool
+    is_task: bool
+    template: str | None = None
+    #: Of the values, in the order of their places.
+    encoders: tuple[Callable[[Any], str], ...] = ()
+    of_headers: Callable[[Mapping[str, Any]], Iterable[Any]] = tuple
+    of_properties: Callable[[Mapping[str, Any]], Iterable[Any]] = tuple
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> Shape:
+        """Raises ``InvalidArgument`` if names or types are wrong."""
+        steers, is_task = check_shape(headers, properties)
+        kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
+        names, types = [*headers, *kept], [*map(type, headers.values()), *map(type, kept.values())]
+        is_common = _ENCODERS.keys() >= {*types} and {*map(type, names)} <= {str}
+        if not is_common or _ENCODED_TYPE in (headers.keys(), kept.keys()):
+            return cls(steers, is_task)
+        template = ",".join(["[%s,%s", _object(headers), _object(kept), "%s,%s]"])
+        encoders = (_text, _text, *(_ENCODERS[each] for each in types if each is not _NONE), _text, _text)
+        return cls(steers, is_task, template, encoders, _picker(headers), _picker(kept))
+
+
+_NONE = type(None)
+_text: Callable[[str], str] = json.encoder.encode_basestring_ascii
+#: More of them, as of headers that are named by what they hold, are prepared anew.
+MOST_SHAPES = 1000
+_shapes: dict[tuple[Any, ...], Shape] = {}
+
+
+def _object(table: Mapping[str, Any]) -> str:
+    """The template of a table: what is None stands in it."""
+    fields = [
+        f"{_text(name)}:".replace("%", "%%") + ("null" if value is None else "%s") for name, value in table.items()
+    ]
+    return "{" + ",".join(fields) + "}"
+
+
+def _picker(table: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Iterable[Any]]:
+    """Of a table of the same shape, what is not None."""
+    names = [name for name, value in table.items() if value is not None]
+    return itemgetter(*names) if len(names) > 1 else lambda found: [found[name] for name in names]
+
+
+class _Rare(Exception):
+    """A value that the template has no place for: it may hold a whole number of more than 64 bits."""
+
+
+class _Wholes(dict[int, str]):
+    """Of whole numbers, of which headers have mostly small ones."""
+
+    def __missing__(self, value: int) -> str:
+        if not -(2**63) <= value < 2**63:
+            raise _Rare
+        return repr(value)
+
+
+def _nested(value: Any) -> str:
+    if not value:
+        return "{}" if type(value) is dict else "[]"
+    if len(value) == 2 and type(value) is list and value[0] is None and value[1] is None:  # no time limits
+        return "[null,null]"
+    text = "".join(_encoded(value, 0))
+    if LONG_NUMBER in text.encode().translate(DIGITS):
+        raise _Rare
+    return text
+
+
+_ENCODERS: dict[type, Callable[[Any], str]] = {
+    str: _text,
+    int: _Wholes({number: repr(number) for number in range(256)}).__getitem__,
+    bool: {True: "true", False: "false"}.__getitem__,
+    **dict.fromkeys((dict, list, tuple), _nested),
+    _NONE: str,  # asked for nothing: it stands in the template
+}
+
+
+# -- a message ---------------------------------------------------------------------------------------------------------
+
+
 def encode(
     message: Mapping[str, Any],
     exchange: str,
     routing_key: str,
     *,
-    now_ms: int,
+    now_ms: Callable[[], int],
     most_urgent_is_zero: bool = False,
     key_of: KeyOf = explicit_key,
     dedup_window_s: float = 300.0,
@@ -91,10 +183,16 @@ def encode(
     """
     headers = message.get("headers") or {}
     properties = message.get("properties") or {}
-    steers = check(headers, properties)
-    meta, payload = _payload(message, headers, properties, exchange, routing_key)
-    if LONG_NUMBER in meta.translate(DIGITS):  # rarely
-        check_numbers(headers, properties)
+    names = (len(headers), *headers, *map(type, headers.values()), *properties, *map(type, properties.values()))
+    shape = _shapes.get(names)
+    if shape is None:
+        shape = Shape.of(headers, properties)
+        if len(_shapes) >= MOST_SHAPES:
+            _shapes.clear()
+        _shapes[names] = shape
+    if shape.is_task:
+        check_task(headers)
+    payload = _payload(message, headers, properties, exchange, routing_key, shape)
     priority, ttl = properties.get("priority"), None
     if type(priority) is not int or not 0 <= priority <= URGENT:  # AMQP has 256 of them: those above 9 count as 9
         priority = min(whole_of("priority", priority, MOST_PRIORITY), URGENT)
@@ -103,7 +201,7 @@ def encode(
     if "expiration" in properties:
         ttl = ttl_ms(headers, properties)
     task_id = task_id_of(headers, properties)
-    if not (steers or headers.get("eta")):
+    if not (shape.steers or headers.get("eta")):
         key = "" if key_of is explicit_key else key_of(message)
         return Publication(exchange, routing_key, payload, priority, 0, ttl, 0, key, 0, task_id)
     check_routes(headers)
@@ -114,7 +212,7 @@ def encode(
         routing_key,
         payload,
         priority,
-        due_ms=due_ms(headers, properties, now_ms),
+        due_ms=due_ms(headers, properties, now_ms()),
         ttl_ms=ttl,
         key=key_of(message),
         ttr_ms=ttr_ms(headers),
@@ -128,7 +226,7 @@ def encode(
 
 def payload_of(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
     """As it is stored, whatever it says: of a message that another program made. Raises as :func:`encode` does."""
-    return _payload(message, message.get("headers") or {}, message.get("properties") or {}, exchange, routing_key)[1]
+    return _payload(message, message.get("headers") or {}, message.get("properties") or {}, exchange, routing_key, None)
 
 
 def _payload(
@@ -137,37 +235,57 @@ def _payload(
     properties: Mapping[str, Any],
     exchange: str,
     routing_key: str,
-) -> tuple[bytes, bytes]:
-    """Its meta, and all of it."""
-    kept = dict(properties)
-    for name in _PER_DELIVERY:
-        kept.pop(name, None)
+    shape: Shape | None,
+) -> bytes:
     content_type, content_encoding = message.get("content-type"), message.get("content-encoding")
-    if _ENCODED_TYPE in (headers.keys(), kept.keys()):
-        raise InvalidArgument("headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add one.")
-    for name, text in (("content type", content_type), ("content encoding", content_encoding)):
-        if text is not None and not (type(text) is str and text.isascii()):
-            utf8_bytes(name, text)
-    try:
-        meta = "".join(_encoded([content_type, content_encoding, headers, kept, exchange, routing_key], 0)).encode()
-    except (RecursionError, ValueError) as error:  # a circle, or whole numbers of thousands of digits
-        raise InvalidArgument(
-            "headers and properties that JSON can't hold", reason=str(error), fix="Put such data into the body."
-        ) from error
+    if not (type(content_type) is type(content_encoding) is str and (content_type + content_encoding).isascii()):
+        for name, text in (("content type", content_type), ("content encoding", content_encoding)):
+            if text is not None:
+                utf8_bytes(name, text)
+    meta = b""
+    if shape is not None and shape.template is not None:
+        around = exchange, routing_key
+        values = (content_type, content_encoding, *shape.of_headers(headers), *shape.of_properties(properties), *around)
+        try:  # noqa: SIM105 - suppress takes longer than what it would guard
+            meta = (shape.template % (*map(call, shape.encoders, values),)).encode()
+        except (TypeError, ValueError, RecursionError, _Rare):  # written, or refused, below
+            pass
+    if not meta:
+        meta = _meta(headers, properties, [content_type, content_encoding], [exchange, routing_key])
+        if shape is not None and LONG_NUMBER in meta.translate(DIGITS):
+            check_numbers(headers, properties)
     body = message.get("body")
     if isinstance(body, str):
         body = body.encode() if body.isascii() else utf8("body", body)
     elif type(body) is not bytes:
         body = b"" if body is None else bytes(memoryview(body))  # unlike bytes(body), refuses numbers and lists
-    return meta, HEAD.pack(VERSION, len(meta)) + meta + body
+    return HEAD.pack(VERSION, len(meta)) + meta + body
 
 
-def open_delivery(delivery: Delivery, delivery_tag: int, consumer_tag: str | None = None) -> dict[str, Any]:
-    """The message dict as ``virtual.Message`` takes it. Raises ``FormatError`` if the payload is not one of ours."""
+def _meta(headers: Mapping[str, Any], properties: Mapping[str, Any], before: list[Any], behind: list[Any]) -> bytes:
+    """What a template makes of common values, of all."""
+    kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
+    if _ENCODED_TYPE in (headers.keys(), kept.keys()):
+        raise InvalidArgument("headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add one.")
+    try:
+        return "".join(_encoded([*before, headers, kept, *behind], 0)).encode()
+    except (RecursionError, ValueError) as error:  # a circle, or whole numbers of thousands of digits
+        raise InvalidArgument(
+            "headers and properties that JSON can't hold", reason=str(error), fix="Put such data into the body."
+        ) from error
+
+
+def open_delivery(
+    delivery: Delivery, delivery_tag: int, consumer_tag: str | None = None, *, now_ms: int | None = None
+) -> dict[str, Any]:
+    """The message dict as ``virtual.Message`` takes it. Raises ``FormatError`` if the payload is not one of ours.
+
+    ``now_ms``: when it is delivered; None if it is only looked at.
+    """
     content_type, content_encoding, headers, properties, exchange, routing_key, body = open_payload(delivery.payload)
     for name in _PER_DELIVERY:  # from another writer
         properties.pop(name, None)
-    served(headers)
+    served(headers, now_ms)
     if delivery.way is not None:
         exchange, routing_key = delivery.way
     redelivered = delivery.redeliveries > 0 or delivery.seen

@@ -50,6 +50,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -84,8 +85,16 @@ def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: in
     return due if due > now_ms else 0
 
 
-def served(headers: dict[str, Any]) -> None:
-    """Make the delays among the headers of a delivery negative."""
+def served(headers: dict[str, Any], now_ms: int | None) -> None:
+    """Make the delays among the headers of a delivery negative; its ETA is not later than the delivery at ``now_ms``.
+
+    The store has waited for it, by the clock of the process that made the message ready. Celery's worker, whose clock
+    may be behind that one, would keep a message with an ETA that has yet to come.
+    """
+    if now_ms is not None and headers.get("eta") and "task" in headers:
+        with suppress(InvalidArgument):  # of another writer: Celery refuses it
+            if _moment_ms("eta", headers["eta"]) > now_ms:
+                headers["eta"] = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat()
     for name in _DELAYS:
         delay = headers.get(name)
         if isinstance(delay, int | float) and delay > 0:
@@ -149,36 +158,22 @@ IDS = _DEDUP_IDS | {"once_id"}
 SHORTEST_S = 0.001
 #: Names of ours, and of other queues, that steer a message: most messages have none of them.
 _STEERING = KEYS | IDS | TIMES | ROUTES
-#: Names and types of headers, and of properties, that are good, and whether one of them steers: an application's tasks
-#: have few different ones.
-_good: dict[tuple[Any, ...], bool] = {}
+#: Names and types of tasks' headers that are good: an application has few different ones.
+_good: set[tuple[Any, ...]] = set()
 MOST_GOOD = 1000
 
 # -- what a publisher may write ----------------------------------------------------------------------------------------
 
 
-def check(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
-    """All that no other module reads. True if one of their names steers the message. Raises ``InvalidArgument``."""
-    shape = (len(headers), *headers, *map(type, headers.values()), *properties, *map(type, properties.values()))
-    steers = _good.get(shape)
-    if steers is None:
-        steers = _check_shape(headers, properties)
-        _remember(shape, steers)
-    if "task" in headers and "argsrepr" in headers and "id" in headers:
-        retries = headers.get("retries")
-        if type(retries) is not int or not 0 <= retries <= _MOST_INTEGER:
-            whole_of("retries", retries)
-        fault = _wrong_value(headers)
-        if fault is not None:
-            raise _no_task(fault)
-    return steers
+def check_shape(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> tuple[bool, bool]:
+    """All that depends on nothing but names and types. Raises ``InvalidArgument``.
 
-
-def _check_shape(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
-    """The same, as far as it depends on nothing but names and types."""
-    # Tasks first: Celery makes properties of the same values, which its user has not named. Of Celery's protocol 2;
-    # another program's message may have a header ``task``, or ``retries``, too.
-    if "task" in headers and "argsrepr" in headers and "id" in headers:
+    Whether one of the names steers the message, and whether it is a task: of Celery's protocol 2, as another program's
+    message may have a header ``task``, or ``retries``, too.
+    """
+    is_task = "task" in headers and "argsrepr" in headers and "id" in headers
+    # Tasks first: Celery makes properties of the same values, which its user has not named.
+    if is_task:
         fault = _wrong_type(headers if _NEVER_LAZY.issuperset(map(type, headers.values())) else _told(headers))
         if fault is not None:
             raise _no_task(fault)
@@ -192,7 +187,17 @@ def _check_shape(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> b
                 given=shown(value),
                 fix=f"Write headers={{{name!r}: ...}}; as an option, apply_async of tasks with base=FdbTask takes it.",
             )
-    return not (_STEERING.isdisjoint(headers) and _STEERING.isdisjoint(properties))
+    return not (_STEERING.isdisjoint(headers) and _STEERING.isdisjoint(properties)), is_task
+
+
+def check_task(headers: Mapping[str, Any]) -> None:
+    """What depends on the values, of a task. Raises ``InvalidArgument``."""
+    retries = headers.get("retries")
+    if type(retries) is not int or not 0 <= retries <= _MOST_INTEGER:
+        whole_of("retries", retries)
+    fault = _wrong_value(headers)
+    if fault is not None:
+        raise _no_task(fault)
 
 
 def _no_task(fault: str) -> InvalidArgument:
@@ -288,31 +293,27 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "stamped_headers": (list, tuple, type(None)),
 }
 #: As Celery writes it of most tasks.
-_NO_LIMITS = [None, None]
+NO_LIMITS = [None, None]
 
 
 def fault_of(headers: Mapping[str, Any]) -> str | None:
     """What is wrong with the headers of a task; None if nothing is, or if they are of no task."""
     if "task" not in headers:
         return None
-    shape = (None, *headers, *map(type, headers.values()))  # None: as no shape in ``check`` begins
+    shape = (*headers, *map(type, headers.values()))
     if shape not in _good:
         fault = _wrong_type(headers)
         if fault is not None:
             return fault
-        _remember(shape, False)
+        if len(_good) >= MOST_GOOD:
+            _good.clear()
+        _good.add(shape)
     return _wrong_value(headers)
-
-
-def _remember(shape: tuple[Any, ...], steers: bool) -> None:
-    if len(_good) >= MOST_GOOD:
-        _good.clear()
-    _good[shape] = steers
 
 
 def _wrong_value(headers: Mapping[str, Any]) -> str | None:
     limits = headers.get("timelimit")
-    if limits is not None and limits != _NO_LIMITS and not is_timelimit(limits):
+    if limits is not None and limits != NO_LIMITS and not is_timelimit(limits):
         return f"the header timelimit is {_shown(limits)}"
     stamped = headers.get("stamped_headers")
     if stamped and not all(isinstance(name, str) for name in stamped):

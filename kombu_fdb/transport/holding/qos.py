@@ -82,7 +82,7 @@ class QoS(virtual.QoS):
 
     def append(self, message: Any, delivery_tag: int) -> None:
         """Remember the message of a held delivery, weakly."""
-        self._held.remember(delivery_tag, message)
+        self._held.messages[delivery_tag] = weakref.ref(message)
 
     def get(self, delivery_tag: int) -> Any:
         """The unsettled message of this tag. Raises ``KeyError``."""
@@ -98,15 +98,8 @@ class QoS(virtual.QoS):
         lease = self._held.leases.get(delivery_tag)
         if lease is None or delivery_tag in self._held.late:
             self._pop(delivery_tag)
-            return
-        try:
-            self._settler.note_ack(lease)
-            self._held.drop(delivery_tag)
-        except BaseException:  # out of a signal handler: it is noted, or still held and can be acknowledged again
-            if self._settler.is_noted(lease):
-                self._held.drop(delivery_tag)
-            raise
-        self._settler.acknowledged()
+        else:
+            self._settler.ack(delivery_tag, lease)
 
     def explain(self, delivery_tag: int, details: dict[str, Any], *, reason: str = "rejected") -> None:
         """Why a held delivery is about to be rejected, or put back for the last time: for its dead letter.
@@ -122,6 +115,13 @@ class QoS(virtual.QoS):
     def release(self, delivery_tag: int, pause_ms: int) -> None:
         """Put it back, counting the attempt; no consumer gets it before the pause is over. Raises as :meth:`reject`."""
         self._settle(delivery_tag, requeue=True, pause_ms=pause_ms)
+
+    def give_up(self, delivery_tag: int) -> None:
+        """It could not be settled, and no caller will try again: another thread releases it, and the attempt counts."""
+        self.note_attempt(delivery_tag)
+        self._abandon(delivery_tag)
+        self._held.drop(delivery_tag)
+        self._settler.on_room()
 
     def _settle(self, delivery_tag: int, *, requeue: bool, pause_ms: int = 0) -> None:
         lease = self._held.leases.get(delivery_tag)
@@ -201,3 +201,19 @@ class QoS(virtual.QoS):
         lease = self._held.leases.pop(delivery_tag, None)
         if lease is not None:
             self._settler.release_later([lease])
+
+
+class Message(virtual.Message):
+    """What a channel delivers."""
+
+    def reject_log_error(
+        self, logger: logging.Logger, errors: tuple[type[Exception], ...], requeue: bool = False
+    ) -> None:
+        """How Celery rejects: what the store could not do is logged, and the message forgotten.
+
+        So it would stay leased for as long as its worker lives. Instead another thread releases it, and it comes to be
+        rejected again.
+        """
+        super().reject_log_error(logger, errors, requeue=requeue)
+        if not self.acknowledged:
+            self.channel.qos.give_up(self.delivery_tag)

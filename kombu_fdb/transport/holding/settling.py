@@ -53,7 +53,7 @@ class Settling:
     @property
     def client(self) -> Client:
         """What the channel consumed with: stays the same when the connection is lost. Raises ``ForkedError``."""
-        if self.is_foreign:
+        if os.getpid() != self._pid:  # as is_foreign, which each message would call three times
             raise ForkedError(
                 "these messages were given to the parent process, which settles them",
                 parent=self._pid,
@@ -70,20 +70,24 @@ class Settling:
 
     # -- acks --------------------------------------------------------------------------------------------------------
 
-    def note_ack(self, lease: Lease) -> None:
-        """It will be settled; :meth:`acknowledged` must follow. The note is the last step, in one call into C."""
-        client = self.client
-        client.unwatch(lease)
-        client.acks.append(lease)
+    def ack(self, tag: int, lease: Lease) -> None:
+        """It leaves the table, and is settled soon: with others if a receiver runs, else at once.
 
-    def is_noted(self, lease: Lease) -> bool:
-        """Whether an interrupted :meth:`note_ack` came that far."""
-        return lease in self.client.acks
-
-    def acknowledged(self) -> None:
-        """Settle what was noted soon: with others if a receiver runs, else at once."""
+        ``tag``: in the table, or of one that was handed out without acks. An exception out of a signal handler leaves
+        it noted, or held, to be acknowledged again.
+        """
         client, credit = self.client, self._credit
-        if self._connection.on_ack(len(client.acks), _enough(credit.prefetch), was_blocked=credit.was_blocked):
+        try:
+            if client.overdue.timers:
+                client.overdue.forget((lease,))  # the consumer was in time, even if the store hears of it later
+            client.acks.append(lease)
+            credit.held.drop(tag)
+        except BaseException:
+            if lease in client.acks:
+                credit.held.drop(tag)
+            raise
+        enough = max(1, credit.prefetch // 2) if credit.prefetch else MANY_ACKS  # for a claim of their own
+        if self._connection.on_ack(len(client.acks), enough, was_blocked=credit.was_blocked):
             return
         if self.ended:
             client.nudge()
@@ -112,9 +116,6 @@ class Settling:
         """Whenever it is released, an attempt at it counts."""
         self.client.attempted.add(lease)
 
-    def note_seen(self, lease: Lease) -> None:
-        self.client.seen.add(lease)
-
     def release(self, leases: list[Lease], *, counted: bool) -> None:
         """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
         if not leases:
@@ -141,8 +142,3 @@ def _release(client: Client, leases: list[Lease], *, counted: bool) -> None:
     except StoreError:
         client.suspect()
         raise
-
-
-def _enough(prefetch: int) -> int:
-    """How many acks are worth a claim of their own."""
-    return max(1, prefetch // 2) if prefetch else MANY_ACKS

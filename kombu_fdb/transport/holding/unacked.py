@@ -96,9 +96,6 @@ class Held:
 
     # -- the messages ------------------------------------------------------------------------------------------------
 
-    def remember(self, tag: int, message: Any) -> None:
-        self.messages[tag] = weakref.ref(message)
-
     def message(self, tag: int) -> Any:
         """None if it was collected, or never was a message."""
         reference = self.messages.get(tag)
@@ -131,67 +128,54 @@ class Inbox(Generic[C]):
     """Not thread-safe: ``Dispatch`` holds its lock. Moments are seconds of its clock."""
 
     def __init__(self) -> None:
-        self._items: deque[tuple[C, Delivery]] = deque()
+        self.items: deque[tuple[C, Delivery]] = deque()
         #: Whether it ever had one for a consumer without acks.
         self.is_mixed = False
         #: When a message was last taken, or the first one came.
-        self._touched = 0.0
+        self.touched = 0.0
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self.items)
 
     def __iter__(self) -> Iterator[tuple[C, Delivery]]:
-        return iter(self._items)
+        return iter(self.items)
 
     @property
     def with_acks(self) -> int:
         """How many of them are to be settled. Counted, not kept: a counter would not survive an interruption."""
-        return sum(not consumer.no_ack for consumer, _ in self._items) if self.is_mixed else len(self._items)
-
-    @property
-    def head(self) -> tuple[C, Delivery]:
-        """Raises ``IndexError``."""
-        return self._items[0]
-
-    def put(self, consumer: C, delivery: Delivery, now: float) -> None:
-        if not self._items:
-            self._touched = now
-        self.is_mixed = self.is_mixed or consumer.no_ack
-        self._items.append((consumer, delivery))
+        return sum(not consumer.no_ack for consumer, _ in self.items) if self.is_mixed else len(self.items)
 
     def bring_forward(self) -> bool:
         """The first one for a consumer without acks becomes the head. Whether there is one."""
-        items = list(self._items) if self.is_mixed else []
+        items = list(self.items) if self.is_mixed else []
         first = next((item for item in items if item[0].no_ack), None)
         if first is not None:
-            self._items = deque([first, *(item for item in items if item is not first)])
+            self.items = deque([first, *(item for item in items if item is not first)])
         return first is not None
 
     def return_undelivered(self, consumer: C, delivery: Delivery) -> None:
         """To the front, unless it is there: the thread that took it may have been interrupted before it left."""
-        if not self._items or self._items[0][1] is not delivery:
-            self._items.appendleft((consumer, delivery))
-
-    def take(self, now: float) -> None:
-        """The head is handed out."""
-        self._touched = now
-        self._items.popleft()
+        if not self.items or self.items[0][1] is not delivery:
+            self.items.appendleft((consumer, delivery))
 
     def withdraw(self, chosen: Callable[[C, Delivery], bool], leaving: set[Lease] | None = None) -> list[Lease]:
         """Remove what is chosen. Returns the leases; what was taken out of the store has none.
 
         ``leaving``: they are put into it before they are removed.
         """
-        taken = [item for item in self._items if chosen(*item)]
+        taken = [item for item in self.items if chosen(*item)]
         if taken:
             if leaving is not None:
                 leaving.update([delivery.lease for _, delivery in taken if delivery.leased])
-            self._items = deque(item for item in self._items if not chosen(*item))
+            self.items = deque(item for item in self.items if not chosen(*item))
         return [delivery.lease for _, delivery in taken if delivery.leased]
 
     def lies_since(self) -> float | None:
         """Since when nothing was taken; None if nothing is here that could go back."""
-        return self._touched if any(delivery.leased for _, delivery in self._items) else None
+        for _, delivery in self.items:
+            if delivery.leased:
+                return self.touched
+        return None
 
 
 # -- how many more -----------------------------------------------------------------------------------------------------
@@ -240,11 +224,12 @@ class Credit(Generic[C]):
     # -- how many more -----------------------------------------------------------------------------------------------
 
     def _within_prefetch(self) -> bool:
-        return not self.prefetch or self.held.consumed < self.prefetch
+        held = self.held  # what of it counts is :attr:`Held.consumed`, which each message would call
+        return not self.prefetch or len(held.leases) - len(held.got) < self.prefetch
 
-    def may_consume(self) -> bool:
-        """Whether the next message may be handed out; if not, from now on an ack wakes the thread that drains."""
-        if self.can_consume() or self.inbox.bring_forward():
+    def may_pass(self) -> bool:
+        """Whether one may be handed out that can't be consumed; if not, an ack wakes the thread that drains."""
+        if self.inbox.bring_forward():
             return True
         self.was_blocked = True
         return self.can_consume()  # once more: an ack in between did not know
@@ -260,7 +245,9 @@ class Credit(Generic[C]):
 
     @property
     def _free(self) -> int:
-        return self.prefetch - self.held.consumed - self.inbox.with_acks
+        held, inbox = self.held, self.inbox  # Held.consumed and Inbox.with_acks, without a call for each message
+        waiting = inbox.with_acks if inbox.is_mixed else len(inbox.items)
+        return self.prefetch - (len(held.leases) - len(held.got)) - waiting
 
     @property
     def _slots(self) -> int:
@@ -273,7 +260,7 @@ class Credit(Generic[C]):
 
     def is_low(self, window: int) -> bool:
         """Whether taking a message has just made that worth a claim."""
-        if self.is_bounded and not self.inbox.is_mixed:
+        if (self.prefetch or self._most_handed is not None) and not self.inbox.is_mixed:  # as is_bounded
             return False
         return self._unbounded_waiting in (0, min(self._ahead, window) // 2)
 
@@ -287,9 +274,6 @@ class Credit(Generic[C]):
             return FULL
         if self._most_handed is not None:
             return Room(max(min(self._free, self._slots) if self.prefetch else self._slots, 0))
-        return self._grouped_room(now, group_s)
-
-    def _grouped_room(self, now: float, group_s: float) -> Room:
         free = self._free
         if free <= 0:
             self._free_since = None
@@ -311,23 +295,25 @@ class Credit(Generic[C]):
 
     def receive(self, consumer: C, delivery: Delivery, now: float) -> None:
         """It was claimed."""
-        self.inbox.put(consumer, delivery, now)
+        inbox = self.inbox
+        if not inbox.items:
+            inbox.touched = now
+        inbox.is_mixed = inbox.is_mixed or consumer.no_ack
+        inbox.items.append((consumer, delivery))
         self._free_since = None
 
     def hand_out(self, tag: int, lease: Lease | None, now: float) -> None:
         """The next one leaves the inbox. ``lease``: None if no ack will follow."""
-        self.inbox.take(now)
-        self._learn_pace(now)
-        if lease is not None:
-            self.held.leases[tag] = lease
-            self._handed, self._last_counted = self._handed + 1, tag
-
-    def _learn_pace(self, now: float) -> None:
-        """From one to the next, waiting included. At most twice as many as before, in case it slows down."""
+        self.inbox.touched = now
+        self.inbox.items.popleft()
         if self._handed_at is not None:
+            # From one to the next, waiting included. At most twice as many as before, in case it slows down.
             took_s = max(now - self._handed_at, AHEAD_S / MOST_AHEAD)
             self._ahead = max(1, min(2 * self._ahead, int(AHEAD_S / took_s)))
         self._handed_at = now
+        if lease is not None:
+            self.held.leases[tag] = lease
+            self._handed, self._last_counted = self._handed + 1, tag
 
     def reclaim(self, tag: int) -> None:
         """No callback has seen it."""

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import pickle
+import re
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ from celery import Celery
 from kit.conformance.invariants import check_counts, check_whereabouts
 from kombu import Connection
 
-from celery_fdb.cli import HOMES, fdb
+from celery_fdb.cli import HOMES, actions, fdb, messages
+from celery_fdb.cli.look import session_table
 from celery_fdb.cli.terminal import clean, in_json
 from celery_fdb.inspection.overview import SessionView, look, silent, state_of
+from celery_fdb.operations import parts
+from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import KeyLimits
 
@@ -106,6 +111,16 @@ def test_keys_with_their_limits_the_longest_first(run, broker):
     assert "max_in_flight=3" in run("keys", "jobs").out
 
 
+def test_messages_without_a_key_are_called_so(run, broker):
+    broker.queue("jobs").put("a", key="x")  # else the queue has no keys at all
+    broker.queue("jobs").put("b")
+    jobs = [broker.queue("jobs").take(0) for _ in range(2)]
+    assert re.search(r"^\(no key\) +0 +1 *$", run("keys", "jobs").out, re.MULTILINE)
+    assert re.search(r"^jobs +\(no key\) +0 +1 ", run("top", "--once").out, re.MULTILINE)
+    for job in jobs:
+        job.release()
+
+
 def test_sessions_show_who_holds_what(run, broker):
     broker.queue("jobs").put_many("ab")
     broker.queue("jobs").take_many(2, 0)
@@ -114,6 +129,14 @@ def test_sessions_show_who_holds_what(run, broker):
     shown = run("sessions").out
     assert session["id"][:12] in shown
     assert " s ago" in shown, "when it was heard"
+
+
+def test_a_table_of_sessions_hides_queues_that_celery_made_for_itself(broker):
+    broker.queue("jobs").put("a")
+    broker.queue("jobs").take(0)
+    (seen,) = look(broker).sessions
+    shown = session_table([dataclasses.replace(seen, queues=("jobs", "w@h.celery.pidbox"))], {})
+    assert list(shown.columns[-1].cells) == ["jobs"]
 
 
 def test_a_session_that_was_not_heard_for_its_ttl_is_silent_everywhere(run, broker, monkeypatch):
@@ -241,6 +264,7 @@ def test_top_shows_queues_keys_and_sessions(run, broker):
     assert result.code == 0
     for text in ("1 ready, 0 delayed, 1 leased", "jobs", "alice", "alive"):
         assert text in result.out
+    assert result.out.endswith("\n"), "a prompt or the next output begins on a line of its own"
     assert "0/s" not in result.out, "one look knows no rate"
     assert "+0/s" in run("top", "--iterations", "2", "--interval", "0.1").out
 
@@ -260,7 +284,7 @@ def test_cancel_takes_a_task_out_of_the_store(run, app, broker):
     assert broker.find("t1") == []
 
 
-def test_cancel_by_the_url_says_that_nobody_is_told(run, app):
+def test_cancel_by_the_url_says_that_the_result_is_not_updated(run, app):
     app.add.apply_async((1, 2), task_id="t1")
     assert "not updated: that needs the app" in run("cancel", "t1").out
 
@@ -348,7 +372,7 @@ def test_limit_changes_what_is_named_and_shows_it_all(run, broker):
 def test_limit_without_a_key_is_for_every_key(run, broker):
     broker.queue("jobs").put("a", key="alice")
     run("limit", "jobs", "--max-in-flight", "1")
-    assert broker._engine.inspect.limits("jobs", "whoever").max_in_flight == 1
+    assert broker._engine.inspect.limits("jobs", "any key").max_in_flight == 1
 
 
 @pytest.mark.parametrize("given", [["--weight", "0"], ["--rate", "fast"], ["--priority", "12"], ["--remove"]])
@@ -420,10 +444,34 @@ def test_move_part_of_a_queue(run, broker):
     assert broker.queue("other").keys()["alice"].ready == 2
 
 
+@pytest.mark.parametrize(
+    ("command", "seen"), [("move jobs other --new", [200, 400, 450]), ("purge jobs --yes", [200, 400])]
+)
+def test_a_bar_moves_while_a_queue_is_moved_or_purged(run, broker, monkeypatch, command, seen):
+    """Both took as long as the queue was full, and said nothing meanwhile."""
+    told = []
+
+    @contextmanager
+    def bar(_run, _what, total):
+        told.append(total)
+        yield told.append
+
+    for module in (actions, messages):
+        monkeypatch.setattr(module, "bar", bar)
+    monkeypatch.setattr(messages, "MOVED_AT_ONCE", 200)
+    monkeypatch.setattr(control, "MESSAGES_PER_PURGE", 200)
+    monkeypatch.setattr(parts, "MOST_PARTS", 1)
+    broker.queue("jobs").put_many([str(number) for number in range(450)])
+    assert run(*command.split()).code == 0
+    assert broker.queue("jobs").stats().ready == 0
+    assert told == [450, *seen]
+
+
 def test_move_to_a_queue_that_is_not_there_is_refused_unless_it_is_meant(run, broker):
     broker.queue("jobs").put("a")
     result = run("move", "jobs", "typo")
     assert (result.code, broker.queue("jobs").count()) == (1, 1)
+    assert "--new" in result.err
     assert run("move", "jobs", "jobs").code == 1
     assert run("move", "jobs", "typo", "--new").code == 0
 
@@ -462,6 +510,20 @@ def test_dead_show_keeps_a_traceback_readable_and_harmless(run, broker):
     )
     shown = run("dead", "show", "jobs", "t").out
     assert "  error: \ufffd[2Jboom\n  traceback: Traceback\n      line 1\n      line 2\n" in shown
+
+
+def test_dead_show_tells_each_attempt_in_a_line(run, broker):
+    broker.queue("jobs").put("a", task_id="t")
+    job = broker.queue("jobs").take(0)
+    attempts = [{"error": "E: \x1b[2Jdown\nside", "time": "2031-01-01T00:00+00:00"}, {"error": "E: up"}, "odd"]
+    broker._engine.messages.reject([job._delivery.lease], attempts=attempts)
+    shown = run("dead", "show", "jobs", "t").out
+    lines = shown.partition("  attempts:\n")[2].splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["2031-01-01T00:00+00:00", "E:", "\ufffd[2Jdown\ufffdside"],
+        ["E:", "up"],
+        ["odd"],
+    ]
 
 
 def test_dead_replay_brings_them_back(run, graves, broker):
@@ -719,7 +781,7 @@ def test_doctor_reports_and_fails_with_what_is_to_mend(run, broker):
 
 
 def test_doctor_finds_options_that_have_no_effect(run, url):
-    """Because nobody has called ``install``; it looks at the tasks of an app, not at those of a URL."""
+    """Because ``install`` was never called; it looks at the tasks of an app, not at those of a URL."""
     app = Celery("shop", broker=url, set_as_current=False)
 
     @app.task(name="shop.charge", fair_key="customer")
@@ -754,7 +816,7 @@ def test_control_characters_are_replaced():
     assert clean("a\x1b\n\u202eb") == "a\ufffd\ufffd\ufffdb"
 
 
-# -- what is stored commands nobody's terminal -------------------------------------------------------------------------
+# -- stored text never controls the terminal ---------------------------------------------------------------------------
 
 EVIL = "\x1b]0;evil\x07\x1b[2J\x9b31m\r\x00\u202e"
 

@@ -100,11 +100,11 @@ def test_a_result_is_known_with_an_app(run: Callable[..., Any], url: str, histor
 def test_a_tree(run: Callable[..., Any], history: HistoryStore) -> None:
     keep(history, "a", 5, followers=(Follower("b", "shop.pack"),))
     lines = run("task", "a", "--tree").out.splitlines()
-    assert lines == ["shop.pay a SUCCESS in 12.5 ms", "  shop.pack b PENDING"]
-    assert run("task", "b", "--tree", "--json").code == 1, "nobody has published it"
+    assert lines == ["chain STARTED", "  shop.pay a SUCCESS in 12.5 ms", "  shop.pack b PENDING"]
+    assert run("task", "b", "--tree", "--json").code == 1, "it was never published"
 
 
 @pytest.mark.parametrize("options", [[], ["--tree"]])
-def test_a_task_that_nobody_knows(run: Callable[..., Any], history: HistoryStore, options: list[str]) -> None:
+def test_an_unknown_task(run: Callable[..., Any], history: HistoryStore, options: list[str]) -> None:
     result = run("task", "nobody", *options)
     assert (result.code, "Check the id" in result.err) == (1, True)

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from celery_fdb.inspection.keys import KeyRates
+from celery_fdb.inspection.metrics import KeyRates
 from kombu_fdb.engine.metrics.keytotals import OTHERS
 
 

@@ -256,8 +256,8 @@ def test_the_endpoint_is_this_machines_unless_another_address_is_named(run, monk
         serve_forever = shutdown = __exit__
 
     bound = []
-    monkeypatch.setattr("celery_fdb.cli.serving.metrics._Server", Server)
-    monkeypatch.setattr("celery_fdb.cli.serving.metrics._wait_for_the_end", lambda: None)
+    monkeypatch.setattr("celery_fdb.cli.serving._Server", Server)
+    monkeypatch.setattr("celery_fdb.cli.serving._wait_for_the_end", lambda: None)
     result = run("metrics", *options)
     assert (result.code, bound) == (0, [address])
     assert ("there is no password" in result.err) == is_open
@@ -304,7 +304,7 @@ def test_totals_are_added_with_the_next_write_after_a_second(another, monkeypatc
     engine = broker._engine
     broker.queue("jobs").put("a")
     assert engine.metrics.totals() == {}, "not at once"
-    monkeypatch.setattr(engine.transactions.totals, "_next_s", 0.0)
+    monkeypatch.setattr(engine.transactions.totals, "next_s", 0.0)
     broker.queue("jobs").put("b")
     assert engine.metrics.totals() == {"jobs": {PUBLISHED: 2}}, "what happened before, and its own"
     broker.queue("jobs").put("c")
@@ -322,7 +322,7 @@ def test_what_is_left_is_added_when_the_store_is_closed(another, broker):
 def test_a_transaction_that_fails_counts_nothing_and_loses_nothing(another, monkeypatch):
     broker = another()
     broker.queue("jobs").put("a")
-    monkeypatch.setattr(broker._engine.transactions.totals, "_next_s", 0.0)
+    monkeypatch.setattr(broker._engine.transactions.totals, "next_s", 0.0)
     with pytest.raises(ZeroDivisionError):
         broker._engine.transactions.write(lambda *_: 1 / 0)
     broker._engine.metrics.flush()
@@ -332,7 +332,7 @@ def test_a_transaction_that_fails_counts_nothing_and_loses_nothing(another, monk
 def test_a_transaction_that_writes_nothing_is_not_made_to_write(another, monkeypatch):
     broker = another()
     broker.queue("jobs").put("a")
-    monkeypatch.setattr(broker._engine.transactions.totals, "_next_s", 0.0)
+    monkeypatch.setattr(broker._engine.transactions.totals, "next_s", 0.0)
     broker._engine.transactions.write(lambda *_: None)
     assert broker._engine.metrics.totals() == {}
     broker._engine.metrics.flush()

@@ -47,7 +47,7 @@ def spans(exporter, name):
     return [each for each in exporter.get_finished_spans() if each.name == name]
 
 
-def test_a_task_its_delay_and_its_retries_are_in_the_trace_of_whoever_called_it(app, tracer, exporter):
+def test_a_task_its_delay_and_its_retries_are_in_the_trace_of_its_caller(app, tracer, exporter):
     done = threading.Event()
 
     @app.task(bind=True, name="flaky", max_retries=2, shared=False)

@@ -15,11 +15,19 @@ from hypothesis import strategies as st
 from kit.conformance.invariants import check_counts, check_whereabouts
 from kit.processes import until
 
-from celery_fdb.migration import transfer as module
-from celery_fdb.migration.portable import Header, read_entries, read_header, verify, write
-from celery_fdb.migration.transfer import FileSource, StoreSource, import_from
+from celery_fdb.operations import transfer as module
+from celery_fdb.operations.transfer import (
+    FileSource,
+    Header,
+    StoreSource,
+    import_from,
+    read_entries,
+    read_header,
+    verify,
+    write,
+)
 from kombu_fdb import Broker
-from kombu_fdb.engine.facade.migration import Migration
+from kombu_fdb.engine.migration import Migration
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Death, KeyLimits, StoredMessage
 from kombu_fdb.primitives.ranges import MOST
@@ -30,7 +38,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def source_url(tmp_path):
-    """The embedded file that somebody has outgrown."""
+    """The embedded file that a project has outgrown."""
     return f"fdb+sqlite:///{tmp_path}/source.db"
 
 

@@ -9,8 +9,8 @@ import pytest
 from celery.states import FAILURE
 from kit.costs import Cost, CountingDatabase
 
-from celery_fdb.history.counters import SLOTS
 from celery_fdb.history.indexes import TRIM_SEGMENTS
+from celery_fdb.history.layout import SLOTS
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import GROUPS_AT_ONCE, GROUPS_PER_PAGE, Wanted
 from celery_fdb.history.run import Run
@@ -51,7 +51,8 @@ def numbers(cost: Cost) -> tuple[int, int, int, int, int]:
     return cost.point_reads, cost.range_reads, sets, cost.clears + cost.clear_ranges, cost.round_trips
 
 
-COUNTERS = 1 + len(SLOTS)
+#: Of each task a total and its slots, and the slots of all tasks.
+BY_TASK, COUNTERS = 1 + len(SLOTS), 1 + 2 * len(SLOTS)
 
 
 @pytest.mark.parametrize("size", [1, 10, 250])
@@ -68,7 +69,7 @@ def test_what_else_a_run_may_cost(bench: Bench, run: Make) -> None:
     assert numbers(bench.write(run(root="r")))[2] == 2 + 4 + COUNTERS
     assert numbers(bench.write(run(root="r", group="g")))[2] == 3 + 4 + COUNTERS
     two = bench.write(run(task="a"), run(task="b", state=FAILURE))
-    assert numbers(two)[2] == 2 + 2 + 4 + 2 * COUNTERS
+    assert numbers(two)[2] == 2 + 2 + 4 + BY_TASK + COUNTERS
 
 
 def test_flushes_do_not_conflict(bench: Bench, run: Make) -> None:
@@ -90,7 +91,7 @@ def test_a_segment_is_cleared_at_one_price_however_many_rows_it_has(bench: Bench
     bench.clock.advance(2 * LARGE.max_age)
     cost = bench.paid(lambda: bench.store.trim(LARGE, parts=1, now_ms=bench.clock.wall_ms()))
     # All segments are read in one range; cleared are what is in this one, its two rows, and old slots.
-    assert numbers(cost) == (0, 1, 0, 3 + len(SLOTS), 3)
+    assert numbers(cost) == (0, 1, 0, 3 + 2 * len(SLOTS), 3)
     assert bench.store.kept() == 0
 
 
@@ -100,10 +101,10 @@ def test_a_trim_is_bounded_and_one_that_finds_nothing_reads_a_row(bench: Bench, 
     bench.clock.advance(2 * BOUNDS.max_age)
     worst = bench.paid(lambda: bench.store.trim(BOUNDS, parts=10, now_ms=bench.clock.wall_ms()))
     assert len(bench.counted.transactions) == 20 // TRIM_SEGMENTS + 1
-    assert bench.counted.worst().clear_ranges == TRIM_SEGMENTS + len(SLOTS)
+    assert bench.counted.worst().clear_ranges == TRIM_SEGMENTS + 2 * len(SLOTS)
     assert worst.rows == 2 * sum(range(20, 0, -TRIM_SEGMENTS))
     idle = bench.paid(lambda: bench.store.trim(BOUNDS, parts=10, now_ms=bench.clock.wall_ms()))
-    assert numbers(idle) == (0, 1, 0, len(SLOTS), 3)
+    assert numbers(idle) == (0, 1, 0, 2 * len(SLOTS), 3)
 
 
 @pytest.mark.parametrize("groups", [1, 9])
@@ -156,4 +157,5 @@ def test_counters_are_one_read(bench: Bench, run: Make) -> None:
     bench.write(*[run(task=f"t{number}") for number in range(50)])
     now_s = bench.clock.wall_ms() // 1000
     assert numbers(bench.paid(lambda: bench.store.slots(300, now_s - 3600, now_s + 1))) == (0, 1, 0, 0, 2)
+    assert numbers(bench.paid(lambda: bench.store.series(300, now_s - 3600, now_s + 1))) == (0, 1, 0, 0, 2)
     assert numbers(bench.paid(bench.store.totals)) == (0, 1, 0, 0, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from celery_fdb.history import indexes, layout, reading, run
 from celery_fdb.history.options import LARGEST_SEGMENT, LONGEST_AGE_S, MOST_RUNS, SEGMENTS, History
-from celery_fdb.history.recording import recorder, upkeep
+from celery_fdb.history.recording import recorder
 from celery_fdb.history.views import metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -45,7 +45,7 @@ def test_the_numbers_are_those_of_the_code():
         f"the first {run.ERROR_LENGTH:,} characters, and the last {run.TRACEBACK_LENGTH:,} of the traceback",
     ):
         assert said in text, said
-    assert (recorder.FLUSH_S, upkeep.INTERVAL_S) == (1.0, 30.0)  # "once a second", "half a minute"
+    assert (recorder.FLUSH_S, recorder.INTERVAL_S) == (1.0, 30.0)  # "once a second", "half a minute"
     assert LONGEST_AGE_S == 366 * 86_400  # "up to a year"
     assert all(state in text for state in run.STATES)
     assert f"The {metrics.TASKS} tasks that ran most" in " ".join((DOCS / "metrics.md").read_text().split())

@@ -1,4 +1,4 @@
-"""Values: what is written is read back, whatever it was; sizes; what nobody of ours can have written."""
+"""Values: what is written is read back, whatever it was; sizes; bytes that our encoder never writes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from celery.states import FAILURE, SUCCESS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_fdb.history import counters
-from celery_fdb.history.counters import ERROR, LONGEST_S, SHORTEST_S, Counters, deltas_of
+from celery_fdb.history import layout
 from celery_fdb.history.indexes import GROUP_RUNS, GROUP_SPAN_MS, decode, pack_groups
+from celery_fdb.history.layout import ERROR, LONGEST_S, SHORTEST_S, Counters, delta_of
 from celery_fdb.history.run import ACTIVE, STATES, Follower, Run, bounded
 from kombu_fdb.errors import FormatError
 
@@ -119,7 +119,7 @@ def test_groups_are_full_before_the_next_begins(run: Callable[..., Run]) -> None
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_nobody_of_ours_can_have_written(value: bytes) -> None:
+def test_values_that_our_encoder_can_not_have_written_are_refused(value: bytes) -> None:
     versions = (b"\x01", b"\x02") if value[:1] == b"\x01" else (value[:1],)
     for version in versions:
         with pytest.raises(FormatError):
@@ -129,38 +129,54 @@ def test_what_nobody_of_ours_can_have_written(value: bytes) -> None:
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 
-def unpacked(slot: int) -> Counters:
-    return counters.unpack(slot.to_bytes(counters.SLOT_WIDTH, "little"))
+@given(st.lists(runs.filter(lambda run: run.state != "STARTED"), max_size=10))
+def test_counters_add_up(given_runs: list[Run]) -> None:
+    deltas = [int.from_bytes(delta_of([run]), "little") for run in given_runs]
+    assert sum(deltas).to_bytes(layout.ALL_WIDTH, "little") == delta_of(given_runs)
+    found = layout.unpack_counters(delta_of(given_runs))
+    assert found.runs == len(given_runs)
+    assert sum(found.sketch) == sum(found.buckets)
+    assert sum(found.waits) == sum(run.wait_s is not None for run in given_runs)
 
 
 @given(st.lists(runs.filter(lambda run: run.state != "STARTED"), max_size=10))
-def test_counters_add_up(given_runs: list[Run]) -> None:
-    totals, slots = zip((0, 0), *(deltas_of([run]) for run in given_runs), strict=True)
-    assert (sum(totals), sum(slots)) == deltas_of(given_runs)
-    found = unpacked(sum(slots))
-    assert found.runs == len(given_runs)
-    assert sum(found.sketch) == sum(found.buckets)
-    total = counters.unpack(sum(totals).to_bytes(counters.TOTAL_WIDTH, "little"))
-    assert total == found._replace(sketch=Counters().sketch)
+def test_a_row_is_read_whatever_version_has_written_it(given_runs: list[Run]) -> None:
+    """A shorter one has no sketches, and what a longer one has behind them is left out."""
+    row = delta_of(given_runs)
+    found, nothing = layout.unpack_counters(row), Counters()
+    assert layout.unpack_counters(row + b"more of a later version") == found
+    assert layout.unpack_counters(row[: layout.SLOT_WIDTH]) == found._replace(waits=nothing.waits)
+    assert layout.unpack_counters(row[: layout.TOTAL_WIDTH]) == found._replace(
+        waits=nothing.waits, sketch=nothing.sketch
+    )
+
+
+def test_a_wait_ends_when_the_run_begins() -> None:
+    run = Run("i", "t", start_ms=9_000, published_ms=1_000)
+    assert run.wait_s == 8.0
+    assert run._replace(due_ms=6_000).wait_s == 3.0, "it was not late before it was due"
+    assert run._replace(published_ms=9_500).wait_s == 0.0, "by a clock that is ahead"
+    for unknown in ({"published_ms": 0}, {"start_ms": 0}, {"redeliveries": 1}):
+        assert run._replace(**unknown).wait_s is None
 
 
 @given(st.lists(st.floats(SHORTEST_S, LONGEST_S), min_size=1, max_size=30), st.floats(0.01, 0.99))
 def test_a_percentile_is_as_near_as_it_says(took: list[float], share: float) -> None:
-    _, slot = deltas_of([Run("i", "t", state=SUCCESS, runtime_s=each) for each in took])
+    row = delta_of([Run("i", "t", state=SUCCESS, runtime_s=each) for each in took])
     exact = sorted(took)[max(math.ceil(share * len(took)) - 1, 0)]
-    assert unpacked(slot).quantile_s(share) == pytest.approx(exact, rel=ERROR + 1e-9)
+    assert layout.unpack_counters(row).quantile_s(share) == pytest.approx(exact, rel=ERROR + 1e-9)
 
 
 @pytest.mark.parametrize(("runtime_s", "shown"), [(0.0, SHORTEST_S), (1e-9, SHORTEST_S), (1e300, LONGEST_S)])
 def test_of_what_is_beyond_the_sketch_its_end_is_shown(runtime_s: float, shown: float) -> None:
-    _, slot = deltas_of([Run("i", "t", state=FAILURE, runtime_s=runtime_s)])
-    assert unpacked(slot).quantile_s(0.95) == pytest.approx(shown, rel=2 * ERROR)
+    row = delta_of([Run("i", "t", state=FAILURE, runtime_s=runtime_s)])
+    assert layout.unpack_counters(row).quantile_s(0.95) == pytest.approx(shown, rel=2 * ERROR)
 
 
 def test_of_nothing_there_is_no_quantile() -> None:
     assert Counters().quantile_s(0.5) is None
     with pytest.raises(FormatError):
-        counters.unpack(b"1234")
+        layout.unpack_counters(b"1234")
 
 
 @pytest.mark.parametrize("given_text", ["x" * 10_000_000, "\ud800" * 300, None, 5, b"\xff", "é" * 300])

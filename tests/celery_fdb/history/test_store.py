@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from celery.states import FAILURE, RETRY, STARTED, SUCCESS
 
-from celery_fdb.history import counters, indexes, reading
-from celery_fdb.history.counters import Counters
+from celery_fdb.history import indexes, layout, reading
+from celery_fdb.history.layout import Counters
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
@@ -25,11 +25,11 @@ def all_of(store: HistoryStore, wanted: Wanted = Wanted(), limit: int = 3) -> li
     """The ids on all pages."""
     found, after = [], None
     while True:
-        page = store.page(wanted, limit=limit, after=after)
-        found += [each.id for each in page.runs]
-        if page.cursor is None:
+        runs, cursor = store.page(wanted, limit=limit, after=after)
+        found += [each.id for each in runs]
+        if cursor is None:
             return found
-        after = Cursor.parse(str(page.cursor))
+        after = Cursor.parse(str(cursor))
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 500])
@@ -85,11 +85,10 @@ def test_a_filter_that_matches_nothing_has_pages_with_an_end(
     monkeypatch.setattr(reading, "GROUPS_PER_PAGE", 2)
     for ago in range(5, 0, -1):
         keep(run(ago_s=ago))
-    first = store.page(Wanted(key="nobody"), limit=10)
-    assert first.runs == []
-    second = store.page(Wanted(key="nobody"), limit=10, after=first.cursor)
-    third = store.page(Wanted(key="nobody"), limit=10, after=second.cursor)
-    assert (second.runs, third) == ([], ([], None))
+    first, cursor = store.page(Wanted(key="nobody"), limit=10)
+    second, cursor = store.page(Wanted(key="nobody"), limit=10, after=cursor)
+    assert first == second == []
+    assert store.page(Wanted(key="nobody"), limit=10, after=cursor) == ([], None)
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.2.3.4.5", "a.b.c.d", f"1.2.{'00' * 12}.-1", f"{2**70}.1.00.1", "\ud800"])
@@ -105,6 +104,11 @@ def test_all_runs_of_a_task(store: HistoryStore, keep: Keep, run: Make) -> None:
     found = store.runs_of_task("t")
     assert [(each.state, each.attempt, each.error) for each in found] == [(RETRY, 1, ""), (SUCCESS, 2, "é" * 10)]
     assert store.runs_of_task("unknown") == []
+
+
+def test_attempts_of_one_millisecond_stay_in_their_order(store: HistoryStore, keep: Keep, run: Make) -> None:
+    keep(*[run("t", retries=number) for number in range(3)])
+    assert [each.retries for each in store.runs_of_task("t")] == [0, 1, 2]
 
 
 def test_the_newest_of_very_many_runs_of_a_task(store: HistoryStore, keep: Keep, run: Make) -> None:
@@ -213,7 +217,7 @@ def test_the_runs_of_a_session_that_ended_are_lost(store: HistoryStore, run: Mak
     assert store.lose(b"dead", History()) == 1
     assert store.lose(b"dead", History()) == 0
     assert [each.id for _, each in store.active()] == ["alive"]
-    (found,) = store.page(Wanted(), limit=10).runs
+    ((found,), _) = store.page(Wanted(), limit=10)
     assert found == lost._replace(state=LOST, end_ms=clock.wall_ms())
     assert store.totals()["shop.pay"].of(LOST) == 1
 
@@ -240,13 +244,24 @@ def test_slots_of_the_version_before_are_added_to(
     keep(run(task="a", runtime_s=0.2))
     now_s = clock.wall_ms() // 1000
     key = store.keys.slot(300, now_s - now_s % 300, "a")
-    store._write(lambda tr: tr.set(key, tr.get(key)[: counters.TOTAL_WIDTH]))
+    store._write(lambda tr: tr.set(key, tr.get(key)[: layout.TOTAL_WIDTH]))
     before = [each for *_, each in store.slots(300, now_s - 300, now_s + 1)]
     assert [(each.runs, each.quantile_s(0.5)) for each in before] == [(1, None)]
     keep(run(task="a", runtime_s=20.0))
     (now,) = (each for *_, each in store.slots(300, now_s - 300, now_s + 1))
     assert (now.runs, now.runtime_us) == (2, 20_200_000)
-    assert now.quantile_s(0.5) == pytest.approx(20.0, rel=counters.ERROR)
+    assert now.quantile_s(0.5) == pytest.approx(20.0, rel=layout.ERROR)
+
+
+def test_slots_of_all_tasks_go_when_they_are_old(
+    store: HistoryStore, keep: Keep, run: Make, clock: ManualClock
+) -> None:
+    keep(run(task="a", ago_s=1), run(task="b", ago_s=1))
+    now_s = clock.wall_ms() // 1000
+    for length_s, kept_s in layout.SLOTS.items():
+        assert [each.runs for each in store.series(length_s, 0, now_s + 1).values()] == [2]
+        store.trim(History(), parts=1, now_ms=(now_s + kept_s + length_s) * 1000)
+        assert store.series(length_s, 0, now_s + 1) == {}
 
 
 def test_what_was_dropped_is_counted(store: HistoryStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,23 +18,31 @@ from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_fdb import install
-from celery_fdb.history.counters import ERROR
+from celery_fdb.history import reading
+from celery_fdb.history.layout import ERROR
 from celery_fdb.history.options import History
-from celery_fdb.history.publishing import PUBLISHED
-from celery_fdb.history.reading import Wanted
-from celery_fdb.history.run import Follower, Run
+from celery_fdb.history.reading import Roots, Wanted
+from celery_fdb.history.run import PUBLISHED, Follower, Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.history.views import metrics
-from celery_fdb.history.views.checks import check_history
+from celery_fdb.history.views import metrics, workflows
 from celery_fdb.history.views.metrics import TaskCollector
-from celery_fdb.history.views.runs import HistoryOff, active_runs, page_of_runs
-from celery_fdb.history.views.tasks import DAY_S, HOUR_S, look_at_tasks
+from celery_fdb.history.views.runs import (
+    DAY_S,
+    HOUR_S,
+    WEEK_S,
+    HistoryOff,
+    active_runs,
+    check_history,
+    look_at_series,
+    look_at_tasks,
+    page_of_runs,
+)
 from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
-from celery_fdb.history.views.workflows import NOT_RUN, Node, workflow_of
+from celery_fdb.history.views.workflows import NOT_RUN, Node, Workflow, page_of_workflows, workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.primitives.headers import headers_of
+from kombu_fdb.primitives.kombu_payload import headers_of
 from kombu_fdb.testing.clock import ManualClock
 
 Keep = Callable[..., None]
@@ -156,7 +165,7 @@ def test_a_life_that_ended_begins_with_its_publication(broker: Broker, keep: Kee
     keep(run("t", retries=1, published_ms=sent_ms + 50_000, due_ms=sent_ms + 55_000))
     life = timeline_of(broker, "t")
     assert [event.what for event in life.events] == [
-        *("published", "due", "started", "lost", "started", "retried"),
+        *("published", "due", "started", "ended with its worker", "started", "retried"),
         *("published", "due", "started", "succeeded"),
     ]
     assert life.events[0].about == "in celery, key acme"
@@ -176,7 +185,7 @@ def test_an_app_with_a_history_tells_when_it_publishes(broker: Broker, app: Cele
     assert PUBLISHED not in other.amqp.as_task_v2("t", "shop.pay").headers
 
 
-def test_a_task_that_nobody_knows(broker: Broker, store: HistoryStore) -> None:
+def test_an_unknown_task(broker: Broker, store: HistoryStore) -> None:
     with pytest.raises(TaskUnknown, match="Check the id"):
         timeline_of(broker, "nobody")
     store._write(lambda tr: tr.clear(store.keys.settings))
@@ -195,7 +204,7 @@ def test_a_chain_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
     ids = [str(uuid.uuid4()) for _ in range(3)]
     keep(run(ids[0], task="a", followers=(Follower(ids[1], "b"), Follower(ids[2], "c")), queue="q"))
     app.send_task("b", task_id=ids[1], root_id=ids[0], parent_id=ids[0])
-    expected = [("a", SUCCESS, [("b", "ready", [("c", PENDING, [])])])]
+    expected = [("chain", STARTED, [("a", SUCCESS, []), ("b", "ready", []), ("c", PENDING, [])])]
     for each in ids[:2]:  # from any of its tasks that has been published
         assert shape(workflow_of(broker, each).roots) == expected
     found = workflow_of(broker, ids[0])
@@ -204,7 +213,8 @@ def test_a_chain_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
 
 def test_what_follows_a_failure_is_not_pending(broker: Broker, keep: Keep, run: Make) -> None:
     keep(run("a", task="a", followers=(Follower("b", "b"), Follower("c", "c")), state=FAILURE, queue="q"))
-    assert shape(workflow_of(broker, "a").roots) == [("a", FAILURE, [("b", NOT_RUN, [("c", NOT_RUN, [])])])]
+    parts = [("a", FAILURE, []), ("b", NOT_RUN, []), ("c", NOT_RUN, [])]
+    assert shape(workflow_of(broker, "a").roots) == [("chain", FAILURE, parts)]
 
 
 def test_a_long_queue_does_not_make_a_workflow_large(broker: Broker, keep: Keep, run: Make) -> None:
@@ -222,18 +232,153 @@ def test_a_chord_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
     app.send_task("part", task_id="m3", group_id="g")
     members = [("part", SUCCESS, []), ("part", FAILURE, []), ("part", "ready", [])]
     for each in ("m1", "m3"):
-        ((kind, state, children),) = shape(workflow_of(broker, each).roots)
-        assert (kind, state) == ("group", FAILURE)
-        assert sorted(children) == sorted([*members, ("sum", NOT_RUN, [])])
+        ((kind, state, (group, body)),) = shape(workflow_of(broker, each).roots)
+        assert (kind, state, group[:2], body) == ("chain", FAILURE, ("group", FAILURE), ("sum", NOT_RUN, []))
+        assert sorted(group[2]) == sorted(members)
 
 
 def test_a_group_in_a_chain_stands_as_its_members_do(broker: Broker, keep: Keep, run: Make) -> None:
     keep(run("a", task="pay", followers=(Follower("g", "celery.group"),), queue="q"))
     keep(*[run(each, task=each, root="a", parent="a", group="g", queue="q") for each in ("pack", "mail")])
-    ((task, state, ((kind, of_group, members),)),) = shape(workflow_of(broker, "a").roots)
-    assert (task, state, of_group) == ("pay", SUCCESS, SUCCESS)
-    assert kind == "celery.group"
+    ((kind, state, (pay, (inner, of_group, members))),) = shape(workflow_of(broker, "a").roots)
+    assert (kind, state, pay, inner, of_group) == ("chain", SUCCESS, ("pay", SUCCESS, []), "group", SUCCESS)
     assert sorted(members) == [("mail", SUCCESS, []), ("pack", SUCCESS, [])]
+
+
+def drawn(node: Node) -> str:
+    if node.kind == "task":
+        return node.task + (f"({','.join(map(drawn, node.children))})" if node.children else "")
+    parts = " ".join(sorted(map(drawn, node.children)) if node.kind == "group" else map(drawn, node.children))
+    return f"[{parts}]" if node.kind == "chain" else f"{{{parts}}}"
+
+
+#: What Celery's workers told of them: id, root, parent, group, and what follows, in the order in which they ended.
+SHAPES = {
+    "[{a b} c]": "a1 - - 1 c; b3 - - 1 c; c b3 b3 1 -",
+    "[a {b c} d]": "a - - - celery.chord:1; b2 a a 1 d; c4 a a 1 d; d a c4 1 -",
+    "[a {b c} d e]": "a - - - celery.chord:1 e; b2 a a 1 d; c4 a a 1 d; d a c4 1 e; e a d - -",
+    "{[a b] [c d]}": "a0 - - - b1; b1 a0 a0 2 -; c3 - - - d4; d4 c3 c3 2 -",
+    "[{[a b] [a c]} d a]": "a0 - - - b1; a2 - - - c3; b1 a0 a0 4 celery.chain:5; c3 a2 a2 4 celery.chain:5; "
+    "d6 a2 c3 - a:5; a:5 a2 d6 4 -",
+    "[{[{a b} c] a} d]": "a0 - - 1 c2; b3 - - 1 c2; a4 - - 5 d6; c2 b3 b3 5 d6; d6 b3 c2 5 -",
+    "[{a b} {c d} a]": "a0 - - 1 celery.chord:2; b3 - - 1 celery.chord:2; c4 b3 b3 2 a5; d6 b3 b3 2 a5; a5 b3 c4 1 -",
+    "[a {[b c] d} {a b} c]": "a0 - - - celery.chord:1; b2 a0 a0 - c3; d4 a0 a0 1 celery.chord:5; "
+    "c3 a0 b2 1 celery.chord:5; b6 a0 c3 5 c7; a8 a0 c3 5 c7; c7 a0 a8 1 -",
+    "a(b,b)": "b1 a0 a0 - -; a0 - - - -; b2 a0 a0 - -",
+}
+
+
+def told(text: str, run: Make) -> list[Run]:
+    runs = []
+    for number, line in enumerate(text.split("; ")):
+        ids = ["" if each == "-" else each for each in line.split()]
+        names = [(each.partition(":")[2] or each, re.sub(r":?\d+$", "", each)) for each in ids]
+        (id_, task), (root, _), (parent, _), (group, _) = names[:4]
+        followers = tuple(Follower(*each) for each in names[4:] if each[0])
+        facts = {"root": root, "parent": parent, "group": group, "followers": followers}
+        runs.append(run(id_, task=task, start_ms=number + 1, **facts))
+    return runs
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_workflow_has_its_shape(broker: Broker, keep: Keep, run: Make, shape: str) -> None:
+    """From each of its tasks, however it nests; and the list shows it once, on whatever page."""
+    runs = told(SHAPES[shape], run)
+    keep(*runs)
+    for each in runs:
+        found = workflow_of(broker, each.id)
+        assert [drawn(root) for root in found.roots] == [shape]
+        assert (found.state, found.tasks, found.done, found.failed) == (SUCCESS, len(runs), len(runs), 0)
+    keep(run("x", task="x", ago_s=-1, followers=(Follower("y", "y"),), state=FAILURE))
+    assert [each.name for each in all_pages(broker, limit=1)] == ["x", runs[0].task]
+
+
+def test_a_body_that_waits_stands_before_what_follows_its_chord(broker: Broker, keep: Keep, run: Make) -> None:
+    """The chain's first task tells of what follows the chord, and not of the chord's body."""
+    keep(*told(SHAPES["[a {b c} d e]"], run)[:3])
+    assert [drawn(root) for root in workflow_of(broker, "a").roots] == ["[a {b c} d e]"]
+
+
+def all_pages(broker: Broker, wanted: Wanted | None = None, limit: int = 25) -> list[Workflow]:
+    found, cursor = [], None
+    while True:
+        page = page_of_workflows(broker, wanted, limit=limit, cursor=cursor)
+        found += page.workflows
+        if (cursor := page.cursor) is None:
+            return found
+
+
+def test_workflows_are_found_in_all_of_the_history(
+    broker: Broker, store: HistoryStore, keep: Keep, run: Make, clock: ManualClock
+) -> None:
+    """By the name of any of their tasks, by state, and by when they ended; however much ran since."""
+    for number in range(7):
+        last, at = Follower(f"z{number}", f"shop.last{number % 2}"), {"ago_s": -20.0 * number}
+        state = FAILURE if number == 2 else SUCCESS
+        keep(
+            run(f"a{number}", task="shop.first", followers=(last,), **at),
+            run(last.id, task=last.task, root=f"a{number}", parent=f"a{number}", state=state, **at),
+        )
+        clock.advance(20)
+        keep(*(run(task="shop.other", **at) for _ in range(250)), bounds=History(runs=1_000_000, max_age=100))
+    assert len(store.segments()) > 1
+    assert [each.id for each in all_pages(broker, limit=2)] == [f"a{number}" for number in reversed(range(7))]
+    by_name = all_pages(broker, Wanted(task="shop.last1"))
+    assert [each.id for each in by_name] == ["a5", "a3", "a1"]
+    assert [each.id for each in all_pages(broker, Wanted(state=FAILURE))] == ["a2"]
+    assert [each.id for each in all_pages(broker, Wanted(state=SUCCESS), limit=1)] == [
+        "a6",
+        "a5",
+        "a4",
+        "a3",
+        "a1",
+        "a0",
+    ]
+    assert all_pages(broker, Wanted(task="shop.other")) == []
+    since_ms = run().end_ms + 90_000
+    assert [each.id for each in all_pages(broker, Wanted(since_ms=since_ms))] == ["a6", "a5"]
+    assert [each.id for each in all_pages(broker, Wanted(until_ms=since_ms))] == ["a4", "a3", "a2", "a1", "a0"]
+    with pytest.raises(InvalidArgument):
+        page_of_workflows(broker, cursor="nothing")
+
+
+def test_a_page_of_workflows_ends_behind_the_segment_that_fills_its_bound(
+    broker: Broker, store: HistoryStore, keep: Keep, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many segments there are: the next page goes on there, and reads none of them again."""
+    for number in range(4):
+        keep(run(f"a{number}", task="shop.first", ago_s=-20.0 * number, followers=(Follower(f"z{number}", "shop.z"),)))
+        clock.advance(20)
+        keep(run(ago_s=-20.0 * number), bounds=History(runs=100, max_age=100))
+    numbers = store.segments()
+    assert len(numbers) > 3
+    monkeypatch.setattr(workflows, "MOST_ROWS", 1)
+    read: list[int] = []
+    inside = HistoryStore.workflows_in
+
+    def workflows_in(self: HistoryStore, number: int, wanted: Wanted) -> Roots:
+        read.append(number)
+        return inside(self, number, wanted)
+
+    monkeypatch.setattr(HistoryStore, "workflows_in", workflows_in)
+    for wanted in (Wanted(), Wanted(task="shop.first")):
+        read.clear()
+        found, cursor, pages = [], None, 0
+        while pages == 0 or cursor is not None:
+            before = len(read)
+            page = page_of_workflows(broker, wanted, cursor=cursor)
+            found += [each.id for each in page.workflows]
+            cursor, pages = page.cursor, pages + 1
+            assert len([number for number in read[before:] if inside(store, number, wanted).rows]) <= 1
+        assert found == [f"a{number}" for number in reversed(range(4))]
+        assert read == numbers, "each once"
+
+
+def test_a_workflow_that_goes_on_stands_first(broker: Broker, store: HistoryStore, keep: Keep, run: Make) -> None:
+    keep(run("a", task="a", followers=(Follower("b", "b"),)), run("other", task="o", followers=(Follower("p", "p"),)))
+    store.activity(b"s", {1: run("b", task="b", root="a", state=STARTED, end_ms=0, runtime_s=None)})
+    assert [(each.id, each.state) for each in all_pages(broker, limit=1)] == [("a", STARTED), ("other", STARTED)]
+    assert [each.ended for each in all_pages(broker)] == [None, None], "what follows is still to come"
 
 
 def test_what_a_task_called_waits_below_it(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
@@ -251,7 +396,7 @@ def test_a_run_that_is_found_in_two_ways_counts_once(broker: Broker, keep: Keep,
     assert (root.runs, child.runs, child.state) == (1, 2, SUCCESS)
 
 
-def test_parents_in_a_circle_end_nobodys_search(broker: Broker, keep: Keep, run: Make) -> None:
+def test_parents_in_a_circle_end_the_search(broker: Broker, keep: Keep, run: Make) -> None:
     keep(run("x", task="x", root="y", parent="y"), run("y", task="y", root="x", parent="x"))
     found = workflow_of(broker, "x")
     assert found.tasks == 2
@@ -264,7 +409,7 @@ def test_a_large_workflow_says_that_it_is_not_complete(broker: Broker, keep: Kee
     assert (found.tasks, found.complete) == (501, False)
 
 
-def test_a_workflow_of_nobody(broker: Broker) -> None:
+def test_an_unknown_workflow(broker: Broker) -> None:
     with pytest.raises(TaskUnknown):
         workflow_of(broker, "nobody")
 
@@ -285,10 +430,29 @@ def test_numbers_by_task(broker: Broker, keep: Keep, run: Make, clock: ManualClo
     assert busiest.p50_s == busiest.p95_s == pytest.approx(0.08, rel=ERROR)
     assert busiest.mean_s == pytest.approx(0.08)
     assert busiest.per_second == pytest.approx(3 / found.seconds)
-    assert sum(each.runs for each in found.slots) == 4
-    assert period_s <= found.seconds < period_s + found.slot_s
-    assert len(found.slots) == len({each.begin for each in found.slots}) >= period_s // found.slot_s
     assert [each.task for each in look_at_tasks(broker, task="b", clock=clock).tasks] == ["b"]
+
+
+@pytest.mark.parametrize("period_s", [HOUR_S, DAY_S, WEEK_S])
+def test_a_series_of_all_tasks(broker: Broker, keep: Keep, run: Make, clock: ManualClock, period_s: int) -> None:
+    """Slot by slot; where nothing ended there is none, and the last one is as long as it has lasted."""
+    keep(run(task="a", ago_s=period_s // 2, runtime_s=2.0), run(task="b", ago_s=period_s // 2, state=FAILURE))
+    keep(run(task="a", ago_s=9 * 86_400))
+    found = look_at_series(broker, period_s=period_s, clock=clock)
+    now_s = clock.wall_ms() / 1000
+    assert found[0].begin_s <= now_s - period_s
+    assert found[-1].begin_s + found[-1].seconds == now_s
+    assert {each.seconds for each in found[:-1]} == {300 if period_s == HOUR_S else 3_600}
+    (counted,) = (each.counted for each in found if each.counted)
+    assert (counted.runs, counted.failed) == (2, 1)
+
+
+def test_no_slot_is_left_out_however_many_tasks_there_are(
+    broker: Broker, keep: Keep, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MOST_COUNTERS", 3)
+    keep(*(run(task=f"t{number}", ago_s=1) for number in range(10)))
+    assert len(look_at_tasks(broker, clock=clock).tasks) == 10
 
 
 def test_metrics(broker: Broker, any_store: str, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,8 +494,8 @@ def test_no_metrics_without_a_history(any_store: str, store: HistoryStore) -> No
 
 
 def test_a_real_canvas_has_ids_of_what_follows(app: Celery) -> None:
-    """What ``run_builder.py`` reads from a message: the rest of a chain and the body of a chord."""
-    from celery_fdb.history.recording.run_builder import _followers
+    """What ``requests.py`` reads from a message: the rest of a chain and the body of a chord."""
+    from celery_fdb.history.recording.requests import _followers
 
     def nothing() -> None:
         pass

@@ -12,13 +12,14 @@ from kit.costs import cost
 from celery_fdb.inspection import filters as module
 from celery_fdb.inspection.dead_letters import group
 from celery_fdb.inspection.filters import Filter, Scope, search
-from celery_fdb.inspection.keys import find_keys
+from celery_fdb.inspection.message import view_of
+from celery_fdb.inspection.overview import find_keys
 from celery_fdb.tasks.failures import _attempts
 from kombu_fdb import Broker
 from kombu_fdb.engine.dead_letters import Wanted
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Death, Listed, Peeked, Publication
-from kombu_fdb.primitives.headers import ATTEMPTS, HEAD, VERSION
+from kombu_fdb.primitives.kombu_payload import ATTEMPTS, HEAD, VERSION
 
 HOUR_MS = 3_600_000
 TASKS = ["shop.charge", "shop.charge", "shop.mail", "", "news.send"]
@@ -79,18 +80,18 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("wanted", FILTERS, ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_pages_hold_each_dead_letter_that_matches_once(
-    broker: Broker, wanted: Filter, reverse: bool, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, reverse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PART", 4)
     monkeypatch.setattr(module, "MOST_LOOKED_AT", 8)
     bury(broker, 30, random.Random(7))
     letters = list(broker.queue("q.dead").each())
-    expected = [each.message_id for each in letters if wanted.matches(each)]
-    found = everything(broker, Scope("q.dead", reverse=reverse), wanted)
-    assert [each.message.message_id for each in found] == (expected[::-1] if reverse else expected)
+    for wanted in FILTERS:
+        expected = [each.message_id for each in letters if wanted.matches(each)]
+        found = everything(broker, Scope("q.dead", reverse=reverse), wanted)
+        assert [each.message.message_id for each in found] == (expected[::-1] if reverse else expected), wanted
 
 
 @pytest.mark.parametrize("wanted", FILTERS, ids=str)
@@ -121,7 +122,7 @@ def test_conditions_hold_for_what_matches_and_for_nothing_else(seed: int) -> Non
 
 
 def test_what_waits_to_be_retried_is_found_by_the_error_of_its_last_attempt(broker: Broker) -> None:
-    """Headers are anybody's: what is no such list has no error."""
+    """Any publisher may set these headers: a value that is not such a list has no error."""
     attempts = _attempts(_attempts([], ValueError("then")), ConnectionError("now: it is down"))
     told = [attempts, [], None, "builtins.ConnectionError: x", [5], [{"error": 5}], [{}]]
     due_ms = 2**41
@@ -130,6 +131,15 @@ def test_what_waits_to_be_retried_is_found_by_the_error_of_its_last_attempt(brok
     scope = Scope("q", "delayed")
     for error, number in (("ConnectionError", 1), ("builtins.ConnectionError", 1), ("ValueError", 0), ("-", 6)):
         assert len(everything(broker, scope, Filter(error=error))) == number, error
+
+
+def test_a_task_is_found_by_the_name_that_its_publisher_gave_it_and_by_its_own(broker: Broker) -> None:
+    """As the tasks of Django's, which are all run by one of Celery's."""
+    publish(broker, *(Publication("", "q", envelope("django.run", shadow=each)) for each in ("shop.greet", None)))
+    for wanted, found in (("shop.*", ["shop.greet"]), ("django.run", ["shop.greet", "django.run"])):
+        matching = search(broker, Scope("q"), Filter(task=wanted), 10).messages
+        assert [view_of(each, 0).title for each in matching] == found
+        assert [view_of(each, 0).as_json()["task"] for each in matching] == found
 
 
 def test_moments(broker: Broker) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_fdb.operations import asked
+from celery_fdb.operations.action import ASKED_FIELD as FIELD
 from celery_fdb.operations.action import Outcome, Request, perform
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.audit import LogAudit
@@ -46,10 +46,10 @@ def do(broker: Broker) -> Callable[..., Outcome]:
     def do(name: str, queue: str = "q", **given: Any) -> Outcome:
         action, request = ACTIONS[name], Request(queue, **given)
         if request.mark and name in before:
-            request = request._replace(fields={**request.fields, asked.FIELD: before[name]})
+            request = request._replace(fields={**request.fields, FIELD: before[name]})
         else:
             request = action.ask(broker, request)
-            before[name] = request.fields.get(asked.FIELD, "")
+            before[name] = request.fields.get(FIELD, "")
         return perform(broker, action, request, LogAudit("ann"))
 
     return do

@@ -7,7 +7,7 @@ import pytest
 from celery import _state
 from celery.app.trace import build_tracer
 
-from celery_fdb.results import chords, layout, records, store, sweeper
+from celery_fdb.results import backend, chords, records, store
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "results.md"
@@ -16,7 +16,7 @@ TABLE = re.compile(r"(?<=<!-- keys -->\n).*?(?=<!-- /keys -->)", re.DOTALL)
 
 def rendered_keys():
     """The reStructuredText table of ``layout.py`` in Markdown."""
-    _, heading, rows, _ = re.split(r"^=+ +=+ +=+\n", layout.__doc__, flags=re.MULTILINE)
+    _, heading, rows, _ = re.split(r"^=+ +=+ +=+\n", records.__doc__, flags=re.MULTILINE)
     cells = [re.split(r"\s{2,}", line.strip()) for line in (heading, "---  ---  ---", *rows.splitlines())]
     assert all(len(row) == 3 for row in cells)
     return "".join(f"| {' | '.join(row)} |\n" for row in cells).replace("``", "`")
@@ -39,7 +39,7 @@ def test_the_numbers_are_those_of_the_code():
     assert f"in parts of {store.SWEEP_ROWS}" in text
     assert f"after {chords.CLAIM_MS // 1000} s, then less often, each ten minutes" in text
     assert chords.LONGEST_LOOK_MS == 600_000
-    assert f"each {sweeper.INTERVAL_S:.0f} s" in text
+    assert f"each {backend.INTERVAL_S:.0f} s" in text
 
 
 def test_the_code_runs(tmp_path):

@@ -13,9 +13,8 @@ import pytest
 from celery.states import FAILURE, RETRY, STARTED, SUCCESS
 
 from celery_fdb.results import chords
-from celery_fdb.results.chords import ChordOver, Return, Turn
-from celery_fdb.results.layout import Part
-from celery_fdb.results.records import INLINE_BYTES
+from celery_fdb.results.chords import ChordOver, ChordStep, Return
+from celery_fdb.results.records import INLINE_BYTES, ChordPart
 from celery_fdb.results.store import SWEEP_ROWS, Outcome, ResultStore
 from kombu_fdb.errors import CommitUnknown, FormatError, StoreUnavailable
 from kombu_fdb.keyspace.tuples import pack
@@ -38,7 +37,7 @@ def done(payload: bytes = b"1", expires_ms: int = 0, state: str = SUCCESS) -> Ou
 
 
 def part(group_id: str, place: int, payload: bytes | None = b"1") -> Return:
-    return Return(Part(group_id, place, f"t{place}"), SUCCESS, payload)
+    return Return(ChordPart(group_id, place, f"t{place}"), SUCCESS, payload)
 
 
 # -- results ---------------------------------------------------------------------------------------------------------
@@ -164,18 +163,18 @@ def test_a_look_arms_a_watch_that_the_next_state_fires(store: ResultStore) -> No
 # -- chords: CHORD-ONCE, CHORD-SURE ----------------------------------------------------------------------------------
 
 
-def add(store: ResultStore, returned: Return) -> Turn:
+def add(store: ResultStore, returned: Return) -> ChordStep:
     store.add_part(returned)
     return store.claim_chord(returned.part)
 
 
 def test_the_last_part_publishes(store: ResultStore) -> None:
     store.open_chord("c", b"body", 0)
-    assert add(store, part("c", 1)) is Turn.NOTHING
-    assert add(store, part("c", 0)) is Turn.NOTHING, "the size is not known yet"
+    assert add(store, part("c", 1)) is ChordStep.NOTHING
+    assert add(store, part("c", 0)) is ChordStep.NOTHING, "the size is not known yet"
     store.enlarge_chord("c", size=3)
-    assert store.claim_chord(Part("c", 2, "t2")) is Turn.ADD
-    assert add(store, part("c", 2, b"x" * 200_000)) is Turn.PUBLISH
+    assert store.claim_chord(ChordPart("c", 2, "t2")) is ChordStep.ADD
+    assert add(store, part("c", 2, b"x" * 200_000)) is ChordStep.PUBLISH
     assert [(each.part.place, len(each.payload or b"")) for each in store.parts("c")] == [(0, 1), (1, 1), (2, 200_000)]
     assert store.chord_body("c") == b"body"
 
@@ -192,8 +191,8 @@ def test_parts_are_read_in_pages(store: ResultStore, monkeypatch: pytest.MonkeyP
 def test_a_part_counts_once_and_its_first_return_stays(store: ResultStore) -> None:
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
-    assert add(store, part("c", 0, b"first")) is Turn.NOTHING
-    assert add(store, part("c", 0, b"second")) is Turn.NOTHING
+    assert add(store, part("c", 0, b"first")) is ChordStep.NOTHING
+    assert add(store, part("c", 0, b"second")) is ChordStep.NOTHING
     assert [each.payload for each in store.parts("c")] == [b"first"]
     assert store.chord_body("c") is None
 
@@ -201,8 +200,8 @@ def test_a_part_counts_once_and_its_first_return_stays(store: ResultStore) -> No
 def test_a_frozen_signature_that_stands_twice_in_the_header_counts_twice(store: ResultStore) -> None:
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
-    assert add(store, Return(Part("c", 0, "same"), SUCCESS, b"1")) is Turn.NOTHING
-    assert add(store, Return(Part("c", 1, "same"), SUCCESS, b"1")) is Turn.PUBLISH
+    assert add(store, Return(ChordPart("c", 0, "same"), SUCCESS, b"1")) is ChordStep.NOTHING
+    assert add(store, Return(ChordPart("c", 1, "same"), SUCCESS, b"1")) is ChordStep.PUBLISH
 
 
 def test_only_the_part_that_claimed_it_goes_on_at_once(store: ResultStore) -> None:
@@ -210,18 +209,18 @@ def test_only_the_part_that_claimed_it_goes_on_at_once(store: ResultStore) -> No
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
     add(store, part("c", 0))
-    assert add(store, part("c", 1)) is Turn.PUBLISH
-    assert add(store, part("c", 0)) is Turn.NOTHING
-    assert add(store, part("c", 1)) is Turn.PUBLISH
+    assert add(store, part("c", 1)) is ChordStep.PUBLISH
+    assert add(store, part("c", 0)) is ChordStep.NOTHING
+    assert add(store, part("c", 1)) is ChordStep.PUBLISH
 
 
-def test_whoever_is_redelivered_claims_what_nobody_has_claimed(store: ResultStore) -> None:
+def test_a_redelivered_task_claims_a_chord_that_is_still_unclaimed(store: ResultStore) -> None:
     """The worker was killed between the last part and its look at the chord."""
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
     store.add_part(part("c", 0))
     store.add_part(part("c", 1))
-    assert add(store, part("c", 1)) is Turn.PUBLISH
+    assert add(store, part("c", 1)) is ChordStep.PUBLISH
 
 
 @pytest.mark.parametrize("claimed", [True, False])
@@ -230,11 +229,11 @@ def test_an_abandoned_chord_is_found(store: ResultStore, clock: ManualClock, cla
     store.enlarge_chord("c", size=1)
     store.add_part(part("c", 0))
     if claimed:
-        store.claim_chord(Part("c", 0, "t0"))
+        store.claim_chord(ChordPart("c", 0, "t0"))
     assert store.abandoned_chords() == []
     clock.advance(chords.CLAIM_MS / 1000)
     assert store.abandoned_chords() == ["c"]
-    assert store.abandoned_chords() == [], "whoever found it has its time"
+    assert store.abandoned_chords() == [], "the claim is held by the call that found it"
     clock.advance(chords.CLAIM_MS / 1000)
     assert store.abandoned_chords() == ["c"]
 
@@ -257,14 +256,14 @@ def test_open_chords_are_looked_at_less_and_less_often(store: ResultStore, clock
 def test_a_chord_is_finished_once_and_leaves_no_key(store: ResultStore, clock: ManualClock, scan: Any) -> None:
     store.open_chord("c", b"x" * 200_000, clock.wall_ms() + 1000)
     store.enlarge_chord("c", size=1)
-    assert add(store, part("c", 0, b"x" * 200_000)) is Turn.PUBLISH
+    assert add(store, part("c", 0, b"x" * 200_000)) is ChordStep.PUBLISH
     store.finish_chord("c")
     assert scan(store) == []
     with pytest.raises(ChordOver):
         store.finish_chord("c")
     with pytest.raises(ChordOver):
         store.parts("c")
-    assert add(store, part("c", 0)) is Turn.LATE
+    assert add(store, part("c", 0)) is ChordStep.LATE
     assert scan(store) == [], "a late part leaves nothing behind"
 
 
@@ -274,7 +273,7 @@ def test_a_chord_takes_the_structure_of_its_header_along(store: ResultStore, sca
         store.open_chord("c", b"body", expires_ms)
         store.save_group("c", b"x" * 200_000, expires_ms)
         store.enlarge_chord("c", size=1)
-        assert add(store, part("c", 0)) is Turn.PUBLISH
+        assert add(store, part("c", 0)) is ChordStep.PUBLISH
         store.finish_chord("c")
         assert scan(store) == []
 
@@ -294,8 +293,8 @@ def test_a_task_that_joins_is_waited_for(store: ResultStore) -> None:
     store.enlarge_chord("c", joined="t1")
     store.enlarge_chord("c", joined="t1")
     store.enlarge_chord("c", size=1)
-    assert add(store, part("c", 0)) is Turn.NOTHING
-    assert add(store, part("c", 1)) is Turn.PUBLISH
+    assert add(store, part("c", 0)) is ChordStep.NOTHING
+    assert add(store, part("c", 1)) is ChordStep.PUBLISH
 
 
 def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> None:
@@ -305,7 +304,7 @@ def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> No
         store.enlarge_chord("c", joined=f"{number:0180d}")
     store.enlarge_chord("c", joined=f"{599:0180d}")
     store.enlarge_chord("c", size=1)
-    assert [add(store, part("c", place)) for place in range(601)] == [Turn.NOTHING] * 600 + [Turn.PUBLISH]
+    assert [add(store, part("c", place)) for place in range(601)] == [ChordStep.NOTHING] * 600 + [ChordStep.PUBLISH]
     store.finish_chord("c")
     assert scan(store) == []
 
@@ -313,9 +312,9 @@ def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> No
 def test_a_frozen_chord_that_is_applied_again_begins_anew(store: ResultStore, scan: Any) -> None:
     for _ in range(2):
         store.open_chord("c", b"body", 0)
-        assert add(store, part("c", 0)) is Turn.NOTHING
+        assert add(store, part("c", 0)) is ChordStep.NOTHING
         store.enlarge_chord("c", size=2)
-        assert add(store, part("c", 1)) is Turn.PUBLISH
+        assert add(store, part("c", 1)) is ChordStep.PUBLISH
     store.finish_chord("c")
     assert scan(store) == []
 
@@ -325,7 +324,7 @@ def test_result_and_part_are_stored_together(store: ResultStore) -> None:
     store.enlarge_chord("c", size=1)
     store.store("t0", done(b"meta"), part("c", 0))
     assert [each.payload for each in store.parts("c")] == [b"1"]
-    assert store.claim_chord(Part("c", 0, "t0")) is Turn.PUBLISH
+    assert store.claim_chord(ChordPart("c", 0, "t0")) is ChordStep.PUBLISH
 
 
 def test_of_parts_that_return_at_the_same_time_one_publishes(running: ResultStore) -> None:
@@ -334,7 +333,7 @@ def test_of_parts_that_return_at_the_same_time_one_publishes(running: ResultStor
     running.enlarge_chord("c", size=number)
     with ThreadPoolExecutor(16) as pool:
         turns = list(pool.map(lambda place: add(running, part("c", place)), range(number)))
-    assert turns.count(Turn.PUBLISH) == 1
+    assert turns.count(ChordStep.PUBLISH) == 1
     assert len(running.parts("c")) == number
 
 
@@ -383,7 +382,7 @@ def test_every_verb_survives_a_lost_answer(faulty: ResultStore, faults: Faults, 
     strike()
     faulty.add_part(part("c", 1))
     strike()
-    assert faulty.claim_chord(Part("c", 1, "t1")) is Turn.PUBLISH
+    assert faulty.claim_chord(ChordPart("c", 1, "t1")) is ChordStep.PUBLISH
     assert len(faulty.parts("c")) == 2
     strike()
     faulty.save_group("g", b"x", 5)
@@ -428,7 +427,7 @@ def test_chords_of_a_faulty_store_complete_exactly_once(seed: int) -> None:
         store.add_part(part("c", place))
         if rng.random() < 0.1:
             continue  # killed before it could look
-        if store.claim_chord(Part("c", place, f"t{place}")) is Turn.PUBLISH and rng.random() < 0.5:
+        if store.claim_chord(ChordPart("c", place, f"t{place}")) is ChordStep.PUBLISH and rng.random() < 0.5:
             _publish(store, published)  # else killed before it could publish
     for _ in range(20):  # a look whose answer is lost finds the chord again, later
         clock.advance(chords.CLAIM_MS / 1000)
@@ -447,7 +446,7 @@ def _publish(store: ResultStore, published: list[int]) -> None:
 @pytest.mark.parametrize("tag", ["expiry", "look", "chord", "task"])
 @pytest.mark.parametrize("value", [b"", b"\xff" * 30, b"{}", b'{"claimed_by":5,"joined":5}'])
 def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(store: ResultStore, tag: str, value: bytes) -> None:
-    """Whoever asks for just the damaged one is told so, and a new result takes its place."""
+    """A call for just the damaged one is told so, and a new result takes its place."""
     store.store("bad", done())
     store.open_chord("g", b"body", 5)
     rows = {"task": store.keys.task("bad"), "chord": store.keys.chord("g")}
@@ -463,7 +462,7 @@ def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(store: ResultStore
     store.open_chord("g", b"body", 0)
     store.enlarge_chord("g", size=1)
     store.add_part(part("g", 0))
-    assert store.claim_chord(Part("g", 0, "t0")) is Turn.PUBLISH
+    assert store.claim_chord(ChordPart("g", 0, "t0")) is ChordStep.PUBLISH
     store.finish_chord("g")
 
 
@@ -474,7 +473,7 @@ def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_nex
     for _ in range(2):
         store.open_chord("c", b"body", clock.wall_ms() + 1_000)
         store.enlarge_chord("c", size=2)
-        assert add(store, part("c", 0)) is Turn.NOTHING
+        assert add(store, part("c", 0)) is ChordStep.NOTHING
         store._write(lambda tr: tr.clear(store.keys.chord("c")))
     clock.advance(1.0)
     store.sweep()
@@ -486,10 +485,10 @@ def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_nex
 def test_a_look_that_the_chord_knows_nothing_of_is_done_once(store: ResultStore, clock: ManualClock) -> None:
     store.open_chord("c", b"body", 0)
     store.enlarge_chord("c", size=1)
-    assert add(store, part("c", 0)) is Turn.PUBLISH
+    assert add(store, part("c", 0)) is ChordStep.PUBLISH
     store._write(lambda tr: tr.set(store.keys.look(1, "c"), b""))
     assert store.abandoned_chords() == ["c"]
-    assert store.abandoned_chords() == [], "whoever found it has its time"
+    assert store.abandoned_chords() == [], "the claim is held by the call that found it"
 
 
 def test_one_worker_whose_clock_is_ahead_deletes_no_results(database: Database) -> None:

@@ -18,7 +18,7 @@ from celery_fdb.tasks import failures
 from celery_fdb.tasks.task import Backoff, countdown
 from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death
-from kombu_fdb.primitives.headers import headers_of
+from kombu_fdb.primitives.kombu_payload import headers_of
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.stores import MemoryStores
@@ -269,7 +269,7 @@ def test_a_copy_whose_answer_was_lost_is_stored_once(monkeypatch, lands_s):
         publish(channel)
         message, calls = channel.basic_get("q", no_ack=True), []
         monkeypatch.setattr(channel.client, "later", calls.append)
-        channel.client.membership().stop()  # the next commit is nobody else's
+        channel.client.membership().stop()  # so that the next commit is this thread's
         faults.at_commits(Fault.COMMIT_LATE)
         faults.at_landings(lands_s)
         failures.bury_copy(channel, message, {"error": "x"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,11 @@ from kombu_fdb import Broker
 from kombu_fdb.testing.stores import MemoryStores
 
 
-@pytest.fixture(params=["sqlite", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"fdb+sqlite:///{tmp_path}/broker.db"
-    else:
-        with MemoryStores():
-            yield f"fdb+memory://{os.urandom(6).hex()}"
+@pytest.fixture
+def url() -> Iterator[str]:
+    """No page asks which store it reads. Those on the others: ``test_every_page_over_a_store``, and the browser's."""
+    with MemoryStores():
+        yield f"fdb+memory://{os.urandom(6).hex()}"
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def app(url: str) -> Iterator[Celery]:
 
 @pytest.fixture
 def visit(url: str, broker: Broker) -> Iterator[Callable[..., Person]]:
-    """Makes a person at a dashboard with these settings; anybody may open it unless they say otherwise."""
+    """Makes a person at a dashboard with these settings; it is open to all unless they say otherwise."""
     with ExitStack() as stack:
 
         def visit(given: Any = url, **settings: Any) -> Person:

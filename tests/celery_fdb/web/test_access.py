@@ -13,10 +13,9 @@ from kit.dashboard import Person
 from kit.processes import DEADLINE_S
 
 import celery_fdb.web
-from celery_fdb.web import User, dashboard
-from celery_fdb.web.access import login
-from celery_fdb.web.access.login import AGAIN_S, FREE, MOST, Attempts, address_of
+from celery_fdb.web import User, dashboard, login
 from celery_fdb.web.addresses import PATHS, local_path
+from celery_fdb.web.login import AGAIN_S, FREE, MOST, Attempts, address_of
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
@@ -105,7 +104,7 @@ def test_guessing_is_slowed_down_and_the_rightful_user_gets_in(visit: Any) -> No
     assert "<h1>Overview" in guesser.submit("/login", token=TOKEN), "who has waited is looked at"
 
 
-def test_a_cookie_of_nobodys_making_has_no_attempts_of_its_own(visit: Any) -> None:
+def test_a_forged_cookie_has_no_attempts_of_its_own(visit: Any) -> None:
     person = visit(token=TOKEN, clock=ManualClock())
     for number in range(FREE + 1):
         person.cookies.set(login.cookie(login.KNOWN_COOKIE, TOKEN), f"9999999999999.{number}")
@@ -144,7 +143,7 @@ def test_whose_attempt_it_is(host: str, address: str) -> None:
 
 
 @pytest.mark.parametrize("cookie", ["", ".", "..", "9999999999999.x.", "9999999999999.x.AAAA", "x.y.z", "1.\u00e9"])
-def test_nobody_makes_the_cookie(cookie: str) -> None:
+def test_a_forged_cookie_is_refused(cookie: str) -> None:
     assert not login.holds(TOKEN, cookie, 0)
 
 
@@ -170,7 +169,8 @@ def test_logging_out_ends_copies_of_the_cookie_too(visit: Any) -> None:
     assert "<h1>Overview" in person.submit("/login", token=TOKEN)
 
 
-def test_too_many_that_were_logged_out_end_all_that_were_given_before() -> None:
+def test_too_many_that_were_logged_out_end_all_that_were_given_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login, "MOST_ENDED", 10)
     ended = login.Ended()
     given = [login.ticket(TOKEN, now_ms) for now_ms in range(login.MOST_ENDED + 2)]
     for each in given[:-1]:
@@ -237,7 +237,7 @@ def test_a_hook_says_who_asks(visit: Any) -> None:
 
 
 @pytest.mark.parametrize("nameless", ["", False, User(""), None])
-def test_a_hook_that_names_nobody_lets_nobody_in(visit: Any, nameless: Any) -> None:
+def test_a_hook_that_returns_a_nameless_user_is_answered_401(visit: Any, nameless: Any) -> None:
     """As the name of Django's AnonymousUser, and of Starlette's UnauthenticatedUser."""
     assert visit(user=lambda _: nameless, read_only=False).get("/queues").status_code == 401
 
@@ -281,7 +281,7 @@ def test_a_mistake_is_told_when_the_dashboard_is_made(url: str, given: dict[str,
 )
 def test_another_sites_name_is_refused(visit: Any, host: str, status: int) -> None:
     """DNS rebinding: the browser still sends the name of the page that asks."""
-    from celery_fdb.inspection.hosts import LOOPBACK
+    from celery_fdb.inspection.overview import LOOPBACK
 
     assert visit(hosts=LOOPBACK).get("/", headers={"host": host}).status_code == status
 
@@ -363,7 +363,7 @@ def test_a_form_with_an_empty_cookie_and_an_empty_field_is_refused(visit: Any) -
 
 
 @pytest.mark.parametrize(("size", "status"), [(9_000, 403), (11_000, 413)])
-def test_a_form_of_somebody_whom_nobody_knows_is_short(visit: Any, size: int, status: int) -> None:
+def test_a_form_of_an_unknown_visitor_is_short(visit: Any, size: int, status: int) -> None:
     """A token is; else each of many connections could hold as much memory as an edited message may need."""
     visit(token=TOKEN).submit("/login", status=status, token="x" * size)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import html
 import logging
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from celery import Celery
 
-from celery_fdb.operations.parts import in_parts
+from celery_fdb.operations import parts as parts_module
+from celery_fdb.operations.action import carried
 from kombu_fdb import Broker
 
 
@@ -101,10 +103,10 @@ def test_a_cause_is_replayed_in_all_queues(operator: Any, broker: Broker, deaths
     form = next(each for each in page.split("<form method") if "shop.task1" in each and "replay_everywhere" in each)
     sent = {name: html.unescape(value) for name, value in re.findall(r'name="([^"]+)" value="([^"]*)"', form)}
     question = operator.submit("/act", **sent)
-    asked = "Replay 1 dead letter of all queues of dead letters that match task='shop.task1'"
+    asked = "Replay 1 dead letter of all queues that match task='shop.task1'"
     assert asked in html.unescape(question)
     assert "Replayed 1 dead letter" in operator.submit("/act", **fields(question), action="replay_everywhere")
-    assert "<h1>Dead letters of all queues</h1>" in operator.see("/causes")
+    assert "of all queues, by cause" in operator.see("/causes")
     assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
 
 
@@ -149,6 +151,43 @@ def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: A
     assert "a secret" in allowed.see(f"{address}&body=1")
 
 
+def test_messages_are_found_by_their_arguments_if_those_may_be_seen(visit: Any, app: Celery, broker: Broker) -> None:
+    """To other visitors, neither a page nor the number in a question reveals them."""
+    app.send_task("shop.pay", args=("Acme",), kwargs={"order": 7}, queue="jobs", task_id="first")
+    app.send_task("shop.pay", args=("globex",), queue="jobs", task_id="other")
+    blind, allowed = visit(read_only=False), visit(read_only=False, show_bodies=True)
+    for text in ("acme", "'order': 7"):
+        page = allowed.see("/messages", queue="jobs", arguments=text)
+        assert re.findall(r"<code>(first|other)</code>", page) == ["first"]
+        assert "Delete 1 ready message" in allowed.see("/act", action="cancel_all", queue="jobs", arguments=text)
+    assert "Arguments contain" not in blind.see("/messages", queue="jobs")
+    assert "hidden" in blind.see("/messages", 404, queue="jobs", arguments="acme")
+    assert "hidden" in blind.see("/act", 403, action="cancel_all", queue="jobs", arguments="acme")
+
+
+def choices(page: str, kind: str) -> list[str]:
+    found = re.search(rf'<datalist id="known-{kind}">(.*?)</datalist>', page)
+    assert found is not None
+    assert f'list="known-{kind}"' in page
+    return [html.unescape(each) for each in re.findall(r'value="([^"]*)"', found[1])]
+
+
+def mail() -> None:
+    """A task of the app's."""
+
+
+def test_names_are_completed(operator: Any, app: Celery, broker: Broker) -> None:
+    """Tasks of the app and of the page, keys of the queue, and queues."""
+    app.task(mail, name="shop.mail")
+    app.send_task("shop.pay", queue="jobs", headers={"fair_key": "acme"})
+    broker.queue("jobs").put("x", key="globex\x00")
+    page = operator.see("/messages", queue="jobs")
+    assert {"shop.mail", "shop.pay"} <= {*choices(page, "task")}
+    assert choices(page, "key") == ["acme"]
+    assert choices(operator.see("/act", action="publish", queue="jobs"), "task").count("shop.mail") == 1
+    assert choices(operator.see("/act", action="move", queue="jobs"), "queue") == ["jobs"]
+
+
 def test_a_task_is_found_by_its_id(viewer: Any, app: Celery) -> None:
     app.send_task("shop.pay", queue="jobs", task_id="t1")
     assert "shop.pay" in viewer.see("/task", id=" t1 ")
@@ -188,6 +227,48 @@ def test_the_filter_and_the_page_stay_through_an_action(visit: Any, broker: Brok
     assert "evil" not in person.see(html.unescape(link[1]).partition("&back=")[0] + "&back=//evil.example")
 
 
+def test_a_question_has_an_address_for_back_reload_and_bookmarks(operator: Any, app: Celery, broker: Broker) -> None:
+    """Of what was selected, too, with names that no browser sends as they are."""
+    name = "jobs\r\n\0"
+    for number in range(50):
+        app.send_task("shop.pay", queue="jobs", task_id=f"t{number}")
+        broker.queue(name).put(str(number), delay=600)
+    for queue, state, action in (("jobs", "ready", "cancel"), (name, "delayed", "reschedule")):
+        page = broker.queue(queue).page(50, state=state)
+        spots = [str(each.spot) for each in page.messages]
+        (quoted, value) = carried("queue", queue)
+        sent = {
+            "form_token": operator.form_token(),
+            "action": action,
+            quoted: value,
+            "selected": spots,
+            "back": "/dead",
+        }
+        asked = operator.post("/act", data=sent, headers=operator.origin(), follow_redirects=False)
+        assert asked.status_code == 303
+        address = asked.headers["location"]
+        assert operator.form_token() not in address
+        question = operator.see(address)
+        assert boxes(question) == spots
+        assert fields(question) == fields(operator.see(address)), "again"
+        given = {**fields(question), "due": "2041-05-05T12:00"} | {"selected": spots, "action": action}
+        assert "50 messages" in operator.submit("/act", **given)
+    assert operator.get(address, headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}).status_code == 403
+    assert "There is no such message" in operator.see("/act", 404, action="cancel", queue="jobs", packed="AAAA")
+
+
+def test_a_question_with_too_long_an_address_is_shown_at_once(operator: Any, broker: Broker) -> None:
+    sent = {
+        "form_token": operator.form_token(),
+        "action": "purge",
+        "queue": "jobs",
+        "back": "/queue?queue=" + "x" * 5000,
+    }
+    answer = operator.post("/act", data=sent, headers=operator.origin(), follow_redirects=False)
+    assert answer.status_code == 200
+    assert "Delete 0 waiting messages of jobs" in answer.text
+
+
 # -- who may not -------------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +295,7 @@ def test_a_user_who_may_not_act_does_not(visit: Any, broker: Broker) -> None:
 def test_an_action_needs_a_post_and_its_token(operator: Any, broker: Broker) -> None:
     broker.queue("jobs").put("x")
     operator.form_token()
-    assert operator.get("/act?action=pause&queue=jobs").status_code == 405
+    assert "Stop delivering" in operator.see("/act", action="pause", queue="jobs", confirmed="yes"), "a question only"
     answer = operator.post("/act", data={"action": "pause", "queue": "jobs"}, headers=operator.origin())
     assert answer.status_code == 403
     assert not broker.queue("jobs").control().paused
@@ -276,7 +357,7 @@ def test_a_queue_is_moved_purged_and_deleted(operator: Any, broker: Broker) -> N
     do(operator, action="move", queue="jobs", target="other")
     assert broker.queue("other").count() == 4
     operator.submit("/act", action="purge", queue="other", confirmed="yes")
-    assert broker.queue("other").count() == 4, "nobody was asked"
+    assert broker.queue("other").count() == 4, "the question was not asked"
     do(operator, action="purge", queue="other")
     assert broker.queue("other").count() == 0
     page = do(operator, action="delete_queue", queue="other", back="/queues")
@@ -285,7 +366,7 @@ def test_a_queue_is_moved_purged_and_deleted(operator: Any, broker: Broker) -> N
 
 
 def test_many_messages_go_in_parts(operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_parts, "__defaults__", (b"", 1))
+    monkeypatch.setattr(parts_module, "MOST_PARTS", 1)
     broker.queue("jobs").put_many("x" for _ in range(1_100))
     page = do(operator, action="purge", queue="jobs")
     parts = 0
@@ -298,9 +379,9 @@ def test_many_messages_go_in_parts(operator: Any, broker: Broker, monkeypatch: p
 
 def test_only_the_letters_of_one_cause_are_replayed(operator: Any, broker: Broker, deaths: None) -> None:
     question = operator.submit("/act", action="replay_all", queue="jobs.dead", task="shop.task1", reason="rejected")
-    assert "task=shop.task1" in question
+    assert "that match task=shop.task1, reason=failed or rejected, each to" in question
     operator.submit("/act", action="replay_all", queue="jobs.dead", confirmed="yes", task="shop.task1")
-    assert broker.queue("jobs").count() == 0, "nobody has asked"
+    assert broker.queue("jobs").count() == 0, "the question was not asked"
     operator.submit("/act", action="replay_all", **fields(question))
     assert (broker.queue("jobs").count(), broker.queue("jobs.dead").count()) == (1, 2)
 
@@ -342,10 +423,14 @@ def test_a_waiting_message_is_rescheduled_by_a_form(operator: Any, app: Celery, 
     app.send_task("shop.pay", queue="jobs")
     (spot,) = boxes(operator.see("/messages", queue="jobs"))
     question = operator.submit("/act", action="reschedule", queue="jobs", selected=spot)
-    assert 'name="due"' in question
+    assert "Due, UTC (required)" in question
+    picker = re.search(r'name="due" value="([^"]+)"[^>]*type="datetime-local"', question)
+    begins_with = datetime.fromisoformat(picker[1]).replace(tzinfo=UTC)
+    assert begins_with.second == 0
+    assert timedelta(0) < begins_with - datetime.now(UTC) <= timedelta(hours=1)
     given = {**fields(question), "action": "reschedule"}
-    assert "no moment to be due at" in operator.submit("/act", status=422, **given, due="sometime")
-    operator.submit("/act", **given, due="2041-05-05T12:00")
+    assert "this is no date and time" in operator.submit("/act", status=422, **given, due="sometime")
+    assert "to 2041-05-05 12:00:00 UTC: shop.pay" in operator.submit("/act", **given, due="2041-05-05T12:00")
     counts = broker.queue("jobs").stats()
     assert (counts.ready, counts.delayed) == (0, 1)
     assert "2041-05-05" in operator.see(
@@ -415,10 +500,8 @@ def test_a_question_about_a_key_is_confirmed_for_that_key(operator: Any, broker:
 def test_an_action_on_one_key_goes_on_with_that_key(
     operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from celery_fdb.operations import queues
-
     monkeypatch.setattr("kombu_fdb.engine.messages.move.MESSAGES_PER_TRANSACTION", 2)
-    monkeypatch.setattr(queues, "in_parts", lambda part, request, by: in_parts(part, request, by, most=1))
+    monkeypatch.setattr(parts_module, "MOST_PARTS", 1)
     for key in ("acme", "other"):
         for _ in range(5):
             broker.queue("jobs").put("a", key=key)

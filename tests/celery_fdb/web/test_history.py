@@ -46,6 +46,30 @@ def run(id_: str, task: str = "shop.pay", state: str = SUCCESS, **fields: Any) -
     return Run(id_, task, state=state, **told)
 
 
+def test_runs_are_found_by_time_and_by_arguments_if_those_may_be_seen(visit: Any, keep: Any) -> None:
+    at_ms = 1_767_225_600_000  # 2026-01-01
+    ends = {f"r{hours}": at_ms + hours * 3_600_000 for hours in range(4)}
+    keep(*(run(id_, end_ms=ms, args="('Acme',)" if id_ == "r2" else "", kwargs="{}") for id_, ms in ends.items()))
+    person, blind = visit(show_bodies=True), visit()
+
+    def found(**asked: str) -> list[str]:
+        return re.findall(r"<code>(r\d)</code>", person.see("/runs", **asked))
+
+    assert found(since="2026-01-01T01:00", until="2026-01-01T02:30") == ["r2", "r1"]
+    assert found(arguments="acme") == ["r2"]
+    assert "must be a date" in person.see("/runs", 422, since="yesterday")
+    assert "hidden" in blind.see("/runs", 404, arguments="acme")
+    assert "Acme" in person.see("/runs")
+    assert not {"Arguments", "Acme"} & set(re.findall(r"\w+", blind.see("/runs")))
+
+
+def test_the_list_of_runs_masks_secrets_in_arguments(visit: Any, keep: Any) -> None:
+    keep(run("r", args="()", kwargs="{'order': 7, 'password': 's3cret'}"))
+    page = visit(show_bodies=True).see("/runs")
+    assert "order" in page
+    assert "s3cret" not in page
+
+
 @pytest.mark.parametrize("page", ["/tasks", "/runs", "/workflows"])
 def test_without_a_history_the_page_says_how_to_keep_one(viewer: Any, page: str) -> None:
     assert "celery_fdb.install(app, history=True)" in viewer.see(page)
@@ -73,6 +97,7 @@ def test_runs_are_filtered_and_paged(visit: Any, keep: Any, store: HistoryStore)
         following = re.search(r'href="([^"]*cursor=[^"]*)">(?:Older|Look)', page)
         address = html.unescape(following[1]) if following else ""
     assert sorted(seen) == ["r1", "r3", "r5"]
+    assert {"shop.mail", "shop.pay"} <= {*re.findall('<option value="([^"]+)">', person.see("/runs"))}
     active = person.see("/runs", state=ACTIVE)
     assert "r9" in active
     assert "worker gone" in active
@@ -97,6 +122,17 @@ def test_a_tasks_life_with_its_arguments_only_for_those_who_may(
     for secret in ("acme", "x1y2", "abc9"):
         assert secret not in page
     assert "acme" in visit(show_bodies=True).see("/task", id="t")
+
+
+def test_a_failed_run_without_a_message_says_why_it_has_no_replay(visit: Any, keep: Any, app: Celery) -> None:
+    keep(run("t", state=FAILURE), run("u"))
+    said = "be replayed, because its message is gone"
+    person = visit(read_only=False)
+    assert said in person.see("/task", id="t")
+    for other, id_ in ((person, "u"), (visit(), "t")):
+        assert said not in other.see("/task", id=id_)
+    app.send_task("shop.pay", queue="jobs", task_id="t")
+    assert said not in person.see("/task", id="t")
 
 
 def test_a_tasks_result_and_its_messages_with_what_can_be_done(visit: Any, app: Celery, url: str) -> None:
@@ -130,6 +166,32 @@ def test_a_chord_is_a_tree(viewer: Any, keep: Any) -> None:
     assert page.count('class="tree"') >= 2
     assert "g0" in viewer.see("/workflows")
     assert "Nothing is known" in viewer.see("/workflow", 404, id="nobody")
+
+
+def test_many_parts_are_folded_and_what_failed_is_not(viewer: Any, keep: Any) -> None:
+    parts = [
+        run(f"p{number}", "shop.render", group="g", state=FAILURE if number == 7 else SUCCESS) for number in range(40)
+    ]
+    keep(*parts)
+    page = viewer.get("/workflow", params={"id": "p0"}).text
+    before, _, folded = page.partition("<details")
+    assert "39 of 40 tasks done" in page
+    assert (before.count('class="step'), folded.count('class="step')) == (2, 39)
+    assert "id=p7" in before
+    assert page.count("<rect class=") == 41, "each has its place on the line of time"
+
+
+def test_workflows_are_asked_for_by_name_and_state(viewer: Any, keep: Any) -> None:
+    keep(run("a", "shop.start", followers=(Follower("b", "shop.bind"),)), run("b", "shop.bind", root="a", parent="a"))
+    for asked, is_there in (
+        ({"task": "shop.bind"}, True),
+        ({"task": "shop.other"}, False),
+        ({"state": "SUCCESS"}, True),
+        ({"state": "FAILURE"}, False),
+        ({"since": "2100-01-01T00:00"}, False),
+        ({"until": "2100-01-01T00:00"}, True),
+    ):
+        assert ("shop.start" in viewer.get("/workflows", params=asked).text) is is_there
 
 
 def test_a_long_chain_is_cut_and_no_error(viewer: Any, keep: Any) -> None:

@@ -16,10 +16,10 @@ from kit.browser import NARROW, Window, until
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Follower, Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.schedules.store import Told, schedule_of
+from celery_fdb.inspection.schedules import Told, schedule_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.primitives.headers import HEAD, VERSION
+from kombu_fdb.primitives.kombu_payload import HEAD, VERSION
 
 ROOT = Path(__file__).parents[3]
 #: In each of them a script that would say so.
@@ -92,7 +92,8 @@ def window(chromium: Any, served: tuple[Broker, str]) -> Window:
 
 LOOK = """
 const outside = [...document.querySelectorAll('a[href], form[action]')]
-  .map((each) => each.href ?? each.action).filter((each) => !each.startsWith(location.origin + '/'));
+  .map((each) => new URL(each.getAttribute('href') ?? each.getAttribute('action'), location).href)
+  .filter((each) => !each.startsWith(location.origin + '/'));
 const made = document.querySelectorAll('main :is(script, img, iframe, svg[onload], [onerror], [onload])').length;
 return [window.ran ?? 0, outside, made, document.documentElement.scrollWidth, document.title];
 """

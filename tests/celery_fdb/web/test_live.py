@@ -15,12 +15,9 @@ from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import Overview, QueueView, SessionView
-from celery_fdb.web import dashboard
-from celery_fdb.web.live import stream
-from celery_fdb.web.live.stats import LiveStats, Runs, points
-from celery_fdb.web.live.stream import Feed
+from celery_fdb.web import dashboard, live
+from celery_fdb.web.live import Feed, LiveStats, Runs
 from kombu_fdb import Broker
-from kombu_fdb.engine.metrics.samples import DAY, HOUR, QueueSample, Sample, write
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -197,7 +194,6 @@ def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, broker:
         application = dashboard(url, anonymous=True, interval_s=0.2, most_streams=2)
         one, other = Client(application), Client(application)
         assert (await one.begin(), await other.begin()) == (200, 200)
-        await one.event("welcome")
         assert (await one.event("look"))["summary"]["ready"] == 0
         broker.queue("jobs").put("a")
         while (await one.event("look"))["queues"].get("jobs", {}).get("ready") != 1:
@@ -208,7 +204,7 @@ def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, broker:
         await one.go()
         again = Client(application)
         assert await again.begin() == 200
-        assert (await again.event("welcome"))["points"], "what the others saw"
+        assert (await again.event("look"))["queues"]["jobs"]["ready"] == 1
         await again.go()
         await other.go()
 
@@ -232,8 +228,8 @@ def test_many_who_come_at_once_are_refused_too(url: str, broker: Broker) -> None
 
 def test_who_reads_nothing_gives_the_place_back(url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the last of many sockets whose client does not read, and whose login may be over."""
-    monkeypatch.setattr(stream, "LONGEST_S", 0.05)
-    monkeypatch.setattr(stream, "END_S", 0.05)
+    monkeypatch.setattr(live, "LONGEST_S", 0.05)
+    monkeypatch.setattr(live, "END_S", 0.05)
 
     class Deaf(asyncio.Queue[dict[str, Any]]):
         async def put(self, item: dict[str, Any]) -> None:
@@ -247,7 +243,7 @@ def test_who_reads_nothing_gives_the_place_back(url: str, broker: Broker, monkey
         assert await deaf.begin() == 200
         async with asyncio.timeout(DEADLINE_S):
             await deaf.task
-        monkeypatch.setattr(stream, "LONGEST_S", 900.0)
+        monkeypatch.setattr(live, "LONGEST_S", 900.0)
         other = Client(application)
         assert await other.begin() == 200
         await other.go()
@@ -259,7 +255,7 @@ def test_a_stream_that_is_read_ends_as_an_answer_does(
     url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that servers don't take it for a mistake."""
-    monkeypatch.setattr(stream, "LONGEST_S", 0.05)
+    monkeypatch.setattr(live, "LONGEST_S", 0.05)
 
     async def scenario() -> None:
         client = Client(dashboard(url, anonymous=True))
@@ -296,7 +292,6 @@ def test_rates_and_what_follows_from_them() -> None:
     assert event["summary"]["failures"] == pytest.approx(0.25)
     assert event["summary"]["ready"] == 60, "without Celery's own"
     assert event["queues"]["q"]["dead"] == 0, "how many there are, not how fast they die"
-    assert vitals.points() == [[0.0, 60, None, None], [2.0, 60, 20, 7.5]]
 
 
 def test_what_needs_attention_is_told_with_each_look() -> None:
@@ -349,14 +344,13 @@ def test_rates_are_of_the_last_seconds_only() -> None:
 
 
 def test_looks_are_forgotten_with_their_queues() -> None:
-    """Those of five minutes would be gigabytes where there are ten thousand queues; the charts' points are small."""
+    """Those of five minutes would be gigabytes where there are ten thousand queues."""
     vitals = LiveStats()
     looks = [seen(second * 2_000) for second in range(30)]
     for each in looks:
         vitals.told(each)
     held = [each for each in looks if any(isinstance(other, tuple) for other in gc.get_referrers(each))]
     assert held == looks[-6:]
-    assert len(vitals.points()) == 30
 
 
 def test_a_clock_that_was_set_back_costs_one_look() -> None:
@@ -364,53 +358,3 @@ def test_a_clock_that_was_set_back_costs_one_look() -> None:
     vitals.told(seen(3_600_000))
     vitals.told(seen(0))
     assert vitals.told(seen(2_000, acked=20))["summary"]["acked"] == 10
-
-
-def sample(at_s: int, **queues: tuple[int, int]) -> Sample:
-    """Of each queue how many wait, and how many were acked."""
-    return Sample(
-        at_s * 1000,
-        {
-            name: QueueSample(ready, 0, 0, None, {"acked": acked, "published": 0})
-            for name, (ready, acked) in queues.items()
-        },
-    )
-
-
-def test_an_hour_of_rates_from_the_samples() -> None:
-    found = points(
-        [
-            sample(0, q=(5, 10), dead=(1, 0)),
-            sample(10, q=(7, 30), dead=(1, 0)),
-            sample(20, q=(7, 5), dead=(1, 0), new=(2, 100)),
-            sample(20, q=(7, 5)),
-        ],
-        step_s=10,
-    )
-    assert found == [[10.0, 8, 0, 2.0], [20.0, 10, 0, 0]], "neither a deleted queue nor a new one makes a peak"
-
-
-def test_samples_leave_out_dead_letters_and_celerys_own() -> None:
-    queues = {"q": (1, 0), "q.dead": (50, 0), "w.celery.pidbox": (9, 0)}
-    assert points([sample(0, **queues), sample(5, **queues)], step_s=5) == [[5.0, 1, 0, 0]]
-
-
-def test_a_gap_is_a_gap() -> None:
-    """While no process consumed there was no sample, and no line leads across."""
-    found = points([sample(each, q=(each, each)) for each in (0, 15, 600, 615)], step_s=15)
-    assert found == [[15.0, 15, 0, 1.0], [16.0, None, None, None], [600.0, 600, None, None], [615.0, 615, 0, 1.0]]
-
-
-def test_the_charts_have_an_hour_and_a_day(viewer: Any, broker: Broker) -> None:
-    """Each of its own series in the store, as it is there."""
-    for span in ("hour", "day"):
-        assert viewer.get("/trend", params={"span": span}).json() == {"points": []}
-    now_s = SystemClock().wall_ms() // 1000
-    day = [sample(now_s - ago_s, q=(ready, acked)) for ago_s, ready, acked in ((900, 5, 0), (600, 7, 600))]
-    hour = [sample(now_s - ago_s, q=(ready, acked)) for ago_s, ready, acked in ((315, 5, 0), (300, 7, 30))]
-    for series, kept in ((DAY, day), (HOUR, hour)):
-        for each in kept:
-            broker._engine.transactions.write(lambda work, s=series, one=each: write(work, [s], one))
-    assert viewer.get("/trend", params={"span": "day"}).json() == {"points": [[now_s - 600.0, 7, 0, 2.0]]}
-    assert viewer.get("/trend", params={"span": "hour"}).json() == {"points": [[now_s - 300.0, 7, 0, 2.0]]}
-    assert viewer.get("/trend", params={"span": "year"}).status_code == 404

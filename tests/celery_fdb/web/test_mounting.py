@@ -109,7 +109,7 @@ def test_every_link_leads_to_a_page_under_the_prefix(mounted: Person) -> None:
             forms |= targets(answer.text)
     assert all(each.startswith("/ops/fdb/") for each in seen | forms)
     found = {each.split("?")[0].rsplit("/", 1)[-1] for each in seen | forms}
-    assert {"queue", "messages", "message", "dead", "keys", "sessions", "act", "events", "trend", "logout"} <= found
+    assert {"queue", "messages", "message", "dead", "keys", "sessions", "act", "events", "logout"} <= found
 
 
 def test_an_action_leads_back_under_the_prefix(mounted: Person, broker: Broker) -> None:

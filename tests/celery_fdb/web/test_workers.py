@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,10 +19,11 @@ from kombu.exceptions import OperationalError
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.schedules.store import Told, schedule_of
+from celery_fdb.inspection.overview import SessionView
+from celery_fdb.inspection.schedules import Told, schedule_of
 from celery_fdb.web.pages.schedules import rows_of
-from celery_fdb.web.pages.workers import FRESH_S, worker_of
-from celery_fdb.web.rendering import NOTHING
+from celery_fdb.web.pages.workers import FRESH_S, Row, worker_of
+from celery_fdb.web.visit import NOTHING
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
@@ -57,7 +59,7 @@ def control(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return call
 
-    for name in ("shutdown", "pool_grow", "pool_shrink", "rate_limit", "cancel_consumer"):
+    for name in ("shutdown", "pool_grow", "pool_shrink", "rate_limit", "time_limit", "cancel_consumer"):
         monkeypatch.setattr(app.control, name, told(name))
     return asked
 
@@ -92,7 +94,7 @@ def test_the_active_tasks_of_a_worker_with_how_long_they_run(visit: Any, app: Ce
 def test_the_workers_are_asked_once_for_all_who_open_the_page(
     visit: Any, app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody who opens another page waits for them."""
+    """And a visitor of another page does not wait for them."""
     clock, asked, goes_on = ManualClock(), [], threading.Event()
 
     def stats(_: Any) -> dict[str, Any]:
@@ -120,6 +122,15 @@ def test_without_an_app_or_an_answer_the_page_says_so(visit: Any, operator: Any,
     assert "No worker answered" in operator.see("/workers")
 
 
+def test_a_session_tells_the_name_of_its_worker() -> None:
+    """A worker has a queue of its own for remote control; a process that only asks workers has one for replies."""
+    queues = ["jobs", "celeryev.5", "north@shop.celery.pidbox"]
+    view = SessionView("s", "host", 5, "celery", 30.0, open=True, beat="", queues=queues)
+    assert (Row(view, 1.0).worker, Row(view, 1.0).queues) == ("north@shop", ["jobs"])
+    for others in ([], ["jobs"], ["5f3e.reply.celery.pidbox"]):
+        assert Row(replace(view, queues=others), 1.0).worker == ""
+
+
 def test_workers_that_cannot_be_asked_are_a_page(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Any) -> Any:
         raise OperationalError("gone")
@@ -144,6 +155,12 @@ def test_a_worker_may_answer_anything(told: Any) -> None:
         ("worker_shrink", {"by": "1"}, ("pool_shrink", 1, ["w@h"])),
         ("worker_quiet", {}, ("cancel_consumer", "jobs", ["w@h"])),
         ("worker_rate", {"task": "shop.pay", "rate": "10/m"}, ("rate_limit", "shop.pay", "10/m", ["w@h"])),
+        (
+            "worker_time_limit",
+            {"task": "shop.pay", "soft": "90s", "hard": "2m"},
+            ("time_limit", "shop.pay", 90, 120, ["w@h"]),
+        ),
+        ("worker_time_limit", {"task": "shop.pay", "soft": ""}, ("time_limit", "shop.pay", None, None, ["w@h"])),
     ],
 )
 def test_what_is_asked_of_a_worker(
@@ -156,10 +173,12 @@ def test_what_is_asked_of_a_worker(
     assert control == [asked]
 
 
-@pytest.mark.parametrize(("pool", "can"), [("prefork", True), ("gevent", True), ("thread", False), ("solo", False)])
-def test_a_pool_is_resized_only_if_it_can(operator: Any, answers: dict[str, Any], pool: str, can: bool) -> None:
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet", "thread", "solo"])
+def test_a_pool_is_resized_and_limited_only_if_it_can(operator: Any, answers: dict[str, Any], pool: str) -> None:
     answers["stats"]["w@h"] = {**STATS, "pool": {"implementation": f"celery.concurrency.{pool}:TaskPool"}}
-    assert ("Grow pool" in operator.see("/workers")) is can
+    page = operator.see("/workers")
+    assert ("Grow pool" in page) is (pool in {"prefork", "gevent", "eventlet"})
+    assert ("Time limits" in page) is (pool == "prefork")
 
 
 def test_a_pool_that_grew_is_shown_as_it_is(operator: Any, answers: dict[str, Any]) -> None:
@@ -197,7 +216,13 @@ def test_a_running_task_is_ended_from_its_page(
 
 @pytest.mark.parametrize(
     ("action", "fields"),
-    [("worker_grow", {"by": "many"}), ("worker_grow", {"by": "9999"}), ("worker_rate", {"task": "t", "rate": "fast"})],
+    [
+        ("worker_grow", {"by": "many"}),
+        ("worker_grow", {"by": "9999"}),
+        ("worker_rate", {"task": "t", "rate": "fast"}),
+        ("worker_time_limit", {"task": "t", "hard": "0"}),
+        ("worker_time_limit", {"hard": "2m"}),
+    ],
 )
 def test_what_no_worker_can_do_is_told(operator: Any, control: list[Any], action: str, fields: Any) -> None:
     operator.submit("/act", status=422, action=action, queue="w@h", confirmed="yes", **fields)
@@ -270,7 +295,7 @@ def test_without_an_app_what_beat_has_told_is_shown(viewer: Any, broker: Broker)
         "fdb web</code>",
     ):
         assert text in page
-    assert page.count("<time datetime") == 3, "last and next; since when nobody tells of the other one"
+    assert page.count("<time datetime") == 3, "last and next of the one; when the other was last reported"
 
 
 @pytest.mark.parametrize("has_app", [True, False])
@@ -289,3 +314,36 @@ def test_who_is_gone_and_who_is_silent(app: Celery, broker: Broker, has_app: boo
     schedule_of(broker).tell([Told("new", "t", "", "", None, None, 0, at_ms, 60.0)])
     found = {each.name: each.state for each in rows_of(app if has_app else None, broker, NOW)}
     assert found == {"kept": "gone", "old": "gone", "new": "beat", **untold}
+
+
+def test_an_entry_is_paused_resumed_and_run_from_the_page(
+    operator: Any, visit: Any, app: Celery, broker: Broker
+) -> None:
+    app.conf.beat_schedule = {
+        "mine": {"task": "shop.remind", "schedule": 300.0, "args": ("acme",), "options": {"queue": "mails"}},
+        "broken": {"task": "shop.x", "schedule": "sometimes"},
+    }
+    now_ms = SystemClock().wall_ms()
+    names = ("mine", "of a database")
+    schedule_of(broker).tell([Told(name, "t", "", "", None, now_ms + 9_000, 0, now_ms, 60.0) for name in names])
+
+    def offered(person: Any) -> list[str]:
+        return re.findall(r'name="action" value="([^"]+)"', person.see("/schedules"))
+
+    assert offered(visit(app=app)) == [], "read-only"
+    assert offered(visit(read_only=False)) == ["schedule_pause"] * 2, "without an app"
+    assert offered(operator) == ["schedule_pause", "schedule_run", "schedule_pause"]
+    page = operator.submit("/act", action="schedule_pause", queue="mine", back="/schedules")
+    assert "Paused mine" in page
+    assert "not while it is paused" in page
+    assert offered(operator) == ["schedule_resume", "schedule_run", "schedule_pause"]
+    asked = {"action": "schedule_run", "queue": "mine", "back": "/schedules"}
+    assert "Publish the task of mine now" in operator.submit("/act", **asked)
+    assert broker.queue("mails").count() == 0, "asked first"
+    for _ in range(2):
+        assert "Published shop.remind" in operator.submit("/act", **asked, confirmed="yes")
+    assert broker.queue("mails").count() == 2, "twice within a tick"
+    assert "Resumed mine" in operator.submit("/act", action="schedule_resume", queue="mine", back="/schedules")
+    assert schedule_of(broker).paused() == set()
+    for name, reason in (("of a database", "does not configure"), ("broken", "could not be published")):
+        assert reason in operator.submit("/act", action="schedule_run", queue=name, confirmed="yes", back="/schedules")

@@ -22,7 +22,7 @@ from kombu_fdb.engine.messages.message import Subqueue, put_ready
 from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.topology import control
-from kombu_fdb.engine.upkeep import delay, sweep
+from kombu_fdb.engine.upkeep import due, sweep
 from kombu_fdb.errors import FormatError, LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record, decode_record
 from kombu_fdb.keyspace.tuples import range_of
@@ -54,7 +54,7 @@ class DutiesConformance(OnBench):
             assert bench.engine.messages.ack([letter.lease]) == [True]
         assert_nothing_left(bench)
 
-    def test_a_copy_that_nobody_takes_is_cleared(self, bench: Bench) -> None:
+    def test_an_abandoned_copy_is_cleared(self, bench: Bench) -> None:
         """Its copier died, and the message was acknowledged meanwhile."""
         declare_graves(bench)
         bench.put(b"x" * LARGE)
@@ -70,7 +70,7 @@ class DutiesConformance(OnBench):
             bench.later(200)
         assert_nothing_left(bench)
 
-    def test_whoever_comes_next_goes_on_with_a_copy(self, bench: Bench) -> None:
+    def test_the_next_session_goes_on_with_a_copy(self, bench: Bench) -> None:
         declare_graves(bench)
         bench.put(b"x" * LARGE)
         (delivery,) = bench.take()
@@ -258,7 +258,7 @@ class DutiesConformance(OnBench):
 
     # -- each in its turn ------------------------------------------------------------------------------------------
 
-    def test_one_message_that_fits_nowhere_keeps_back_nobody_else(
+    def test_one_message_that_fits_nowhere_keeps_back_no_other(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is skipped and stays; the session's others come back, and so do those of sessions behind it."""
@@ -282,7 +282,7 @@ class DutiesConformance(OnBench):
         for queue in ("a", "b", "c"):
             bench.put(b"x", queue=queue, due_ms=due_ms)
         bench.later(1)
-        refuse(monkeypatch, delay, "_promote_one", lambda queue: queue == "a")
+        refuse(monkeypatch, due, "_promote_one", lambda queue: queue == "a")
         duties = bench.duties()
         assert duties.run_once() > 0, "no busy loop about what can't be done"
         assert [bench.counts(queue) for queue in ("a", "b", "c")] == [(0, 1, 0), (1, 0, 0), (1, 0, 0)]
@@ -340,7 +340,7 @@ class DutiesConformance(OnBench):
         assert bench.payloads() == [b"small"]
         assert [bench.counts(queue) for queue in GRAVES] == [(1, 0, 0)] * 3
 
-    def test_a_head_that_can_not_give_way_refuses_nobody(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_head_that_can_not_give_way_refuses_no_put(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-max-length": 1}))
         bench.put(b"a")
         refuse(monkeypatch, overflow, "_give_way", lambda *_: True)
@@ -372,10 +372,10 @@ class DutiesConformance(OnBench):
             bench.engine.publisher.publish([Publication("wide", "", b"a")] * 2_000)
         assert bench.counts("q0") == (0, 0, 0)
 
-    # -- what nobody needs any more --------------------------------------------------------------------------------
+    # -- what is no longer needed ----------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("key", ["", "k"])
-    def test_expired_messages_that_nobody_claims_are_dropped(self, bench: Bench, key: str) -> None:
+    def test_expired_messages_are_dropped_without_a_claim(self, bench: Bench, key: str) -> None:
         for number in range(300):
             bench.put(b"%d" % number, key=key, ttl_ms=1000 if number % 2 else None)
         bench.later(2)
@@ -406,7 +406,7 @@ class DutiesConformance(OnBench):
         assert rows_in(bench) <= begin + OWN_ROWS
 
     def test_a_time_to_live_and_a_dead_letter_exchange_make_a_delay(self, bench: Bench) -> None:
-        """RabbitMQ's way to retry: nobody consumes the queue in which the messages wait."""
+        """RabbitMQ's way to retry: the queue in which the messages wait has no consumer."""
         arguments = {"x-message-ttl": 5_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
         bench.engine.queues.declare(QueueDeclaration("wait", arguments=arguments))
         bench.engine.queues.declare(QueueDeclaration("work"))

@@ -216,7 +216,7 @@ class LimitsConformance(OnBench):
         bench.put(b"high", priority=1)
         assert bench.payloads() == [b"high", b"low"]
 
-    def test_nobody_starves_with_ageing(self, bench: Bench) -> None:
+    def test_no_message_starves_with_ageing(self, bench: Bench) -> None:
         """Under a flood of urgent messages the least urgent one is served after nine steps."""
         bench.engine.queues.set_control("q", QueueControl(ageing=1.0))
         bench.put(b"low")
@@ -276,7 +276,7 @@ class LimitsConformance(OnBench):
 
     @pytest.mark.parametrize("want", [1, 2, 3, 5])
     def test_paused_keys_leave_no_gap_in_a_claim(self, bench: Bench, want: int) -> None:
-        """Those behind them move up, in their order, before anybody has a second turn."""
+        """Those behind them move up, in their order, before any key has a second turn."""
         for key in "abcdefghijkl":
             bench.put(b"%d" % ord(key), b"%d" % (ord(key) + 100), key=key)
         assert len(_numbers(bench, 12)) == 12
@@ -435,8 +435,8 @@ class LimitsConformance(OnBench):
         _wait_until(lambda: bool(woken))
         assert two.take(3) == [b"a", b"b", b"c"]
 
-    def test_nobody_overtakes_the_messages_of_a_dead_consumer(self, single: Bench) -> None:
-        """Between the end of its session and the return of its messages, nobody is served."""
+    def test_no_consumer_overtakes_the_messages_of_a_dead_one(self, single: Bench) -> None:
+        """Between the end of its session and the return of its messages, no consumer is served."""
         one, two = Consumer(single, "one"), Consumer(single, "two")
         single.put(b"a", b"b")
         assert one.take() == [b"a"]
@@ -459,7 +459,7 @@ class LimitsConformance(OnBench):
         assert single.clock.monotonic() - died_at <= 30 + 5
         assert found == [b"a"]
 
-    def test_a_single_get_is_served_only_while_nobody_consumes(self, single: Bench) -> None:
+    def test_a_single_get_is_served_only_without_an_active_consumer(self, single: Bench) -> None:
         single.put(b"a", b"b", b"c")
         assert single.payloads(1) == [b"a"]
         assert single.engine.inspect.active_consumer("q") is None

@@ -101,13 +101,13 @@ class LineConformance(OnBench):
         assert payloads(bench.engine.messages.claim(bench.session, ["q"], 1, terms=terms)) == [b"b"]
         assert bench.counts() == (1, 0, 1)
 
-    def test_a_line_for_other_queues_is_in_nobodys_way(self, bench: Bench) -> None:
+    def test_a_line_for_other_queues_is_not_in_the_way(self, bench: Bench) -> None:
         bench.put(b"a")
         Rival(bench, 1, "q", "other")
         found = bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(gives_way=True))
         assert payloads(found) == [b"a"]
 
-    def test_where_one_consumer_is_active_a_line_is_in_nobodys_way(self, bench: Bench) -> None:
+    def test_where_one_consumer_is_active_a_line_is_not_in_the_way(self, bench: Bench) -> None:
         """It would be served for that one only."""
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
         bench.put(b"a")
@@ -158,7 +158,7 @@ class LineConformance(OnBench):
         rivals[0].serve()
         assert all(each.wait(PATIENCE_S) for each in rung)
 
-    def test_who_is_served_wakes_up_though_nobody_before_it_was(self, bench: Bench) -> None:
+    def test_a_served_consumer_wakes_up_though_none_before_it_was_served(self, bench: Bench) -> None:
         one, _two, three = Rival(bench), Rival(bench), Rival(bench)
         rung = woken(three.look())
         sight = one.look()
@@ -167,8 +167,8 @@ class LineConformance(OnBench):
         assert rung.wait(PATIENCE_S)
         assert payloads(three.collect()) == [b"b"]
 
-    def test_a_row_of_somebody_who_waits_elsewhere_counts_for_nothing(self, bench: Bench) -> None:
-        """Nor does a second row of somebody."""
+    def test_a_row_of_a_consumer_that_waits_elsewhere_counts_for_nothing(self, bench: Bench) -> None:
+        """Nor does a second row of the same consumer."""
         one, two = Rival(bench, 1), Rival(bench, 1, "q", "r")
         own, elsewhere = one.look().rows[0].key, two.look().rows[0].key
         behind = own[:-4] + b"\xff" * 4
@@ -188,7 +188,7 @@ class LineConformance(OnBench):
         assert bench.counts() == (1, 0, 1)
 
     def test_who_joins_while_the_line_is_served_is_told_that_he_is_first(self, bench: Bench) -> None:
-        """The first one has not seen him, so nobody else would tell him."""
+        """The first one has not seen it, so no other consumer would tell it."""
         one = Rival(bench)
         seen = one.look()
         late = Rival(bench)
@@ -237,7 +237,7 @@ class LineConformance(OnBench):
         assert one.look().is_first
         assert two.look().is_first
 
-    def test_a_queue_with_one_active_consumer_is_served_to_nobody_else(self, bench: Bench) -> None:
+    def test_a_queue_with_one_active_consumer_is_served_to_no_other(self, bench: Bench) -> None:
         """ONE-ACTIVE."""
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
         one, two = Rival(bench), Rival(bench)
@@ -266,8 +266,8 @@ class LineConformance(OnBench):
         assert payloads(one.serve().deliveries) == [large, b"mine"]
         assert payloads(two.collect()) == [b"theirs"]
 
-    def test_what_nobody_can_read_is_dead_lettered_by_who_serves(self, bench: Bench) -> None:
-        """POISON-ENDS: whoever's turn it is."""
+    def test_an_unreadable_message_is_dead_lettered_by_the_serving_consumer(self, bench: Bench) -> None:
+        """POISON-ENDS: whichever consumer's turn it is."""
         one, two = Rival(bench), Rival(bench)
         bench.put(b"a", b"b", b"c")
         begin, end = range_of(bench.engine.keys.ready("q"))
@@ -309,7 +309,7 @@ class LineConformance(OnBench):
         assert payloads(two.collect()) == [b"b"]
         bench.write(lambda tr: tr.clear(lease))
 
-    def test_what_has_expired_is_granted_to_nobody(self, bench: Bench) -> None:
+    def test_an_expired_message_is_never_granted(self, bench: Bench) -> None:
         one, two = Rival(bench), Rival(bench)
         bench.put(b"old", ttl_ms=1000)
         bench.later(2)
@@ -361,7 +361,7 @@ class LineConformance(OnBench):
         assert two.look().is_first
         assert one.look().stands == WAITING
 
-    def test_a_row_that_nobody_of_ours_wrote_is_deposed_too(self, bench: Bench) -> None:
+    def test_a_malformed_row_is_evicted_too(self, bench: Bench) -> None:
         garbage = bench.engine.keys.line(line.name(["q"])) + b"\x00" * 12
         bench.write(lambda tr: tr.set(garbage, b"garbage"))
         one = Rival(bench)
@@ -391,7 +391,7 @@ class LineConformance(OnBench):
         assert one.serve(seen).others == 0
         assert bench.counts() == (1, 0, 1)
 
-    def test_a_fenced_session_serves_nobody_and_does_not_join(self, bench: Bench) -> None:
+    def test_a_fenced_session_neither_serves_nor_joins(self, bench: Bench) -> None:
         one = Rival(bench)
         seen = one.look()
         bench.put(b"a")
@@ -417,7 +417,7 @@ class LineConformance(OnBench):
         assert bench.counts() == (1, 0, 1)
 
     def test_recovery_ends_a_demand(self, bench: Bench) -> None:
-        """Of which nobody knows whether it was made, or granted."""
+        """One of which it is unknown whether it was made, or granted."""
         one, two = Rival(bench), Rival(bench)
         two.engine.sessions.recover(two.session, two.demand.first)
         assert two.look().stands == ENDED

@@ -105,7 +105,7 @@ class OperatorsConformance(OnBench):
         assert not bench.engine.messages.reschedule("other", seen, 0)
         assert listed(bench)[0].spot == seen
 
-    def test_nobody_is_due_after_his_end(self, bench: Bench) -> None:
+    def test_no_message_is_due_after_its_end(self, bench: Bench) -> None:
         now_ms = bench.clock.wall_ms()
         bench.put(b"x", expires_ms=now_ms + 60_000)
         seen = spot(bench)
@@ -175,7 +175,7 @@ class OperatorsConformance(OnBench):
         assert sorted(bench.payloads()) == [b"later", b"later too"]
 
     @pytest.mark.parametrize("mark", [b"x", b"\xff" * 10, b"\xff" * 40, bytes(11), b"\xff" * 10 + b"\x01"])
-    def test_a_mark_of_anybodys_invention_does_no_harm(self, bench: Bench, mark: bytes) -> None:
+    def test_an_invented_mark_does_no_harm(self, bench: Bench, mark: bytes) -> None:
         bench.put(b"mine", queue="other")
         bench.put(b"x")
         bench.engine.queues.purge_some("q", mark)

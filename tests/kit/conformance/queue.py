@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from kit.conformance.invariants import check_counts, check_whereabouts, leftovers, messages
-from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.stored.work import Policy, Work
 from kombu_fdb.engine.topology import control
+from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.errors import (
     CapacityExceeded,
     ExchangeNotFound,
@@ -211,7 +212,7 @@ class QueueConformance(OnBench):
         assert second.payload == b"b"
         assert bench.counts() == (0, 0, 1)
 
-    def test_whoever_lost_a_lease_can_change_nothing(self, bench: Bench) -> None:
+    def test_a_lost_lease_changes_nothing(self, bench: Bench) -> None:
         bench.put(b"a")
         (stale,) = bench.take()
         bench.engine.sessions.fence(bench.session, _beat(bench, bench.session))
@@ -397,7 +398,7 @@ class QueueConformance(OnBench):
         assert bench.payloads(5, "two") == [payload]
 
     @pytest.mark.parametrize("exchange", ["nowhere", "amq.direct"])
-    def test_a_dead_letter_exchange_that_reaches_nobody_loses_nothing(self, bench: Bench, exchange: str) -> None:
+    def test_a_dead_letter_exchange_that_reaches_no_queue_loses_nothing(self, bench: Bench, exchange: str) -> None:
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": exchange}))
         bench.put(b"a")
         bench.engine.messages.reject([bench.take()[0].lease])
@@ -489,7 +490,7 @@ class QueueConformance(OnBench):
         assert [payload[:1] for payload in bench.payloads()] == [b"c", b"d", b"e"]
 
     def test_a_row_that_stands_nowhere_gives_way_first(self, bench: Bench) -> None:
-        """One row that nobody can read neither stops publishers nor takes room for ever."""
+        """One unreadable row neither stops publishers nor takes room for ever."""
         self.full(bench, None)
         keys, value = bench.engine.keys, b"\xffodd"
 
@@ -587,11 +588,11 @@ class QueueConformance(OnBench):
             assert duties.sweep() == 0
         assert bench.counts() == (0, 0, 1)
 
-    def test_an_outage_makes_nobody_look_dead(self, bench: Bench) -> None:
+    def test_an_outage_makes_no_session_look_dead(self, bench: Bench) -> None:
         other = bench.engine.sessions.open({})
         duties = bench.duties()
         duties.sweep()
-        bench.later(3600)  # nobody could look, nobody could beat
+        bench.later(3600)  # no sweeper could look, and no session could beat
         assert duties.sweep() == 0
         assert bench.engine.sessions.beat(other)
 

@@ -18,6 +18,7 @@ from typing import ClassVar, TypeVar
 
 import pytest
 
+from kit.frames import keeps_frames
 from kombu_fdb.errors import Conflict, LimitExceeded, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, Database, Transaction, Watch
@@ -126,7 +127,7 @@ class StoreConformance:
 
     # Reads and own writes
 
-    def test_a_key_nobody_set_is_absent(self, database: Database, key: Keys) -> None:
+    def test_a_key_that_was_never_set_is_absent(self, database: Database, key: Keys) -> None:
         assert read(database, key(b"a")) is None
 
     def test_what_was_committed_is_read(self, database: Database, second_handle: Database, key: Keys) -> None:
@@ -720,6 +721,26 @@ class StoreConformance:
         else:
             assert tr.get(key(b"a")) is None, self.ages.reason
         tr.cancel()
+
+    @pytest.mark.parametrize("what", ["get", "get_many", "get_range", "get_ranges", "get_together"])
+    def test_a_failed_read_lets_its_callers_go(self, database: Database, key: Keys, what: str) -> None:
+        one, span = key(b"a"), key.range()
+        reads: dict[str, Callable[[], object]] = {
+            "get": lambda: tr.get(one),
+            "get_many": lambda: tr.get_many([one]),
+            "get_range": lambda: tr.get_range(*span),
+            "get_ranges": lambda: tr.get_ranges([(*span, 0)]),
+            "get_together": lambda: tr.get_together([one], [(*span, 0)]),
+        }
+        tr = self.aged(database, one)
+        if not self.ages:
+            tr.cancel()
+        assert not keeps_frames(reads[what])
+        tr.cancel()
+
+    def test_a_failed_loop_lets_its_callers_go(self, database: Database, key: Keys) -> None:
+        retry = retry_on(database, key(b"t/"))
+        assert not keeps_frames(lambda: retry.read(lambda tr: tr.set(key(b"a"), b""), timeout_s=TIMEOUT_S))
 
     def test_the_loop_returns_what_the_body_returned(self, database: Database, key: Keys) -> None:
         retry = retry_on(database, key(b"t/"))

@@ -116,7 +116,7 @@ class TurnsConformance(OnBench):
         put_one_each(bench, ["a"] * 9)
         assert [each.key for _ in range(18) for each in bench.take(1)].index("big/late") >= 2 * len(names)
 
-    def test_whoever_changes_priorities_may_die_before_the_ring_is_walked(self, bench: Bench, monkeypatch: Any) -> None:
+    def test_priorities_change_although_the_process_dies_before_the_walk(self, bench: Bench, monkeypatch: Any) -> None:
         put_one_each(bench, ["a", "b", "c"], messages=4)
         assert len(bench.take(3)) == 3
         monkeypatch.setattr(bench.engine.queues, "follow_limits", lambda _queue: None)
@@ -152,7 +152,7 @@ class TurnsConformance(OnBench):
         assert [each.key for each in bench.take(1)] == ["old"]
 
     @pytest.mark.parametrize("ageing", [None, 60.0])
-    def test_a_long_row_of_blocked_keys_hides_nobody(self, bench: Bench, ageing: float | None) -> None:
+    def test_a_long_row_of_blocked_keys_hides_no_other_key(self, bench: Bench, ageing: float | None) -> None:
         """As long as a claim has found nothing it looks on."""
         block(bench, ARRIVALS + 50, ageing=ageing)
         assert [each.key for each in bench.take(1)] == ["z"]
@@ -163,7 +163,7 @@ class TurnsConformance(OnBench):
         assert bench.engine.messages.arm(["q"]) is None
         assert [each.key for each in bench.take(1)] == ["z"]
 
-    def test_nobody_has_a_second_turn_before_the_first_of_who_stands_behind_the_blocked(self, bench: Bench) -> None:
+    def test_no_key_has_a_second_turn_before_the_first_of_those_behind_the_blocked(self, bench: Bench) -> None:
         block(bench, ARRIVALS + 50, newcomer="first")
         put_one_each(bench, ["a"], messages=9)
         served = [each.key for _ in range(3) for each in bench.take(5)]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import Any
+from weakref import ref
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
-from kombu_fdb.primitives.clock import Jitter
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.connect import Opened
@@ -101,7 +102,7 @@ class SimulatedTransport:
         self,
         client: SimulatedClient,
         clock: Callable[[], float],
-        rng: Jitter,
+        rng: Random,
         prefetch: int,
         now_ms: Callable[[], int],
         single_active: Callable[[str], bool] = lambda _: False,
@@ -189,7 +190,7 @@ class SimulatedTransport:
 
     def _open(self, delivery: Delivery, tag: int, _consumer_tag: str) -> Letter:
         letter = Letter(delivery, tag)
-        self.credit.held.remember(tag, letter)
+        self.credit.held.messages[tag] = ref(letter)
         return letter
 
     def _on_message(self, letter: Letter) -> None:
@@ -203,7 +204,7 @@ class SimulatedTransport:
         try:
             yield
         finally:
-            self.fetcher.depart(drain)
+            self.fetcher.idle_tracker.end(drain)
 
     def reconnect(self) -> None:
         """As kombu does after an error: the same consumers go on."""

@@ -24,7 +24,7 @@ class Trouble:
     ``point``: ``begin``, ``read`` or ``commit``; ``number``: which of the step's, from 0. ``fault``: None if the
     process is killed there: at ``begin`` between two transactions, at ``commit`` with its writes unsent. What a signal
     handler raises strikes at any of them: between two transactions, in a body, or when its commit has happened.
-    ``operation``: any of them, counted together, and the answers of commits: of what has landed nobody has heard then.
+    ``operation``: any of them, counted together, and the answers of commits: what has landed is not known yet then.
     """
 
     point: str
@@ -40,7 +40,7 @@ class Step:
     """One action of the process in ``slot``, or of the world. ``number`` names it for good.
 
     ``stopped``: its whole process gets SIGSTOP at commit ``at``: ``before`` it is sent, or ``after`` it has happened
-    and before anybody hears of it. SIGCONT follows when the others have done what they do meanwhile.
+    and before its answer arrives. SIGCONT follows when the others have done what they do meanwhile.
     """
 
     number: str

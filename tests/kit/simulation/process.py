@@ -21,7 +21,7 @@ from kombu_fdb.engine.facade.sessions import Sessions
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep.duty_cycle import Turns
+from kombu_fdb.process.upkeep.duty_cycle import SessionSteps
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted, Landing
@@ -46,7 +46,7 @@ logging.getLogger(Membership.__module__).addHandler(logging.NullHandler())
 
 
 class Killed(BaseException):
-    """The process of this step is no more; not an ``Exception``, so that nobody in it handles it."""
+    """The process of this step is no more; not an ``Exception``, so that no handler in it catches it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -101,7 +101,7 @@ class Frame:
 
 
 class Dice(random.Random):
-    """The chance of whoever is acting."""
+    """The chance of the process that is acting."""
 
     def __init__(self, frames: list[Frame]) -> None:
         self._frames: list[Frame] = frames
@@ -188,13 +188,13 @@ class NoThreads:
     """A simulated process has none: what they would do are steps."""
 
     def ring(self) -> None:
-        """Nobody waits."""
+        """No thread waits."""
 
     def end(self) -> None:
-        """Nobody goes on."""
+        """No thread runs."""
 
     def join(self) -> None:
-        """Nobody is there."""
+        """There is no thread."""
 
 
 class SimulatedSessions(Sessions):
@@ -279,7 +279,7 @@ class Process:
     #: Through which its messages come, if they do not come from the engine straight.
     connection: SimulatedTransport | None = None
     #: The steps of its session's threads, then.
-    turns: Turns | None = None
+    turns: SessionSteps | None = None
     #: Every session it ever had.
     sessions: set[SessionId] = field(default_factory=set)
 

@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 from kit.simulation import wrong
 from kombu_fdb.engine import combiner, dead_letters
 from kombu_fdb.engine.facade import sessions
+from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.inspection import pages
 from kombu_fdb.engine.messages import bury, claim, dedup, message, move, overflow, publish, settle
 from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import fair, limits, line, rates, single
-from kombu_fdb.engine.scheduling.allowance import Allowances
+from kombu_fdb.engine.scheduling.enforcement import Allowances
 from kombu_fdb.engine.stored import batches, copies, runs, session
 from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.topology import control
-from kombu_fdb.engine.upkeep import delay, expired, orphans, regain, sweep
+from kombu_fdb.engine.transactions import write
+from kombu_fdb.engine.upkeep import due, quarantine, regain, sweep
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Rank, SessionId, Stamp
@@ -124,7 +126,7 @@ def _without(owner: Any, attribute: str, result: Any = None) -> tuple[Any, str, 
 
 
 class _Unexpected(Exception):
-    """Caught by nobody."""
+    """Not caught anywhere."""
 
 
 _commit = retry.Retry._commit
@@ -188,10 +190,10 @@ def _open_to_all(_work: object, queues: Sequence[str], *_: object) -> list[str]:
     return list(queues)
 
 
-def _hand_over(work: Work, session_id: SessionId, **given: Any) -> tuple[int, bytes]:
+def _hand_over(work: Work, _limit: int, session_id: SessionId, *args: Any, **given: Any) -> tuple[int, bytes]:
     if work.tr.get(work.keys.session(session_id)) is None:
         single.leave_all(work, session_id)
-    return _release_part(work, session_id, **{**given, "limit": 1})
+    return _release_part(work, 1, session_id, *args, **given)
 
 
 def _take_each(tr: Transaction, run: Sequence[bytes]) -> None:
@@ -226,7 +228,7 @@ TWINS: dict[str, Twin] = {
     "a run conflicts on its rows only": Twin("DURABLE", "sessions", runs, "take", _take_each),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "purge_part")),
     "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(pages, "reschedule")),
-    "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(delay, "promote")),
+    "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(due, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
     "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "delete")),
     "a retry does not ask whether it has happened": Twin(
@@ -244,21 +246,21 @@ TWINS: dict[str, Twin] = {
     "fencing ignores the last beat": Twin(
         "NOT-TWICE", "sessions", session, "fence", lambda work, session_id, **_: _fence(work, session_id)
     ),
-    "nobody goes on where a dead sweeper stopped": Twin("BACK-SOON", "sessions", session, "fence", _forgetful_fence),
-    "nobody is ever silent": Twin("BACK-SOON", "sessions", *_without(sweep.Observer, "silent", [])),
+    "no sweeper goes on where a dead one stopped": Twin("BACK-SOON", "sessions", session, "fence", _forgetful_fence),
+    "no session is ever silent": Twin("BACK-SOON", "sessions", *_without(sweep.Observer, "silent", [])),
     "delayed messages are not asked whether they are due": Twin(
         "NOT-EARLY", "delays", Keyspace, "delayed_until", _everything_delayed
     ),
     "a delay is not kept": Twin("NOT-EARLY", "delays", publish, "put_delayed", _at_once),
     # Poison
-    "nobody counts deliveries": Twin("POISON-ENDS", "poison", settle, "redelivered", lambda value: value),
-    "nobody looks at the delivery limit": Twin("POISON-ENDS", "poison", *_without(settle, "over_limit", False)),
+    "deliveries are not counted": Twin("POISON-ENDS", "poison", settle, "redelivered", lambda value: value),
+    "the delivery limit is not looked at": Twin("POISON-ENDS", "poison", *_without(settle, "over_limit", False)),
     "malformed bytes are not expected": Twin("POISON-ENDS", "poison", message, "FormatError", _Unexpected),
     # Keys
     "a key goes idle without a look at its whole range": Twin("FAIR", "fair", *_careless("_retire")),
     "an arrival is admitted at snapshot": Twin("FAIR", "fair", *_careless("_idle")),
     "a key is parked without a look at what ends meanwhile": Twin("FAIR", "limits", *_careless("_park")),
-    "an ended lease frees nobody": Twin("FAIR", "limits", *_without(Effects, "spared")),
+    "an ended lease frees no key": Twin("FAIR", "limits", *_without(Effects, "spared")),
     "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),
     "claims of one limited key do not exclude each other": Twin(
         "KEY-LIMIT", "", *_careless("_exclude_rivals", Allowances)
@@ -272,7 +274,7 @@ TWINS: dict[str, Twin] = {
     "consumers become active without a look at each other": Twin("ONE-ACTIVE", "single", *_blind(single, "admitted")),
     "a consumer leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave")),
     "a session leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave_all")),
-    "nobody asks who is active": Twin("ONE-ACTIVE", "single", claim, "_open_to", _open_to_all),
+    "a claim does not ask who is active": Twin("ONE-ACTIVE", "single", claim, "_open_to", _open_to_all),
     "the place is free before the messages are back": Twin("ONE-ACTIVE", "single", sweep, "release_part", _hand_over),
     # Publishing once
     "two publishers of one dedup id do not conflict": Twin(
@@ -281,20 +283,24 @@ TWINS: dict[str, Twin] = {
     "a dedup id is cleared without a look at who has published it since": Twin(
         "ONCE-PUBLISHED", "repeats", *_blind(dedup, "clear_ended")
     ),
-    "a dedup id is cleared by the clock of whoever clears it": Twin(
+    "a dedup id is cleared by the clock of the process that clears it": Twin(
         "ONCE-PUBLISHED", "clocks", Upkeep, "clear_dedup_part", wrong.clear_at_once
     ),
     # Clocks
     "the window of a dedup id never ends": Twin("SKEW", "clocks", *_without(dedup, "decode_end", 2**62)),
     "a message that comes back lives anew": Twin("SKEW", "clocks", settle, "redelivered", wrong.live_anew),
-    "nobody looks at the time to live": Twin("SKEW", "clocks", claim, "_deliver", wrong.never_expired),
+    "the time to live is not looked at": Twin("SKEW", "clocks", claim, "take", wrong.never_expired),
     "a rate counts its time twice": Twin("SKEW", "rates", rates, "refilled", wrong.fill_twice),
-    "a rate counts by the clock of whoever looks": Twin("SKEW", "rates", rates, "refilled", wrong.fill_by_own_clock),
+    "a rate counts by the clock of the process that looks": Twin(
+        "SKEW", "rates", rates, "refilled", wrong.fill_by_own_clock
+    ),
     "a promoter believes no clock but its own": Twin("SKEW", "waits", *_without(rates.Sightings, "unchanged_ms", 0)),
     # Tasks and letters
-    "a cancel does not conflict with claims": Twin("COUNTS", "tasks", *_blind(pages, "cancel")),
+    "a cancel does not conflict with claims": Twin(
+        "COUNTS", "tasks", Messages, "_cancel_part", write(_blind(pages, "cancel")[2])
+    ),
     "a move does not conflict with claims": Twin("ONE-PLACE", "tasks", *_blind(move, "_take")),
-    "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(delay, "forget")),
+    "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(due, "forget")),
     "two replays do not conflict": Twin("ONE-PLACE", "letters", *_blind(dead_letters, "_take")),
     # Numbers and bounds
     "a sweep counts nothing": Twin("COUNTS", "sessions", *_without(sweep, "end_lease")),
@@ -305,14 +311,16 @@ TWINS: dict[str, Twin] = {
     # Duties
     "no duty has any budget": Twin("BACK-SOON", "sessions", *_without(batches.Budget, "spend", False)),
     "a duty takes more than its turn": Twin("BOUNDED", "turns of duties", *_without(batches.Budget, "spend", True)),
-    "nobody observes their neighbours": Twin("BACK-SOON", "sessions", *_without(session, "neighbours", [])),
+    "sessions do not observe their neighbours": Twin(
+        "BACK-SOON", "sessions", *_without(sessions.Sessions, "neighbours", [])
+    ),
     "what gives way is not looked at": Twin("COUNTS", "full", *_blind(overflow, "_trim")),
-    "what has expired is not looked at": Twin("COUNTS", "", *_blind(expired, "drop_part")),
-    "a ghost is not looked at": Twin("DURABLE", "", *_blind(orphans, "clear_queue")),
+    "what has expired is not looked at": Twin("COUNTS", "", *_blind(due, "drop_part")),
+    "a ghost is not looked at": Twin("DURABLE", "", *_blind(quarantine, "clear_queue")),
     "a copy is taken without a look at who clears it": Twin("DURABLE", "", *_blind(copies, "take")),
     "two that bring newer messages back do not conflict": Twin("ONE-PLACE", "", *_blind(regain, "part")),
     "a ready message rings no bell": Twin("BOUNDED", "claims", Effects, "ready", _silent_ready),
-    "without a key a message of a fair queue wakes nobody": Twin(
+    "without a key a message of a fair queue wakes no consumer": Twin(
         "BOUNDED", "fair", publish, "put_ready", wrong.wake_for_keys
     ),
     # Connections

@@ -17,7 +17,7 @@ def freeze(world: World, frame: Frame) -> None:
 
 
 def wake(world: World, _frame: Frame) -> None:
-    """SIGCONT, or the network is back: whoever was away beats at once."""
+    """SIGCONT, or the network is back: each process that was away beats at once."""
     for slot, process in sorted(world.processes.items()):
         if process.link.cut or process.asleep_until > world.clock.monotonic():
             process.asleep_until, process.link.cut = 0.0, False
@@ -56,7 +56,7 @@ def tick(world: World, frame: Frame) -> None:
 
 
 def outage(world: World, frame: Frame) -> None:
-    """The store works for nobody for longer than a session lives; then all come back, in any order."""
+    """The store is down for longer than a session lives; then all processes come back, in any order."""
     if world.faults.outage:
         return
     world.faults.outage = frame.rng.choice([Fault.UNAVAILABLE, Fault.UNAVAILABLE, Fault.TOO_OLD])

@@ -30,7 +30,9 @@ from kit.simulation.process import (
 )
 from kit.simulation.verbs import ConnectedMessages
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.stored.work import Policy
+from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.membership import Membership

@@ -7,11 +7,11 @@ from typing import Any
 
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import claim, message
-from kombu_fdb.engine.messages.message import Opened, Subqueue
+from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import rates
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
-from kombu_fdb.keyspace.codec import decode_record, redelivered
+from kombu_fdb.keyspace.codec import Record, decode_record, redelivered
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store import retry
@@ -43,7 +43,7 @@ __all__ = [
 ANSWER_S = 20.0
 
 _attempt, _commit, _put_ready = retry.Retry._attempt, retry.Retry._commit, message.put_ready
-_refilled, _deliver = rates.refilled, claim._deliver
+_refilled, _take = rates.refilled, claim.take
 _clear_dedup_part = Upkeep.clear_dedup_part
 _with_acks, _remove = Claiming._with_acks, Dispatch.remove
 
@@ -101,10 +101,8 @@ def live_anew(value: bytes) -> bytes:
     )
 
 
-def never_expired(work: Work, found: Any, window: Any, **given: Any) -> Any:
-    if isinstance(found.opened, Opened):
-        found = found._replace(opened=found.opened._replace(record=found.opened.record._replace(expires_ms=0)))
-    return _deliver(work, found, window, **given)
+def never_expired(work: Work, row: Any, record: Any, states: Any, window: Any) -> Any:
+    return _take(work, row, record._replace(expires_ms=0) if isinstance(record, Record) else record, states, window)
 
 
 def clear_at_once(engine: Any, **_: Any) -> int:

@@ -2,8 +2,8 @@
 
 Guarantee: after any crash, the duties reach a state in which no row exists that nothing declared refers to. A rule for
 each tag of ``keyspace/layout.py`` says what a row refers to; the messages are what refers to all others. Declared are
-queues, exchanges, bindings, limits and imports that are not done: they are there because somebody has said so, and go
-when somebody says so.
+queues, exchanges, bindings, limits and imports that are not done: they are there because a client has said so, and go
+when a client says so.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _turns(world: _World, of: Elements, _key: bytes, _value: bytes) -> bool:
 
 
 def _of_queue(world: _World, of: Elements, _key: bytes, _value: bytes) -> bool:
-    """Of a queue that is declared, or of which somebody holds a message; "" is no queue."""
+    """Of a queue that is declared, or of which a session holds a message; "" is no queue."""
     return of[0] in world.queues or not of[0]
 
 
@@ -164,7 +164,7 @@ def _todo(world: _World, of: Elements, key: bytes, _value: bytes) -> bool:
         return (queue, fair_key) in {(each, named) for each, named, _ in world.ranks}
     fair_key = rest[1] if kind == "door" else rest[0]
     if kind == "freed" and world.keys.fair(queue) not in world.has:
-        return queue not in world.declared  # else nobody ever looks
+        return queue not in world.declared  # else no claim ever looks
     return (queue, fair_key) in {(each, named) for each, named, _ in world.ranks}
 
 

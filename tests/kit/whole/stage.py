@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kombu_fdb.engine.facade.engine import Engine, Environment, Policy, Timeouts
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.engine.stored.work import Policy, Work
+from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import Keyspace

@@ -1,4 +1,4 @@
-"""Tasks that are cancelled at any await, loops that are closed, forks: no job is lost, and none is held by nobody."""
+"""Tasks that are cancelled at any await, loops that are closed, forks: no job is lost or held without an owner."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import signal
 import threading
 import time
 import types
+import weakref
+from contextlib import suppress
 
 import pytest
 from kit.processes import fork
@@ -56,7 +58,7 @@ def settle_down(submitted):
 
 
 def check_at_rest(sync, queue, ready):
-    """Nothing is held, nobody waits, and no attempt counted."""
+    """Nothing is held, no take waits, and no attempt is counted."""
     until(lambda: (queue.stats().ready, queue.stats().leased) == (ready, 0))
     assert all(each.redeliveries == 0 for each in queue.peek(9))
     until(lambda: not sync.connection.held and not sync.connection._sleepers)
@@ -127,7 +129,7 @@ def test_a_take_that_is_left_at_any_await_holds_nothing(sync, submitted, jobs_ar
 
 
 @pytest.mark.parametrize("how", ["at once", "thrown away"])
-def test_a_take_that_waits_and_is_left_at_any_await_leaves_nobody_waiting(sync, submitted, how):
+def test_a_waiting_take_that_is_left_at_any_await_leaves_no_waiter(sync, submitted, how):
     jobs = sync.queue("jobs")
 
     async def main():
@@ -303,6 +305,37 @@ def test_an_error_in_a_broker_s_block_closes_it_and_comes_out(any_store):
     asyncio.run(main())
     with Broker.open(any_store) as broker:
         assert broker.queue("jobs").peek()[0].redeliveries == 0, "released uncounted"
+
+
+@pytest.mark.parametrize("settle", ["ack", "extend"])
+def test_a_job_that_is_dropped_after_an_error_goes_back(sync, monkeypatch, settle):
+    """At once, and not when Python looks for garbage."""
+
+    def fail(*_):
+        raise StoreUnavailable
+
+    async def main():
+        jobs = aio.Broker(sync).queue("jobs")
+        await jobs.put("a")
+        job = await jobs.take()
+        with monkeypatch.context() as away:
+            for verb in ("ack", "holds"):
+                away.setattr(sync.connection.engine.messages, verb, fail)
+            with suppress(StoreUnavailable):
+                await getattr(job, settle)()
+        gone = weakref.ref(job._sync)
+        del job
+        deadline = time.monotonic() + PATIENCE_S
+        while gone() is not None:  # the thread of the call, and the loop, are on their way out of it
+            assert time.monotonic() < deadline, "waited in vain"
+            await asyncio.sleep(0.002)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_an_opening_that_fails_is_an_error_of_the_block(tmp_path):

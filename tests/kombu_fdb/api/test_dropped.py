@@ -1,4 +1,4 @@
-"""Jobs and brokers of the Python API that nobody refers to any more."""
+"""Jobs and brokers of the Python API that are no longer referenced."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from kombu_fdb import Broker
+from kombu_fdb.errors import StoreError
 from kombu_fdb.process.client import Client
 
 DEADLINE_S = 60.0
@@ -50,6 +52,37 @@ def test_a_dropped_job_goes_back_and_the_attempt_counts(broker: Broker) -> None:
     assert again is not None
     assert (again.payload, again.attempts) == (b"first", 2)
     again.ack()
+
+
+@pytest.mark.parametrize("settle", ["ack", "release", "bury", "extend"])
+def test_a_job_that_is_dropped_after_an_error_goes_back(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, settle: str
+) -> None:
+    """At once, and not when Python looks for garbage."""
+    jobs = broker.queue("jobs")
+    jobs.put(b"x")
+    database = broker.connection.engine.transactions.retry.database
+    begin = type(database).begin
+
+    def begin_in_vain(*arguments: Any, **keywords: Any) -> Any:
+        tr = begin(database, *arguments, **keywords)
+        tr.cancel()
+        return tr
+
+    with monkeypatch.context() as away:
+        gc.collect()
+        gc.disable()
+        try:
+            job = jobs.take(timeout=DEADLINE_S)
+            away.setattr(database, "begin", begin_in_vain)
+            with suppress(StoreError):
+                getattr(job, settle)()
+            gone = weakref.ref(job)
+            del job
+            assert gone() is None
+        finally:
+            gc.enable()
+    until(lambda: placed(broker) == (1, 0))
 
 
 def test_a_job_that_is_dropped_again_and_again_is_a_dead_letter(url: str) -> None:

@@ -25,7 +25,7 @@ from kombu_fdb import (
     aio,
     errors,
 )
-from kombu_fdb.aio import administration as awaitable
+from kombu_fdb.aio import broker as awaitable
 from kombu_fdb.api import administration, arguments, dead_letters
 from kombu_fdb.api import broker as broker_module
 from kombu_fdb.api import job as job_module
@@ -436,8 +436,8 @@ def test_inspection(broker, jobs):
     assert broker.inspect.key_totals() == {}
     until(lambda: broker.inspect.samples("day"))  # the duties write them
     assert broker.inspect.samples("hour")[-1].queues.keys() == {"jobs"}
-    with pytest.raises(InvalidArgument, match='"hour" or "day"'):
-        broker.inspect.samples("week")
+    with pytest.raises(InvalidArgument, match='"hour", "day" or "week"'):
+        broker.inspect.samples("year")
     assert broker.inspect.set_aside() == []
     job.ack()
 
@@ -552,7 +552,7 @@ def test_no_name_is_an_invalid_argument(broker, name):
 
 
 @pytest.mark.parametrize("wrong", [None, 0, 1, "yes", math.nan])
-def test_a_declaration_that_nobody_could_read_is_refused(broker, wrong):
+def test_an_unreadable_declaration_is_refused(broker, wrong):
     for name in ("durable", "exclusive", "auto_delete", "arguments"):
         with pytest.raises(InvalidArgument):
             broker.declare("jobs", **{name: wrong})
@@ -600,7 +600,7 @@ PAIRS = [
     (administration.Migration, awaitable.Migration),
     (administration.Topology, awaitable.Topology),
 ]
-#: Of the sync face: what the other one is made of, and the store, which nobody awaits.
+#: Of the sync face: what the other one is made of, and the store, which has nothing to await.
 INNER = {"connection", "database", "lease", "of", "on"}
 
 

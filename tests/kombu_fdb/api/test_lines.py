@@ -19,7 +19,7 @@ from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.stores import MemoryStores
 
-#: Less than it takes until a demand that nobody looks at is given up (``process/membership.py``).
+#: Less than it takes until an unattended demand is given up (``process/membership.py``).
 PATIENCE_S = 60.0
 
 Processes = Callable[[], Broker]
@@ -90,7 +90,7 @@ def test_any_number_may_be_asked_for(process: Processes) -> None:
 def test_who_waits_in_the_line_is_served_there_when_it_is_not_contested_any_more(
     process: Processes, threads: ThreadPoolExecutor
 ) -> None:
-    """Another thread of its connection has found nobody else there."""
+    """Another thread of its connection has found no rival there."""
     theirs, ours = process(), process()
     first = theirs.connection.engine
     demand = Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)

@@ -63,7 +63,7 @@ def test_a_batch_to_an_exchange_reads_its_epoch_once(bench: Bench, counted: Coun
     assert (paid.stamps, paid.atomics, paid.sets) == (101, 1, TOKEN)
 
 
-def test_an_event_nobody_listens_to_writes_nothing(bench: Bench, counted: CountingDatabase) -> None:
+def test_an_event_without_a_listener_writes_nothing(bench: Bench, counted: CountingDatabase) -> None:
     bench.engine.queues.declare_exchange(Exchange("celeryev", "topic"))
     bench.engine.publisher.publish([Publication("celeryev", "worker.heartbeat", b"a")])
     paid = cost(counted, lambda: bench.engine.publisher.publish([Publication("celeryev", "worker.heartbeat", b"a")]))

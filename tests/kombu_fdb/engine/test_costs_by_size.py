@@ -2,7 +2,7 @@
 
 Where a round trip takes a millisecond, a transaction that makes one for each message, key, binding, consumer or queue
 ends at five thousand of them, for ever (FoundationDB's transactions live 5 s); and a call that takes one for each holds
-up whoever waits for it.
+up the thread that waits for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kit.costs import Cost, CountingDatabase
 from kit.whole.stage import Sizes, Stage, Store, store_of
 from kit.whole.verbs import VERBS, Verb, facade_verbs
 
-from kombu_fdb.engine.messages.message import read
+from kombu_fdb.engine.messages.message import read_all
 from kombu_fdb.testing.memory import MemoryDatabase
 
 TRIP_S = 0.001
@@ -96,7 +96,7 @@ def one_by_one(stage: Stage) -> None:
 
 def payloads(stage: Stage) -> None:
     rows = stage.engine.upkeep.rows((stage.keys.delayed("q"), stage.keys.delayed("q") + b"\xff"))
-    stage.engine.transactions.read(lambda work: [read(work, value) for _, value in rows])
+    stage.engine.transactions.read(lambda work: [read_all(work, [value]) for _, value in rows])
 
 
 @pytest.mark.parametrize(("verb", "dimension"), [(one_by_one, "bindings"), (one_by_one, "queues"), (payloads, "large")])

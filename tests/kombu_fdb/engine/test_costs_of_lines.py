@@ -53,7 +53,7 @@ def test_who_finds_rivals_has_done_nothing_else(bench: Bench, counted: CountingD
     assert (paid.round_trips, paid.commits, paid.writes) == (2, 0, 0)
 
 
-def test_joining_conflicts_with_nobody_but_the_end_of_its_session(bench: Bench, counted: CountingDatabase) -> None:
+def test_joining_conflicts_only_with_the_end_of_its_session(bench: Bench, counted: CountingDatabase) -> None:
     one = Rival(bench)
     paid = cost(counted, lambda: one.join(over=[one.demand.first]))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.conflict_ranges) == (1, 0, 1 + TOKEN, 0)
@@ -66,7 +66,7 @@ def test_its_acks_cost_what_they_cost_alone(bench: Bench, counted: CountingDatab
     bench.put(*[b"a"] * WINDOW)
     leases = [each.lease for each in one.serve().deliveries]
     paid = cost(counted, lambda: one.join(*leases))
-    # and whether anybody waits for them: whether keys of the queue have limits
+    # and whether a parked key waits for them: whether keys of the queue have limits
     assert (paid.point_reads, paid.rows, paid.stamps, paid.round_trips) == (1 + 1, WINDOW, 2, 3)
     assert (paid.clears, paid.clear_ranges) == (0, 1)
 

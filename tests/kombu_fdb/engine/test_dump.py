@@ -99,7 +99,7 @@ def lease(bench: Bench, number: int, value: bytes) -> None:
     bench.write(lambda tr: tr.set(bench.engine.keys.lease(bench.session, number), value))
 
 
-def test_a_lease_that_nobody_can_read_hides_no_other(bench: Bench) -> None:
+def test_an_unreadable_lease_hides_no_other(bench: Bench) -> None:
     lease(bench, 0, b"\xff")
     bench.put(b"a")
     bench.take()

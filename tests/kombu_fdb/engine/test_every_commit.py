@@ -88,11 +88,11 @@ def test_verbs_in_parts_take_several_commits(store: Store) -> None:
     assert alone == {"upkeep.regain_part", "upkeep.trim_full_part"}
 
 
-def test_a_deletion_that_nobody_can_find_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_that_no_duty_can_find_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "to_be_purged", lambda work, queue, last: None)
     assert any("ready" in each for each in left(store, VERBS["queues.delete"], 1))
 
 
-def test_a_bell_that_nobody_hears_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bell_that_no_consumer_hears_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "limit", lambda work, queue, key, _: work.tr.set(work.keys.freed(queue, key), b""))
     assert any("freed" in each for each in left(store, lambda stage: stage.engine.queues.limit("target", "a", None), 1))

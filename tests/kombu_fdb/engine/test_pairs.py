@@ -81,11 +81,11 @@ def replay_at(at: Scene, payload: bytes | None = None) -> object:
 
 
 def replay_part(at: Scene) -> object:
-    return at.engine.dead_letters.replay_part(at.walk, b"", 10).moved
+    return at.engine.dead_letters.replay_part(at.walk, b"", 10)[0]
 
 
 def discard_part(at: Scene) -> object:
-    return at.engine.dead_letters.discard_part(at.walk, b"", 10).moved
+    return at.engine.dead_letters.discard_part(at.walk, b"", 10)[0]
 
 
 def purge_part(at: Scene) -> object:

@@ -148,7 +148,7 @@ def consume_while_the_queue_expires(bench: Bench) -> None:
 
 
 def test_a_claim_loses_one_race_to_messages_that_come_back_one_by_one(bench: Bench) -> None:
-    """Each comes back between those that it takes, and whoever releases them might go on for longer than it may try."""
+    """Each comes back between those that it takes; the releases might go on for longer than the claim may try."""
     bench.put(*(b"%d" % number for number in range(100)))
     first, *held = (each.lease for each in bench.take(99))
     bench.engine.messages.release([first], counted=False)
@@ -295,7 +295,7 @@ def first_limit_of_a_queue_while_claimed(bench: Bench) -> None:
 
 
 def ack_while_its_queue_gets_its_first_limit(bench: Bench) -> None:
-    """It has read that no key is limited, so nobody waits for it; before it commits, somebody does."""
+    """It has read that no key is limited, so no key waits for it; before it commits, one does."""
     rival = Rival(bench, 1)
     bench.put(b"1", b"2", key="a")
     (held,) = rival.serve().deliveries
@@ -349,7 +349,7 @@ class Consumers:
 
 
 def test_who_loses_the_race_for_the_only_place_does_not_stand_in_a_line(bench: Bench) -> None:
-    """Its first one might be somebody who gets nothing, and would keep the active one waiting behind it."""
+    """Its first one might be a consumer that gets nothing, and would keep the active one waiting behind it."""
     consumers = Consumers(bench)
     bench.put(b"a", b"b")
     terms = ClaimTerms(consumers={"q": "one"}, gives_way=True)
@@ -410,7 +410,7 @@ def session_ends_while_another_takes_over(bench: Bench) -> None:
 
 
 def expired_while_moved(bench: Bench) -> None:
-    """By somebody whose clock is behind."""
+    """By a process whose clock is behind."""
     bench.put(b"a", ttl_ms=1)
     bench.later(1)
     during(
@@ -473,7 +473,7 @@ def leave_while_the_line_is_served(bench: Bench) -> None:
     one, two = two_in_line(bench)
     seen = one.look()
     during(bench, lambda: one.serve(seen), lambda: two.engine.messages.leave(two.demand))
-    assert bench.counts() == (1, 0, 1), "nobody knows of the other one's"
+    assert bench.counts() == (1, 0, 1), "the message granted to the other one is not known to it"
 
 
 def session_ends_while_the_line_is_served(bench: Bench) -> None:
@@ -488,7 +488,7 @@ def recovery_of_one_that_waits(bench: Bench) -> None:
     one, two = two_in_line(bench)
     two.engine.sessions.recover(two.session, two.demand.first)
     one.serve()
-    assert bench.counts() == (1, 0, 1), "nobody knows of the other one's"
+    assert bench.counts() == (1, 0, 1), "the message granted to the other one is not known to it"
 
 
 def test_two_that_serve(bench: Bench) -> None:
@@ -508,7 +508,7 @@ def test_two_that_serve(bench: Bench) -> None:
 
 
 def test_a_service_that_is_outrun_takes_less(bench: Bench) -> None:
-    """Whoever takes little past the line would win each race, and all who stand in it would wait."""
+    """A consumer that takes little past the line would win each race, and all who stand in it would wait."""
     rivals = [Rival(bench, 10) for _ in range(4)]
     seen = rivals[0].look()
     bench.put(*[b"m"] * 50)
@@ -575,7 +575,7 @@ def test_claims_of_many_threads_share_no_lease_number(monkeypatch: pytest.Monkey
     """A number given twice would overwrite a lease, and lose its message."""
     bench, numbers = Bench(MemoryDatabase()), list[range]()
 
-    def note(_work: object, _queues: object, window: Window, **_: object) -> list[object]:
+    def note(_work: object, _queues: object, window: Window, *_: object) -> list[object]:
         numbers.append(range(window.next_number, window.next_number + window.limit))
         return []
 

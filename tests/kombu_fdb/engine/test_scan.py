@@ -11,7 +11,7 @@ from kit.conformance.queue import Bench
 from kombu_fdb.engine import dead_letters
 from kombu_fdb.engine.dead_letters import Wanted, error_of
 from kombu_fdb.model import Publication
-from kombu_fdb.primitives.headers import ATTEMPTS
+from kombu_fdb.primitives.kombu_payload import ATTEMPTS
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.encoding.envelope import payload_of
 
@@ -62,7 +62,7 @@ def test_by_reason_queue_and_error(bench: Bench) -> None:
 
 
 def test_what_never_died_meets_no_condition_about_a_death(bench: Bench) -> None:
-    """Somebody has published it straight to the dead-letter queue."""
+    """It was published straight to the dead-letter queue."""
     reject(bench, b"dead")
     bench.engine.publisher.publish([Publication("", "q.dead", b"fresh")])
     assert found(bench) == [b"dead", b"fresh"]

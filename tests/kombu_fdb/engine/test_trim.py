@@ -6,7 +6,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine import dead_letters
-from kombu_fdb.engine.facade.engine import Policy
+from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
@@ -43,7 +43,7 @@ def test_what_has_not_outlived_its_time_stays() -> None:
     bench.check()
 
 
-def test_bytes_that_nobody_can_read_are_kept_as_long_as_there_is_room() -> None:
+def test_unreadable_bytes_are_kept_as_long_as_there_is_room() -> None:
     """They have no end of their own."""
     bench = dead(5, 1)
     keys = bench.engine.keys

@@ -1,4 +1,4 @@
-"""Bytes that nobody of ours wrote: every decoder raises ``FormatError`` or returns what the engine can live with.
+"""Bytes that we did not write: every decoder raises ``FormatError`` or returns what the engine can live with.
 
 Three sources: arbitrary bytes, values of ours with some bytes changed, and JSON of odd shape.
 """
@@ -185,7 +185,7 @@ IMPOSSIBLE = [{"weight": 0}, {"rate": 0}, {"rate": float("nan")}, {"burst": -1},
 
 
 @pytest.mark.parametrize("limits", IMPOSSIBLE)
-def test_limits_that_nobody_can_have_set(limits: dict[str, Any]) -> None:
+def test_limits_that_can_not_have_been_set(limits: dict[str, Any]) -> None:
     """The fair ring divides by a rate, and goes on by a weight."""
     with pytest.raises(FormatError):
         codec.decode_limits(json.dumps(limits).encode())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_fdb.migration import portable
+from celery_fdb.operations import transfer
 from celery_fdb.results import chords, records
 from celery_fdb.results.chords import Chord
 from kombu_fdb.engine.messages import dedup
@@ -118,8 +118,8 @@ def test_records_of_publications(data: Any) -> None:
     )
 )
 def test_an_exported_message(message: StoredMessage) -> None:
-    ((_kind, fields),) = portable._encode(message).items()
-    assert portable._stored_message(fields) == message
+    ((_kind, fields),) = transfer._encode(message).items()
+    assert transfer._stored_message(fields) == message
 
 
 @pytest.mark.parametrize(
@@ -127,16 +127,16 @@ def test_an_exported_message(message: StoredMessage) -> None:
     [
         Exchange("e", "topic", True, False, {"a": [1]}),
         QueueDeclaration("q", True, False, True, {"x-expires": 5}),
-        portable.Binding("e", "q", "a.#"),
-        portable.Control("q", QueueControl(paused=True, every_key=KeyLimits(rate=0.5), ageing=2.0)),
-        portable.Limits("q", "k", KeyLimits(capacity=0)),
-        portable.Dedup("e", "k", "d", 5),
+        transfer.Binding("e", "q", "a.#"),
+        transfer.Control("q", QueueControl(paused=True, every_key=KeyLimits(rate=0.5), ageing=2.0)),
+        transfer.Limits("q", "k", KeyLimits(capacity=0)),
+        transfer.Dedup("e", "k", "d", 5),
     ],
     ids=lambda entry: type(entry).__name__,
 )
 def test_an_exported_entry(entry: Any) -> None:
-    ((kind, fields),) = portable._encode(entry).items()
-    assert portable._DECODE[kind](fields) == entry
+    ((kind, fields),) = transfer._encode(entry).items()
+    assert transfer._DECODE[kind](fields) == entry
 
 
 class Written:
@@ -170,7 +170,7 @@ def test_chords(chord: Chord) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_nobody_wrote(value: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(value: bytes) -> None:
     for decode in (records.decode, chords._decode, codec.decode_round, codec.decode_count, dedup.decode_end):
         with suppress(FormatError):
             decode(value)

@@ -44,7 +44,7 @@ def test_an_error_of_its_own_comes_out() -> None:
         start(Broken())
 
 
-def test_a_thread_that_nobody_interrupts_runs() -> None:
+def test_a_thread_that_is_not_interrupted_runs() -> None:
     ran = threading.Event()
     start(threading.Thread(target=ran.set))
     assert ran.wait(30)

@@ -15,11 +15,12 @@ from kit.conformance.queue import Bench
 from kit.whole.mortal import small_parts
 
 from kombu_fdb.engine.facade import upkeep
-from kombu_fdb.engine.facade.engine import Engine, Environment
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics import keytotals
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.upkeep.duties import Duty

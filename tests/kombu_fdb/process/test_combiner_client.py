@@ -89,7 +89,7 @@ def bench() -> Bench:
     return Bench(MemoryDatabase())
 
 
-def test_it_is_the_first_if_nobody_else_is_there(bench: Bench) -> None:
+def test_a_lone_consumer_is_the_first(bench: Bench) -> None:
     one = Consumer(bench)
     assert one.turn() == []
     assert one.combiner.is_first
@@ -137,7 +137,7 @@ def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
     assert longest_s == pytest.approx(combiner_client.NEXT_S * 1.125)
 
 
-def test_who_waits_behind_others_looks_no_sooner_than_anybody_would_be_deposed(bench: Bench) -> None:
+def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(bench: Bench) -> None:
     """Where services take long, all who wait would look many times for each."""
     one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
     for each in (one, two, three):
@@ -183,7 +183,7 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
 
 @pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5)])
 def test_of_an_idle_line_those_who_do_not_serve_are_replaced(bench: Bench, dead: int, within_s: float) -> None:
-    """BOUNDED: however long everybody had been idle before. Whoever becomes the next one is told so."""
+    """BOUNDED: however long all had been idle before. The consumer that becomes the next one is told so."""
     consumers = [Consumer(bench, 1, 1.0, Longest) for _ in range(4)]
     for each in consumers:
         each.turn()
@@ -211,7 +211,7 @@ def stay_idle(bench: Bench, consumers: list[Consumer], seconds: float) -> None:
 
 
 def work_comes(bench: Bench, consumer: Consumer) -> float:
-    """After how long somebody has served it, while nobody else does anything."""
+    """After how long it is served by one of them, while no other process does anything."""
     found: list[bytes] = []
     began_s = bench.clock.monotonic()
     while not found:
@@ -228,7 +228,7 @@ def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
     bench.put(b"a")
     while not two.turn():
         two.sleep()
-    assert patience_s(bench) == 2 * PATIENCE_S * combiner_client.LEFT, "nobody knows yet how long a service takes"
+    assert patience_s(bench) == 2 * PATIENCE_S * combiner_client.LEFT, "it is not known yet how long a service takes"
 
 
 def patience_s(bench: Bench) -> float:
@@ -248,7 +248,7 @@ def test_a_new_standing_knows_how_long_services_take(bench: Bench) -> None:
 
 
 def test_patience_comes_to_an_end(bench: Bench) -> None:
-    """BOUNDED: with the services that follow a slow one, whoever takes them, and if it is his first."""
+    """BOUNDED: with the services that follow a slow one, whichever consumer takes them, even if it is its first."""
     one = Consumer(bench)
     one.turn()
     one.rivalry.served(line.name(QUEUES), alone=False, took_s=60.0)
@@ -263,7 +263,7 @@ def test_patience_comes_to_an_end(bench: Bench) -> None:
     assert services == 14
 
 
-def test_quick_services_in_between_have_nobody_deposed_for_a_slow_one(
+def test_quick_services_in_between_evict_no_consumer_for_a_slow_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each slow service is in vain, and its consumer joins again at the end of the line."""
@@ -326,7 +326,7 @@ def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
         one, two = two, one  # the next one is the first
 
 
-def test_it_is_alone_again_when_it_has_seen_nobody_for_long(bench: Bench) -> None:
+def test_it_is_alone_again_after_long_without_rivals(bench: Bench) -> None:
     one = Consumer(bench)
     for _ in range(LONELY + 1):
         assert one.rivalry.is_contested(QUEUES)
@@ -378,7 +378,7 @@ def test_leaving_brings_what_was_granted(bench: Bench) -> None:
 
 @pytest.mark.parametrize("granted", [False, True])
 def test_what_is_abandoned_ends_and_goes_back(bench: Bench, granted: bool) -> None:
-    """DURABLE: nobody has to remember it but the session."""
+    """DURABLE: only the session has to remember it."""
     one, two = Consumer(bench), Consumer(bench)
     two.turn()
     one.turn()

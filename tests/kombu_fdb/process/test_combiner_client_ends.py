@@ -162,7 +162,7 @@ def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.M
             one.join()
     assert not one.combiner.in_line
     one.membership.recover()
-    assert Consumer(bench).attend(), "nobody stands before it"
+    assert Consumer(bench).attend(), "no consumer stands before it"
 
 
 @pytest.mark.parametrize("step", ["look", "serve", "leave"])
@@ -257,7 +257,7 @@ def test_a_first_one_that_lets_work_lie_is_deposed(bench: Bench) -> None:
     assert not one.combiner.in_line
 
 
-def test_nobody_is_deposed_while_there_is_no_work(bench: Bench) -> None:
+def test_no_consumer_is_evicted_while_there_is_no_work(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
     two.attend()
@@ -311,7 +311,7 @@ def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
 # -- alone, or not -----------------------------------------------------------------------------------------------------
 
 
-def test_after_so_many_services_of_nobody_else_it_is_alone(bench: Bench) -> None:
+def test_after_so_many_services_of_itself_only_it_is_alone(bench: Bench) -> None:
     one = Consumer(bench)
     for number in range(LONELY + 1):
         assert one.rivalry.is_contested(["q"]), number
@@ -353,7 +353,7 @@ def test_the_row_of_a_demand_that_waits_is_gone(bench: Bench) -> None:
     assert demands(bench) == [b"W", b"W"]
 
 
-def test_a_line_has_nobody_in_it_twice(bench: Bench) -> None:
+def test_a_line_has_no_consumer_twice(bench: Bench) -> None:
     one = Consumer(bench)
     one.combiner.leave(one.hand)
     one.join()
@@ -370,7 +370,7 @@ def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
         wait_and_look(bench, three)
     one.combiner.leave(one.hand)
     wait_and_look(bench, three)
-    assert two.attend(), "it is the first by now, and nobody has evicted it"
+    assert two.attend(), "it is the first by now, and was not evicted"
 
 
 def test_what_is_found_after_nothing_was_is_its_own(bench: Bench) -> None:

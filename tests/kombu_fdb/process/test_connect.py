@@ -4,6 +4,7 @@ import pytest
 
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.process.session_threads import _program
 
 
 def test_a_path_with_a_slash_too_few_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +22,8 @@ def test_a_relative_path_is_opened_where_the_process_is(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     Broker.open("fdb+sqlite:///broker.db").close()
     assert (tmp_path / "broker.db").exists()
+
+
+@pytest.mark.parametrize("path", ["/venv/bin/celery", "/site-packages/celery/__main__.py"])
+def test_a_program_is_called_by_its_name_however_it_was_started(path: str) -> None:
+    assert _program(Path(path)) == "celery"

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kit.frames import keeps_frames
 
 from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.deferred import Attendant, DeferredCalls
+from kombu_fdb.process.session_threads import Attendant, DeferredCalls
 from kombu_fdb.testing.faults import Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 
@@ -80,6 +81,12 @@ def test_an_call_that_fails(calls: DeferredCalls, error: Exception, expected: li
     calls.run()
     assert sorted(done) == ["first", "second"]
     assert not calls
+
+
+def test_a_failed_call_lets_the_callers_go(calls: DeferredCalls) -> None:
+    calls.add(lambda: {}["no such key"])
+    calls.add(lambda: 1 / 0)
+    assert not keeps_frames(calls.run)
 
 
 def test_two_threads_run_each_call_once(calls: DeferredCalls) -> None:

@@ -1,4 +1,4 @@
-"""A consumer that ends, while nobody knows what has become of a claim that was made for it (``single.py``)."""
+"""A consumer that ends while the outcome of a claim that was made for it is unknown (``single.py``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A line whose first one is struck at each operation of the store, from its look to the end of a service.
 
-In the simulation's world, whose ledger looks at every commit: nothing is lost or doubled, the order is kept, and nobody
-is granted what he did not wait for. Moreover the others go on soon (``docs/guarantees.md``).
+In the simulation's world, whose ledger looks at every commit: nothing is lost or doubled, the order is kept, and no
+consumer is granted what it did not wait for. Moreover the others go on soon (``docs/guarantees.md``).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Crew:
             self.operations = frame.operations
 
     def left(self) -> list[str]:
-        """What nobody has, and nobody gets."""
+        """What no session holds, and no consumer gets."""
         return [str(row) for row in self.world.ledger.rows.values() if row.state == "ready"]
 
 
@@ -137,7 +137,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("guarantee", BROKEN)
 def test_what_is_broken_is_noticed(monkeypatch: pytest.MonkeyPatch, guarantee: str) -> None:
-    """Nobody replaces a dead first one; nobody brings back what it had."""
+    """A dead first one is not replaced; what it had is not brought back."""
     owner, attribute, result, number = BROKEN[guarantee]
     monkeypatch.setattr(owner, attribute, lambda *_: result)
     with pytest.raises(Violation) as found:

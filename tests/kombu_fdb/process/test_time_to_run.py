@@ -91,7 +91,7 @@ def test_what_is_not_ours_is_left_alone(store: Store, timers: TimesToRun) -> Non
     assert store.taken.get(timeout=PATIENCE_S)[0] == [lease(1)]
     assert watch(timers, 2, 0.01).wait(PATIENCE_S)
     assert not gone.is_set()
-    assert not timers._timers
+    assert not timers.timers
 
 
 def test_timers_of_settled_messages_take_no_memory(timers: TimesToRun) -> None:
@@ -113,7 +113,7 @@ def test_the_thread_ends_with_the_last_timer_and_starts_with_the_next(store: Sto
     assert timers._thread is not first
 
 
-def test_a_time_to_run_of_centuries_ends_nobodys_thread(store: Store, timers: TimesToRun) -> None:
+def test_a_time_to_run_of_centuries_ends_no_thread(store: Store, timers: TimesToRun) -> None:
     """Stored by an older celery-fdb; a thread can't wait for more than 292 years."""
     lease, soon = Lease(b"s", 1), Lease(b"s", 2)
     timers.watch(lease, 2**53 / 1000, started=lambda: True, gone=lambda: None)

@@ -6,10 +6,68 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from kit.conformance.queue import Bench
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.process.session_threads import Trouble
-from kombu_fdb.process.upkeep.duty_cycle import Turns
+from kombu_fdb.process.upkeep.duty_cycle import ROLE_TTL_S, SessionSteps
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+class Process:
+    """Serves on a bench; ``rung``: how often its duties thread was woken."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.membership = MagicMock(lost=False)
+        self._steps = SessionSteps(
+            bench.engine, self.membership, bench.duties(bench.engine.sessions.open({})), lambda: None, ttl_s=30.0
+        )
+        self.leave = self._steps.leave
+
+    @property
+    def rung(self) -> int:
+        return int(self.membership.threads.ring.call_count)
+
+    def serve(self) -> None:
+        """Until it would sleep."""
+        rang = self.rung > 0
+        self.membership.threads.ring.reset_mock()
+        while self._steps.serve(rang=rang) == 0.0:
+            rang = False
+
+
+def delay(bench: Bench) -> None:
+    bench.put(b"later", due_ms=bench.clock.wall_ms() + 60_000)
+
+
+def test_of_a_fleet_only_the_promoter_wakes_up_for_a_delayed_message() -> None:
+    """All of its processes did, for each: a thousand of them as often as messages were delayed."""
+    bench = Bench(MemoryDatabase())
+    promoter, other = Process(bench), Process(bench)
+    for _ in range(3):
+        promoter.serve()
+        other.serve()
+        delay(bench)
+        assert (promoter.rung, other.rung) == (1, 0)
+    promoter.leave()
+    bench.later(1)
+    other.serve()
+    delay(bench)
+    assert (promoter.rung, other.rung) == (1, 1)
+
+
+def test_a_promoter_that_was_replaced_sleeps_on() -> None:
+    """It stood still for so long that another process has taken its role."""
+    bench = Bench(MemoryDatabase())
+    replaced, other = Process(bench), Process(bench)
+    replaced.serve()
+    other.serve()
+    for _ in range(int(ROLE_TTL_S) + 2):
+        bench.later(1)
+        other.serve()
+    replaced.serve()
+    delay(bench)
+    assert (replaced.rung, other.rung) == (0, 1)
 
 
 def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:
@@ -18,7 +76,7 @@ def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:
     duties.run_once.side_effect = StoreUnavailable("the disk is full")
     engine: Any = MagicMock()
     with pytest.raises(StoreUnavailable):
-        Turns(engine, MagicMock(), duties, deferred, ttl_s=1.0).serve(rang=False)
+        SessionSteps(engine, MagicMock(), duties, deferred, ttl_s=1.0).serve(rang=False)
     deferred.assert_called_once_with()
 
 

@@ -202,7 +202,7 @@ def test_a_fanout_is_matched_once_for_all_keys() -> None:
 
 
 def test_exchanges_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever misspells them, or names one for each reply, fills no memory."""
+    """A publisher that misspells them, or names one for each reply, does not fill memory."""
     monkeypatch.setattr(tables, "MOST_EXCHANGES", 10)
     bench = Bench(MemoryDatabase())
     for number in range(25):

@@ -164,9 +164,10 @@ def test_the_cluster_id_is_not_shown_in_errors(url):
     assert "s3cret" not in str(caught.value)
 
 
-def test_locations_say_where_they_are():
+def test_locations_say_where_they_are(monkeypatch):
+    monkeypatch.setenv("FDB_CLUSTER_FILE", "/shop/fdb.cluster")
     assert str(SqliteLocation(Path("/x.db"))) == "fdb+sqlite:////x.db"
-    assert str(ClusterLocation("shop")) == "fdb:///shop (default cluster file)"
+    assert str(ClusterLocation("shop")) == "fdb:///shop (/shop/fdb.cluster)"
     assert str(ClusterLocation("shop", Path("/a.cluster"))) == "fdb:///shop (/a.cluster)"
 
 

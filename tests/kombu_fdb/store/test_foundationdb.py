@@ -16,11 +16,11 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.conformance.store import TIMEOUT_S, StoreConformance, arm, commit, read, retry_on
 
-from kombu_fdb.engine.facade.engine import Timeouts
+from kombu_fdb.engine.transactions import Timeouts
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.model import ClaimTerms
-from kombu_fdb.store.foundationdb.database import FoundationDatabase, FoundationTransaction
-from kombu_fdb.store.foundationdb.errors import ClusterBusy, explain_commit
+from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.store.foundationdb.database import ClusterBusy, FoundationDatabase, FoundationTransaction, explain_commit
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.fdbserver import SingleNodeCluster
 
@@ -79,6 +79,30 @@ def test_a_cluster_that_stops_and_comes_back(own_cluster: SingleNodeCluster) -> 
     database.close()
 
 
+def test_a_locked_cluster_is_not_available(own_cluster: SingleNodeCluster) -> None:
+    """And not an error that no caller expects: Celery's worker starts again and again until it is unlocked.
+
+    The last read is not answered in time; what the cluster said before is the reason.
+    """
+
+    class LastRead(SystemClock):
+        now_s = 0.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+        def sleep(self, seconds: float) -> None:
+            os.kill(own_cluster.pid, signal.SIGSTOP)
+            self.now_s = TIMEOUT_S - 0.001
+
+    own_cluster._cli("lock")
+    try:
+        with pytest.raises(StoreUnavailable, match="Database is locked"):
+            FoundationDatabase.open(own_cluster.cluster_file, timeout_s=TIMEOUT_S, clock=LastRead())
+    finally:
+        os.kill(own_cluster.pid, signal.SIGCONT)
+
+
 def test_a_stalled_cluster_costs_the_deadline_only(own_cluster: SingleNodeCluster) -> None:
     database = FoundationDatabase.open(own_cluster.cluster_file)
     os.kill(own_cluster.pid, signal.SIGSTOP)
@@ -93,7 +117,7 @@ def test_a_stalled_cluster_costs_the_deadline_only(own_cluster: SingleNodeCluste
     database.close()
 
 
-def test_a_claim_whose_commit_met_a_stopped_server_leaves_no_lease_of_nobody(
+def test_a_claim_whose_commit_met_a_stopped_server_leaves_no_orphaned_lease(
     own_cluster: SingleNodeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server goes on, the session recovers what it does not know of, and takes all there is."""
@@ -157,7 +181,7 @@ def test_closing_cancels_the_watches(cluster: SingleNodeCluster) -> None:
 
 
 def test_a_watch_that_the_client_refuses_fires(cluster: SingleNodeCluster) -> None:
-    """So that its owner looks by itself, instead of waiting for a change that nobody will report."""
+    """So that its owner looks by itself, instead of waiting for a change that will not be reported."""
     database = FoundationDatabase.open(connection_string=cluster.connection_string)
     database._handle.options.set_max_watches(1)
     _, first = arm(database, b"bell/one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kit.conformance.store import TIMEOUT_S, StoreConformance, arm, commit, read
@@ -59,6 +60,17 @@ class TestFaults:
             commit(database, lambda tr: tr.set(b"b", b"1"))
         assert (read(database, b"b") == b"1") is applied
         assert faults.struck == {fault: 1}
+
+    def test_a_script_strikes_the_thread_that_wrote_it(self, database: MemoryDatabase, faults: Faults) -> None:
+        faults.at_commits(Fault.UNAVAILABLE)
+        faults.at_reads(Fault.UNAVAILABLE)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(commit, database, lambda tr: tr.set(b"a", b"1")).result()
+            assert other.submit(read, database, b"a").result() == b"1"
+        with pytest.raises(StoreUnavailable):
+            read(database, b"a")
+        with pytest.raises(StoreUnavailable):
+            commit(database, lambda tr: tr.set(b"b", b"1"))
 
     def test_a_late_commit_happens_up_to_five_seconds_later_or_never(self) -> None:
         outcomes = set()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import random
 import struct
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from kit.costs import CountingDatabase
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.process.upkeep.duties import LEFT_TTL_S
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.store.retry import Retry
+from kombu_fdb.store.retry import Patience, Retry
 from kombu_fdb.store.tokens import LONGEST_DOUBT_S, CommitTokens, Doubt
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
@@ -274,7 +276,7 @@ def test_what_was_refused_leaves_none(fault: Fault) -> None:
     assert not doubt.may_have_happened
 
 
-def test_whoever_is_too_late_is_told_so() -> None:
+def test_a_doubt_that_is_resolved_too_late_stays_open() -> None:
     """A machine that slept: others may have cleared its tokens."""
     bench = Bench()
     doubt = doubtful(bench, None)
@@ -305,9 +307,54 @@ def test_a_token_that_was_cleared_proves_nothing(clocks_stop: bool) -> None:
     assert bench.count() == 2
 
 
-def test_a_token_nobody_used_for_long_is_left_to_the_sweepers() -> None:
+def test_a_token_unused_for_long_is_left_to_the_sweepers() -> None:
     bench = Bench()
     for pause_s in (1, LONGEST_DOUBT_S + 1, 1):
         bench.retry(bench.add_one, timeout_s=60)
         bench.clock.advance(pause_s)
     assert [key for key, _ in bench.database.items(b"token/", b"token0")] == [b"token/1", b"token/2"]
+
+
+# -- one deadline for several ------------------------------------------------------------------------------------------
+
+
+def test_what_one_call_does_shares_its_deadline() -> None:
+    clock = ManualClock()
+    patience = Patience(clock)
+
+    def call() -> list[float]:
+        first = patience.allow(5)
+        clock.advance(3)
+        return [first, patience.allow(5), patience.within(9, lambda: patience.allow(8)), patience.allow(1)]
+
+    assert patience.within(5, call) == [5, 2, 2, 1]
+    assert patience.allow(5) == 5
+    clock.advance(60)
+    assert patience.within(5, lambda: (clock.advance(60), patience.allow(5))[1]) == 0
+
+
+def test_no_exception_leaves_a_deadline_behind() -> None:
+    clock = ManualClock()
+    patience = Patience(clock)
+
+    def call() -> None:
+        raise Interrupted
+
+    with contextlib.suppress(Interrupted):
+        patience.within(1, call)
+    clock.advance(60)
+    assert patience.allow(5) == 5
+
+
+def test_a_thread_that_a_call_starts_has_a_deadline_of_its_own() -> None:
+    """Though it has a copy of the caller's context, as greenlets do, and threads of some Pythons."""
+    patience, allowed = Patience(ManualClock()), []
+
+    def call() -> None:
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(lambda: allowed.append(patience.allow(5)),))
+        thread.start()
+        thread.join()
+
+    patience.within(1, call)
+    assert allowed == [5]

@@ -30,8 +30,8 @@ class TestSqlite(StoreConformance):
         """The comparison that makes good a killed writer's lost news would hide what else gets lost."""
         monkeypatch.setattr(sqlite_bell, "CHECK_S", 3600)
 
-    optimistic: ClassVar[Capability] = lacks("SQLite lets one writer in at a time, so nobody can come in between")
-    hides_stamps: ClassVar[Capability] = lacks("the version is taken at its first use, when nobody else can write")
+    optimistic: ClassVar[Capability] = lacks("SQLite lets one writer in at a time, so no other can come in between")
+    hides_stamps: ClassVar[Capability] = lacks("the version is taken at its first use, when no other process can write")
     ages: ClassVar[Capability] = lacks("a snapshot is kept as long as it is open")
 
     @pytest.fixture

@@ -13,7 +13,7 @@ from kombu_fdb.store.sqlite.wakeups import digest
 
 
 def test_eventlets_write_that_never_gives_up_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tries again for ever where nobody reads any more, and where a full pipe must not block."""
+    """It tries again for ever where the reader is gone, and where a full pipe must not block."""
     database = SqliteDatabase.open(str(tmp_path / "broker.db"))
     fired: list[bytes] = []
     try:

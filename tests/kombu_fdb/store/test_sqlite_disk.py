@@ -133,7 +133,7 @@ def test_workers_empty_a_full_broker(disk: Path) -> None:
 
 
 def test_the_reserve_is_not_for_who_fills_the_file(disk: Path) -> None:
-    """Half of it is for who only writes, so that somebody who starts can; the other for who also clears."""
+    """Half of it is for transactions that only write, so that a process can start; half for those that also clear."""
 
     def put(tr: Transaction, *keys: bytes) -> None:
         for key in keys:
@@ -175,7 +175,7 @@ def test_a_consumer_starts_on_a_disk_full_of_small_messages(disk: Path, size: in
 
 
 def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads keeps the log from beginning anew; an ack at that moment used to fail."""
+    """A reader keeps the log from beginning anew; an ack at that moment used to fail."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         retry, refused = retry_on(database, b"token/"), []
         stored = fill(database)
@@ -191,7 +191,7 @@ def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk: Path, monkeypatch: p
         for key in stored:
             retry(lambda tr, key=key: (tr.clear(key), tr.add(b"done", 1)), timeout_s=PATIENCE_S)  # type: ignore[misc]
         assert keys(database) == []
-        assert refused, "the reader was in nobody's way, so this shows nothing"
+        assert refused, "the reader was not in the way, so this shows nothing"
 
 
 def test_a_publication_on_a_full_disk_is_refused_at_once(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_pages_that_are_freed_fill_the_reserve_first(disk: Path) -> None:
 
 @pytest.mark.parametrize("disk", [3], indirect=True)
 def test_messages_that_die_with_a_long_story_take_no_page_from_those_that_start(disk: Path) -> None:
-    """Each dead letter is larger than the message was: it used to take the whole reserve, and nobody claimed again."""
+    """Each dead letter is larger than the message was: it used to take the whole reserve, and all claims failed."""
     patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
     url = f"fdb+sqlite:///{disk}/b.db"
     with Broker.open(url, **patience) as broker:
@@ -288,7 +288,7 @@ def test_samples_take_no_page_of_the_reserve(full: Broker) -> None:
 
 @pytest.mark.parametrize("disk", [3], indirect=True)
 def test_results_that_wait_for_a_day_take_no_page_of_the_reserve(full: Broker) -> None:
-    """Those of ``rpc://``, where nobody fetches them; the replies to a remote control are soon gone."""
+    """Those of ``rpc://`` that are never fetched; the replies to a remote control are soon gone."""
     full.declare("result", arguments={"x-message-ttl": 86_400_000, "x-expires": 86_400_000})
     full.declare("reply", arguments={"x-message-ttl": 300_000, "x-expires": 10_000})
     with pytest.raises(StoreError, match="disk is full"):

@@ -1,4 +1,4 @@
-"""On a full disk there is no room for the stories of dead messages: they delay nobody else."""
+"""On a full disk there is no room for death records: such messages delay no others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def deadly(broker: Broker, **arguments: int) -> Queue:
 
 @pytest.mark.parametrize("key", ["", "tenant"])
 def test_a_message_that_cant_be_buried_delays_none_behind_it(broker: Broker, key: str) -> None:
-    """The claim that met it was refused as a whole, so nobody claimed anything of this queue."""
+    """The claim that met it was refused as a whole, so no message of this queue was claimed."""
     queue = deadly(broker)
     queue.put_many([b"expired"] * MANY, ttl=0.001, key=key)
     queue.put(b"alive", key=key)

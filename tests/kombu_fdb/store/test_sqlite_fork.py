@@ -14,7 +14,7 @@ from kit.conformance.store import TIMEOUT_S, arm, commit, read
 from kit.processes import Program, fork, in_child, until
 
 from kombu_fdb.errors import ForkedError, StoreUnavailable
-from kombu_fdb.store.sqlite import fork as sqlite_fork
+from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 pytestmark = pytest.mark.process
@@ -100,7 +100,7 @@ def commit_reading(database: SqliteDatabase) -> None:
 
 
 def test_the_librarys_memory_of_locks_does_not_reach_the_child(database: SqliteDatabase, path: str) -> None:
-    """The child is the last one to have the file open, and nobody takes the log away under it."""
+    """The child is the last one to have the file open, and no process removes the log under it."""
     commit(database, lambda tr: tr.set(b"parent", b"1"))
     with Program(
         """
@@ -193,7 +193,7 @@ def test_the_parents_watches_live_on(database: SqliteDatabase, path: str) -> Non
 def test_a_transaction_that_outlasts_the_wait(
     database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_fork, "WAIT_S", 0.05)
+    monkeypatch.setattr(open_file, "WAIT_S", 0.05)
     tr = database.begin(timeout_s=TIMEOUT_S)
     tr.set(b"a", b"1")
     tr.get_range(b"a", b"b")
@@ -209,13 +209,13 @@ def test_a_transaction_that_outlasts_the_wait(
     assert read(database, b"a") == b"1"
 
 
-def test_a_child_that_exits_normally_harms_nobody(path: str) -> None:
+def test_a_child_that_exits_normally_harms_no_other_process(path: str) -> None:
     with Program(
         """
         import os, sys
-        from kombu_fdb.store.sqlite import fork as sqlite_fork
+        from kombu_fdb.store.sqlite import open_file
         from kombu_fdb.store.sqlite.database import SqliteDatabase
-        sqlite_fork.WAIT_S = 0.05
+        open_file.WAIT_S = 0.05
         database = SqliteDatabase.open(sys.argv[1])
         tr = database.begin(timeout_s=5)
         tr.set(b"a", b"1")

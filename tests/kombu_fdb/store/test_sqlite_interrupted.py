@@ -191,7 +191,7 @@ def test_an_exception_while_others_take_turns(bench: Bench) -> None:
 
 
 def test_a_commit_that_was_interrupted_wakes_all_the_same(bench: Bench) -> None:
-    """At worst when they next compare: nobody believes in a roll-back that did not happen."""
+    """At worst when they next compare: no process believes in a roll-back that did not happen."""
     moment, woken = 1, 0
     while True:
         before = bench.retry.read(lambda tr: tr.get(b"a"), timeout_s=AT_ONCE_S)

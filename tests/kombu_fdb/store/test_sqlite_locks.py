@@ -24,7 +24,7 @@ from kit.sqlite_apart import open_apart
 from celery_fdb.cli import fdb
 from celery_fdb.history.options import History
 from celery_fdb.history.views.runs import history_of, page_of_runs
-from celery_fdb.migration.transfer import FileSource, StoreSource, export_to, import_from
+from celery_fdb.operations.transfer import FileSource, StoreSource, export_to, import_from
 from kombu_fdb import doctor
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.errors import StoreUnavailable
@@ -379,7 +379,7 @@ def test_a_pipe_is_not_a_database(path: str) -> None:
 
 
 def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
-    """Whoever adds an ``open`` in the driver has to say here that it is not of the database."""
+    """A change that adds an ``open`` to the driver has to say here that it does not open the database."""
     root = Path(__file__).parents[3] / "kombu_fdb" / "store" / "sqlite"
     opens = {
         (path.name, line.strip())
@@ -394,12 +394,12 @@ def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
             "files.py",
             "os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # not open anywhere",
         ),
-        ("sidecars.py", "return os.open(name, flags, dir_fd=directory)"),
-        ("sidecars.py", "return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)"),
-        ("sidecars.py", "descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)"),
-        ("sidecars.py", "descriptor = os.open(name, flags | _SAFELY, dir_fd=directory)"),
+        ("files.py", "return os.open(name, flags, dir_fd=directory)"),
+        ("files.py", "return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)"),
+        ("files.py", "descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)"),
+        ("files.py", "descriptor = os.open(name, flags | _SAFELY, dir_fd=directory)"),
         (
-            "sidecars.py",
+            "files.py",
             "descriptor = os.open(name, os.O_PATH | _SAFELY)  # cancels no lock when it is closed, as it opens nothing",
         ),
     }

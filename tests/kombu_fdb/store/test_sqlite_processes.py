@@ -101,7 +101,7 @@ def assert_fair(rows: list[bytes], names: list[bytes]) -> None:
         assert together.count(name) > 0.4 * len(together) / len(names)
 
 
-def test_whoever_waits_is_next(database: SqliteDatabase, path: str) -> None:
+def test_the_waiting_writer_is_next(database: SqliteDatabase, path: str) -> None:
     """A writer that comes back at once finds the gate closed, however fast it is."""
     with open_gate(path) as gate, Program(PUBLISHER, path, "waiter", "1") as waiter:
         assert waiter.hear() == "ready"
@@ -277,7 +277,7 @@ ENDLESS = """
 """
 
 
-def test_killing_writers_in_mid_work_harms_nobody(database: SqliteDatabase, path: str) -> None:
+def test_killing_writers_in_mid_work_harms_no_other_process(database: SqliteDatabase, path: str) -> None:
     for round_ in range(4):
         with Program(ENDLESS, path) as victim:
             assert victim.hear() == "running"

@@ -1,4 +1,4 @@
-"""What stands beside the database: for whoever may use it, and never somebody else's file."""
+"""The files beside the database: for all who may use it, and never another owner's file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.store.sqlite.sidecars import Access, share_database
+from kombu_fdb.store.sqlite.files import Access, share_database
 
 SECRET = b"ssh-ed25519 AAAA"
 ALICE, BOB, MALLORY = 54321, 54322, 54666
@@ -31,7 +31,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as ot
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Not pytest's own, which lets nobody else in."""
+    """Not pytest's own, which lets no other user in."""
     root = Path(tempfile.mkdtemp())
     root.chmod(0o755)
     folder = root / "folder"  # tests give it to users, who would be strangers in the system's folder

@@ -1,4 +1,4 @@
-"""What an abandoned connection held goes back: one that was collected without being closed, or that nobody drains.
+"""What an abandoned connection held goes back: one that was collected without being closed, or is no longer drained.
 
 RabbitMQ returns the messages of a connection when its socket is gone, so also when its object was collected.
 """
@@ -21,7 +21,7 @@ from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.process import deferred
+from kombu_fdb.process import session_threads
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import batched
 from kombu_fdb.transport import channel as channel_module
@@ -38,6 +38,18 @@ SOON_S = 0.2
 @pytest.fixture
 def url(any_store: str) -> str:
     return any_store
+
+
+@pytest.fixture(autouse=True)
+def frozen_heap() -> Iterator[None]:
+    """Whole collections of what a long test run has left take seconds, in which no other thread runs.
+
+    The receiver's thread then wakes late, and is in the middle of a turn, which holds the connection, at each of them.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -100,7 +112,7 @@ def everything(connection: Connection, queue: str = "q") -> list[tuple[Any, bool
 
 
 def let_the_receiver_turn(connection: Connection) -> None:
-    """It carries out cancels between two claims, and whoever cancels waits for it."""
+    """It carries out cancels between two claims, and the thread that cancels waits for it."""
     connection.default_channel.queue_declare("other")
     connection.default_channel.basic_cancel(connection.default_channel.basic_consume("other", False, print))
 
@@ -319,7 +331,7 @@ class TestCollected:
 
         client = forget()
         if store != "answers":
-            monkeypatch.setattr(deferred, "RETRY_S", 0.01)
+            monkeypatch.setattr(session_threads, "RETRY_S", 0.01)
             remove_consumer, failures = client.engine.queues.remove_consumer, [1, 2]
 
             def away_for_a_while(*args: Any, **given: Any) -> Any:

@@ -10,7 +10,7 @@ from kit.disks import small_disk
 from kombu import Connection, Message, Queue
 from kombu.exceptions import OperationalError
 
-from kombu_fdb.errors import FormatError
+from kombu_fdb.errors import ClientUnusable, FormatError
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 #: kombu tries to connect three times by default.
@@ -54,7 +54,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
         app.send_task("anything", retry=False)
 
 
-def test_a_file_of_somebody_else(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, " * 100)
     app = Celery("bad", broker=f"fdb+sqlite:///{path}")
@@ -64,19 +64,21 @@ def test_a_file_of_somebody_else(tmp_path: Path) -> None:
     assert path.read_text().startswith("not a database")
 
 
-def test_an_option_nobody_knows(url: str) -> None:
+def test_an_unknown_option(url: str) -> None:
     app = Celery("bad", broker=url)
     app.conf.broker_transport_options = {"sesion_ttl": 5}
     with pytest.raises(ValueError, match="session_ttl"):
         app.send_task("anything", retry=False)
 
 
-def test_a_cluster_nobody_answers_from() -> None:
-    """Within the deadline, with FoundationDB's client or without it."""
+def test_a_cluster_that_does_not_answer() -> None:
+    """Within the deadline. A machine without FoundationDB's client says how to get it, as trying again is no use."""
     app = Celery("bad", broker="fdb://test:test@127.0.0.1:9")
     app.conf.broker_connection_timeout = 1
-    with pytest.raises(OperationalError, match=r"doctor|fdbserver|libfdb_c|cluster"):
+    with pytest.raises((OperationalError, ClientUnusable), match=r"doctor|fdbserver|libfdb_c|cluster") as raised:
         app.send_task("anything", retry=False)
+    if isinstance(raised.value, ClientUnusable):
+        assert "Install the package foundationdb-clients" in str(raised.value)
 
 
 def test_a_full_disk_loses_nothing_and_work_goes_on(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ interface                                                   test
 A5 nothing opened by the constructor                        TestEstablish.test_constructing_opens_nothing
 A5 errors as class attributes, which is which               TestErrors
 A5 connect timeout                                          TestEstablish.test_unreachable
-A5 verify_connection asks nobody                            TestEstablish.test_verify_asks_nobody
+A5 verify_connection does not ask the store                 TestEstablish.test_verify_does_not_ask_the_store
 A5 _collect, same process: leases stay valid (pain 7)       TestLostConnection
 A5 mingle and gossip                                        test_mingle_and_gossip_know_us
 A7 one client per process                                   TestSharing
@@ -32,6 +32,7 @@ from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, OptionError, StoreUnavailable
+from kombu_fdb.settings.location import parse_url
 from kombu_fdb.transport import Transport
 
 
@@ -65,7 +66,7 @@ class TestEstablish:
         names = {thread.name for thread in threading.enumerate()}
         assert not [name for name in names if name.startswith("kombu-fdb")] or threading.active_count() == before
 
-    def test_verify_asks_nobody(self, connection: Connection) -> None:
+    def test_verify_does_not_ask_the_store(self, connection: Connection) -> None:
         connection.connect()
         with outage(connection):
             assert connection.connected
@@ -188,7 +189,7 @@ class TestLostConnection:
         assert engine.inspect.counts("q").ready == 0
         assert connection.default_channel.client.lost_acks == 0
 
-    def test_what_nobody_refers_to_goes_back(self, connection: Connection, connect: Any, until: Any) -> None:
+    def test_an_unreferenced_message_goes_back(self, connection: Connection, connect: Any, until: Any) -> None:
         held: list[Any] = []
         watcher = connect(ack_delay_ms=2.5)
         for number in range(3):
@@ -231,7 +232,7 @@ class TestLostConnection:
         until(lambda: watcher.default_channel.engine.inspect.counts("q").ready == 1)
 
     def test_close_has_one_deadline(self, connect: Any, monkeypatch: pytest.MonkeyPatch, until: Any) -> None:
-        """However many channels and consumers there are: after the first call that ran into it, nobody asks again."""
+        """However many channels and consumers there are: after the first call that ran into it, none asks again."""
         timeout_s = 0.5
         connection, held = connect(operation_timeout=timeout_s), []
         connect(ack_delay_ms=2.5).connect()
@@ -355,6 +356,25 @@ class TestUrls:
             secret = url.split(":")[2].partition("@")[0]
             assert secret not in connection.as_uri()
             assert secret not in repr(connection)
+
+    @pytest.mark.parametrize(
+        ("given", "shown"),
+        [
+            ("fdb://", "fdb:///"),
+            ("fdb:///new", "fdb:///new"),
+            ("fdb://test:s3cret@10.0.0.1:4500/new", "fdb://test:**@10.0.0.1:4500/new"),
+            ("fdb+sqlite:////var/lib/shop.db", "fdb+sqlite:////var/lib/shop.db"),
+        ],
+    )
+    def test_are_shown_as_they_were_given(self, given: str, shown: str) -> None:
+        """Celery's banner named a host "localhost" and a password, where there are none."""
+        connection = Connection(given)
+        whole = connection.as_uri(include_password=True)
+        assert connection.as_uri() == shown
+        assert parse_url(whole) == parse_url(given)
+        connection.switch(given)  # as after a failover
+        for each in (connection, connection.clone()):
+            assert (each.as_uri(), each.as_uri(include_password=True)) == (shown, whole)
 
     def test_no_host_is_guessed(self, url: str, caplog: Any) -> None:
         Connection(url).info()

@@ -90,7 +90,7 @@ class TestPrefetch:
         with connection.Consumer([Queue("q")], on_message=lambda _: None):
             connection.drain_events(timeout=60)
             until(lambda: engine.inspect.counts("q").leased >= 2)
-            assert engine.inspect.counts("q").leased == 2, "nobody drains"
+            assert engine.inspect.counts("q").leased == 2, "it is not drained"
             assert connection.default_channel.qos.can_consume_max_estimate() is None
 
     def test_per_channel(self, connection: Connection, until: Any) -> None:
@@ -399,7 +399,7 @@ class TestDrain:
         assert len(received) == 1
 
     def test_wakes_at_once(self, connection: Connection, connect: Any) -> None:
-        """A message published by somebody else arrives in milliseconds, not at the next look."""
+        """A message published by another process arrives in milliseconds, not at the next look."""
         received: list[float] = []
         producer = connect(ack_delay_ms=2.5).Producer()
         took = []

@@ -144,7 +144,7 @@ def test_queues_take_turns(dispatch: Dispatch) -> None:
     assert firsts == ["a", "b", "c", "a", "b", "c"], "who looks at a plan twice has not had two turns"
 
 
-def test_queues_take_turns_whoever_has_room(dispatch: Dispatch) -> None:
+def test_queues_take_turns_whichever_channel_has_room(dispatch: Dispatch) -> None:
     """A channel of one queue and one of two take turns: the other queue used to be the first never, or always."""
     two, one = Channel(), Channel()
     dispatch.add(subscription(two, "a"))

@@ -19,6 +19,12 @@ from kombu_fdb.transport.encoding.envelope import encode, open_payload, payload_
 from kombu_fdb.transport.encoding.fairkey import key_reader
 
 NOW_MS = 1_800_000_000_000
+
+
+def now() -> int:
+    return NOW_MS
+
+
 HUGE = 10**400
 NO_TEXT: list[Any] = [7, 0, 1.5, True, ["a"], {"a": 1}, b"a", UUID(int=7)]
 NO_NUMBER: list[Any] = ["soon", "", True, [1], {"a": 1}, math.nan, math.inf, -math.inf, "nan", "1e300", HUGE, 2**64]
@@ -57,7 +63,7 @@ PROPERTIES: dict[str, list[Any]] = {
     "MessageGroupId": NO_TEXT,
     "MessageDeduplicationId": NO_TEXT,
     **dict.fromkeys(("message_id", "correlation_id", "reply_to", "type", "user_id", "app_id", "cluster_id"), NO_TEXT),
-    # They are headers: as a property nobody would read them.
+    # They are headers: as properties they would not be read.
     **{name: ["a", 5] for name in ("fair_key", "dedup_id", "dedup_window", "once_id", "once_window")},
     "anything": [HUGE],
 }
@@ -104,7 +110,7 @@ def test_a_property(name: str, properties: dict[str, Any]) -> None:
 
 def refuses(name: str, odd: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=name) as raised:
-        encode(odd, "", "q", now_ms=NOW_MS, key_of=key_reader(None))
+        encode(odd, "", "q", now_ms=now, key_of=key_reader(None))
     assert raised.value.fix
     assert len(str(raised.value)) < 500
 
@@ -113,9 +119,9 @@ def refuses(name: str, odd: dict[str, Any]) -> None:
 def test_a_lazy_text_of_djangos_is_what_it_says(name: str) -> None:
     """As kombu has it on Redis; a worker sees a text."""
     said = message({**TASK, name: lazystr("Grüße")}, {"correlation_id": lazystr("c")})
-    opened = open_payload(encode(said, "", "q", now_ms=NOW_MS).payload)
+    opened = open_payload(encode(said, "", "q", now_ms=now).payload)
     assert (opened.headers[name], opened.properties["correlation_id"]) == ("Grüße", "c")
-    assert encode(message({"dedup_id": lazystr("d")}), "", "q", now_ms=NOW_MS).dedup_id == "d"
+    assert encode(message({"dedup_id": lazystr("d")}), "", "q", now_ms=now).dedup_id == "d"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_a_lazy_text_of_djangos_is_what_it_says(name: str) -> None:
 )
 def test_an_object_for_a_text_names_what_to_write(odd: dict[str, Any], fix: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        encode(odd, "", "q", now_ms=NOW_MS)
+        encode(odd, "", "q", now_ms=now)
     assert fix in raised.value.fix
 
 
@@ -154,7 +160,7 @@ def test_nothing_is_stored_of_it(channel: Any) -> None:
     ],
 )
 def test_what_makes_sense_is_published(headers: dict[str, Any], properties: dict[str, Any]) -> None:
-    encode(message(headers, properties), "", "q", now_ms=NOW_MS)
+    encode(message(headers, properties), "", "q", now_ms=now)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +199,7 @@ def test_a_prefetch_count(channel: Any, count: Any) -> None:
 
 
 def test_what_others_have_stored_is_delivered_and_can_be_buried(connection: Any, channel: Any) -> None:
-    """A consumer is no judge of somebody else's options: only what would end a worker is (``tasks.py``)."""
+    """A consumer does not judge another program's options: only what would end a worker is refused (``tasks.py``)."""
     channel.engine.publisher.publish([Publication("", "q", payload_of(odd, "", "q")) for odd in ODD])
     Producer(channel).publish("good", routing_key="q")
     seen: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import Celery
@@ -110,6 +111,17 @@ def test_a_task_that_goes_on_is_no_duplicate_of_itself(app, broker):
     app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"}, replaced_task_nesting=1)
     app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"})
     assert broker.queue("q").count() == 3
+
+
+def test_an_eta_that_was_served_is_not_ahead_of_a_worker_whose_clock_is_behind(app, connection, broker):
+    """Celery's worker would keep the message until then: leased, in its window, and with its time to run passing."""
+    app.tasks["send"].apply_async((1,), countdown=3_600)
+    (waiting,) = broker.queue("q").page(1, state="delayed").messages
+    assert broker.queue("q").reschedule(waiting.spot)
+    before = datetime.now(UTC)
+    message = connection.channel().basic_get("q", no_ack=True)
+    eta = datetime.fromisoformat(message.headers["eta"])
+    assert before <= eta <= datetime.now(UTC) + timedelta(milliseconds=1)
 
 
 @pytest.mark.parametrize("headers", [{"x-delay": 1}, {"DelaySeconds": 0.001}])

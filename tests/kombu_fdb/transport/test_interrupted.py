@@ -1,4 +1,4 @@
-"""Exceptions out of signal handlers, and closing: nothing is held that nobody knows of, and nothing stays locked."""
+"""Exceptions out of signal handlers, and closing: no message is held without an owner, and nothing stays locked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kombu_fdb.engine.facade import messages
 from kombu_fdb.engine.messages import publish
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process import client, deferred, membership, single_flight
+from kombu_fdb.process import client, membership, session_threads
 from kombu_fdb.process.time_to_run import TimesToRun
 from kombu_fdb.store import retry
 from kombu_fdb.store import tokens as store_tokens
@@ -38,14 +38,13 @@ from kombu_fdb.transport.encoding import envelope
 from kombu_fdb.transport.holding import settling
 from kombu_fdb.transport.holding import unacked as holding
 
-#: Where an exception may strike: what runs in the thread of whoever takes, puts and settles.
+#: Where an exception may strike: what runs in the thread that takes, puts and settles.
 API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.taking)
 MODULES = (
     *API,
-    single_flight,
     channel,
     client,
-    deferred,
+    session_threads,
     holding,
     membership,
     settling,
@@ -153,7 +152,7 @@ def test_a_settlement_that_is_interrupted_anywhere_leaves_nothing_held(broker: B
     assert each_line(lambda: settle(jobs[-1]), look, WATCHED | {str(kombu_fdb.api.job.__file__)}) > 10
 
 
-def test_a_session_that_nobody_got_to_know_is_not_kept(broker: Broker) -> None:
+def test_a_session_whose_opening_was_interrupted_is_not_kept(broker: Broker) -> None:
     """Its threads would go on when the store is closed, and it would never end."""
     own, files, others = broker._client, {str(client.__file__)}, set(threading.enumerate())
     line, where = 0, "yes"
@@ -272,7 +271,7 @@ def interrupt_after_call(call: Callable[[], object], number: int, *codes: CodeTy
 
 
 def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
-    own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, deferred.move.__code__)
+    own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, session_threads.move.__code__)
     while True:
         number += 1
         own.acks.extend(Lease(b"s", each) for each in range(3))
@@ -285,11 +284,11 @@ def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
     assert number > 2
 
 
-#: With a condition, Python code stands between a lock and whoever takes it.
+#: With a condition, Python code stands between a lock and the thread that takes it.
 CONDITION = [threading.Condition.__enter__, threading.Condition.__exit__, threading.Condition.notify]
 
 
-def test_a_time_to_run_that_is_interrupted_anywhere_locks_nobody_out() -> None:
+def test_a_time_to_run_that_is_interrupted_anywhere_locks_no_thread_out() -> None:
     lease = Lease(b"s", 1)
     codes = [each.__code__ for each in (*CONDITION, TimesToRun.watch, TimesToRun.forget, TimesToRun.clear)]
     timers = TimesToRun(lambda leases, _counted: len(leases))

@@ -100,7 +100,7 @@ def test_consumer_producer_mixin_answers(connect):
     assert not thread.is_alive()
 
 
-def test_broadcast_reaches_every_consumer_and_nobody_later(connect):
+def test_broadcast_reaches_every_consumer_and_no_later_one(connect):
     news = [Broadcast("news") for _ in range(3)]
     received = [[], [], []]
     listeners = [connect() for _ in news]

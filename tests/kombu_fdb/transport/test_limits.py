@@ -237,7 +237,7 @@ class TestSingleActiveConsumer:
         until(lambda: one.bodies == [0, 0])
         assert one.active
 
-    def test_a_direct_get_is_served_only_while_nobody_consumes(
+    def test_a_direct_get_is_served_only_without_an_active_consumer(
         self, connect: Any, connection: Connection, queue: Queue, until: Any
     ) -> None:
         publish(connection, 0, 1)
@@ -281,13 +281,13 @@ class TestTimeToRun:
     def test_what_is_no_time_limits_nothing(self, connection: Connection, header: Any) -> None:
         publish(connection, "task", headers={"x-ttr": header})
         Listener(connection)
-        assert not connection.default_channel.client._overdue._timers
+        assert not connection.default_channel.client.overdue.timers
 
     def test_who_acks_in_time_is_left_alone(self, connection: Connection, until: Any) -> None:
         declare(connection, consumer_timeout=3_600_000)
         listener = Listener(connection, prefetch_count=2)
         publish(connection, *range(20))
-        timers = connection.default_channel.client._overdue._timers
+        timers = connection.default_channel.client.overdue.timers
         for _ in range(20):
             until(lambda: listener.bodies)
             assert 1 <= len(timers) <= 3
@@ -313,7 +313,7 @@ class TestTimeToRun:
         monkeypatch.setattr(client.engine.messages, "ack", fail)
         monkeypatch.setattr(client, "flush_acks", lambda: None)
         listener.held[0].ack()
-        timers = client._overdue._timers
+        timers = client.overdue.timers
         until(lambda: len(timers) == 1)
         until(lambda: len(refused) == 1)
         listener.held[1].ack()

@@ -58,7 +58,7 @@ class Connection(SimulatedTransport):
         raise AssertionError("it does not come to rest")
 
     def sleep(self) -> None:
-        """Nobody drains for long."""
+        """It is not drained for long."""
         self.bench.later(OPTIONS.undrained_timeout + 1)
         self.bell.ring()
         self.turn()
@@ -184,7 +184,7 @@ def test_without_room_it_stands_in_no_line(bench: Bench) -> None:
     assert rows(bench) == 0
 
 
-def test_nobody_drains(bench: Bench) -> None:
+def test_a_connection_that_is_not_drained_leaves_the_line(bench: Bench) -> None:
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
     connection.sleep()
@@ -192,7 +192,7 @@ def test_nobody_drains(bench: Bench) -> None:
     assert first.look().is_first
 
 
-def test_what_it_was_granted_when_nobody_drains_goes_back(bench: Bench) -> None:
+def test_what_it_was_granted_goes_back_if_it_is_not_drained(bench: Bench) -> None:
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
     bench.put(b"a", b"b")
@@ -210,7 +210,7 @@ def test_an_abandoned_connection_waits_no_longer(bench: Bench) -> None:
     assert rows(bench) == 0
 
 
-def test_queues_that_are_nobody_elses_are_claimed_from_by_themselves(bench: Bench) -> None:
+def test_queues_without_rivals_are_claimed_from_by_themselves(bench: Bench) -> None:
     """Without leases, and with consumers that are told apart: a line's transaction does neither."""
     connection = Connection(bench, "q")
     connection.consume("mine", "another")
@@ -221,7 +221,7 @@ def test_queues_that_are_nobody_elses_are_claimed_from_by_themselves(bench: Benc
     assert sorted(connection.waiting) == [b"a", b"b"]
 
 
-def test_a_service_brings_nothing_of_queues_that_are_nobody_elses(bench: Bench) -> None:
+def test_a_service_brings_nothing_of_queues_without_rivals(bench: Bench) -> None:
     connection = Connection(bench, "q", prefetch=2)
     connection.consume("mine", "another")
     connection.subscriptions[-1].transient = True

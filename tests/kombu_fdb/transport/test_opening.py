@@ -113,7 +113,7 @@ def test_a_store_that_answers_is_opened_once(client: Client, monkeypatch: pytest
     assert len(client._users) == THREADS
 
 
-def test_nobody_waits_longer_than_he_wants(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_waits_longer_than_its_timeout(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(unavailable)
     monkeypatch.setattr(connect, "open_store", store)
     first, _ = together(lambda: client.attach(User(), timeout_s=DEADLINE_S))
@@ -185,7 +185,7 @@ def test_a_session_of_a_store_that_was_closed_meanwhile_ends(client: Client, mon
     assert not any(thread.is_alive() for thread in opened[0].threads._threads)
 
 
-def test_one_that_is_interrupted_keeps_nobody_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_opening_keeps_no_other_thread_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise Interrupted
 

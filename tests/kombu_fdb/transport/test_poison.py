@@ -115,7 +115,7 @@ def test_one_traceback_and_then_a_line_for_each_attempt(connection, channel, att
 
 @pytest.mark.parametrize("body", [[1, 2, 3], [[], {}, "text"], [[], {}, [1]], [[], {}], 5, {"kwargs": {}}, "text"])
 def test_a_body_that_fails_in_the_pool_is_dead_lettered_before(connection, channel, attempts, until, body):
-    """Of greenlets and threads nobody would hear, and the message would stay leased."""
+    """Errors of greenlets and threads would not be heard of, and the message would stay leased."""
     publish(channel, json.dumps(body), GOOD)
     publish(channel, json.dumps([[], {}, {}]), GOOD)
     connection.drain_events(timeout=60)
@@ -213,7 +213,7 @@ def test_numbers_that_can_not_be_printed_are_faults_all_the_same():
 
 
 def publish_packed(channel: Any, body: bytes) -> None:
-    """As somebody has stored it who says that it is compressed."""
+    """As another program has stored it, which says that it is compressed."""
     headers = {**GOOD, "compression": "application/x-gzip"}
     message = channel.prepare_message(body, None, "application/json", "utf-8", headers, {})
     channel.engine.publisher.publish([Publication("", "q", payload_of(message, "", "q"))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from celery.backends.base import DisabledBackend
 from celery.concurrency.base import BasePool
 from celery.concurrency.thread import TaskPool
 from celery.exceptions import TaskRevokedError
+from kit.processes import until
 from kombu import Consumer, Producer, Queue
 
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
@@ -71,14 +73,14 @@ def test_what_can_not_be_executed_goes_back_and_frees_its_place(channel, request
     assert request.acknowledged
 
 
-def test_a_message_without_acks_ends_nobody(channel, request_of):
+def test_a_message_without_acks_ends_no_worker(channel, request_of):
     request = request_of(UNSTORABLE, no_ack=True)
     with pytest.raises(TaskRevokedError):
         request.execute_using_pool(None)
 
 
 @pytest.mark.parametrize("name", ["on_success", "on_failure", "on_timeout"])
-def test_what_the_pool_tells_and_nobody_can_note_goes_back(channel, request_of, name):
+def test_a_message_whose_outcome_can_not_be_noted_goes_back(channel, request_of, name):
     getattr(request_of(UNSTORABLE), name)(None)
     assert places(channel) == (0, 1)
 
@@ -180,3 +182,20 @@ def test_children_of_prefork_are_heard_in_any_case():
     guard_pool(pool)
     assert pool.on_apply is print
     guard_pool(None)
+
+
+def test_what_could_not_be_rejected_does_not_stay_with_its_worker(channel, request_of, monkeypatch):
+    """Celery logs it, and never tries again."""
+    message = request_of(UNSTORABLE).message
+
+    def away(*_: Any, **__: Any) -> None:
+        raise StoreUnavailable("the test switched it off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(channel.client, "reject", away)
+        message.reject_log_error(logging.getLogger(), (StoreUnavailable,))
+    until(lambda: channel.engine.inspect.counts("q").ready)
+    assert places(channel) == (0, 0)
+    assert not channel.qos.holds(message.delivery_tag)
+    again = channel.basic_get("q")
+    assert again.headers["x-delivery-count"] == 1, "the attempt counts"

@@ -101,7 +101,7 @@ def test_what_has_ended_keeps_its_result(app, broker):
     assert sent.state == "FAILURE"
 
 
-def test_a_dead_letter_of_which_nobody_was_told(app, broker):
+def test_a_dead_letter_that_was_never_reported(app, broker):
     """Its worker died each time."""
     sent = app.tasks["send"].delay()
     broker.queue("q").take(0).bury()

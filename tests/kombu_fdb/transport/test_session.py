@@ -42,6 +42,20 @@ def test_the_heartbeat_tells_which_queues_are_consumed(connect: Any, until: Any)
     until(lambda: client.engine.inspect.consumers("q") == [client.membership().session_id])
 
 
+def test_the_heartbeat_follows_consumers_that_come_and_go(connect: Any, until: Any) -> None:
+    connection = connect(session_ttl=0.5, sweep_interval=0.1)
+    hold(connection, 1, until)
+    client = connection.default_channel.client
+    shown, own = client.engine.inspect.consumers, [client.membership().session_id]
+    until(lambda: shown("q") == own)
+    later = connection.Consumer([Queue("later")])
+    later.consume()
+    until(lambda: shown("later") == own)
+    later.cancel()
+    until(lambda: shown("later") == [])
+    assert shown("q") == own
+
+
 def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> None:
     connection = connect(session_ttl=0.5, sweep_interval=0.1)
     other = connect(session_ttl=0.5, sweep_interval=0.1, ack_delay_ms=2.5)
@@ -163,7 +177,7 @@ sys.exit(process.exitcode)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), CommitUnknown()])
-def test_an_ack_whose_answer_nobody_has_seen_is_not_late(connection, channel, monkeypatch, caplog, error):
+def test_an_ack_whose_answer_was_lost_is_not_late(connection, channel, monkeypatch, caplog, error):
     """It was stored, and its repetition finds nothing to settle."""
     queue, taken = Queue("q"), []
     queue(channel).declare()

@@ -1,4 +1,4 @@
-"""One exception out of a signal handler, at each line of an ack or of a bell: nothing is stuck, nobody sleeps on."""
+"""One exception out of a signal handler, at each line of an ack or of a bell: nothing is stuck, no thread sleeps on."""
 
 from __future__ import annotations
 

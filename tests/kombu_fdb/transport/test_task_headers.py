@@ -37,7 +37,7 @@ def test_headers_that_look_like_good_ones_are_looked_at_all_the_same(odd: dict[s
 
 def test_few_good_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "MOST_GOOD", 3)
-    monkeypatch.setattr(tasks, "_good", {})
+    monkeypatch.setattr(tasks, "_good", set())
     for number in range(10):
         assert fault_of({**GOOD, f"header-{number}": 1}) is None
         assert len(tasks._good) <= 3

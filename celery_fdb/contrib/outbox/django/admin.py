@@ -19,7 +19,7 @@ def _moment(milliseconds: int) -> datetime:
 
 @admin.register(OutboxRow)
 class OutboxRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
-    """Those that failed for good come first."""
+    """Rows that failed for good come first."""
 
     list_display = ("id", "task", "created", "due", "attempts", "masked_error")
     fields = list_display
@@ -47,7 +47,7 @@ class OutboxRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
 
     @admin.display(description=_("error"))
     def masked_error(self, row: OutboxRow) -> str | None:
-        """Earlier versions stored it as it was."""
+        """Masked here, too, as earlier versions stored the error as it was."""
         return row.error and masked_text(row.error)
 
     def has_add_permission(self, request: HttpRequest) -> bool:

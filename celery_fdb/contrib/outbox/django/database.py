@@ -1,7 +1,7 @@
 """An outbox in one of Django's databases.
 
 Rows are published where they were committed, by ``on_commit``: the first of a transaction's callbacks publishes all of
-its rows, the others find nothing to do. Ids of rows that were rolled back may be among them, and have no row.
+its rows, the others find nothing to do. The ids may include those of rows that were rolled back: these find no row.
 
 After a broker did not answer, this process leaves its rows to the relay for :data:`QUIET_S`, so that requests do not
 wait for it one after the other.
@@ -37,7 +37,7 @@ _CLOCKS = dict(zip(("sqlite", "postgresql", "mysql"), CLOCKS, strict=True))
 
 
 def outbox(using: str | None = None) -> DjangoOutbox:
-    """That of this process. Raises ``OptionError`` if the project has no Celery app."""
+    """The outbox of this process. Raises ``OptionError`` if the project has no Celery app."""
     return _outbox(conf.celery_app(conf.read()), using or router.db_for_write(OutboxRow))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -9,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_fdb.cli.tour.processes import wait
-from kombu_fdb import Broker
+from celery_fdb.cli.tour.command import wait
 
 ROOT = Path(__file__).parents[4]
 
@@ -48,15 +48,31 @@ def test_a_node_that_can_not_be_had_is_told_in_one_line(tmp_path):
     assert re.fullmatch(r"Error: .*fdbserver is not on PATH.* leave out --store fdb\.?\n", done.stderr)
 
 
+@pytest.mark.foundationdb
+def test_a_node_that_does_not_start_is_told_in_one_line_with_what_it_said(tmp_path):
+    """At once, and not after several times half a minute."""
+    server = tmp_path / "fdbserver"
+    server.write_text("#!/bin/sh\necho 'Fatal Error: Platform error' >&2; exit 1\n")
+    server.chmod(0o755)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
+    done = run("--store", "fdb", env=environ)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"Error: .*Fatal Error: Platform error.* leave out --store fdb\.?\n", done.stderr)
+    assert list(temporary.iterdir()) == []
+
+
 def test_its_pictures_are_those_of_the_documentation():
-    docs = ROOT / "docs"
-    taken = set(re.findall(r'\.take(?:_watched)?\(\s*"([\w-]+)"', (ROOT / "release" / "pictures.py").read_text()))
-    assert taken == {path.stem for path in docs.glob("dashboard-*.png")}
-    pages = "".join(page.read_text() for page in (*docs.glob("*.md"), ROOT / "README.md"))
-    assert [name for name in sorted(taken) if f"{name}.png)" not in pages] == []
+    """Each page in each look, all of them shown, and no other one kept."""
+    pictures = runpy.run_path(str(ROOT / "release" / "pictures.py"))
+    taken = {f"{page}-{look}.png" for page in pictures["PAGES"] for look in pictures["LOOKS"]}
+    assert taken == {path.name for path in (ROOT / "docs" / "pages").iterdir()}
+    page = (ROOT / "docs" / "pages.md").read_text()
+    assert [name for name in sorted(taken) if f"(pages/{name})" not in page] == []
 
 
-def test_a_tour_that_is_killed_leaves_no_process(tmp_path):
+def test_a_tour_that_is_killed_leaves_no_process_and_no_folder(tmp_path):
     command = [sys.executable, "-u", "-m", "celery_fdb", "tour"]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environ) as tour:
@@ -64,8 +80,7 @@ def test_a_tour_that_is_killed_leaves_no_process(tmp_path):
         tour.kill()
     port = int(re.search(r"http://127.0.0.1:(\d+)", said)[1])
     wait("no dashboard", lambda: not answers(port))
-    with Broker.open(re.search(r"fdb\S+", said)[0]) as broker:
-        wait("workers to say goodbye", lambda: not broker.inspect.sessions())
+    wait("its processes, which hold the folder", lambda: list(tmp_path.iterdir()) == [])
 
 
 def answers(port):

@@ -75,7 +75,7 @@ def configure() -> Iterator[Callable[..., None]]:
     yield configure
     for override in reversed(changed):
         override.disable()
-    from celery_fdb.contrib.django.store import holding
+    from celery_fdb.contrib.django.conf import holding
 
     holding.close()
 
@@ -83,7 +83,7 @@ def configure() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def broker(url: str, configure: Callable[..., None]) -> Any:
     """The broker that the pages show."""
-    from celery_fdb.contrib.django.store import holding
+    from celery_fdb.contrib.django.conf import holding
 
     configure(CELERY_FDB={"BROKER_URL": url, "PAGE_SIZE": 5})
     Broker.open(url).close()

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.fixups.django import DjangoFixup
+from celery.signals import import_modules
 from django.core import checks as django_checks
 from django.test import modify_settings
 
@@ -155,6 +157,43 @@ def test_pickle(app: Celery) -> None:
     assert "pickle" in messages()["W008"].msg
 
 
+def test_options_of_a_task_that_do_nothing(app: Celery) -> None:
+    assert "W017" not in messages()
+    app.task(messages, name="shop.pay", dead_letter=True)
+    assert "shop.pay (dead_letter)" in messages()["W017"].msg
+
+
+def test_options_of_a_task_that_only_a_worker_loads(
+    app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = "from celery import shared_task\n\n@shared_task(name='shop.late', dead_letter=True)\ndef late(): ...\n"
+    (tmp_path / "late_tasks.py").write_text(late)
+    monkeypatch.syspath_prepend(tmp_path)
+    app.conf.include = ["late_tasks"]
+    assert "shop.late (dead_letter)" in messages()["W017"].msg
+
+
+def test_each_load_of_tasks_runs_the_checks_once(app: Celery) -> None:
+    """Celery's fix-up runs all checks when tasks are loaded. The check that loads them must not run itself again."""
+    fixup = DjangoFixup(app)
+    runs: list[None] = []
+
+    def on_import(**_: object) -> None:
+        runs.append(None)
+        fixup.on_import_modules()
+
+    import_modules.connect(on_import, sender=app, weak=False)
+    messages()
+    assert len(runs) == 1
+    app.loader.init_worker()
+    assert len(runs) == 2
+
+
+def test_tasks_that_cannot_be_imported_are_the_doctors(app: Celery) -> None:
+    app.conf.include = ["no_such_module"]
+    assert "W017" not in messages()
+
+
 def test_no_admin(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_fdb.contrib.django.checks.apps.is_installed", lambda _: False)
     assert messages().keys() == {"W009"}
@@ -167,7 +206,7 @@ def test_a_store_that_does_not_answer_is_found_before_deployment(app: Celery, tm
 
 
 def test_the_default_namespace_of_a_cluster(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_fdb.contrib.django.store.holding.broker", lambda: None)
+    monkeypatch.setattr("celery_fdb.contrib.django.conf.holding.broker", lambda: None)
     app.conf.broker_url = "fdb://"
     assert "W011" in messages(deploy=True)
     app.conf.broker_url = "fdb:///shop"
@@ -199,7 +238,7 @@ def test_every_id_is_in_the_table_and_made_somewhere() -> None:
 
 
 def test_the_broker_shown_is_the_one_that_workers_read_from(app: Celery) -> None:
-    from celery_fdb.brokers.address import broker_of
+    from celery_fdb.brokers.lazy import broker_of
     from celery_fdb.contrib.django import conf
 
     app.conf.broker_read_url, app.conf.broker_write_url = "fdb:///read", "fdb:///written"

@@ -26,6 +26,7 @@ from django.utils import timezone
 import celery_fdb.contrib.django.backend as backend_module
 import celery_fdb.contrib.django.tasks  # as Celery's autodiscover_tasks does
 from celery_fdb.contrib.django.conf import RUN
+from celery_fdb.inspection.message import describe
 from kombu_fdb import Broker
 from kombu_fdb.model import View
 
@@ -71,14 +72,15 @@ def app(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
 
 
 @pytest.fixture
-def broker(app: Celery, configure: Callable[..., None]) -> Any:
-    from celery_fdb.contrib.django.store import holding
+def broker(app: Celery, url: str, configure: Callable[..., None]) -> Any:
+    from celery_fdb.contrib.django.conf import holding
 
     backend = {
         "BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend",
         "QUEUES": ["default", "mail"],
     }
     configure(TASKS={"default": {**backend, "OPTIONS": {"fair_key": "django"}}})
+    Broker.open(url).close()  # pages make no file
     return holding.broker()
 
 
@@ -108,6 +110,8 @@ def test_a_task_waits_in_the_broker_and_a_worker_runs_it(app: Any, broker: Broke
     sent = tasks.add.enqueue(2, other=3)
     assert sent.status is TaskResultStatus.READY
     assert broker.queue("default").keys()["django"].ready == 1
+    (message,) = broker.find(sent.id)
+    assert describe(message)["task"] == tasks.add.module_path, "by which pages and commands call it"
     waiting = tasks.add.get_result(sent.id)
     assert (waiting.status, waiting.args, waiting.kwargs) == (TaskResultStatus.READY, [2], {"other": 3})
     with worker():
@@ -197,7 +201,7 @@ def alias(tasks: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("path", NOT_TASKS)
 def test_only_tasks_that_are_registered_have_a_path(alias: None, path: Any) -> None:
-    from celery_fdb.contrib.django.registry import UnknownTask, registered
+    from celery_fdb.contrib.django.backend import UnknownTask, registered
 
     with pytest.raises(UnknownTask, match="is not a Django task"):
         registered(path)
@@ -205,7 +209,7 @@ def test_only_tasks_that_are_registered_have_a_path(alias: None, path: Any) -> N
 
 @pytest.mark.parametrize("path", ["sprung", "sprung.task", "sprung.inner.task", "shop_tasks.sprung.task"])
 def test_no_path_is_imported(tasks: Any, tmp_path: Path, path: str) -> None:
-    from celery_fdb.contrib.django.registry import UnknownTask, registered
+    from celery_fdb.contrib.django.backend import UnknownTask, registered
 
     (tmp_path / "sprung.py").write_text("raise AssertionError('imported')")
     with pytest.raises(UnknownTask):
@@ -246,7 +250,7 @@ def test_a_message_that_names_no_task_fails_and_is_a_dead_letter(
 
 
 @pytest.mark.parametrize("arguments", [("os.getcwd", [], {}, "default", "now"), (), ("a",), (5, 5, 5, 5, 5)])
-def test_a_waiting_message_that_nobody_enqueued_has_no_result(app: Any, broker: Broker, arguments: Any) -> None:
+def test_a_waiting_message_that_enqueue_did_not_publish_has_no_result(app: Any, broker: Broker, arguments: Any) -> None:
     sent = app.send_task(RUN, arguments, queue="default")
     with pytest.raises(TaskResultDoesNotExist):
         default_task_backend.get_result(sent.id)

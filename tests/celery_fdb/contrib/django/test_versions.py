@@ -11,14 +11,14 @@ import django
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from celery_fdb.contrib.django import checks, django_versions
+from celery_fdb.contrib.django import checks, conf
 
 BACKEND = "celery_fdb.contrib.django.backend"
 TASKS = {"default": {"BACKEND": f"{BACKEND}.CeleryBackend"}}
 
 
 def test_the_backend_of_django_tasks_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(django_versions, "HAS_TASKS", False)
+    monkeypatch.setattr(conf, "HAS_TASKS", False)
     monkeypatch.setitem(sys.modules, "django.tasks", None)  # as where there is none
     monkeypatch.delitem(sys.modules, BACKEND, raising=False)
     with pytest.raises(ImproperlyConfigured) as caught:
@@ -28,8 +28,8 @@ def test_the_backend_of_django_tasks_needs_them(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_import_that_fails_for_another_reason_says_that() -> None:
-    expected = ImportError if django_versions.HAS_TASKS else ImproperlyConfigured
-    with pytest.raises(expected) as caught, django_versions.tasks_needed():
+    expected = ImportError if conf.HAS_TASKS else ImproperlyConfigured
+    with pytest.raises(expected) as caught, conf.tasks_needed():
         raise ImportError("no such thing")
     assert "no such thing" in f"{caught.value} {caught.value.__cause__}"
 

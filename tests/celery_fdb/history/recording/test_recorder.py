@@ -16,10 +16,9 @@ from kombu import Connection
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recording import recorder as module
-from celery_fdb.history.recording import upkeep as upkeep_module
-from celery_fdb.history.recording.recorder import Recorder, Source
+from celery_fdb.history.recording import recorder as upkeep_module
+from celery_fdb.history.recording.recorder import INTERVAL_S, Recorder, Source, Upkeep
 from celery_fdb.history.recording.requests import step
-from celery_fdb.history.recording.upkeep import INTERVAL_S, Upkeep
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
@@ -74,7 +73,7 @@ def recorder(store: HistoryStore, source: Source, monkeypatch: pytest.MonkeyPatc
 
 
 def kept(store: HistoryStore) -> list[str]:
-    return [run.id for run in store.page(Wanted(), limit=500).runs]
+    return [run.id for run in store.page(Wanted(), limit=500)[0]]
 
 
 def broken(*_: Any, **__: Any) -> Any:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from celery_fdb import History, install
 from celery_fdb.history.indexes import decode, pack_groups
-from celery_fdb.history.recording.requests import HistoryRequest, Keeper
-from celery_fdb.history.recording.run_builder import HINTS, error_of, facts_of, run_of, weight_of
+from celery_fdb.history.recording.requests import HINTS, HistoryRequest, Keeper, error_of, facts_of, run_of, weight_of
 from celery_fdb.history.run import Follower, Run
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.masking import MASK, masked_text
@@ -29,7 +28,7 @@ def made(
     request = SimpleNamespace(
         _request_dict=headers,
         _message=SimpleNamespace(delivery_info={"queue": "q"}),
-        _type="shop.pay",
+        name="shop.pay",
         _hostname="w@h",
         _argsrepr="(1,)",
         _kwargsrepr="{}",
@@ -102,7 +101,7 @@ def test_hostile_headers(value: Any) -> None:
     names = ("id", "root_id", "parent_id", "group", "fair_key", "retries", "x-delivery-count")
     for name in names:
         assert stored(made(headers={name: value}))
-    everywhere = dict.fromkeys(("_type", "_hostname", "_argsrepr", "_kwargsrepr", "time_start"), value)
+    everywhere = dict.fromkeys(("name", "_hostname", "_argsrepr", "_kwargsrepr", "time_start"), value)
     assert stored(made(headers=dict.fromkeys(names, value), **everywhere))
 
 

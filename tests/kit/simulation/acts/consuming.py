@@ -12,7 +12,7 @@ from kit.simulation.world import OPTIONS, SESSION_TTL_S, World
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Delivery
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep.duty_cycle import Turns
+from kombu_fdb.process.upkeep.duty_cycle import SessionSteps
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 __all__ = ["connect", "drain", "finish", "hush", "listen", "turn", "work"]
@@ -40,7 +40,7 @@ def connect(world: World, process: Process) -> SimulatedTransport:
 
     def keep() -> None:
         membership, duties = process.membership, process.duties
-        process.turns = Turns(process.engine, membership, duties, client.keep_house, ttl_s=SESSION_TTL_S)
+        process.turns = SessionSteps(process.engine, membership, duties, client.keep_house, ttl_s=SESSION_TTL_S)
 
     client = SimulatedClient(process.engine, process.link, options, join)
     prefetch, single_active = rng.choice([1, 2, 3, 5]), world.profile.single_active
@@ -185,10 +185,10 @@ def _given(world: World, process: Process, transport: SimulatedTransport, delive
 
 
 def check_awake(process: Process, transport: SimulatedTransport) -> None:
-    """Nobody sleeps who knows of work: what rang in the middle of a turn is heard after it."""
+    """A fetcher that knows of work does not sleep: what rang in the middle of a turn is heard after it."""
     sleeps = not transport.is_awake and (transport.due is None or transport.due > transport.clock() + NAP_S)
     if sleeps and transport.fetcher.asleep and transport.fetcher.idle_tracker.given:
-        raise Violation("DURABLE", f"the receiver of {process.name} sleeps, and somebody drains")
+        raise Violation("DURABLE", f"the receiver of {process.name} sleeps, and its consumer drains")
     others = transport.fetcher._claiming.others()
     hungry = transport.watch_set.hungry & transport.fetcher.dispatch.queues - others
     if sleeps and hungry and transport.has_room and not transport.fetcher.asleep:

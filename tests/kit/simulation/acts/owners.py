@@ -11,7 +11,7 @@ from kit.simulation.violation import Violation
 from kit.simulation.world import BEAT_INTERVAL_S, SESSION_TTL_S, World
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, SessionLost, StoreError
 from kombu_fdb.model import Lease, Publication, SessionId
-from kombu_fdb.process.upkeep.duty_cycle import Turns
+from kombu_fdb.process.upkeep.duty_cycle import SessionSteps
 from kombu_fdb.testing.faults import Interrupted
 
 #: How long a consumer waits for its watches before it looks by itself.
@@ -249,13 +249,13 @@ def duties(world: World, frame: Frame) -> None:
     world.note(f"{process.name} did its duties")
 
 
-def _serve(process: Process, turns: Turns) -> None:
+def _serve(process: Process, turns: SessionSteps) -> None:
     """As its thread does, which ends with a session that is lost."""
     process.pause_s = BEAT_INTERVAL_S if turns.lost else turns.serve(rang=True)
 
 
 def sweep(world: World, frame: Frame) -> None:
-    """A second sweeper: bring back what anybody's ended session holds."""
+    """A second sweeper: bring back what ended sessions hold, whichever process they belonged to."""
     process = frame.actor
     ended = [session for session in world.ledger.beats if session not in world.ledger.sessions]
     if ended:

@@ -2,7 +2,7 @@
 
 :func:`calm` lets a session's life and two sweeps pass and looks for what should be elsewhere by then (BACK-SOON,
 BOUNDED). :func:`come_to_rest` also takes all limits away, lets every consumer take what it is woken for, and wants the
-store to be empty (DURABLE, FAIR): a message that nobody gets is as good as lost.
+store to be empty (DURABLE, FAIR): a message that no consumer gets is as good as lost.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def come_to_rest(world: World) -> None:
     _consume(world)
     left = [f"{world.ledger.label(row)} {row}" for row in world.ledger.rows.values()]
     if left:
-        raise Violation("DURABLE", f"nobody gets {', '.join(sorted(left))}")
+        raise Violation("DURABLE", f"no consumer gets {', '.join(sorted(left))}")
     if world.database.open_transactions:
         raise Violation("BOUNDED", f"{world.database.open_transactions} transactions were begun and never ended")
 
@@ -84,13 +84,13 @@ def _tick(world: World) -> None:
 
 
 def _check_leases(world: World) -> None:
-    """BACK-SOON: whoever holds a message lives."""
+    """BACK-SOON: each session that holds a message lives."""
     living = {process.session for process in world.processes.values()}
     for row in world.ledger.rows.values():
         if row.state == "leased" and row.session not in living:
             raise Violation("BACK-SOON", f"{world.ledger.label(row)} is {row}, which is long dead")
     if world.ledger.lines.waiting - living:
-        raise Violation("BOUNDED", "somebody stands in a line who is long dead")
+        raise Violation("BOUNDED", "a session stands in a line that is long dead")
 
 
 def _check_delayed(world: World) -> None:

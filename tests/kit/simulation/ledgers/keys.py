@@ -1,10 +1,10 @@
 """Turns and limits of keys, as they must be at every version. Model: ``kombu_fdb/engine/scheduling/fair.py``.
 
 For each sub-queue (key and rank) a commit touched: it has one turn if it is marked active and none if not; the turn
-stands at the rank of the key's priority, or somebody has it noted that some don't; if it has
-messages it is active, or an arrival says that somebody must look, or it is parked for a reason that will ring. So no
-message is ever forgotten (FAIR). A claim never goes over a key's limit (KEY-LIMIT). Whoever makes a message ready rings
-the queue's bell (BOUNDED: nobody sleeps beside work).
+stands at the rank of the key's priority, or it is noted that some don't; if it has
+messages it is active, or an arrival says that a claim must look, or it is parked for a reason that will ring. So no
+message is ever forgotten (FAIR). A claim never goes over a key's limit (KEY-LIMIT). A transaction that makes a message
+ready rings the queue's bell (BOUNDED: no consumer sleeps beside work).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from kit.simulation.ledgers.rights import CLAIMS
 from kit.simulation.ledgers.rows import Row
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.scheduling.fair import ACTIVE, PARKED
-from kombu_fdb.engine.scheduling.turns import rank_of
+from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, rank_of
 from kombu_fdb.keyspace.codec import decode_control, decode_limits
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.keyspace.tuples import pack_int
@@ -172,7 +171,7 @@ class KeyLedger:
                 counted = f"counted {self.flights[key]} leased, {self.backlogs[key]} ready"
                 raise Violation("COUNTS", f"{key}: {counted}; there are {self.leased[key]}, {self.ready[key]}")
         if unheard := self._came - self._rung:
-            raise Violation("BOUNDED", f"there is work in {sorted(unheard)}, and nobody who waits was told")
+            raise Violation("BOUNDED", f"there is work in {sorted(unheard)}, and no waiting consumer was told")
         for key in self._touched:
             if key[0] in self.fair:
                 for rank in self.ranks[key]:
@@ -196,7 +195,7 @@ class KeyLedger:
         if not self.items[subqueue]:
             return
         if mark is None and name and subqueue not in self.arrivals:
-            raise Violation("FAIR", f"{name!r} is forgotten: it has messages in {queue}, and nobody will look at it")
+            raise Violation("FAIR", f"{name!r} is forgotten: it has messages in {queue}, and no claim will look at it")
         if mark == PARKED and not self._has_reason(queue, name):
             raise Violation("FAIR", f"{name!r} is parked in {queue} without a reason")
 
@@ -228,7 +227,7 @@ class KeyLedger:
     # -- whose turn it is --------------------------------------------------------------------------------------------
 
     def _count_turns(self) -> None:
-        """FAIR: with K keys nobody waits for more than 2 K messages of others.
+        """FAIR: with K keys no key waits for more than 2 K messages of others.
 
         Not counted is the claim that was under way when a key's first message came: it could not know of it.
         """

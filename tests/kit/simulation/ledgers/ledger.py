@@ -207,7 +207,7 @@ class Ledger:
 
     def _queue_deleted(self, author: Frame | None, queue: str) -> None:
         if author is not None and author.verb == "duties" and self.consumers[queue]:
-            raise Violation("DURABLE", f"{queue} expired although somebody consumes from it")
+            raise Violation("DURABLE", f"{queue} expired although it has a consumer")
 
     def _record(
         self, author: Frame | None, tag: str, key: bytes, old: bytes | None, new: bytes | None, observable_s: float

@@ -1,4 +1,4 @@
-"""Who waits in a line, and that nobody else is granted anything: the rows of ``engine/scheduling/line.py``."""
+"""Who waits in a line, and that only those are granted anything: the rows of ``engine/scheduling/line.py``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LineLedger:
         granted = [row for row in self._leased if author is not None and author.verb == "serve"]
         for row in granted:
             if not any(row.session == session and first <= row.number < _end(first) for session, first in self._before):
-                raise Violation("ONE-OWNER", f"{row} was granted, and nobody there waited for it")
+                raise Violation("ONE-OWNER", f"{row} was granted, and no demand in the line waited for it")
         for session, first in self._before - self._waiting:
             got = any(row.session == session and first <= row.number < _end(first) for row in granted)
             if author is not None and author.verb == "serve" and not got and session in sessions:

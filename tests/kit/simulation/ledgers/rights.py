@@ -212,7 +212,7 @@ class Judge:
             raise Violation("DURABLE", f"{name}, {before}, was lost in {verb}")
 
     def _lived(self, author: Frame, name: str, before: Row, after: Row | None) -> None:
-        """A time to live is over by the clock of whoever looks, and began by that of its publisher."""
+        """A time to live is over by the clock of the process that looks, and began by that of its publisher."""
         earliest_ms, latest_ms = self._ends.get(name, (0, 2**63))
         if after is not None:
             expired = after.reason == "expired"

@@ -22,7 +22,7 @@ class SingleLedger:
     def __init__(self, keys: Keyspace, queues: frozenset[str]) -> None:
         self._keys = keys
         self._queues = queues
-        #: Session of the active consumer; b"" for nobody.
+        #: Session of the active consumer; b"" for none.
         self._active: dict[str, SessionId] = {}
         #: Leases by queue and session.
         self._held: dict[tuple[str, SessionId], int] = {}

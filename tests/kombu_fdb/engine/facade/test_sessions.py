@@ -67,7 +67,7 @@ def test_an_owner_that_was_fenced_gets_no_queue(bench: Bench) -> None:
 
 
 def test_a_fenced_session_adds_no_consumer(bench: Bench) -> None:
-    """Nobody would remove it any more, and a queue that can vanish would stay for ever."""
+    """Nothing would remove it any more, and an auto-delete queue would stay for ever."""
     bench.engine.queues.declare(QueueDeclaration("own", auto_delete=True))
     end(bench)
     with pytest.raises(SessionLost):

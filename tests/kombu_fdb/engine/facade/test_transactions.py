@@ -84,6 +84,28 @@ def test_all_runs_together_have_the_time_of_one(bench: Bench) -> None:
     assert len(runs) == 4
 
 
+def test_a_write_has_no_more_time_than_is_left_of_its_call(bench: Bench) -> None:
+    """A second, where to make room takes two."""
+    runs: list[float] = []
+
+    def verb(work: Work) -> None:
+        runs.append(bench.clock.monotonic())
+        raise full()
+
+    def make_room() -> bool:
+        bench.clock.advance(2)
+        return len(runs) < 9
+
+    def call() -> None:
+        bench.clock.advance(bench.engine.transactions.timeouts.call_s - 1)
+        bench.engine.transactions.write(verb)
+
+    bench.engine.transactions.make_room = make_room
+    with pytest.raises(StoreUnavailable):
+        bench.engine.transactions.as_one(call)
+    assert len(runs) == 2
+
+
 def test_the_moment_of_a_write_is_its_callers_if_he_gives_one(bench: Bench) -> None:
     write = bench.engine.transactions.write
     assert write(lambda work: work.now_ms, now_ms=7) == 7

@@ -56,7 +56,7 @@ def test_it_sees_what_a_transaction_sees_that_wrote_the_same(
     assert dict(database.begin(timeout_s=5).get_range(b"", b"\xff")) == FIRST
 
 
-def test_it_conflicts_with_nobody_and_passes_over_what_only_counts() -> None:
+def test_it_conflicts_with_no_transaction_and_passes_over_what_only_counts() -> None:
     database = filled()
     inner = database.begin(timeout_s=5)
     dry: Any = DryRun(inner)
@@ -70,7 +70,7 @@ def test_it_conflicts_with_nobody_and_passes_over_what_only_counts() -> None:
     dry.add_read_conflict_key(KEYS[0])
     dry.add_read_conflict_range(b"0", b"9")
     assert dry.get(KEYS[1]) is None
-    inner.set(b"of the inner one", b"")  # a transaction without writes conflicts with nobody, whatever it has read
+    inner.set(b"of the inner one", b"")  # a transaction without writes never conflicts, whatever it has read
     rival = database.begin(timeout_s=5)
     rival.set(KEYS[0], b"changed")
     rival.commit()

@@ -88,6 +88,25 @@ def test_pages_of_leased_messages_are_of_one_queue(bench: Bench, monkeypatch: py
     assert sorted(found) == [b"1", b"3", b"5"]
 
 
+@pytest.mark.parametrize(
+    ("consumed", "is_internal"),
+    [
+        ((), True),
+        (("a-b.reply.celery.pidbox", "celeryev.1"), True),
+        (("w@host.celery.pidbox", "celeryev.1"), False),  # a worker that takes no more
+        (("celeryev.1", "jobs"), False),
+    ],
+)
+def test_a_session_that_only_reads_what_celery_sends_itself_is_internal(
+    bench: Bench, consumed: tuple[str, ...], is_internal: bool
+) -> None:
+    bench.engine.sessions.beat(bench.session, consumed=consumed)
+    assert [each.is_internal for each in bench.engine.inspect.sessions()] == [is_internal]
+    bench.put(b"a")
+    bench.take()
+    assert not bench.engine.inspect.sessions()[0].is_internal, "it holds a message"
+
+
 def test_sessions_with_the_number_of_their_messages_if_it_is_asked_for(bench: Bench) -> None:
     bench.put(b"a", b"b")
     bench.take()

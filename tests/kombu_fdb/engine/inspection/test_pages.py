@@ -200,7 +200,7 @@ def test_what_never_died_is_not_replayed(bench: Bench) -> None:
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
 @pytest.mark.parametrize("position", [b"\x00", b"\xff" * 40, b"\x02", b"\x02x\x00", b"nonsense"])
-def test_a_position_nobody_gave_out_leads_nowhere(bench: Bench, state: str, position: bytes) -> None:
+def test_a_made_up_position_leads_nowhere(bench: Bench, state: str, position: bytes) -> None:
     fill(bench)
     bench.put(b"another queue's", queue="r")
     bench.take(1, "r")
@@ -209,7 +209,7 @@ def test_a_position_nobody_gave_out_leads_nowhere(bench: Bench, state: str, posi
     assert all(each.message.queue == "q" for each in page.messages)
 
 
-def test_what_nobody_can_read_is_shown_as_its_bytes(bench: Bench) -> None:
+def test_an_unreadable_message_is_shown_as_its_bytes(bench: Bench) -> None:
     fill(bench)
     keys = bench.engine.keys
     (broken,) = (each for each in walk(bench, "ready") if each.message.payload == b"urgent")

@@ -80,7 +80,7 @@ def test_what_a_limit_withholds_is_not_shown_as_next(bench: Bench) -> None:
     assert peeked(bench, key="x") == [b"x1", b"x2"]
 
 
-def test_a_look_writes_nothing_and_conflicts_with_nobody(bench: Bench, counted: CountingDatabase) -> None:
+def test_a_look_writes_nothing_and_never_conflicts(bench: Bench, counted: CountingDatabase) -> None:
     bench.put(b"x1", key="x")
     bench.put(b"plain")
     before = bench.counts()

@@ -57,7 +57,7 @@ def test_a_consumer_that_stands_by_watches_who_is_active(bench: Bench) -> None:
 def test_what_only_the_active_consumer_may_have_is_no_work_for_others(bench: Bench) -> None:
     bench.engine.queues.declare(QueueDeclaration("single", arguments={"x-single-active-consumer": True}))
     bench.put(b"x", queue="single")
-    assert bench.engine.messages.has_work(["single"]), "nobody is active"
+    assert bench.engine.messages.has_work(["single"]), "no consumer is active"
     activate(bench, "one")
     bench.put(b"y", queue="single")
     assert not bench.engine.messages.has_work(["single"])

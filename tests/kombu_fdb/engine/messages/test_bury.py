@@ -118,7 +118,7 @@ def test_a_letter_is_routed_by_its_own_key_unless_the_queue_names_one(
 
 
 def test_a_letter_that_is_rejected_and_expires_comes_back_by_its_own_key(bench: Bench) -> None:
-    """RabbitMQ's delayed retry: work, rejected, a queue with a time to live that nobody reads, and back."""
+    """RabbitMQ's delayed retry: work, rejected, a queue with a time to live and no consumer, and back."""
     for name in ("retry", "again"):
         bench.engine.queues.declare_exchange(Exchange(name, "topic"))
     for queue, dlx in (("q", "retry"), ("q.wait", "again")):

@@ -1,4 +1,4 @@
-"""How much of a queue's head a claim reads, and what is left of what it takes and delivers to nobody."""
+"""How much of a queue's head a claim reads, and what is left of messages that it takes and does not deliver."""
 
 from __future__ import annotations
 

@@ -31,14 +31,14 @@ def test_ended_windows_are_cleared_so_many_at_once_and_without_a_conflict(
     looked: list[int] = []
     counted.reset()
     for _ in range(3):
-        bench.work(lambda work: looked.append(dedup.clear_ended(work, work.now_ms, limit=2)))
+        bench.work(lambda work: looked.append(dedup.clear_ended(work, 2, work.now_ms)))
     assert looked == [2, 1, 0]
     assert counted.total().conflict_ranges == 0
 
 
 @pytest.mark.parametrize("name", ["dedup", "once"])
 def test_what_reached_no_queue_is_no_earlier_one(bench: Bench, name: str) -> None:
-    """Its publisher was told that nobody has it, and publishes it again."""
+    """Its publisher was told that no queue has it, and publishes it again."""
     bench.engine.queues.declare_exchange(Exchange("news", "direct"))
     again = Publication("news", "k", b"a")._replace(**{f"{name}_id": "1", f"{name}_window_ms": 1_000})
     assert bench.engine.publisher.publish([again]) == [[]]

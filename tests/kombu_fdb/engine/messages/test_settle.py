@@ -39,7 +39,7 @@ def test_what_is_released_until_this_moment_is_ready_at_once(bench: Bench) -> No
 
 
 def test_a_record_that_can_not_be_read_does_not_come_back(bench: Bench) -> None:
-    """Nobody knows how often it has come back already."""
+    """It is unknown how often it has come back already."""
     bench.put(b"a")
     (held,) = bench.take()
     row = bench.engine.keys.lease(*held.lease)
@@ -70,7 +70,7 @@ def test_a_lease_that_can_not_be_read_stays_among_those_that_are_settled(verb: s
 
 @pytest.mark.parametrize("verb", ["ack", "release", "reject"])
 @pytest.mark.parametrize("is_a_lease", [False, True])
-def test_a_row_that_nobody_wrote_stays_between_leases_that_are_settled(verb: str, is_a_lease: bool) -> None:
+def test_a_stray_row_stays_between_leases_that_are_settled(verb: str, is_a_lease: bool) -> None:
     """And each lease is found, however many of those there are."""
     bench = Bench(MemoryDatabase())
     bench.put(b"a", b"b", b"c")

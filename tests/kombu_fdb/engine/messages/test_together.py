@@ -15,7 +15,7 @@ from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.memory import MemoryDatabase
 
-KEY = b"a key of somebody else"
+KEY = b"an unrelated key"
 
 
 def mark(tr: Transaction) -> None:

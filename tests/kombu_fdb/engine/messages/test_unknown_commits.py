@@ -95,7 +95,7 @@ class TestOnce:
         bench.put(b"a", b"b")
         bench.engine.messages.reject([each.lease for each in bench.take()])
         lose(bench, faults)
-        assert bench.engine.dead_letters.discard_part(bench.engine.dead_letters.walk("q.dead"), b"", 1).moved == 1
+        assert bench.engine.dead_letters.discard_part(bench.engine.dead_letters.walk("q.dead"), b"", 1)[0] == 1
         assert bench.counts("q.dead") == (1, 0, 0)
 
     def test_bury_copy(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
@@ -200,7 +200,7 @@ def test_a_burial_that_is_tried_again_happens_once(
     clocked.check()
 
 
-def test_what_nobody_can_tell_any_more_is_buried_as_another_message(clocked: Bench) -> None:
+def test_a_burial_in_doubt_for_too_long_is_repeated_as_another_message(clocked: Bench) -> None:
     """They share no chunks: one is still there when the other is gone."""
     burial = Burial(Publication("", "q", b"x" * INLINE_BYTES * 3))
     lose_burial(clocked, burial, 0.0).land_late_commits()

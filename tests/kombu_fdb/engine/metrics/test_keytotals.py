@@ -56,7 +56,7 @@ def publish(bench, *keys, queue="q", engine=None):
 
 def test_a_beaten_claim_is_counted_for_the_keys_it_wanted(bench, monkeypatch):
     if isinstance(bench.database, SqliteDatabase):
-        pytest.skip("SQLite's writers wait for each other, so nobody is beaten")
+        pytest.skip("SQLite's writers wait for each other, so no claim is beaten")
     publish(bench, "a", "b")
     rival, wanted, claims = bench.another(), claim.claim, []
 
@@ -251,7 +251,7 @@ def test_a_key_costs_a_transaction_nothing_between_the_shares_and_no_read_with_o
     publish(bench, "k")
     paid = []
     for next_s in (bench.clock.monotonic() + totals.INTERVAL_S, 0.0):
-        bench.engine.transactions.totals._next_s = next_s
+        bench.engine.transactions.totals.next_s = next_s
         counted.reset()
         publish(bench, "k")
         paid.append(counted.total())

@@ -187,7 +187,7 @@ def test_what_a_sample_costs():
     bench.engine.messages.ack([each.lease for each in taken])
     bench.engine.metrics.flush()
     idle = cost(counted, lambda: bench.engine.metrics.sample([HOUR]))
-    assert (idle.point_reads, idle.range_reads, idle.sets) == (0, 3, 1 + 1), "nobody waits, so no head is read"
+    assert (idle.point_reads, idle.range_reads, idle.sets) == (0, 3, 1 + 1), "no message waits, so no head is read"
 
 
 def test_where_there_are_very_many_queues_samples_are_rarer(bench, monkeypatch):
@@ -237,7 +237,7 @@ def test_a_sample_tells_how_old_the_oldest_ready_message_is(bench: Bench) -> Non
 
 
 def test_what_is_settled_too_late_is_counted(bench: Bench) -> None:
-    """Of no queue: nobody knows it any more."""
+    """Of no queue: its queue is no longer known."""
     bench.put(b"1")
     (held,) = bench.take()
     bench.engine.messages.ack([held.lease])

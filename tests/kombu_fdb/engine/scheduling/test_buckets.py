@@ -25,7 +25,7 @@ def test_how_long_until_there_is_a_token(tokens: float, rate: float, ms: int) ->
     assert rates.wait_ms(Bucket(tokens, 0), KeyLimits(rate=rate)) == ms
 
 
-def test_nobody_waits_for_more_than_a_day() -> None:
+def test_no_key_waits_for_more_than_a_day() -> None:
     assert rates.wait_ms(Bucket(0.0, 0), KeyLimits(rate=1e-9)) == LONGEST_WAIT_MS
 
 
@@ -45,7 +45,7 @@ def test_what_has_come_since(filled_ms: int, now_ms: int, unchanged_ms: int, tok
     assert rates.refilled(row, SLOW, now_ms, unchanged_ms) == Bucket(tokens, moment_ms)
 
 
-def test_a_moment_that_is_nobodys_clock_does_not_last() -> None:
+def test_a_moment_of_no_clock_does_not_last() -> None:
     row = rates.encode(Bucket(2.0, LAST_MS))
     assert rates.refilled(row, SLOW, 5_000, 0) == Bucket(2.0, 5_000 + MOST_AHEAD_MS)
 
@@ -95,7 +95,7 @@ def test_a_bucket_goes_when_it_has_been_full_for_ten_minutes(tokens: float, earl
 
 
 @pytest.mark.parametrize(("value", "rate"), [(b"garbage", 0.25), (rates.encode(Bucket(0.0, 2**60)), None)])
-def test_a_bucket_that_nobody_can_use_goes_at_once(value: bytes, rate: float | None) -> None:
+def test_an_unusable_bucket_goes_at_once(value: bytes, rate: float | None) -> None:
     bench = Bench(MemoryDatabase())
     bench.engine.queues.limit("q", "k", KeyLimits(rate=rate, max_in_flight=5))
     bench.write(lambda tr: tr.set(bench.engine.keys.bucket("q", "k"), value))

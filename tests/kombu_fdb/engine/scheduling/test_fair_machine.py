@@ -2,7 +2,7 @@
 
 As long as only puts, takes and acks happen, the order is exactly that of queue-by. Whatever happens: a key's messages
 come in their order, those released at their old places; a limited key never has more in flight than it may, a paused
-one gives nothing; and a claim takes as many messages as there are to be had, so nobody is forgotten.
+one gives nothing; and a claim takes as many messages as there are to be had, so no key is forgotten.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Ring(RuleBasedStateMachine):
             assert [int(each.payload) for each in taken] == [each for each in expected if each is not None]
         for each in taken:
             assert int(each.payload) == self.waiting[each.key].pop(0), "in the key's own order"
-        assert len(taken) == min(limit, available), "nobody is forgotten, nobody gets too much"
+        assert len(taken) == min(limit, available), "no key is forgotten, and none gets too much"
 
     def _available(self) -> int:
         return (
@@ -145,7 +145,7 @@ class Ring(RuleBasedStateMachine):
 
     @rule(every_key=st.sampled_from([KeyLimits(paused=True), KeyLimits(max_in_flight=1)]), limit=st.integers(1, 5))
     def hold_and_let_go(self, every_key: KeyLimits, limit: int) -> None:
-        """Nobody's message ends meanwhile, so that only the change of limits can tell those who were parked."""
+        """No lease ends meanwhile, so that only the change of limits can wake the parked keys."""
         self.change_control(QueueControl(every_key=every_key))
         self.take(5)
         self.take(5)
@@ -236,7 +236,7 @@ def more_than_may_be_in_flight(ring: Ring) -> None:
 #: Twins, and a history in which each is found out.
 BROKEN: dict[str, Callable[[Ring], None]] = {
     "a served key keeps its turn": turns_by_turns,
-    "an ended lease frees nobody": a_slot_that_is_freed,
+    "an ended lease frees no key": a_slot_that_is_freed,
     "a limit changed rings no bell": limits_that_come_and_go,
     "a key's leases are not counted": more_than_may_be_in_flight,
 }

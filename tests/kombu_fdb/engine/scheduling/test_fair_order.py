@@ -1,4 +1,4 @@
-"""The exact order of turns, against a model that knows nothing of the store; and that chance leaves nobody behind.
+"""The exact order of turns, against a model that knows nothing of the store; and that chance leaves no key behind.
 
 The model is for one consumer and keys without limits that could park them: there every message has its moment.
 """

@@ -47,7 +47,7 @@ def test_a_demand_asks_for_what_a_claim_may_have(bench: Bench, first: int, want:
         assert row.demand.line == line.name(["q"])
 
 
-def test_who_is_right_behind_a_row_that_nobody_can_read_is_the_next_one(bench: Bench) -> None:
+def test_a_consumer_right_behind_an_unreadable_row_is_the_next_one(bench: Bench) -> None:
     garbage = write(bench, b"s" * 16, 0, 0)
     one, two = Rival(bench), Rival(bench)
     assert (one.look().first, one.look().is_next) == (garbage, True)
@@ -71,7 +71,7 @@ def test_who_served_and_how_long_the_others_are_patient_stands_in_the_line(bench
     assert (three.look().server, three.look().patience_s) == (one.session, 1.5), "who served last is the same"
 
 
-def test_a_line_that_nobody_has_served_can_be_told_to_be_patient(bench: Bench) -> None:
+def test_a_line_that_was_never_served_can_be_told_to_be_patient(bench: Bench) -> None:
     one, two = Rival(bench), Rival(bench)
     two.engine.messages.evict(two.demand, two.look().first, 0.75)
     assert (two.look().server, two.look().patience_s) == (bytes(16), 0.75)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.facade.engine import Engine, Environment, Timeouts
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import rates
+from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.testing.clock import ManualClock
@@ -65,7 +66,7 @@ class Fleet:
             self.claim((consumer + first) % len(self.consumers))
 
     def ring(self) -> None:
-        """Somebody has a reason to look at the key, whether it has tokens or not."""
+        """A claim has a reason to look at the key, whether it has tokens or not."""
         self.bench.write(lambda tr: tr.set(self.bench.engine.keys.freed("q", "a"), b""))
 
 
@@ -92,7 +93,7 @@ def test_skewed_clocks_count_once_not_with_each_claim() -> None:
 
 
 @pytest.mark.parametrize("consumers", [1, 2, 8])
-def test_a_clock_that_was_set_back_stops_nobody(consumers: int) -> None:
+def test_a_clock_that_was_set_back_stops_no_key(consumers: int) -> None:
     """One a second, in five minutes of the hour that the clocks went back by.
 
     A consumer that sees a bucket for the first time can't know how old it is, but the promoter knows.
@@ -109,7 +110,7 @@ def test_a_clock_that_was_set_back_stops_nobody(consumers: int) -> None:
     assert 300 * 0.75 <= len(fleet.served) <= 300 + 2  # looked at in steps of a quarter of a second
 
 
-def test_a_clock_that_is_far_ahead_stops_nobody_and_gives_nothing_away() -> None:
+def test_a_clock_that_is_far_ahead_stops_no_key_and_gives_nothing_away() -> None:
     fleet = Fleet(KeyLimits(rate=1, burst=2), [0.0, 0.0, 600.0])
     fleet.put(400)
     fleet.claim(2)
@@ -179,7 +180,7 @@ def test_no_history_of_clocks_gives_more_than_the_skew_once(
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from([0.5, 1, 5]), st.integers(1, 5), st.lists(st.floats(-HOUR_S, HOUR_S), min_size=1, max_size=3))
 def test_whatever_the_clocks_say_the_key_goes_on(rate: float, burst: int, errors_s: list[float]) -> None:
-    """After every clock has jumped, each 1 / rate seconds a message is served, as long as somebody claims."""
+    """After every clock has jumped, each 1 / rate seconds a message is served, as long as consumers claim."""
     fleet = Fleet(KeyLimits(rate=rate, burst=burst), [0.0] * len(errors_s))
     fleet.put(200)
     fleet.all_claim()
@@ -212,7 +213,7 @@ def test_a_rate_and_a_limit_in_flight_both_count() -> None:
     assert fleet.bench.engine.inspect.keys_of("q")["a"].leased == 2
 
 
-def test_a_damaged_bucket_keeps_nobody_from_being_promoted() -> None:
+def test_a_bucket_filled_at_the_last_moment_is_credited() -> None:
     """Its moment is the last one a row can hold."""
     now_ms, last_ms = 1_000, 2**64 - 1
     database = MemoryDatabase()

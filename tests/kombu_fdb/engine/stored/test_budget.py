@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kombu_fdb.engine.stored.batches import Budget, Portion
+from kombu_fdb.engine.stored.batches import AdaptiveBatch, Budget
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.testing.clock import ManualClock
 
@@ -22,53 +22,53 @@ def too_much_over(most: int, tried: list[int], error: Exception) -> Callable[[in
 
 
 def test_what_is_too_large_is_tried_at_once_with_half_of_it() -> None:
-    portion, tried = Portion(100), list[int]()
-    assert portion.run(too_much_over(13, tried, LimitExceeded())) == 12
+    batch, tried = AdaptiveBatch(100), list[int]()
+    assert batch.run(too_much_over(13, tried, LimitExceeded())) == 12
     assert tried == [100, 50, 25, 12]
 
 
 def test_what_fits_twice_as_much_is_tried_next_time_and_never_more_than_the_most() -> None:
-    portion = Portion(100)
-    portion.size = 30
-    sizes = [portion.run(lambda size: size) for _ in range(4)]
+    batch = AdaptiveBatch(100)
+    batch.size = 30
+    sizes = [batch.run(lambda size: size) for _ in range(4)]
     assert sizes == [30, 60, 100, 100]
 
 
 def test_of_less_than_it_may_take_it_learns_nothing_that_makes_it_small() -> None:
-    portion = Portion(100)
-    assert portion.run(lambda size: size, wanted=3) == 3
-    assert portion.size == 100
+    batch = AdaptiveBatch(100)
+    assert batch.run(lambda size: size, wanted=3) == 3
+    assert batch.size == 100
 
 
 def test_one_alone_that_is_too_large_is_tried_once() -> None:
-    portion, tried = Portion(3), list[int]()
+    batch, tried = AdaptiveBatch(3), list[int]()
     with pytest.raises(LimitExceeded):
-        portion.run(too_much_over(0, tried, LimitExceeded()))
-    assert (tried, portion.size) == ([3, 1], 1)
+        batch.run(too_much_over(0, tried, LimitExceeded()))
+    assert (tried, batch.size) == ([3, 1], 1)
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable(), TransactionTooOld()])
 def test_what_has_cost_its_caller_time_is_half_as_much_at_the_next_call(error: Exception) -> None:
-    portion, tried = Portion(100), list[int]()
+    batch, tried = AdaptiveBatch(100), list[int]()
     for _ in range(2):
         with pytest.raises(type(error)):
-            portion.run(too_much_over(30, tried, error))
-    assert portion.run(too_much_over(30, tried, error)) == 25
+            batch.run(too_much_over(30, tried, error))
+    assert batch.run(too_much_over(30, tried, error)) == 25
     assert tried == [100, 50, 25]
 
 
 def test_of_a_commit_that_may_have_happened_the_size_is_not_to_blame() -> None:
-    portion, tried = Portion(100), list[int]()
+    batch, tried = AdaptiveBatch(100), list[int]()
     with pytest.raises(CommitUnknown):
-        portion.run(too_much_over(0, tried, CommitUnknown()))
-    assert (tried, portion.size) == ([100], 100)
+        batch.run(too_much_over(0, tried, CommitUnknown()))
+    assert (tried, batch.size) == ([100], 100)
 
 
 def test_other_errors_halve_it_where_they_are_named() -> None:
     tried: list[int] = []
     with pytest.raises(CapacityExceeded):
-        Portion(8).run(too_much_over(3, tried, CapacityExceeded()))
-    assert Portion(8, CapacityExceeded).run(too_much_over(3, tried, CapacityExceeded())) == 2
+        AdaptiveBatch(8).run(too_much_over(3, tried, CapacityExceeded()))
+    assert AdaptiveBatch(8, CapacityExceeded).run(too_much_over(3, tried, CapacityExceeded())) == 2
     assert tried == [8, 8, 4, 2]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.metrics.samples import DAY, HOUR
+from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
 from kombu_fdb.store.protocol import Database
@@ -31,7 +31,7 @@ STANDING = {
     "round": 10,  # one for each priority
     "total": 20,
     "key_total": 1_000,  # ``keytotals.py``: 200 keys and the others, of a few events
-    "sample": HOUR.slots + DAY.slots,
+    "sample": HOUR.slots + DAY.slots + WEEK.slots,
     "token": 100,
 }
 
@@ -67,7 +67,7 @@ def _key(number: int) -> str:
 
 
 def drain(bench: Bench, end: Callable[[list[Any]], object]) -> None:
-    """Until nobody has to look any more."""
+    """Until no claim has to look any more."""
     while True:
         if found := bench.take(100):
             end([each.lease for each in found])

@@ -27,13 +27,13 @@ def taken_while(written: bytes, run: list[bytes]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("written", [b"b", b"bb", b"c", b"d"])
-def test_whoever_writes_to_a_row_of_a_run_or_between_them_conflicts(written: bytes) -> None:
+def test_a_write_to_a_row_of_a_run_or_between_them_conflicts(written: bytes) -> None:
     with pytest.raises(Conflict):
         taken_while(written, ROWS)
 
 
 @pytest.mark.parametrize("written", [b"a", b"aa", b"d\x00", b"e"])
-def test_whoever_writes_beside_a_run_does_not(written: bytes) -> None:
+def test_a_write_beside_a_run_does_not_conflict(written: bytes) -> None:
     assert taken_while(written, ROWS) == sorted({b"a", b"e", written})
 
 

@@ -123,7 +123,7 @@ def test_a_queue_that_is_used_meanwhile_does_not_expire(bench: Bench, other: Ben
 def test_a_queue_whose_last_consumer_leaves_stays_if_another_one_comes(
     bench: Bench, other: Bench, request: pytest.FixtureRequest
 ) -> None:
-    """Between the transaction's reads and its commit. SQLite lets nobody in there, so there it comes just before."""
+    """Between the transaction's reads and its commit. SQLite lets no other writer in there, so it comes just before."""
     bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))
     bench.engine.queues.add_consumer(bench.session, "q", "old")
     bench.put(b"a")
@@ -270,7 +270,7 @@ def test_a_consumer_that_leaves_has_used_its_queue_until_now(bench: Bench) -> No
 def test_a_message_with_a_key_that_comes_during_a_deletion_is_found(
     bench: Bench, other: Bench, request: pytest.FixtureRequest
 ) -> None:
-    """Between the deletion's reads and its commit. SQLite lets nobody in there, so there it comes just before."""
+    """Between the deletion's reads and its commit. SQLite lets no other writer in there, so it comes just before."""
     bench.put(b"old", key="a")
     way = other.database
     assert isinstance(way, Interrupted)

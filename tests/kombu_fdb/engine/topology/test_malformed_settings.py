@@ -1,4 +1,4 @@
-"""Settings, leases and beats that can't be read stop nobody's publish, claim, sweep or duties."""
+"""Unreadable settings, leases and beats stop no publish, claim, sweep or duty."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.upkeep import delay
+from kombu_fdb.engine.upkeep import due
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -23,7 +23,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5])
 def test_queues_are_looked_at_so_many_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(delay, "QUEUES_PER_LOOK", 2)
+    monkeypatch.setattr(due, "QUEUES_PER_LOOK", 2)
     now_ms = bench.clock.wall_ms()
     queues = [f"q{each}" for each in range(number)]
     for at, queue in enumerate(queues):
@@ -44,7 +44,7 @@ def test_a_part_of_those_that_are_due_is_the_first_ones(bench: Bench) -> None:
     bench.later(1)
     promoted: list[tuple[int, int | None]] = []
     for _ in range(2):
-        bench.work(lambda work: promoted.append(delay.promote(work, "q", 2)))
+        bench.work(lambda work: promoted.append(due.promote(work, 2, "q")))
     assert promoted == [(2, now_ms + 3), (1, None)]
     assert bench.payloads() == [b"1", b"2", b"3"]
 
@@ -53,12 +53,12 @@ def test_a_part_of_those_that_are_due_is_the_first_ones(bench: Bench) -> None:
 def test_of_many_that_rest_those_due_first_and_last_are_looked_at(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int, seen: list[int]
 ) -> None:
-    monkeypatch.setattr(delay, "MESSAGES_PER_TRANSACTION", 2)
+    monkeypatch.setattr(due, "MESSAGES_PER_TRANSACTION", 2)
     keys = bench.engine.keys
     rows = [(keys.unpark(1_000 + each, "q", "k"), b"") for each in range(number)]
     for key, value in rows:
         bench.write(partial(store, key, value))
-    assert bench.engine.transactions.read(delay._unparks) == [rows[each] for each in seen]
+    assert bench.engine.transactions.read(due._unparks) == [rows[each] for each in seen]
     bench.clean()
 
 

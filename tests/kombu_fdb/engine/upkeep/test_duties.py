@@ -10,7 +10,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.stored.batches import Budget, Portion
+from kombu_fdb.engine.stored.batches import AdaptiveBatch, Budget
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.process.upkeep import duty_cycle
@@ -55,7 +55,7 @@ def test_one_survivor_of_a_fleet_ends_all_others(bench: Bench) -> None:
     assert set(bench.beats()) == {bench.session}
 
 
-def test_a_live_fleet_ends_nobody(bench: Bench) -> None:
+def test_a_live_fleet_ends_no_session(bench: Bench) -> None:
     engines = [bench.another() for _ in range(30)]
     sessions = [engine.sessions.open({}) for engine in engines]
     duties = [bench.duties(session) for session in sessions]
@@ -177,7 +177,7 @@ def test_a_budget_ends_by_time_or_by_number() -> None:
 
 
 def test_a_portion_is_halved_and_grows_again() -> None:
-    portion, tried = Portion(100), []
+    batch, tried = AdaptiveBatch(100), []
 
     def part(most: int) -> int:
         tried.append(most)
@@ -185,15 +185,15 @@ def test_a_portion_is_halved_and_grows_again() -> None:
             raise LimitExceeded
         return most
 
-    assert (portion.run(part), tried) == (12, [100, 50, 25, 12])
+    assert (batch.run(part), tried) == (12, [100, 50, 25, 12])
     with pytest.raises(StoreUnavailable):
-        portion.run(lambda _: (_ for _ in ()).throw(StoreUnavailable()))
-    assert portion.run(part, 3) == 3
+        batch.run(lambda _: (_ for _ in ()).throw(StoreUnavailable()))
+    assert batch.run(part, 3) == 3
     with pytest.raises(LimitExceeded):
-        portion.run(lambda _: (_ for _ in ()).throw(LimitExceeded()))
+        batch.run(lambda _: (_ for _ in ()).throw(LimitExceeded()))
 
 
-def test_whoever_has_no_role_reads_little(bench: Bench, counted: CountingDatabase) -> None:
+def test_a_process_without_the_role_reads_little(bench: Bench, counted: CountingDatabase) -> None:
     """Its neighbours at each sweep, and the role each second: a fleet of workers costs what they are."""
     holder = bench.duties()
     holder.run_once()

@@ -1,4 +1,4 @@
-"""What a duty has set aside: how it is told, and what is told of a row that nobody can read."""
+"""What a duty has set aside: how it is reported, and what is reported of an unreadable row."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_an_error_is_told_without_its_secrets_and_on_one_line(bench: Bench) -> N
         encode_json({"error": "e", "times": "many", "since_ms": 1}),
     ],
 )
-def test_a_row_that_nobody_can_read_says_so(bench: Bench, value: bytes) -> None:
+def test_an_unreadable_row_says_so(bench: Bench, value: bytes) -> None:
     bench.write(lambda tr: tr.set(bench.engine.keys.aside("promote", "jobs"), value))
     assert bench.engine.upkeep.asides() == [Aside("", "", "unreadable", 0, 0)]
 
 
-def test_a_key_that_nobody_can_read_says_so(bench: Bench) -> None:
+def test_an_unreadable_key_says_so(bench: Bench) -> None:
     begin, _end = bench.engine.keys.all_asides
     bench.write(lambda tr: tr.set(begin + b"\xfe", b"{}"))
     assert bench.engine.upkeep.asides() == [Aside("", "", "unreadable", 0, 0)]

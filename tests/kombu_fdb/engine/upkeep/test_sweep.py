@@ -1,4 +1,4 @@
-"""The sweep's parts: how many at once, whose, and what it says of a lease that nobody can read."""
+"""The sweep's parts: how many at once, whose, and what it reports of an unreadable lease."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Keys that have used up their rate, and when somebody looks at them again."""
+"""Keys that have used up their rate, and when the duty looks at them again."""
 
 from __future__ import annotations
 
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.upkeep import delay
+from kombu_fdb.engine.upkeep import due
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(delay, "MESSAGES_PER_TRANSACTION", 2)
+    monkeypatch.setattr(due, "MESSAGES_PER_TRANSACTION", 2)
     return Bench(MemoryDatabase())
 
 
@@ -42,12 +42,12 @@ def test_as_many_as_are_looked_at_are_all_that_may_be_left(bench: Bench) -> None
         park(bench, key, 1_000)
     assert bench.engine.upkeep.unpark() == bench.clock.wall_ms() + 1_000
     bench.later(1)
-    assert bench.engine.upkeep.unpark() == bench.clock.wall_ms(), "nobody knows that there is no third one"
+    assert bench.engine.upkeep.unpark() == bench.clock.wall_ms(), "it is not known yet that there is no third one"
     assert parked(bench) == []
     assert bench.engine.upkeep.unpark() is None
 
 
-def test_what_nobody_of_ours_wrote_is_cleared(bench: Bench) -> None:
+def test_a_malformed_row_is_cleared(bench: Bench) -> None:
     begin, _ = bench.engine.keys.all_unparks
     bench.write(lambda tr: tr.set(begin + b"\x00nonsense", b""))
     assert bench.engine.upkeep.unpark() is None

@@ -10,7 +10,7 @@ from kit.conformance.queue import Bench
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.processes import Seen
 from kombu_fdb.process.upkeep import duty_cycle
-from kombu_fdb.process.upkeep.reclaim import Reclaim
+from kombu_fdb.process.upkeep.duty_cycle import Reclaim
 from kombu_fdb.testing.memory import MemoryDatabase
 
 PID, TTL_S = 77, 8.0
@@ -52,7 +52,7 @@ def opened(bench: Bench, **description: Any) -> SessionId:
 
 
 def sweep(bench: Bench, seconds: float) -> int:
-    """Messages that came back, while nobody but the sweeper beats."""
+    """Messages that came back, while only the sweeper beats."""
     duties, released = bench.duties(), 0
     for _ in range(int(2 * seconds)):
         bench.later(0.5)
@@ -104,7 +104,7 @@ def test_a_process_that_is_gone_is_dead_after_its_time_to_live_and_a_look(bench:
 
 
 def test_a_session_that_was_fenced_is_cleared_although_its_process_computes(bench: Bench, host: Host) -> None:
-    """What has no record any more is not to be spared: whoever fenced it has died, or its process has another one."""
+    """What has no record any more is not to be spared: its sweeper has died, or its process has another one."""
     session = opened(bench)
     host.share = 1.0
     assert bench.engine.sessions.fence(session, bench.beats()[session])

@@ -41,7 +41,7 @@ class Worked:
             self.claim()
             most = max(most, len(self.credit.inbox))
             assert self.dispatch.next(hand) is not None
-            if self.dispatch.is_low(self.credit):
+            if self.credit.is_low(self.dispatch.window):
                 self.claim()
             self.now += took_s
         return most
@@ -62,7 +62,7 @@ def test_a_consumer_without_acks_is_served_beside_one_with_a_prefetch() -> None:
     worked.credit.prefetch = 2
     assert worked.work_off(0.5, 3) == 1
     assert worked.dispatch.next([]) is not None
-    assert worked.dispatch.is_low(worked.credit)
+    assert worked.credit.is_low(worked.dispatch.window)
 
 
 def test_the_first_message_tells_nothing() -> None:
@@ -91,13 +91,18 @@ def test_slow_consumers_share_a_queue(connect: Callable[..., Connection], monkey
 
 class TestSimpleQueue:
     @pytest.fixture
-    def queue(self, connection: Connection, until: Any) -> Any:
-        """One of ten messages was had, and another one is claimed."""
+    def queue(self, connect: Callable[..., Connection], until: Any) -> Any:
+        """One of ten messages was had, another one waits in the inbox, and no turn is under way, or follows by itself.
+
+        A message that is just being claimed, or released, is in no inbox: the channel would be given the one behind it.
+        """
+        connection = connect(undrained_timeout=3600.0, poll_interval=3600.0)
         queue = connection.SimpleQueue("q")
         for number in range(10):
             queue.put(number)
         assert queue.get(timeout=60).payload == 0
-        until(lambda: queue.channel.engine.inspect.counts("q").leased >= 2)
+        fetcher = connection.transport.receiver.fetcher
+        until(lambda: fetcher.idle and fetcher.dispatch.waiting(queue.channel.credit, "q"))
         return queue
 
     def test_its_size(self, queue: Any) -> None:

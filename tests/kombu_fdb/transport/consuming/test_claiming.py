@@ -78,7 +78,7 @@ def test_neither_the_line_nor_the_other_queue_starves(bench: Bench, prefetch: in
     assert served["q"] >= served.total() / 5, served
 
 
-def test_an_idle_line_keeps_nobody_waiting(bench: Bench) -> None:
+def test_an_idle_line_keeps_no_consumer_waiting(bench: Bench) -> None:
     _first, second = contested(bench, prefetch=2)
     bench.put(*(b"%d" % number for number in range(20)), queue="one")
     for _ in range(10):
@@ -152,7 +152,7 @@ def test_messages_without_acks_are_not_held_up_by_others(bench: Bench) -> None:
 
 
 def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
-    """One of its consumers wants leases, so all messages have them, and whoever acknowledges nothing keeps none."""
+    """One of its consumers wants leases, so all messages have them, and a consumer without acks keeps none."""
     consumer = Consumer(bench, [])
     bench.engine.queues.declare(QueueDeclaration("events", auto_delete=True))
     consumer.transport.consume("events", "with", transient=True)

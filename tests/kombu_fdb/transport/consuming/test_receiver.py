@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,19 +60,19 @@ def test_a_thread_that_an_exception_ends_anywhere_is_started_anew(
 def strike_once(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
     """The next turn raises it."""
     strikes = [error("out of nowhere")]
-    arm = WatchSet.arm
+    limit = WatchSet.limit
 
     def strike(self: WatchSet, *args: Any) -> Any:
         if strikes:
             raise strikes.pop()
-        return arm(self, *args)
+        return limit(self, *args)
 
-    monkeypatch.setattr(WatchSet, "arm", strike)
+    monkeypatch.setattr(WatchSet, "limit", strike)
 
 
 @contextmanager
 def consumer(
-    folder: Path, callback: Callable[[Any], object] = lambda _: None
+    folder: Path, callback: Callable[[Any], object] = lambda _: None, **options: Any
 ) -> Iterator[tuple[Connection, list[Any]]]:
     """A consumer of a queue with one message, and the bodies that it has seen."""
     seen: list[Any] = []
@@ -81,7 +82,7 @@ def consumer(
         message.ack()
         callback(body)
 
-    with Connection(f"fdb+sqlite:///{folder}/broker.db") as connection:
+    with Connection(f"fdb+sqlite:///{folder}/broker.db", transport_options=options) as connection:
         connection.Producer().publish(1, routing_key="q", declare=[Queue("q")])
         with connection.Consumer([Queue("q")], callbacks=[on_message]):
             yield connection, seen
@@ -241,6 +242,54 @@ class TestADrain:
             connection.drain_events(timeout=30)
             assert seen == [1, 2]
 
+    def test_that_need_not_wait_settles_acks_that_have_waited_for_long(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        let_the_thread_rest(monkeypatch)
+        with consumer(tmp_path) as (connection, seen):
+            channel = connection.default_channel
+            channel.basic_qos(0, 3)
+            for number in (2, 3):
+                connection.Producer().publish(number, routing_key="q")
+            connection.drain_events(timeout=30)
+            assert channel.engine.inspect.counts("q").leased == 3
+            while not connection.transport.receiver.fetcher.owes_acks:
+                pass
+            connection.drain_events(timeout=30)
+            assert seen == [1, 2]
+            assert channel.engine.inspect.counts("q").leased == 2
+
+    def test_that_need_not_wait_finds_what_comes_later(self, tmp_path: Path, until: Callable[..., Any]) -> None:
+        """A loop of such drains looks more often than the thread's rest lasts, and must not prolong it."""
+        with consumer(tmp_path, ack_delay_ms=100) as (connection, seen):
+            connection.drain_events(timeout=30)
+
+            def polled() -> bool:
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=0)
+                return len(seen) == 2
+
+            until(lambda: polled() or connection.transport.receiver.fetcher.idle)
+            with Connection(f"fdb+sqlite:///{tmp_path}/broker.db") as other:
+                other.Producer().publish(2, routing_key="q")
+            until(polled, 20)
+
+    def test_that_finds_a_message_as_another_ends_leaves_no_rest_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        outlook = WatchSet(Bell())
+        outlook.begin_drive()
+
+        def another_ends() -> float:
+            monkeypatch.undo()
+            outlook.end_drive()
+            return monotonic()
+
+        monkeypatch.setattr(watch_set, "monotonic", another_ends)
+        outlook.prolong_rest()
+        watch_set.monotonic()  # now at the latest
+        assert outlook.rest_until < math.inf
+
     def test_that_was_slow_leaves_the_turns_to_the_thread(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -260,13 +309,15 @@ class TestADrain:
                 connection.drain_events(timeout=30)
                 connection.Producer().publish(number, routing_key="q")
             assert seen == [1, *range(9)]
-        assert drivers.count(threading.current_thread()) <= 1
+            assert drivers.count(threading.current_thread()) <= 1
+            if threading.current_thread() in drivers:
+                assert connection.transport.receiver._watch_set.rest_until == -math.inf, "the thread rests"
 
 
 def test_a_connection_that_is_closed_as_its_receiver_is_made_has_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By another thread. Whoever drained it would wait for ever."""
+    """By another thread. The thread that drained it would wait for ever."""
     with Connection(f"fdb+sqlite:///{tmp_path}/broker.db") as connection:
         transport = connection.transport
         connection.connect()

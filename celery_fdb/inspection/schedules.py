@@ -1,0 +1,356 @@
+"""A beat's schedule in the store: how beat reports it, and how pages read it.
+
+The store: a beat's schedule, as beat reports it and pages show it, and which entries are paused.
+
+One row per entry, in the broker's store.
+
+====================  ==================================  ============================================
+key                   value                               written by
+====================  ==================================  ============================================
+``("entry", name)``   JSON: the fields of :class:`Told`   a beat; cleared by a later one
+``("paused", name)``  nothing                             a person, who clears it; a beat, with the entry
+====================  ==================================  ============================================
+
+All keys are behind ``("celery-fdb", namespace, "schedule")``. Several beats with the same entries overwrite each
+other's rows, and the last report counts. A beat clears an entry that it had and no longer has. An entry that went away
+while beat was restarted is no longer reported, and a beat clears it, and its pause, after :data:`KEPT_S`. Before it
+publishes an entry, a beat looks whether it is paused: so all beats pause at once.
+
+The sync: a beat reports its schedule to the store, so that pages show it without the app, and learns which entries are
+paused.
+
+Model. After each tick beat hands over its schedule. Entries that were published since their last report are reported,
+at most once a second; all of them each :data:`ALL_S`. A beat that sleeps long reports when it wakes. If the store does
+not answer within :data:`TIMEOUT_S`, beat goes on and tries again after :data:`PAUSE_S`: nothing is lost but what pages
+show. A broker of another kind gets no reports. Before an entry is published, beat asks whether it is paused; while the
+store does not answer, the last answer holds. A paused entry's ticks pass by, and are not made up for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from celery import Celery
+from celery.beat import ScheduleEntry
+from celery.schedules import crontab, schedule
+
+from celery_fdb.brokers.lazy import Holding, broker_of, common_ms
+from kombu_fdb import Broker
+from kombu_fdb.errors import FormatError, KombuFDBError, OptionError
+from kombu_fdb.keyspace.tuples import pack as pack_key
+from kombu_fdb.keyspace.tuples import range_of, unpack_as
+from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.ranges import MOST, is_number
+from kombu_fdb.store.protocol import Database, KeyValue, Transaction
+from kombu_fdb.store.retry import Retry
+from kombu_fdb.store.tokens import CommitTokens
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+#: Ends a crontab as Celery writes it.
+CELERYS_HINT = " (m/h/dM/MY/d)"
+#: Characters of a text.
+LONGEST = 500
+#: What a foreign entry may end in.
+BROKEN = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+
+
+class Told(NamedTuple):
+    """Moments in milliseconds since 1970 by beat's clock, None for never and for unknown.
+
+    ``last_ms``: when beat published it last, ``next_ms``: when it will, ``runs``: how often it has. ``told_ms``: when
+    beat reported it; it reports it again within ``again_s`` seconds.
+    """
+
+    name: str
+    task: str
+    timing: str
+    queue: str
+    last_ms: int | None
+    next_ms: int | None
+    runs: int
+    told_ms: int
+    again_s: float
+
+
+def configured(app: Celery) -> dict[str, Any]:
+    """The entries of the app's ``beat_schedule``, by name, each as it is written there."""
+    return {str(name): each for name, each in (app.conf.beat_schedule or {}).items()}
+
+
+def entry_of(app: Celery | None, name: str, written: Any) -> ScheduleEntry:
+    """The entry as beat builds it. Raises what building it raises."""
+    return ScheduleEntry(**{**written, "name": name, "app": app}) if isinstance(written, Mapping) else written
+
+
+def told_of(name: str, entry: Any, now_ms: int, again_s: float) -> Told:
+    """The report of what a scheduler has in its schedule, whatever that is."""
+    try:
+        runs = int(entry.total_run_count or 0)
+        queue = str((entry.options or {}).get("queue") or "")
+        last_ms = ms_of(entry.last_run_at) if runs else None
+        task, timing, next_ms = str(entry.task), text_of(entry.schedule), _next_ms(entry, now_ms)
+    except BROKEN as error:
+        task, timing, queue, last_ms, next_ms, runs = "", f"{type(error).__name__}: {error}", "", None, None, 0
+    return Told(fit(name), fit(task), fit(timing), fit(queue), last_ms, next_ms, runs, now_ms, again_s)
+
+
+def fit(text: str) -> str:
+    """A text as it may be stored."""
+    return text[:LONGEST].encode(errors="replace").decode()
+
+
+def _next_ms(entry: Any, now_ms: int) -> int | None:
+    """By beat's own calculation of how long it is until then."""
+    if entry.last_run_at is None:
+        return None
+    left = entry.schedule.remaining_estimate(entry.schedule.maybe_make_aware(entry.last_run_at))
+    if not isinstance(left, timedelta):
+        return None
+    # Its clock was a moment ahead of ours, and a crontab's moments are whole seconds.
+    return round(now_ms / 1000 + max(left.total_seconds(), 0)) * 1000
+
+
+def ms_of(at: Any) -> int | None:
+    """Beat's moments are in UTC if they name no zone, unless the app says otherwise."""
+    return int(at.timestamp() * 1000) if isinstance(at, datetime) and at.tzinfo else None
+
+
+def text_of(timing: Any) -> str:
+    """When an entry is due, in words, and in which zone if that matters."""
+    if type(timing) is schedule:
+        return f"every {timing.human_seconds.replace('.00 ', ' ')}"
+    text = str(timing).removeprefix("<").removesuffix(">")
+    return f"{text.removesuffix(CELERYS_HINT)} {timing.tz}" if isinstance(timing, crontab) else text
+
+
+def pack(told: Told) -> bytes:
+    return json.dumps(told[1:]).encode()
+
+
+def unpack(name: str, value: bytes) -> Told:
+    """Raises ``FormatError`` for what no version of ours can have written."""
+    try:
+        found = Told(name, *json.loads(value))
+    except (ValueError, TypeError, RecursionError):
+        raise FormatError("unreadable entry of a schedule", entry=name[:80]) from None
+    texts, moments = found[1:4], (found.last_ms, found.next_ms)
+    numbers = (found.runs, found.told_ms, found.again_s, *(each for each in moments if each is not None))
+    if not all(isinstance(each, str) for each in texts) or not all(is_number(each, -MOST, MOST) for each in numbers):
+        raise FormatError("unreadable entry of a schedule", entry=name[:80])
+    return found
+
+
+#: The most entries that are read, and that one beat reports.
+MOST_ENTRIES = 1_000
+#: Seconds for which an entry is kept that no beat reports.
+KEPT_S = 7 * 86_400.0
+
+
+class ScheduleStore:
+    """Of one namespace. Thread-safe. ``timeout_s``: deadline of each call, which then raises ``StoreUnavailable``."""
+
+    def __init__(self, database: Database, namespace: str, *, clock: Clock, timeout_s: float) -> None:
+        self._prefix = pack_key("celery-fdb", namespace, "schedule", "entry")
+        self._paused = pack_key("celery-fdb", namespace, "schedule", "paused")
+        self._timeout_s = timeout_s
+        self._retry = Retry(database, clock, CommitTokens(_no_token), random.Random())
+
+    def tell(self, entries: Iterable[Told], gone: Iterable[str] = ()) -> None:
+        """Write these, and clear the others with their pauses. Idempotent."""
+
+        def body(tr: Transaction) -> None:
+            for name in gone:
+                self._clear(tr, name)
+            for each in entries:
+                tr.fill()
+                tr.set(self._key(each.name), pack(each))
+
+        self._retry.repeat(body, timeout_s=self._timeout_s)
+
+    def told(self) -> list[Told]:
+        """All reported entries, by name. What can't be read is left out."""
+        rows = self._page(*range_of(self._prefix))
+        return [told for key, value in rows if (told := self._readable(key, value)) is not None]
+
+    def pause(self, name: str) -> None:
+        """Beats no longer publish it."""
+        self._retry.repeat(lambda tr: tr.set(self._paused + pack_key(fit(name)), b""), timeout_s=self._timeout_s)
+
+    def resume(self, name: str) -> None:
+        """From its next tick on."""
+        self._retry.repeat(lambda tr: tr.clear(self._paused + pack_key(fit(name))), timeout_s=self._timeout_s)
+
+    def paused(self) -> set[str]:
+        """The names of entries that beats don't publish."""
+        rows = self._page(*range_of(self._paused))
+        return {str(unpack_as(key[len(self._paused) :], str)[0]) for key, _ in rows}
+
+    def is_paused(self, name: str) -> bool:
+        """Whether this entry is one of them."""
+        key = self._paused + pack_key(fit(name))
+        return self._retry.read(lambda tr: tr.get(key), timeout_s=self._timeout_s) is not None
+
+    def forget_old(self, now_ms: int) -> Sequence[str]:
+        """Clear entries that no beat has reported for :data:`KEPT_S`, in parts. Returns their names.
+
+        Each part looks again as it clears: a beat may have reported an entry since it was read.
+        """
+        begin, end = range_of(self._prefix)
+        forgotten: list[str] = []
+        while rows := self._page(begin, end):
+            old = list(self._old(rows, now_ms))
+            if old:
+                forgotten += self._retry.repeat(partial(self._clear_old, old, now_ms), timeout_s=self._timeout_s)
+            begin = rows[-1][0] + b"\0"
+        return forgotten
+
+    def _clear_old(self, keys: Sequence[bytes], now_ms: int, tr: Transaction) -> list[str]:
+        values = zip(keys, tr.get_many(keys), strict=True)
+        old = self._old([(key, value) for key, value in values if value is not None], now_ms)
+        for name in old.values():
+            self._clear(tr, name)
+        return list(old.values())
+
+    def _clear(self, tr: Transaction, name: str) -> None:
+        tr.clear(self._key(name))
+        tr.clear(self._paused + pack_key(name))
+
+    def _old(self, rows: Iterable[KeyValue], now_ms: int) -> dict[bytes, str]:
+        """The names of those that are, by key."""
+        told = ((key, self._readable(key, value)) for key, value in rows)
+        return {key: each.name for key, each in told if each is not None and now_ms - each.told_ms > KEPT_S * 1000}
+
+    def _page(self, begin: bytes, end: bytes) -> list[KeyValue]:
+        return self._retry.read(
+            lambda tr: tr.get_range(begin, end, limit=MOST_ENTRIES, snapshot=True), timeout_s=self._timeout_s
+        )
+
+    def _key(self, name: str) -> bytes:
+        return self._prefix + pack_key(name)
+
+    def _readable(self, key: bytes, value: bytes) -> Told | None:
+        try:
+            return unpack(str(unpack_as(key[len(self._prefix) :], str)[0]), value)
+        except FormatError:
+            return None
+
+
+def _no_token(slot: int) -> bytes:
+    raise AssertionError(slot)
+
+
+def schedule_of(broker: Broker, *, timeout_s: float | None = None) -> ScheduleStore:
+    """The schedules that beats have reported to a broker."""
+    timeout_s = broker.options.operation_timeout if timeout_s is None else timeout_s
+    return ScheduleStore(broker.database, broker.location.namespace, clock=SystemClock(), timeout_s=timeout_s)
+
+
+# -- beat --------------------------------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+#: Seconds: between two reports, between reports of all, for one call, after a failure.
+LEAST_S, ALL_S, TIMEOUT_S, PAUSE_S = 1.0, 60.0, 2.0, 60.0
+
+
+class ScheduleSync:
+    """The sync of one beat; not thread-safe. ``max_interval_s``: how long beat sleeps at most."""
+
+    def __init__(self, app: Celery, max_interval_s: float, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._again_s = ALL_S + max_interval_s
+        self._holding = Holding(lambda: _open(app))
+        self._is_ours = True
+        self._next_s = self._all_s = 0.0
+        #: For each reported entry, when it had been published last.
+        self._told: dict[str, Any] = {}
+        #: The entries that are paused, as last read, with when each was published before.
+        self._skipped: dict[str, Any] = {}
+
+    def skips(self, entry: Any) -> bool:
+        """Whether it is paused, so that its tick that is due is not published. ``entry``: as it was before the tick."""
+        name = fit(str(entry.name))
+        if self._is_paused(name):
+            self._skipped.setdefault(name, entry.last_run_at if entry.total_run_count else None)
+        else:
+            self._skipped.pop(name, None)
+        return name in self._skipped
+
+    def _is_paused(self, name: str) -> bool:
+        if not self._is_ours:
+            return False
+        try:
+            return schedule_of(self._holding.broker(), timeout_s=TIMEOUT_S).is_paused(name)
+        except OptionError:
+            self._is_ours = False
+            return False
+        except KombuFDBError as error:
+            logger.warning("beat does not hear whether %s is paused: %s", name, error)
+            self._holding.forget()
+            return name in self._skipped
+
+    def look(self, schedule: Mapping[str, Any]) -> float | None:
+        """Report what is new. Returns in how many seconds it wants to look again; None: whenever beat wakes."""
+        now_s = self._clock.monotonic()
+        if not self._is_ours:
+            return None
+        is_all = now_s >= self._all_s
+        seen = {fit(str(name)): each for name, each in list(schedule.items())[:MOST_ENTRIES]}
+        new = [name for name, each in seen.items() if is_all or self._is_new(name, each)]
+        gone = self._told.keys() - seen.keys()
+        if not new and not gone:
+            return None
+        if now_s < self._next_s:
+            return self._next_s - now_s
+        if self._tell({name: seen[name] for name in new}, gone, forget=is_all):
+            self._told = {name: _mark(each) for name, each in seen.items()}
+            self._next_s, self._all_s = now_s + LEAST_S, now_s + ALL_S if is_all else self._all_s
+        else:
+            self._next_s = now_s + PAUSE_S
+        return None
+
+    def _is_new(self, name: str, entry: Any) -> bool:
+        return name not in self._told or self._told[name] != _mark(entry)
+
+    def _tell(self, entries: Mapping[str, Any], gone: set[str], *, forget: bool) -> bool:
+        now_ms = self._clock.wall_ms()
+        told = [told_of(name, each, now_ms, self._again_s) for name, each in entries.items()]
+        skipped = self._skipped  # their last ticks were not published
+        told = [each._replace(last_ms=ms_of(skipped[each.name])) if each.name in skipped else each for each in told]
+        try:
+            broker = self._holding.broker()
+            store = schedule_of(broker, timeout_s=TIMEOUT_S)
+            store.tell(told, gone)
+            if forget:
+                store.forget_old(common_ms(broker.inspect.sessions(), now_ms))
+        except OptionError:
+            self._is_ours = False  # another kind of broker; who publishes there is told what is wrong
+            return False
+        except KombuFDBError as error:
+            logger.warning("the store was not told of beat's schedule: %s", error)
+            self._holding.forget()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the store back."""
+        self._holding.close()
+
+
+def _mark(entry: Any) -> Any:
+    """Changes when the entry is published; other changes are reported with the next full report."""
+    return getattr(entry, "last_run_at", None)
+
+
+def _open(app: Celery) -> Broker:
+    url, options = broker_of(app)
+    return Broker.open(url, **options)

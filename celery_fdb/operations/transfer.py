@@ -1,0 +1,552 @@
+"""Export and import: a queue's messages as lines of a file that any store can take in.
+
+The export file: JSON lines, so that it can be read in twenty years, and with no more than a JSON parser.
+
+The first line is the header, ``{"celery-fdb-export": 1, "id": ..., "messages": ..., ...}``, then comes one line an
+entry, ``{kind: fields}``, and the last line is ``{"end": {"entries": ..., "sha256": ...}}`` over all lines before it.
+Payloads are in base64, ids in hexadecimal, moments in milliseconds since 1970 UTC.
+
+A file without its end is half an export, and is refused as a whole. It is written beside its name, with ``.part``
+behind, and gets the name when it is complete and on the disk. Messages are other people's secrets: mode 0600.
+
+Export and import: all of a broker into a file, from a file, or from one store straight into another.
+
+What goes along: declarations, exchanges, bindings, controls and limits, open dedup windows, and every message that is
+ready, delayed or dead, with its key, priority, order, due time, history and ids. What does not: sessions, and what they
+hold, unless it is asked for.
+
+An import may be killed at any point and started again: nothing is lost and nothing doubled, because each message is
+stored by the transaction that marks it as stored (``kombu_fdb/engine/migration.py``). The source is left as it
+is.
+
+A source has to rest. While consumers live, some messages are under leases, would be missing here and done there; so an
+export refuses to begin then. Publishers can't be seen: its user has to turn them to the new broker first.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeVar
+
+from kombu_fdb import Broker, QueueError
+from kombu_fdb.engine.migration import MOST_BYTES, MOST_MESSAGES
+from kombu_fdb.engine.stored.work import DELAYED, READY
+from kombu_fdb.errors import FormatError, KombuFDBError
+from kombu_fdb.keyspace.codec import decode_control, decode_limits, decode_record, encode_json, record_of, way_of
+from kombu_fdb.model import (
+    LONGEST_KEY,
+    LONGEST_TASK_ID,
+    NO_PRIORITY,
+    URGENT,
+    Death,
+    KeyLimits,
+    QueueControl,
+    StoredMessage,
+)
+from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.primitives.ranges import LATEST_MS, MOST, check_text, is_whole, moment
+from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+#: What reading a document of unknown shape may raise.
+_ODD = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, struct.error)
+#: Bytes of a name: a key of FoundationDB has 10,000, with all else that stands in it.
+LONGEST_STORED = 8_000
+
+FORMAT = "celery-fdb-export"
+#: 2: a message may have a way and be seen, and a death be the first.
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """``id``: 16 bytes of this export alone. ``source``: where it is from, with secrets masked."""
+
+    id: bytes
+    source: str
+    taken_ms: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    exchange: str
+    queue: str
+    routing_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    queue: str
+    control: QueueControl
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    queue: str
+    key: str
+    limits: KeyLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Dedup:
+    """A window of a dedup id; ``end_ms``: wall clock."""
+
+    exchange: str
+    routing_key: str
+    dedup_id: str
+    end_ms: int
+
+
+Entry = Exchange | QueueDeclaration | Binding | Control | Limits | Dedup | StoredMessage
+
+
+# -- one line ----------------------------------------------------------------------------------------------------------
+
+
+def _message_fields(message: StoredMessage) -> dict[str, Any]:
+    fields = dataclasses.asdict(message)
+    fields["payload"] = base64.b64encode(message.payload).decode()
+    fields["message_id"] = message.message_id.hex()
+    return fields
+
+
+def _stored_message(fields: dict[str, Any]) -> StoredMessage:
+    deaths = tuple(Death(**{**each, "routing_keys": tuple(each["routing_keys"])}) for each in fields["deaths"])
+    payload = base64.b64decode(fields["payload"], validate=True)
+    message_id = bytes.fromhex(fields["message_id"])
+    way = None if fields.get("way") is None else way_of(fields["way"])
+    message = StoredMessage(**{**fields, "payload": payload, "message_id": message_id, "deaths": deaths, "way": way})
+    _check(message)
+    return message
+
+
+def _check(message: StoredMessage) -> None:
+    """It can be stored, and read again: each fact has its type and range. Raises ``ValueError``, ``struct.error``."""
+    decode_record(record_of(dataclasses.replace(message, payload=b""), message.message_id or bytes(16)).encode())
+    flags = (message.keyed, message.unreadable, message.seen)
+    if not (
+        len(message.message_id) in (0, 16)
+        and message.state in (READY, DELAYED)
+        and is_whole(message.priority, NO_PRIORITY, URGENT)
+        and is_whole(message.due_ms, 0, LATEST_MS)
+        and all(isinstance(each, bool) for each in flags)
+    ):
+        raise ValueError(message.state)
+    for name, text, longest in (
+        ("queue", message.queue, LONGEST_STORED),
+        ("key", message.key, LONGEST_KEY),
+        ("task id", message.task_id, LONGEST_TASK_ID),
+    ):
+        check_text(name, text, longest)
+
+
+def _exchange(fields: dict[str, Any]) -> Exchange:
+    exchange = Exchange(**fields)
+    return Exchange.decode(_text(exchange.name), exchange.encode())
+
+
+def _queue(fields: dict[str, Any]) -> QueueDeclaration:
+    declaration = QueueDeclaration(**fields)
+    return QueueDeclaration.decode(_text(declaration.name), declaration.encode())
+
+
+def _control(fields: dict[str, Any]) -> Control:
+    return Control(_text(fields["queue"]), decode_control(encode_json(fields["control"])))
+
+
+def _limits(fields: dict[str, Any]) -> Limits:
+    return Limits(_text(fields["queue"]), _text(fields["key"]), decode_limits(encode_json(fields["limits"])))
+
+
+def _dedup(fields: dict[str, Any]) -> Dedup:
+    found = Dedup(**fields)
+    _ = _text(found.exchange), _text(found.routing_key), _text(found.dedup_id)
+    return dataclasses.replace(found, end_ms=moment("end_ms", found.end_ms))
+
+
+def _binding(fields: dict[str, Any]) -> Binding:
+    return Binding(**{name: _text(text) for name, text in fields.items()})
+
+
+def _text(value: Any) -> str:
+    """In UTF-8, and no longer than a key of any store."""
+    check_text("name", value, LONGEST_STORED)
+    return str(value)
+
+
+_DECODE: dict[str, Callable[[dict[str, Any]], Entry]] = {
+    "exchange": _exchange,
+    "queue": _queue,
+    "binding": _binding,
+    "control": _control,
+    "limits": _limits,
+    "dedup": _dedup,
+    "message": _stored_message,
+}
+_KINDS: dict[type, str] = {
+    Exchange: "exchange",
+    QueueDeclaration: "queue",
+    Binding: "binding",
+    Control: "control",
+    Limits: "limits",
+    Dedup: "dedup",
+    StoredMessage: "message",
+}
+
+
+def _encode(entry: Entry) -> dict[str, Any]:
+    fields = _message_fields(entry) if isinstance(entry, StoredMessage) else dataclasses.asdict(entry)
+    return {_KINDS[type(entry)]: fields}
+
+
+def _decode(line: bytes, number: int) -> Entry:
+    try:
+        ((kind, fields),) = json.loads(line).items()
+        return _DECODE[kind](fields)
+    except (*_ODD, KombuFDBError) as error:
+        raise FormatError(
+            "an entry of the export file can't be read",
+            line=number,
+            reason=str(error)[:200],
+            fix="If a newer celery-fdb wrote it, upgrade this one.",
+        ) from error
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, header: Header, entries: Iterable[Entry]) -> int:
+    """Write a whole export, or nothing under this name. Returns the number of messages. Raises ``OSError``."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)  # of a killed export
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # not through a link
+    with os.fdopen(descriptor, "wb") as file:
+        messages = _write_lines(file, header, entries)
+        file.flush()
+        os.fsync(descriptor)
+    part.replace(path)
+    return messages
+
+
+def _write_lines(file: IO[bytes], header: Header, entries: Iterable[Entry]) -> int:
+    digest, number, messages = hashlib.sha256(), 0, 0
+
+    def put(document: dict[str, Any]) -> None:
+        line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+        digest.update(line)
+        file.write(line)
+
+    put({FORMAT: VERSION, **dataclasses.asdict(header), "id": header.id.hex()})
+    for number, entry in enumerate(entries, 1):  # noqa: B007 - the last one is the number of all
+        put(_encode(entry))
+        messages += isinstance(entry, StoredMessage)
+    put({"end": {"entries": number, "messages": messages, "sha256": digest.hexdigest()}})
+    return messages
+
+
+def read_header(path: Path) -> Header:
+    """Raises ``FormatError``, ``OSError``."""
+    with path.open("rb") as file:
+        line = file.readline(100_000)
+    try:
+        fields = json.loads(line)
+        version = fields.pop(FORMAT)
+    except _ODD:
+        raise FormatError(
+            "not an export of celery-fdb", path=str(path), fix="Name a file that `export` wrote."
+        ) from None
+    if version not in range(1, VERSION + 1):
+        raise FormatError("an export of a newer celery-fdb", version=version, fix="Upgrade this one.")
+    try:
+        header = Header(**{**fields, "id": bytes.fromhex(fields["id"])})
+    except _ODD as error:
+        raise FormatError(
+            "the header of the export can't be read", reason=str(error)[:200], fix="Export again."
+        ) from None
+    source: object = header.source
+    if not (isinstance(source, str) and is_whole(header.taken_ms, 0) and is_whole(header.messages, 0)):
+        raise FormatError("the header of the export can't be read", fix="Export again.")
+    return header
+
+
+def verify(path: Path) -> int:
+    """Check that the file is whole. Returns the number of messages. Raises ``FormatError``, ``OSError``."""
+    digest, last = hashlib.sha256(), b""
+    with path.open("rb") as file:
+        for line in file:
+            digest.update(last)
+            last = line
+    end = _end(last)
+    if end is None or not last.endswith(b"\n"):
+        raise FormatError(
+            "an incomplete export: its end is missing", path=str(path), fix="Export again. Nothing was imported."
+        )
+    if end.get("sha256") != digest.hexdigest() or not is_whole(end.get("messages"), 0):
+        raise FormatError("the export file was changed or is damaged", path=str(path), fix="Export again.")
+    return int(end["messages"])
+
+
+def _end(line: bytes) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(line)["end"])
+    except _ODD:
+        return None
+
+
+def read_entries(path: Path) -> Iterator[tuple[int, Entry]]:
+    """The entries with the numbers of their lines, between header and end. Raises ``FormatError``, ``OSError``."""
+    with path.open("rb") as file:
+        next(file)
+        before = None
+        for number, line in enumerate(file, 2):
+            if before is not None:
+                yield number - 1, _decode(before, number - 1)
+            before = line
+
+
+# -- transfer ----------------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+#: Keys read at once.
+KEYS = 1_000
+#: Told how many messages are done.
+Progress = Callable[[int], object]
+
+
+class Source(Protocol):
+    """Where an import comes from."""
+
+    @property
+    def header(self) -> Header: ...
+    def entries(self) -> Iterator[tuple[bytes, Entry]]:
+        """Everything in an order in which it can be stored; a message with a mark that is its alone, and stays so."""
+
+
+# -- from a store ------------------------------------------------------------------------------------------------------
+
+
+class StoreSource:
+    """An open broker as it is."""
+
+    def __init__(self, broker: Broker, *, leased: bool = False) -> None:
+        """``leased``: take what sessions hold too, as ready messages. Raises ``QueueError`` without it."""
+        self._broker = broker
+        self._leased = leased
+        counts = broker.queues().values()
+        if not leased:
+            _check_at_rest(broker, sum(each.leased for each in counts))
+        number = sum(each.ready + each.delayed + leased * each.leased for each in counts)
+        place = name_of(broker)
+        expected = min(max(0, number), MOST)  # a damaged counter tells anything
+        self.header = Header(hashlib.sha256(place.encode()).digest()[:16], place, SystemClock().wall_ms(), expected)
+
+    def entries(self) -> Iterator[tuple[bytes, Entry]]:
+        for entry in self._topology():
+            yield b"", entry
+        migration = self._broker.migration
+        for each in migration.dedups():
+            yield b"", Dedup(*each)
+        for queue in self._broker.queues():
+            for number, message in enumerate(migration.dump(queue, leased=self._leased)):
+                yield _mark(message, number), message
+
+    def _topology(self) -> Iterator[Entry]:
+        topology = self._broker.topology
+        exchanges = topology.exchanges()
+        yield from exchanges
+        names = list(self._broker.queues())
+        for name in names:
+            declaration = _asked(self._broker.queue(name).declaration, name)
+            if declaration is not None:
+                yield declaration
+        known = {*PREDECLARED, *(each.name for each in exchanges)}
+        yield from [Binding(*each) for each in topology.bindings() if each[0] in known]
+        for name in names:
+            control = _asked(self._broker.queue(name).control, name)
+            if control != QueueControl():
+                yield Control(name, control)
+            if control.limited:
+                yield from self._limits(name)
+
+    def _limits(self, queue: str) -> Iterator[Entry]:
+        after: str | None = None
+        while page := self._broker.queue(queue).keys(after=after, limit=KEYS):
+            for key, counts in page.items():
+                if counts.limits is not None:
+                    yield Limits(queue, key, counts.limits)
+            after = next(reversed(page))
+
+
+def _asked(ask: Callable[[], T], queue: str) -> T:
+    """Nothing is left out of an export in silence. Raises ``FormatError``."""
+    try:
+        return ask()
+    except FormatError as error:
+        raise FormatError(
+            "a queue's declaration or control can't be read",
+            queue=queue,
+            reason=str(error),
+            fix="Declare it again, or reset its control (broker.queue(name).reset_control()), and repeat the export.",
+        ) from error
+
+
+def name_of(broker: Broker) -> str:
+    """Where it is and in which namespace, with secrets masked."""
+    location = broker.location
+    return f"{location} namespace {location.namespace}"
+
+
+def _check_at_rest(broker: Broker, leased: int) -> None:
+    open_ = [each for each in broker.inspect.sessions() if each.open]
+    if open_ or leased:
+        who = ", ".join(f"{each.description.get('host')}:{each.description.get('pid')}" for each in open_[:5])
+        raise QueueError(
+            "the source is in use",
+            sessions=len(open_),
+            at=who or None,
+            leased=leased,
+            fix="Stop the workers. If they are dead, add --leased: what they held is exported as ready.",
+        )
+
+
+def _mark(message: StoredMessage, number: int) -> bytes:
+    """The same in the next try, even if the message has become ready meanwhile."""
+    own = message.message_id or hashlib.sha256(b"%d " % number + message.payload).digest()[:16]
+    return hashlib.sha256(message.queue.encode() + b"\0" + own).digest()[:16]
+
+
+# -- from a file -------------------------------------------------------------------------------------------------------
+
+
+class FileSource:
+    """An export file. Raises ``FormatError`` unless it is whole, and ``OSError``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        verify(path)
+        self.header = read_header(path)
+
+    def entries(self) -> Iterator[tuple[bytes, Entry]]:
+        for number, entry in read_entries(self._path):
+            yield number.to_bytes(8, "big"), entry
+
+
+def export_to(path: Path, source: StoreSource, progress: Progress) -> int:
+    """Write an export file; it is there when it is complete. Returns the number of messages. Raises ``OSError``."""
+
+    def entries() -> Iterator[Entry]:
+        number = 0
+        for _, entry in source.entries():
+            yield entry
+            if isinstance(entry, StoredMessage):
+                number += 1
+                progress(number)
+
+    return write(path, dataclasses.replace(source.header, id=random_id()), entries())
+
+
+# -- into a store ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """``stored``: by this call; the others of ``messages`` were there from earlier ones."""
+
+    messages: int
+    stored: int
+
+
+def import_from(source: Source, target: Broker, progress: Progress, *, again: bool = False) -> Imported:
+    """Store all of it in ``target``; to be repeated after whatever failure.
+
+    ``again``: once more what was imported before, as other messages with new ids. Raises ``QueueError``; nothing
+    is changed then.
+    """
+    import_id = _choose_id(source, target, again=again)
+    migration = target.migration
+    batch: list[tuple[bytes, StoredMessage]] = []
+    number, stored, size = 0, 0, 0
+    for mark, entry in source.entries():
+        if not isinstance(entry, StoredMessage):
+            _apply(target, entry)
+            continue
+        weight = _weight(entry)
+        if batch and (len(batch) >= MOST_MESSAGES or size + weight > MOST_BYTES):
+            stored += migration.restore(import_id, batch)
+            progress(number)
+            batch, size = [], 0
+        batch.append((mark, dataclasses.replace(entry, message_id=b"") if again else entry))
+        size += weight
+        number += 1
+    if batch:
+        stored += migration.restore(import_id, batch)
+        progress(number)
+    facts = {"messages": number, "source": source.header.source, "finished_ms": SystemClock().wall_ms()}
+    migration.finish(import_id, facts)
+    return Imported(number, stored)
+
+
+def _weight(message: StoredMessage) -> int:
+    """About how many bytes it adds to a transaction."""
+    return len(message.payload) + sum(len(json.dumps(each.details)) for each in message.deaths)
+
+
+def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:
+    """The export's id; with ``again`` one made of it that is not finished yet."""
+    if source.header.source == name_of(target) and not again:
+        raise QueueError(
+            "source and target are the same store",
+            source=source.header.source,
+            fix="Name another target, or add --again.",
+        )
+    migration, import_id = target.migration, source.header.id
+    facts = migration.finished(import_id)
+    if facts is None and not again:
+        return import_id
+    if not again and facts is not None:
+        raise QueueError(
+            "this was already imported",
+            messages=facts["messages"],
+            fix="Nothing is missing. To import all of it a second time, add --again.",
+        )
+    number = 1
+    while migration.finished(_numbered(import_id, number)) is not None:
+        number += 1
+    return _numbered(import_id, number)
+
+
+def _numbered(import_id: bytes, number: int) -> bytes:
+    return hashlib.sha256(import_id + b"%d" % number).digest()[:16]
+
+
+def _apply(target: Broker, entry: Entry) -> None:
+    """What is no message. May be repeated."""
+    migration = target.migration
+    match entry:
+        case Exchange():
+            target.topology.declare_exchange(entry)
+        case QueueDeclaration():
+            migration.restore_queue(entry)
+        case Binding():
+            migration.restore_binding(entry.queue, entry.exchange, entry.routing_key)
+        case Control():
+            migration.restore_control(entry.queue, entry.control)
+        case Limits():
+            migration.restore_limits(entry.queue, entry.key, entry.limits)
+        case Dedup():
+            migration.restore_dedups([(entry.exchange, entry.routing_key, entry.dedup_id, entry.end_ms)])
+        case _:
+            raise AssertionError(entry)

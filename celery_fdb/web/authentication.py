@@ -1,0 +1,166 @@
+"""Who asks: by the cookie of the login page, by the hook, or anybody; and the login page itself.
+
+A person who is not known is led to the login page, or to ``login_url``; whatever is no page is answered 401.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from celery_fdb.operations.audit import LogAudit, log
+from celery_fdb.web import addresses, guard, login
+from celery_fdb.web.login import Attempts, User, address_of, browser_of
+from celery_fdb.web.settings import Settings
+from celery_fdb.web.visit import Visit
+
+#: Who typed the token, and every visitor where there is none.
+BY_TOKEN, ANYBODY, NOBODY = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
+#: The cookie that carries one line from an action to the page behind it.
+NOTICE = "celery_fdb_notice"
+LONGEST_NOTICE = 2_000
+
+
+class Authentication:
+    """See the module."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._attempts = Attempts(settings.clock)
+        self._ended = login.Ended()
+
+    async def visit(self, request: Request) -> tuple[Visit, Response | None]:
+        """The visit, and what to answer instead of the page if the visitor is not known."""
+        visit = Visit(request, self._settings, NOBODY, LogAudit(""))
+        user = await self._user(visit)
+        cookie = visit.kept(guard.COOKIE)
+        visit.form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
+        visit.user, visit.notice = user or NOBODY, _notice(visit)
+        visit.audit = LogAudit(visit.user.name)
+        return visit, self._stranger(visit) if user is None else None
+
+    async def _user(self, visit: Visit) -> User | None:
+        settings = self._settings
+        if settings.token is not None:
+            return BY_TOKEN if self._is_logged_in(visit, settings.token) else None
+        if settings.user is None:
+            return ANYBODY
+        found = settings.user(visit.request)
+        known = await found if inspect.isawaitable(found) else found
+        user = User(known) if isinstance(known, str) else known
+        if not user:
+            return None
+        if not isinstance(user, User):
+            raise TypeError(f"user= must return a User, a name, or None for a stranger, not {type(user).__name__}")
+        return user if user.name else None
+
+    def _is_logged_in(self, visit: Visit, token: str) -> bool:
+        ticket = visit.kept(login.COOKIE)
+        return login.holds(token, ticket, self._settings.clock.wall_ms()) and ticket not in self._ended
+
+    def _stranger(self, visit: Visit) -> Response:
+        request, target = visit.request, self._settings.login_url
+        if "text/html" not in request.headers.get("accept", "") or visit.is_part:
+            return PlainTextResponse("log in first\n", 401)
+        if request.method != "GET":
+            return self._too_late(visit)
+        if self._settings.token is not None:
+            path = addresses.url(visit.root, "overview").rstrip("/") + request.scope["path"].removeprefix(visit.root)
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(visit.url("login", next=path + query), 303)
+        if target is not None:
+            return RedirectResponse(target, 303)
+        return visit.page("error", 403, title="Not allowed", text="You are not logged in. Log in, and come back.")
+
+    def _too_late(self, visit: Visit) -> Response:
+        """A form of a page that was left open for longer than its reader was logged in."""
+        if self._settings.token is None:
+            return visit.page("error", 401, title="Log in first", text="You are not logged in. Nothing was changed.")
+        answer = visit.page("login", 401, next="", problem="You are logged out. Nothing was changed.")
+        self.remember(visit, answer)
+        return answer
+
+    def remember(self, visit: Visit, answer: Response) -> None:
+        """In cookies: what the page's forms repeat, and one line for the next page."""
+        if visit.kept(guard.COOKIE) != visit.form_token:
+            visit.keep(answer, guard.COOKIE, visit.form_token, None)
+        if visit.said:
+            _notify(visit, answer, visit.said)
+        elif visit.notice and answer.media_type == "text/html":
+            visit.drop(answer, NOTICE)
+
+    # -- the login page ------------------------------------------------------------------------------------------------
+
+    async def greet(self, request: Request) -> Response:
+        """The login page."""
+        visit, _ = await self.visit(request)
+        answer = visit.page("login", next=visit.asked("next"), problem="")
+        self.remember(visit, answer)
+        return answer
+
+    def admit(self, visit: Visit) -> Response:
+        """The login page's form, with its origin checked."""
+        token, now_ms = self._settings.token, self._settings.clock.wall_ms()
+        host = visit.request.client.host if visit.request.client else "?"
+        who = self._who(visit, host)
+        wait_s = self._attempts.take(who)
+        if wait_s:
+            return _too_many(visit, wait_s)
+        if token is None or not login.is_token(token, visit.sent("token").strip()):
+            log().warning("a wrong token from %s", ascii(host)[1:-1])
+            return visit.page("login", 403, next=visit.sent("next"), problem="That is not the token.")
+        self._attempts.forget(who)
+        log().info("logged in from %s", ascii(host)[1:-1])
+        answer = visit.redirect(addresses.local_path(visit.root, visit.sent("next")))
+        visit.keep(answer, login.COOKIE, login.ticket(token, now_ms), login.HOLDS_S)
+        visit.keep(answer, login.KNOWN_COOKIE, login.ticket(token, now_ms, known=True), login.KNOWN_S)
+        return answer
+
+    def _who(self, visit: Visit, host: str) -> str:
+        """Whose attempt to log in it is."""
+        token, cookie = self._settings.token, visit.kept(login.KNOWN_COOKIE)
+        now_ms = self._settings.clock.wall_ms()
+        is_known = token is not None and login.holds(token, cookie, now_ms, known=True)
+        return browser_of(cookie) if is_known else address_of(host)
+
+    def dismiss(self, visit: Visit) -> Response:
+        """Logged out, and so is every copy of this browser's cookie."""
+        token, answer = self._settings.token, visit.redirect(visit.url("login"))
+        if token is not None and self._is_logged_in(visit, token):
+            self._ended.add(visit.kept(login.COOKIE), self._settings.clock.wall_ms())
+        visit.drop(answer, login.COOKIE)
+        return answer
+
+
+def _too_many(visit: Visit, wait_s: float) -> Response:
+    seconds = str(math.ceil(wait_s))
+    answer = visit.page("login", 429, next=visit.sent("next"), problem=f"Too many attempts. Wait {seconds} s.")
+    answer.headers["retry-after"] = seconds
+    return answer
+
+
+# -- one line from an action to the next page --------------------------------------------------------------------------
+
+
+def _notify(visit: Visit, answer: Response, text: str) -> None:
+    """The next page shows it."""
+    value = urlsafe_b64encode(text[:LONGEST_NOTICE].encode(errors="replace")[:LONGEST_NOTICE]).decode()
+    visit.keep(answer, NOTICE, f"{value}.{_seal(visit, value)}", 60)
+
+
+def _notice(visit: Visit) -> str:
+    """None that another program on this host has written: browsers send its cookies here as well."""
+    value, _, seal = visit.kept(NOTICE).rpartition(".")
+    if not login.is_token(_seal(visit, value), seal):
+        return ""
+    return urlsafe_b64decode(value.encode()).decode(errors="replace")
+
+
+def _seal(visit: Visit, value: str) -> str:
+    """Where there is no token, any program that can set a cookie can make it."""
+    return login.signature(visit.settings.token or "", "notice", value)

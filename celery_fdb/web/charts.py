@@ -1,0 +1,355 @@
+"""Charts of what workers keep in the store: the same for all who look, whether or not a page was open.
+
+Two kinds of series: samples of the queues, which the duties of one consuming process take
+(``kombu_fdb/engine/metrics/samples.py``), and with a history what all runs came to, by slots
+(``celery_fdb/history/layout.py``). Where nothing was written, nothing is known, and there is a gap: neither a zero
+nor a line across. A slot in which no run ended is a zero only if there is a sample from it, as a worker was there. A
+period of which only the end is known, as in a broker's first minutes, is drawn from there on.
+
+A page draws them as SVG when it is asked; what that costs is bounded by the slots of the series.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+from celery_fdb.history.layout import Counters, quantile_s
+from celery_fdb.history.views.runs import DAY_S, HOUR_S, WEEK_S, HistoryOff, SlotView, look_at_series
+from celery_fdb.inspection.overview import Overview
+from celery_fdb.inspection.time_formats import rate
+from celery_fdb.web.visit import NOTHING, number, took
+from kombu_fdb import Broker
+from kombu_fdb.api.arguments import Span
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.metrics.samples import DAY, HOUR, OTHERS, WEEK, QueueSample, Sample, Series
+from kombu_fdb.model import is_internal
+from kombu_fdb.primitives.clock import Clock
+
+
+class Period(NamedTuple):
+    """As a page names it, and the samples that it is drawn from."""
+
+    label: str
+    seconds: int
+    series: Series
+
+
+SPANS: Mapping[Span, Period] = {
+    "hour": Period("1 h", HOUR_S, HOUR),
+    "day": Period("1 d", DAY_S, DAY),
+    "week": Period("7 d", WEEK_S, WEEK),
+}
+#: How a value is written, by the kind of its chart.
+SHOWS: Mapping[str, Callable[[float | None], str]] = {
+    "rate": partial(rate, nothing=NOTHING),
+    "number": lambda value: number(None if value is None else int(value) if value == int(value) else value),
+    "took": took,
+}
+#: Queues with a line of their own, those with the longest backlogs; the others are added up.
+MOST_LINES = 5
+#: Of the drawing, which is stretched to the room there is.
+WIDTH, HEIGHT = 600, 100
+#: Labels below a chart.
+TICKS = 5
+#: A slot is drawn when so much of it has passed: a rate of a few seconds says nothing.
+LEAST_OF_A_SLOT = 0.1
+#: Steps of the samples that an axis is long at least, and up to how many seconds its labels say which second it is.
+LEAST_STEPS, SECONDS_UP_TO_S = 5, 600
+
+#: Seconds since 1970, and what was then; None: not known, a gap.
+Point = tuple[float, float | None]
+
+
+class Curve(NamedTuple):
+    """``tone``: its class."""
+
+    label: str
+    tone: str
+    points: Sequence[Point]
+
+
+class Line(NamedTuple):
+    """A curve as it is drawn. ``latest``: the newest value, if it is of now. ``path``: of the SVG."""
+
+    label: str
+    tone: str
+    latest: float | None
+    most: float | None
+    path: str
+
+
+class Chart(NamedTuple):
+    """``kind``: how its values are shown: rate, number or took. ``top``: the upper end of its scale."""
+
+    title: str
+    kind: str
+    top: float
+    lines: list[Line]
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(each.path for each in self.lines)
+
+
+class Charts(NamedTuple):
+    """``ticks``: moments for the labels of the time axis. ``trends``: paths by queue, for a table."""
+
+    span: Span
+    charts: list[Chart]
+    ticks: list[float]
+    trends: Mapping[str, str]
+    lacks_history: bool
+    spans: Mapping[Span, Period] = SPANS
+
+    def latest(self, label: str) -> float | None:
+        """Of the rates of messages, which are the first chart: that since the last sample."""
+        return next((each.latest for each in self.charts[0].lines if each.label == label), None)
+
+    @property
+    def tick_form(self) -> str:
+        """How a moment of the axis is written, so that no two are the same."""
+        seconds = self.ticks[-1] - self.ticks[0]
+        return "seconds" if seconds <= SECONDS_UP_TO_S else "minute" if seconds <= 2 * DAY_S else "day"
+
+    shows: Mapping[str, Callable[[float | None], str]] = SHOWS
+
+
+def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue: str | None = None) -> Charts:
+    """Of the last hour, day or week: of all queues of the application and of all runs, or of one queue.
+
+    ``seen``: the queues as the page shows them, which is where the charts end.
+    """
+    span: Span = next((each for each in SPANS if each == asked), "hour")
+    period, slots, lacks_history = SPANS[span], [], False
+    kept = _samples(broker, span, clock)
+    if queue is None:
+        try:
+            slots = look_at_series(broker, period_s=period.seconds, clock=clock)
+        except HistoryOff:
+            lacks_history = True
+    plot, samples = _plot(period, clock, kept, slots), _until_now(kept, seen, clock, period)
+    ticks = [plot.begin + at * (plot.end - plot.begin) / (TICKS - 1) for at in range(TICKS)]
+    if queue is not None:
+        return Charts(span, _of_queue(plot, samples, queue), ticks, {}, lacks_history)
+    found = _of_queues(plot, samples)
+    if slots:
+        found += _of_runs(plot, slots, [each.taken_ms / 1000 for each in kept])
+    return Charts(span, found, ticks, _trends(plot, samples), lacks_history)
+
+
+def trends(broker: Broker, clock: Clock, seen: Overview) -> dict[str, str]:
+    """What was ready in each queue in the last hour, as paths, each to its own scale."""
+    kept, period = _samples(broker, "hour", clock), SPANS["hour"]
+    return _trends(_plot(period, clock, kept), _until_now(kept, seen, clock, period))
+
+
+def _samples(broker: Broker, span: Span, clock: Clock) -> list[Sample]:
+    begin_ms = clock.wall_ms() - SPANS[span].seconds * 1000
+    return [each for each in broker.inspect.samples(span) if each.taken_ms > begin_ms]
+
+
+def _until_now(kept: list[Sample], seen: Overview, clock: Clock, period: Period) -> list[Sample]:
+    """With one of now, if there are any. It takes the place of one that is hardly older."""
+    if not kept:
+        return []
+    now_ms, last, queues = clock.wall_ms(), kept[-1], dict[str, QueueSample]()
+    for each in seen.queues:
+        name = OTHERS if OTHERS in last.queues and each.name not in last.queues else each.name
+        oldest_ms = None if each.oldest_age_s is None else int(each.oldest_age_s * 1000)
+        sample = QueueSample(each.ready, each.delayed, each.leased, oldest_ms, each.totals)
+        queues[name] = queues[name] + sample if name in queues else sample
+    is_of_now = now_ms - last.taken_ms < period.series.step_s * 500
+    return [*(kept[:-1] if is_of_now else kept), Sample(now_ms, queues)]
+
+
+def _plot(period: Period, clock: Clock, samples: Sequence[Sample], slots: Sequence[SlotView] = ()) -> _Plot:
+    """Of the period, or from where something is known: a slot with runs, or a step before the first sample."""
+    end, step_s = clock.wall_ms() / 1000, period.series.step_s
+    first = samples[0].taken_ms / 1000 if samples else end
+    ended = [float(each.begin_s) for each in slots if each.counted and each.begin_s + each.seconds <= first]
+    known = min([first - step_s if samples else end, *ended])
+    begin = end - period.seconds
+    is_young = begin < known < end
+    return _Plot(min(known, end - LEAST_STEPS * step_s) if is_young else begin, end, 2 * step_s, is_young)
+
+
+# -- what is known ----------------------------------------------------------------------------------------------------
+
+
+def _of_queues(plot: _Plot, samples: Sequence[Sample]) -> list[Chart]:
+    shown = [(each.taken_ms / 1000, _shown(each)) for each in samples]
+    names = {name for _, queues in shown for name in queues} - {OTHERS}
+    by_peak = sorted(names, key=lambda name: (-max(_ready(queues, {name}) or 0 for _, queues in shown), name))
+    lines = [(name or "(no name)", f"q{at}", {name}) for at, name in enumerate(by_peak[:MOST_LINES])]
+    rest = {*by_peak[MOST_LINES:], OTHERS}
+    if any(rest & queues.keys() for _, queues in shown):
+        lines.append(("others", "rest", rest))
+    backlog = [Curve(label, tone, [(at, _ready(each, of)) for at, each in shown]) for label, tone, of in lines]
+    return [_messages(plot, shown), plot.chart("Backlog by queue, ready", "number", backlog)]
+
+
+def _of_queue(plot: _Plot, samples: Sequence[Sample], name: str) -> list[Chart]:
+    """While it is not among the busiest, it is not sampled by name."""
+    shown = [(each.taken_ms / 1000, {name: each.queues[name]} if name in each.queues else {}) for each in samples]
+    oldest: list[Point] = [(at, (each[name].oldest_ms or 0) / 1000 if each else None) for at, each in shown]
+    return [
+        _messages(plot, shown),
+        plot.chart(
+            "Held in the queue",
+            "number",
+            [
+                Curve(label, tone, [(at, getattr(each[name], label) if each else None) for at, each in shown])
+                for label, tone in (("ready", "q0"), ("leased", "q1"), ("delayed", "q2"))
+            ],
+        ),
+        plot.chart("Age of the oldest that is ready", "took", [Curve("oldest", "q0", oldest)]),
+    ]
+
+
+def _shown(sample: Sample) -> dict[str, QueueSample]:
+    """Neither Celery's own queues nor those of dead letters, unless they stand among the others."""
+    return {
+        name: each for name, each in sample.queues.items() if not is_internal(name) and not name.endswith(DEAD_SUFFIX)
+    }
+
+
+def _ready(queues: Mapping[str, QueueSample], names: Collection[str]) -> float | None:
+    here = [queues[name].ready for name in names if name in queues]
+    return sum(here) if here else None
+
+
+def _messages(plot: _Plot, shown: Sequence[tuple[float, Mapping[str, QueueSample]]]) -> Chart:
+    pairs = [each for each in pairwise(shown) if 0 < each[1][0] - each[0][0] <= plot.gap_s]
+    lines = [
+        _steps(
+            label,
+            tone,
+            [
+                (before, at, _done(was, now, event) / (at - before) if was and now else None)
+                for (before, was), (at, now) in pairs
+            ],
+        )
+        for label, tone, event in (("published", "in", "published"), ("done", "out", "acked"), ("died", "dead", "dead"))
+    ]
+    return plot.chart("Messages", "rate", lines)
+
+
+def _done(was: Mapping[str, QueueSample], now: Mapping[str, QueueSample], event: str) -> int:
+    """Of queues that stand in both samples. The others are the same ones only if the named are."""
+    names = was.keys() & now.keys()
+    if was.keys() != now.keys():
+        names -= {OTHERS}
+    return sum(max(now[name].totals.get(event, 0) - was[name].totals.get(event, 0), 0) for name in names)
+
+
+def _of_runs(plot: _Plot, slots: Sequence[SlotView], sampled: Sequence[float]) -> list[Chart]:
+    drawn: list[_Slot] = []
+    length_s = slots[0].seconds
+    for each in slots:
+        end = each.begin_s + each.seconds
+        begin = max(float(each.begin_s), plot.begin)
+        if end - begin < LEAST_OF_A_SLOT * length_s:
+            continue
+        at = bisect_left(sampled, each.begin_s)
+        was_there = at < len(sampled) and sampled[at] < each.begin_s + length_s
+        seconds = end - begin if plot.is_young else each.seconds
+        drawn.append(_Slot(begin, end, seconds, each.counted or (Counters() if was_there else None)))
+    plot = plot._replace(gap_s=2 * length_s)
+    runs = [
+        _steps(
+            label,
+            tone,
+            [(each.begin, each.end, each.counted and getattr(each.counted, what) / each.seconds) for each in drawn],
+        )
+        for label, tone, what in (("ended", "out", "runs"), ("failed", "dead", "failed"))
+    ]
+    return [
+        plot.chart("Runs of tasks", "rate", runs),
+        plot.chart("Latency: from published or due until begun", "took", _percentiles(drawn, "waits")),
+        plot.chart("Runtime", "took", _percentiles(drawn, "sketch")),
+    ]
+
+
+class _Slot(NamedTuple):
+    """From when to when it is drawn; what was counted in it, and in how many seconds."""
+
+    begin: float
+    end: float
+    seconds: float
+    counted: Counters | None
+
+
+def _percentiles(drawn: Sequence[_Slot], of: str) -> list[Curve]:
+    return [
+        _steps(
+            label,
+            tone,
+            [(each.begin, each.end, each.counted and quantile_s(getattr(each.counted, of), share)) for each in drawn],
+        )
+        for label, tone, share in (("median", "q0", 0.5), ("95 %", "q1", 0.95))
+    ]
+
+
+def _steps(label: str, tone: str, values: Iterable[tuple[float, float, float | None]]) -> Curve:
+    """What was counted from then to then holds for all of that time, so one value alone is a line, and not a dot."""
+    return Curve(label, tone, [(at, value) for begin, end, value in values for at in (begin, end)])
+
+
+# -- the drawing ------------------------------------------------------------------------------------------------------
+
+
+class _Plot(NamedTuple):
+    """Where a moment stands. No line leads across more than ``gap_s``. ``is_young``: nothing is known of before."""
+
+    begin: float
+    end: float
+    gap_s: float
+    is_young: bool
+
+    def chart(self, title: str, kind: str, raw: Sequence[Curve]) -> Chart:
+        tops = [max((value for _, value in each.points if value is not None), default=None) for each in raw]
+        top = rounded_up(max((each for each in tops if each is not None), default=0.0))
+        lines = [
+            Line(each.label, each.tone, self._latest(each.points), most, self.path(each.points, top))
+            for each, most in zip(raw, tops, strict=True)
+        ]
+        return Chart(title, kind, top, lines)
+
+    def _latest(self, points: Sequence[Point]) -> float | None:
+        return points[-1][1] if points and self.end - points[-1][0] <= self.gap_s else None
+
+    def path(self, points: Sequence[Point], top: float) -> str:
+        """A point between two gaps is a line of no length, which round ends make a dot."""
+        parts: list[str] = []
+        before: float | None = None
+        for at, value in points:
+            if value is None or at < self.begin:
+                before = None
+                continue
+            x = (at - self.begin) / (self.end - self.begin) * WIDTH
+            place = f"{x:.1f} {HEIGHT - min(max(value, 0) / top, 1) * HEIGHT:.1f}"
+            joined = before is not None and at - before <= self.gap_s
+            parts.append(f"L{place}" if joined else f"M{place}h0")
+            before = at
+        return "".join(parts)
+
+
+def rounded_up(value: float) -> float:
+    """To 1, 2 or 5 times a power of ten, so that half of it is a plain number, too; 1 for nothing."""
+    if not 0 < value < math.inf:
+        return 1.0
+    power: float = 10.0 ** math.floor(math.log10(value))
+    return next((step * power for step in (1, 2, 5) if value <= step * power), 10 * power)
+
+
+def _trends(plot: _Plot, samples: Sequence[Sample]) -> dict[str, str]:
+    found = {}
+    for name in {name for each in samples for name in each.queues} - {OTHERS}:
+        points: list[Point] = [(each.taken_ms / 1000, _ready(each.queues, {name})) for each in samples]
+        found[name] = plot.path(points, max((value or 0 for _, value in points), default=0) or 1)
+    return found

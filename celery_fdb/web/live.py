@@ -1,0 +1,335 @@
+"""Live pages: the numbers of the overview, and the stream that sends them as they change.
+
+Live stats: the numbers of the overview as they are now, from looks at the broker that are some seconds apart.
+
+All numbers are of the application's queues: not of those that Celery makes for itself.
+
+Live pages: one look at the broker for all of them, sent as server-sent events.
+
+One look at the broker for all pages that are open.
+
+Model. The first client that subscribes starts the watch, which looks every ``interval_s`` seconds, or less often if a
+look takes long, so that it keeps the store busy for a fifth of the time at most; the last one to go ends it. Each
+client has room for one event: one that is too slow misses events and gets the newest. If the store is away, clients are
+told so, the watch goes on, and they are told when it is back. There are ``most`` clients at a time: each holds a place
+from before its answer begins, as many may come before the first of them is sent anything.
+
+A feed belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from celery.states import FAILURE
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from celery_fdb.brokers.lazy import Holding
+from celery_fdb.history.views.runs import history_of
+from celery_fdb.inspection.overview import Overview, QueueView, concerns, look, rates
+from celery_fdb.web.authentication import Authentication
+from celery_fdb.web.settings import Settings
+from celery_fdb.web.threads import Busy, Threads
+from celery_fdb.web.visit import Visit
+from kombu_fdb import Broker
+from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.primitives.masking import plain
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+#: Queues that are told of in each event; the others are on their pages.
+MOST_QUEUES = 500
+#: Rates are of the last so many milliseconds, so that they are calm.
+WINDOW_MS = 10_000
+STATES = ("ready", "delayed", "leased", "dead")
+
+
+class Runs(NamedTuple):
+    """Of tasks, ever, as the history counts them."""
+
+    ended: int
+    failed: int
+
+
+class LiveStats:
+    """Told of one look after the other. Thread-safe: a look that came too late may overlap with the next one."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        #: Those of the last :data:`WINDOW_MS`: each holds every queue.
+        self._looks: list[tuple[Overview, Runs | None]] = []
+
+    def told(self, look: Overview, runs: Runs | None = None) -> dict[str, Any]:
+        """The event for the pages that are open, ready for JSON. ``runs``: if there is a history."""
+        with self._lock:
+            return self._told(look, runs)
+
+    def _told(self, look: Overview, runs: Runs | None) -> dict[str, Any]:
+        recent = [each for each in self._looks if 0 <= look.taken_ms - each[0].taken_ms <= WINDOW_MS]
+        self._looks = [*recent, (look, runs)]
+        before, runs_before = self._looks[0]
+        speeds = rates(before, look)
+        live = look.own_queues
+        summary = _summary(look, live, speeds)
+        if runs is not None and runs_before is not None:
+            ended = runs.ended - runs_before.ended
+            summary["failures"] = (runs.failed - runs_before.failed) / ended if ended > 0 else None
+        others = [each for each in look.queues if each.is_internal or each.dead_of is not None]
+        told = [*live, *others][:MOST_QUEUES]
+        queues = {each.name: {**counts_of(each), **_speeds(speeds, each.name)} for each in told}
+        return {
+            "at": look.taken_ms,
+            "summary": summary,
+            "queues": queues,
+            "concerns": [{"text": plain(each.text), "queue": each.queue} for each in concerns(look)],
+        }
+
+
+def counts_of(view: QueueView) -> dict[str, Any]:
+    facts = {"oldest": view.oldest_age_s, "paused": view.paused, "consumers": view.consumers}
+    return {**{state: getattr(view, state) for state in STATES}, **facts}
+
+
+def _speeds(speeds: dict[str, dict[str, float]], queue: str) -> dict[str, float | None]:
+    found = speeds.get(queue)
+    return {event: None if found is None else found.get(event, 0.0) for event in ("published", "acked")}
+
+
+def _summary(look: Overview, live: list[QueueView], speeds: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """``wait``: seconds that a message published now would wait, at the present speed (Little's law).
+
+    ``failures``: which share of the messages that ended became dead letters; with a history, of the runs that failed.
+    """
+    names = {each.name for each in live}
+    totals: dict[str, float | None] = {
+        event: sum(found.get(event, 0.0) for name, found in speeds.items() if name in names) if speeds else None
+        for event in ("published", "claimed", "acked", "dead")
+    }
+    claimed, dead, acked = totals["claimed"], totals["dead"], totals["acked"]
+    ready = look.total("ready")
+    ended = None if dead is None or acked is None else dead + acked
+    return {
+        **{state: look.total(state) for state in STATES},
+        **{f"{event}_rate" if event == "dead" else event: value for event, value in totals.items()},
+        "oldest": max((each.oldest_age_s for each in live if each.oldest_age_s is not None), default=None),
+        "wait": None if not claimed else ready / claimed,
+        "failures": None if not ended or dead is None else dead / ended,
+        "sessions": sum(each.open for each in look.sessions),
+    }
+
+
+# -- the stream --------------------------------------------------------------------------------------------------------
+
+
+# -- the feed ----------------------------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+#: Seconds without an event after which a comment shows that the stream lives.
+QUIET_S = 15.0
+#: A look is followed by a pause of at least so many times its own length.
+IDLE_SHARE = 4
+
+
+class Feed:
+    """See the module."""
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[dict[str, Any]]],
+        interval_s: float,
+        most: int,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._look = look
+        self._interval_s = interval_s
+        self._most = most
+        self._pause = pause
+        self._places = 0
+        self._inboxes: set[asyncio.Queue[str]] = set()
+        self._watch: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def place(self) -> Iterator[bool]:
+        """Whether there is room for one more client, which holds its place until it goes."""
+        if self._places >= self._most:
+            yield False
+            return
+        self._places += 1
+        try:
+            yield True
+        finally:
+            self._places -= 1
+
+    @property
+    def is_watching(self) -> bool:
+        return self._watch is not None
+
+    async def events(self, welcome: str = "") -> AsyncGenerator[str]:
+        """What a client is sent, until it goes. ``welcome``: before anything else."""
+        inbox: asyncio.Queue[str] = asyncio.Queue(1)
+        self._inboxes.add(inbox)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._run())
+        try:
+            yield welcome or ": welcome\n\n"
+            while True:
+                yield await _next(inbox)
+        finally:
+            self._inboxes.discard(inbox)
+            self._rest()
+
+    def _rest(self) -> None:
+        if not self._inboxes and self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            text = await self._told()
+            for inbox in self._inboxes:
+                if inbox.full():
+                    inbox.get_nowait()
+                inbox.put_nowait(text)
+            await self._pause(max(self._interval_s, IDLE_SHARE * (clock() - began)))
+
+    async def _told(self) -> str:
+        try:
+            return event("look", await self._look())
+        except KombuFDBError as error:
+            return event("away", {"text": str(error)})
+        except Exception as error:  # whatever the store holds, the watch goes on
+            logger.exception("the broker can't be looked at")
+            return event("away", {"text": f"what is stored can't be read: {type(error).__name__}"})
+
+
+async def _next(inbox: asyncio.Queue[str]) -> str:
+    try:
+        return await asyncio.wait_for(inbox.get(), QUIET_S)
+    except TimeoutError:
+        return ": quiet\n\n"
+
+
+def event(name: str, document: Any) -> str:
+    """As a browser's ``EventSource`` reads it. JSON has no line breaks."""
+    return f"event: {name}\ndata: {json.dumps(document)}\n\n"
+
+
+# -- the stream --------------------------------------------------------------------------------------------------------
+
+
+#: Of one stream, whether it is read or not; then the browser asks again, and is let in only if it still may.
+LONGEST_S = 900.0
+#: For its end, which one that is not read has no room for.
+END_S = 1.0
+#: Milliseconds after which a browser asks again.
+AGAIN_MS = 3_000
+
+
+class Stream:
+    """One feed for each event loop; a server has one loop."""
+
+    def __init__(self, settings: Settings, authentication: Authentication, holding: Holding, threads: Threads) -> None:
+        self._settings = settings
+        self._authentication = authentication
+        self._holding = holding
+        self._threads = threads
+        self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = WeakKeyDictionary()
+
+    async def __call__(self, request: Request) -> Response:
+        _, refusal = await self._authentication.visit(request)
+        if refusal is not None:
+            return PlainTextResponse("log in first\n", 401)
+        if request.method == "HEAD":
+            return PlainTextResponse("", media_type="text/event-stream")
+        return _Live(self.feed(), f"retry: {AGAIN_MS}\n\n")
+
+    def feed(self) -> Feed:
+        """Of the running event loop."""
+        loop = asyncio.get_running_loop()
+        found = self._feeds.get(loop)
+        if found is None:
+            interval_s, most = self._settings.interval_s, self._settings.most_streams
+            found = self._feeds[loop] = Feed(partial(self._look, LiveStats()), interval_s, most)
+        return found
+
+    async def _look(self, vitals: LiveStats) -> dict[str, Any]:
+        """Raises ``KombuFDBError``."""
+        try:
+            return await self._threads.run(lambda: _told(vitals, self._holding.broker()))
+        except Busy:
+            raise
+        except KombuFDBError:
+            self._holding.forget()
+            raise
+
+
+class _Live(StreamingResponse):
+    """Of one client, if there is room when its answer begins; its place is free again when it has gone."""
+
+    def __init__(self, feed: Feed, welcome: str) -> None:
+        headers = {"x-accel-buffering": "no"}
+        self._feed, self._events = feed, feed.events(welcome)
+        super().__init__(self._events, media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._feed.place() as is_free:
+            if not is_free:
+                await _full(scope, receive, send)
+                return
+            async with aclosing(self._events):
+                try:
+                    async with asyncio.timeout(LONGEST_S):
+                        await super().__call__(scope, receive, send)
+                except TimeoutError:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(END_S):
+                            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+_full = PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})
+
+
+class Poll:
+    """The same for pages that ask again and again, where no answer can stream: one look for all of a process."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._vitals = LiveStats()
+        self._told: dict[str, Any] = {}
+        self._until: float | None = None
+
+    def __call__(self, visit: Visit, broker: Broker) -> Response:
+        clock, interval_s = visit.settings.clock, visit.settings.interval_s
+        is_fresh = self._until is not None and clock.monotonic() < self._until
+        # While one page looks, the others show what was seen last: a store that hangs holds one thread.
+        if not is_fresh and self._lock.acquire(blocking=not self._told):
+            try:
+                self._told = _told(self._vitals, broker)
+                self._until = clock.monotonic() + interval_s / 2
+            finally:
+                self._lock.release()
+        return JSONResponse(self._told)
+
+
+def _told(vitals: LiveStats, broker: Broker) -> dict[str, Any]:
+    history = history_of(broker)
+    runs = None
+    if history.settings() is not None:
+        counted = history.totals().values()
+        runs = Runs(sum(each.runs for each in counted), sum(each.of(FAILURE) for each in counted))
+    return vitals.told(look(broker), runs)

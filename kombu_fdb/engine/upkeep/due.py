@@ -1,0 +1,237 @@
+"""What time does to messages: delayed ones become ready, expired ones are dropped.
+
+Delays: messages that are not ready before a moment, and their promotion when it comes.
+
+A delayed message stands in a range of its own, ordered by its due time, so no claim ever walks over it and no worker
+holds it. One consumer process at a time (``session.hold_role``) promotes what is due: its record moves to the end of
+the ready range, or of its rank there. Due times go by the wall clocks of publisher and promoter: a wrong one moves a
+start by its error and harms nothing else. Two promoters at once are harmless too: they conflict on the messages they
+both want.
+
+``("waiting", queue)`` says that a queue may have delayed messages; it is cleared by a promoter that read the whole
+range, serializably, as empty: a message delayed meanwhile makes that transaction fail.
+
+Expired: messages whose time to live is over where no consumer claims them.
+
+A claim drops expired messages that it meets. A queue without a consumer has no claims. So where a queue has a time to
+live (``x-message-ttl``) or a dead-letter exchange, the duties look at its head when that message expires: as in
+RabbitMQ, where a time to live, of the queue or of each message, and a dead-letter exchange make a delay
+(https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats). In a queue with keys each key has a head; :data:`MOST_KEYS`
+are looked at. The duties find other expired messages by walking through all ready ones now and then. A life begins by
+the publisher's clock, and ends by that of the process that looks (SKEW).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
+from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_ready, take_out, take_row
+from kombu_fdb.engine.scheduling import rates
+from kombu_fdb.engine.scheduling.rates import Sightings
+from kombu_fdb.engine.stored.batches import rows_from
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.codec import Record, decode_record, due_from, names_of, outline_of
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace
+from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.primitives.ranges import LONGEST_MS
+from kombu_fdb.store.protocol import KeyValue
+
+# -- delayed -----------------------------------------------------------------------------------------------------------
+
+
+MESSAGES_PER_TRANSACTION = 200
+#: Queues whose next message is looked at in one transaction.
+QUEUES_PER_LOOK = 500
+#: How long entries of older stores are taken to wait, which don't say it.
+UNTOLD_WAIT_MS = 60_000
+
+
+def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, bytes]:
+    """Queues with due messages, or with none left, and when the next message of the others is due; all at snapshot.
+
+    Looks at some queues only, from the row ``begin`` on; the last result is where to go on, b"" at the end.
+    """
+    first, end = work.keys.all_waiting
+    rows = work.tr.get_range(begin or first, end, limit=QUEUES_PER_LOOK, snapshot=True)
+    queues = names_in(work.keys, rows)
+    heads = (
+        work.tr.get_ranges([(*range_of(work.keys.delayed(queue)), 1) for queue in queues], snapshot=True)
+        if queues
+        else []
+    )
+    due, later = [], []
+    for queue, head in zip(queues, heads, strict=True):
+        due_ms = _due(work.keys, queue, head)
+        if due_ms is None or due_ms <= work.now_ms:
+            due.append(queue)
+        else:
+            later.append(due_ms)
+    return due, min(later, default=None), rows[-1][0] + b"\x00" if len(rows) == QUEUES_PER_LOOK else b""
+
+
+def names_in(keys: Keyspace, rows: Sequence[KeyValue]) -> list[str]:
+    """The queues that these rows belong to; rows whose keys can't be read are left out."""
+    return [name for (name,), _ in keys.read(rows, str)]
+
+
+def _due(keys: Keyspace, queue: str, head: list[KeyValue]) -> int | None:
+    """When its next message is due; None if that can't be told, so that the promotion looks at it by itself."""
+    try:
+        return keys.split_delayed(queue, head[0][0])[0] if head else None
+    except FormatError:
+        return None
+
+
+def promote(work: Work, limit: int, queue: str) -> tuple[int, int | None]:
+    """Make up to ``limit`` due messages ready. Returns how many, and when the next is due.
+
+    A message whose due time can't be read, among these or at the head of the others, is dead-lettered as malformed.
+    """
+    begin, end = work.keys.delayed_until(queue, work.now_ms)
+    due = work.tr.get_range(begin, end, limit=limit, snapshot=True)
+    for row in due:
+        _promote_one(work, queue, row)
+    return len(due), _next_due(work, queue)
+
+
+def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
+    take_row(work, queue, row)
+    message = Message(queue, *row)
+    try:
+        due_ms, rank = work.keys.split_delayed(queue, message.place)
+    except FormatError as error:
+        bury(work, message, Cause.malformed(error))
+        return
+    forget(work, message)
+    fair_key, _task_id = names_of(message.value)
+    put_ready(work, Subqueue(queue, fair_key, rank), due_from(message.value, due_ms))
+
+
+def unpark(work: Work, sightings: Sightings) -> int | None:
+    """Ring for keys whose rate allows a message again. Returns when the next one is due, or now if some may be left.
+
+    An entry is due when its moment has come by this clock, or when this process has seen it for as long as it was to
+    wait: its writer may have another clock, or this one was set back since. A bell that is rung too early costs a look.
+
+    The tokens that have come since are put into the bucket (:func:`.rates.credit`): the consumer that answers the bell
+    may never have seen that bucket.
+    """
+    found = [(row, _unpark(work.keys, *row)) for row in _unparks(work)]
+    for row, frozen in found:
+        if frozen is None:  # not one of ours
+            work.tr.clear(row[0])
+    waiting = [(row, frozen) for row, frozen in found if frozen is not None]
+    seen = rates.seen(work, [frozen[1:3] for _, frozen in waiting], sightings)
+    waits, over = [], []
+    for (row, (due_ms, queue, key, wait_ms)), bucket in zip(waiting, seen, strict=True):
+        left_ms = min(due_ms - work.now_ms, wait_ms - sightings.unchanged_ms(*row))
+        if left_ms > 0:
+            waits.append(left_ms)
+            continue
+        over.append(bucket)
+        work.tr.clear(row[0])
+        work.tr.set(work.keys.freed(queue, key), b"")
+        work.tr.set_versionstamped_value(work.keys.bell(queue))
+    rates.credit(work, over)
+    if len(found) >= MESSAGES_PER_TRANSACTION and len(waits) < len(found):
+        return work.now_ms
+    return work.now_ms + min(waits) if waits else None
+
+
+def _unpark(keys: Keyspace, entry: bytes, value: bytes) -> tuple[int, str, str, int] | None:
+    """When the entry is due, its queue and key, and how long it was to wait; None if it can't be read."""
+    try:
+        due_ms, queue, key = keys.split(entry, int, str, str)
+    except FormatError:
+        return None
+    return due_ms, queue, key, min(int.from_bytes(value, "big"), LONGEST_MS) if value else UNTOLD_WAIT_MS
+
+
+def _unparks(work: Work) -> list[KeyValue]:
+    """The entries due first and, if there are many, those due last, where wrong clocks put theirs."""
+    first = work.tr.get_range(*work.keys.all_unparks, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
+    if len(first) < MESSAGES_PER_TRANSACTION:
+        return first
+    begin = first[-1][0] + b"\x00"
+    last = work.tr.get_range(
+        begin, work.keys.all_unparks[1], limit=MESSAGES_PER_TRANSACTION, reverse=True, snapshot=True
+    )
+    return first + last
+
+
+def _next_due(work: Work, queue: str) -> int | None:
+    whole = range_of(work.keys.delayed(queue))
+    head = work.tr.get_range(*whole, limit=1, snapshot=True)
+    if head:
+        due_ms = _due(work.keys, queue, head)
+        if due_ms is None:
+            _promote_one(work, queue, head[0])
+        return work.now_ms if due_ms is None else due_ms
+    work.tr.add_read_conflict_range(*whole)
+    work.tr.clear(work.keys.waiting(queue))
+    return None
+
+
+# -- expired -----------------------------------------------------------------------------------------------------------
+
+
+ROWS_PER_TRANSACTION = 200
+#: Keys of each queue whose heads are looked at.
+MOST_KEYS = 100
+
+
+def at_heads(work: Work, queues: Sequence[str]) -> tuple[dict[str, list[bytes]], int | None]:
+    """The cursors of expired messages at the heads of ``queues``, and when the next head expires; at snapshot.
+
+    Each key of a queue has a head.
+    """
+    if not queues:
+        return {}, None
+    named = work.tr.get_ranges([(*work.keys.backlogs(queue), MOST_KEYS) for queue in queues], snapshot=True)
+    places = [
+        (queue, key)
+        for queue, rows in zip(queues, named, strict=True)
+        for key in ("", *(key for (_queue, key), _ in work.keys.read(rows, str, str)))
+    ]
+    ranges = [(*range_of(work.keys.items(queue, key, EVERY_RANK)), 1) for queue, key in places]
+    due: dict[str, list[bytes]] = {}
+    next_ms = None
+    for (queue, _key), rows in zip(places, work.tr.get_ranges(ranges, snapshot=True), strict=True):
+        for row, value in rows:
+            expires_ms = _expires_ms(value)
+            if 0 < expires_ms <= work.now_ms:
+                due.setdefault(queue, []).append(row)
+            elif expires_ms:
+                next_ms = expires_ms if next_ms is None else min(next_ms, expires_ms)
+    return due, next_ms
+
+
+def _expires_ms(value: bytes) -> int:
+    try:
+        return outline_of(value).expires_ms
+    except FormatError:
+        return 0
+
+
+def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
+    """Look at up to ``limit`` messages. Returns how many were dropped, and where to go on; b"" at the end.
+
+    Conflicts only with a transaction that takes one of the dropped messages.
+    """
+    ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
+    rows, following = rows_from(work, ranges, cursor, limit)
+    expired = [(row, record) for row in rows if (record := _expired(row[1], work.now_ms)) is not None]
+    take_out(work, queue, [row for row, _ in expired])
+    for row, record in expired:
+        drop_expired(work, Message(queue, *row), record)
+    return len(expired), following
+
+
+def _expired(value: bytes, now_ms: int) -> Record | None:
+    try:
+        record = decode_record(value)
+    except FormatError:  # the claim that takes it will see
+        return None
+    return record if 0 < record.expires_ms <= now_ms else None

@@ -1,0 +1,188 @@
+"""``fdb web``: who may connect, how it starts, serves and ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.processes import DEADLINE_S
+
+from kombu_fdb import Broker
+
+pytest.importorskip("uvicorn", reason="the dashboard's libraries are not installed")
+
+ROOT = Path(__file__).parents[4]
+TOKEN = "a token of enough letters"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would be served, and how."""
+    found: list[Any] = []
+    module = "celery_fdb.cli.serving"
+    monkeypatch.setattr(f"{module}._serve", lambda application, listener, given: found.append((application, given)))
+    return found
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_other_hosts_need_a_token(run: Callable[..., Any], served: list[Any], address: str, tmp_path: Path) -> None:
+    refused = run("web", "--port", "0", "--address", address)
+    assert refused.code == 1
+    assert "--token-file" in refused.err
+    assert not served
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    assert run("web", "--port", "0", "--address", address, "--token-file", str(file)).code == 0
+    for options, told in (((), "may look;"), (("--write",), "may look and act;")):
+        opened = run("web", "--port", "0", "--address", address, "--without-login", *options)
+        assert opened.code == 0
+        assert told in opened.err
+    assert len(served) == 3
+
+
+@pytest.mark.parametrize("option", [["--root-path", "/fdb"], ["--allow-host", "shop.example.com"]])
+def test_what_a_proxy_lets_others_reach_needs_a_token(
+    run: Callable[..., Any], served: list[Any], option: list[str]
+) -> None:
+    assert "--token-file" in run("web", "--port", "0", *option).err
+    assert not served
+    assert run("web", "--port", "0", *option, "--token", TOKEN).code == 0
+
+
+@pytest.mark.parametrize("value", ["", "   "])
+def test_an_empty_token_is_not_no_token(
+    run: Callable[..., Any], served: list[Any], monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """As ``CELERY_FDB_WEB_TOKEN=${SECRET}`` is where SECRET is not set."""
+    monkeypatch.setenv("CELERY_FDB_WEB_TOKEN", value)
+    assert run("web", "--port", "0").code != 0
+    assert not served
+
+
+def test_a_token_that_others_can_read_is_told(run: Callable[..., Any], served: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    for mode, told in ((0o644, True), (0o600, False)):
+        file.chmod(mode)
+        assert (f"chmod go= {file}" in run("web", "--port", "0", "--token-file", str(file)).err) is told
+    assert len(served) == 2
+
+
+def test_no_option_comes_from_an_environment_that_was_not_made_for_it(url: str, broker: Broker) -> None:
+    """A Kubernetes service called celery-fdb-web sets CELERY_FDB_WEB_PORT in every pod; WITHOUT_LOGIN opens a door."""
+    environ = {**os.environ, "CELERY_FDB_STATUS_JSON": "1", "CELERY_FDB_WEB_PORT": "tcp://10.0.0.1:9810"}
+    broker.queue("jobs").put("a")
+    command = [sys.executable, "-m", "celery_fdb", "--broker", url]
+    told = subprocess.run([*command, "status"], cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    assert not told.stdout.startswith("{")
+    served = [*command, "web", "--address", "nowhere.invalid"]
+    refused = subprocess.run(served, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert "valid integer" not in refused.stderr
+
+
+def test_a_short_token_is_refused(run: Callable[..., Any], served: list[Any]) -> None:
+    result = run("web", "--port", "0", "--token", "short")
+    assert result.code == 2
+    assert "fewer than 16" in result.err
+    assert not served
+
+
+@pytest.mark.parametrize("options", [[], ["--allow-host", "shop.example.com", "--without-login"], ["--address", "::1"]])
+def test_on_the_loopback_other_names_are_refused(
+    run: Callable[..., Any], served: list[Any], options: list[str]
+) -> None:
+    from starlette.testclient import TestClient
+
+    assert run("web", "--port", "0", *options).code == 0
+    with TestClient(served[0][0]) as client:
+        for host, status in (("localhost:1", 200), ("evil.example", 421)):
+            assert client.get("/login", headers={"host": host}).status_code == status
+        named = client.get("/login", headers={"host": "shop.example.com"}).status_code
+    assert named == (200 if "--allow-host" in options else 421)
+
+
+def test_without_a_login_no_other_name_leads_here(run: Callable[..., Any], served: list[Any]) -> None:
+    """DNS rebinding: a page of another site has its own name in the address bar, whatever it leads to."""
+    from starlette.testclient import TestClient
+
+    assert run("web", "--port", "0", "--address", "0.0.0.0", "--without-login").code == 0
+    with TestClient(served[0][0]) as client:
+        for host, status in (("evil.example", 421), ("10.0.0.7:9810", 200), ("[fd00::7]:9810", 200)):
+            assert client.get("/login", headers={"host": host}).status_code == status
+
+
+def test_a_port_that_is_taken_is_refused_in_one_line(run: Callable[..., Any]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run("web", "--port", str(taken.getsockname()[1]))
+    assert result.code == 1
+    assert "--port" in result.err
+
+
+def test_without_its_libraries_it_says_what_to_install(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "celery_fdb.web", None)
+    result = run("web")
+    assert result.code == 1
+    assert "pip install 'celery-fdb[web]'" in result.err
+
+
+def test_its_package_says_what_to_install() -> None:
+    """In a process of its own, in which nothing of it is imported yet."""
+    code = "import sys; sys.modules['starlette'] = None; import celery_fdb.web"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "pip install 'celery-fdb[web]'" in result.stderr.splitlines()[-1]
+
+
+@contextmanager
+def serving(url: str, *options: str) -> Iterator[tuple[str, Any]]:
+    """Its address and its process."""
+    command = [sys.executable, "-m", "celery_fdb", "--broker", url, "web", "--port", "0", *options]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            lines = iter(process.stderr.readline, "")  # a note comes first where there is no login
+            found = next(match for line in lines if (match := re.search(r"serving (http://\S+)", line)))
+            yield found[1].rstrip("/"), process
+        finally:
+            process.kill()
+
+
+@pytest.mark.process
+def test_it_serves_until_it_is_told_to_end_also_to_pages_that_are_live(url: str, broker: Broker) -> None:
+    broker.queue("jobs").put("a")
+    with serving(url) as (address, process):
+        with urllib.request.urlopen(f"{address}/queues", timeout=DEADLINE_S) as answer:
+            assert b"jobs" in answer.read()
+        with urllib.request.urlopen(f"{address}/events", timeout=DEADLINE_S) as live:
+            while b"event: look" not in live.readline():
+                pass
+            process.send_signal(signal.SIGTERM)
+            process.wait(DEADLINE_S)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("prefix", ["/fdb/", "fdb"])
+def test_behind_a_proxy_that_removes_the_prefix(url: str, broker: Broker, prefix: str) -> None:
+    broker.queue("jobs").put("a")
+    with serving(url, "--root-path", prefix, "--without-login") as (address, _):
+        with urllib.request.urlopen(f"{address}/queues", timeout=DEADLINE_S) as answer:
+            page = answer.read().decode()
+        assert 'href="/fdb/queue?queue=jobs"' in page
+        static = re.search(r"/fdb(/static/dashboard\.css\?v=\w+)", page)
+        assert static is not None
+        with urllib.request.urlopen(f"{address}{static[1]}", timeout=DEADLINE_S) as answer:
+            assert answer.status == 200

@@ -1,0 +1,17 @@
+"""One attempt for all threads of a process."""
+
+from __future__ import annotations
+
+from kit.frames import keeps_frames
+
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.process.client import SingleFlight
+
+
+def test_a_failed_attempt_lets_its_callers_go() -> None:
+    flight = SingleFlight[str](lambda: None)
+
+    def work() -> str:
+        raise StoreUnavailable
+
+    assert not keeps_frames(lambda: flight.run(work, 1.0))

@@ -1,0 +1,421 @@
+"""BOUNDED: no public call takes longer than it promises, whatever the store does, however many transactions it makes.
+
+Each call is made again and again, in a store that goes on as ever for a while and then has every answer wait until the
+last moment, or none come (``kit/late.py``): after none of the call's transactions, after the first, and so on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
+
+import pytest
+from amqp.exceptions import NotFound
+from kit.faces import Driven, Loop
+from kit.late import Lateness, LateStore, late_store
+from kombu import Connection, Producer
+from kombu.transport.virtual.base import UndeliverableWarning
+
+from kombu_fdb import Broker, Job, KeyLimits, KombuFDBError, aio
+from kombu_fdb.api.administration import Inspection, Migration, Topology
+from kombu_fdb.api.dead_letters import DeadLetters
+from kombu_fdb.api.queue import Queue
+from kombu_fdb.api.taking import Consumer
+from kombu_fdb.model import QueueControl
+from kombu_fdb.process.client import Client
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import Options
+from kombu_fdb.store.retry import ENDING_S
+from kombu_fdb.transport.errors import CONNECTION_ERRORS
+from kombu_fdb.transport.kombu_versions import BatchPublishError
+
+OPERATION_S = 1_000.0
+PUBLISH_S = 3_000.0
+CONNECT_S = 500.0
+#: What a call is told to wait for jobs or messages.
+WAIT_S = 2.0
+#: What is no answer of the store's: pauses, a first look.
+SLACK_S = 3.0
+#: Transactions that no call exceeds.
+MOST = 60
+URLS = (f"fdb+memory://late{number}" for number in count())
+OPTIONS = {
+    "operation_timeout": OPERATION_S,
+    "publish_timeout": PUBLISH_S,
+    "connect_timeout": CONNECT_S,
+    "session_ttl": 86_400.0,
+    "undrained_timeout": 3_600.0,
+    "poll_interval": 3_600.0,
+}
+
+
+class Stage:
+    """A broker with something in every place. ``contested``: its takes stand in a line of rivals."""
+
+    def __init__(self, *, contested: bool = False, suspects: int = 0) -> None:
+        options = Options(**OPTIONS)
+        self.url = next(URLS)
+        self.opened: list[Broker] = []
+        self.client = Client(locate(parse_url(self.url), options), options)
+        self.broker = Broker(self.client)
+        jobs = self.jobs = self.broker.queue("jobs")
+        jobs.put_many(["dead", "mine", *map(str, range(5))], key="alice")
+        jobs.take(0).bury(error="no")
+        self.job = jobs.take(0)
+        self.broker.declare("bound")
+        self.broker.topology.declare_exchange(Exchange("x"))
+        self.broker.topology.bind("bound", "x", "k")
+        self.broker.queue("empty").put("a", task_id="task")
+        self.broker.cancel("task")
+        self.letters = jobs.dead_letters
+        self.job_id, self.mark = jobs.peek()[0].message_id, jobs.mark()
+        self.spot, self.letter = (self.broker.queue(each).page(1).messages[0].spot for each in ("jobs", "jobs.dead"))
+        self.dumped = [(b"mark", each) for each in self.broker.migration.dump("jobs")]
+        self.membership = self.client.membership()
+        if contested:
+            for queues in (["jobs"], ["empty"], ["jobs", "empty"]):
+                self.broker.connection.rivalry.contest(queues)
+        for _ in range(suspects):
+            self.membership.give_up(self.broker.connection.engine.messages.reserve())
+
+    def close(self) -> None:
+        for broker in (self.broker, *self.opened):
+            broker.close()
+        self.client.close()
+
+
+class Call(NamedTuple):
+    """``most_s``: what it promises. ``walks``: part by part, each of which is bounded as a call is."""
+
+    do: Callable[[Any], object]
+    most_s: float = OPERATION_S
+    walks: bool = False
+
+
+def _in_block(stage: Any, error: type[Exception] | None = None) -> None:
+    with suppress(ZeroDivisionError), stage.job:
+        if error is not None:
+            raise error
+
+
+CALLS: dict[str, Call] = {
+    "Broker.open": Call(lambda s: s.opened.append(Broker.open(s.url, **OPTIONS)), CONNECT_S),
+    "Broker.declare": Call(lambda s: s.broker.declare("other")),
+    "Broker.queues": Call(lambda s: s.broker.queues()),
+    "Broker.find": Call(lambda s: s.broker.find("task")),
+    "Broker.spots": Call(lambda s: s.broker.spots("task")),
+    "Broker.cancel": Call(lambda s: s.broker.cancel("task"), walks=True),
+    "Broker.take": Call(lambda s: s.broker.take(["jobs", "empty"], WAIT_S), OPERATION_S + WAIT_S),
+    "Broker.take_many": Call(lambda s: s.broker.take_many(["empty"], 5, WAIT_S), OPERATION_S + WAIT_S),
+    "Queue.put": Call(lambda s: s.jobs.put("a", key="bob", dedup_id="a"), PUBLISH_S),
+    "Queue.put_many": Call(lambda s: s.jobs.put_many(["a", "b"]), PUBLISH_S, walks=True),
+    "Queue.take": Call(lambda s: s.broker.queue("empty").take(WAIT_S), OPERATION_S + WAIT_S),
+    "Queue.take_many": Call(lambda s: s.jobs.take_many(2, 0)),
+    "Consumer.__next__": Call(
+        lambda s: next(s.broker.queue("empty").consume(timeout=WAIT_S), None), OPERATION_S + WAIT_S
+    ),
+    "Queue.stats": Call(lambda s: s.jobs.stats()),
+    "Queue.count": Call(lambda s: s.jobs.count()),
+    "Queue.keys": Call(lambda s: s.jobs.keys()),
+    "Queue.peek": Call(lambda s: s.jobs.peek(5)),
+    "Queue.page": Call(lambda s: s.jobs.page()),
+    "Queue.each": Call(lambda s: list(s.jobs.each()), walks=True),
+    "Queue.at": Call(lambda s: s.jobs.at(s.spot)),
+    "Queue.find": Call(lambda s: s.jobs.find(s.job_id), walks=True),
+    "Queue.consumers": Call(lambda s: s.jobs.consumers()),
+    "Queue.snapshot": Call(lambda s: s.jobs.snapshot()),
+    "Queue.declaration": Call(lambda s: s.jobs.declaration()),
+    "Queue.pause": Call(lambda s: s.jobs.pause("alice"), walks=True),
+    "Queue.resume": Call(lambda s: s.jobs.resume(), walks=True),
+    "Queue.limit": Call(lambda s: s.jobs.limit("alice", max_in_flight=1), walks=True),
+    "Queue.limits": Call(lambda s: s.jobs.limits("alice")),
+    "Queue.unlimit": Call(lambda s: s.jobs.unlimit("alice"), walks=True),
+    "Queue.limit_every_key": Call(lambda s: s.jobs.limit_every_key(rate=1), walks=True),
+    "Queue.control": Call(lambda s: s.jobs.control(newcomer="first"), walks=True),
+    "Queue.reset_control": Call(lambda s: s.jobs.reset_control(), walks=True),
+    "Queue.move": Call(lambda s: s.jobs.move("bound"), walks=True),
+    "Queue.move_part": Call(lambda s: s.jobs.move_part("bound", s.mark)),
+    "Queue.delete": Call(lambda s: s.jobs.delete(s.job_id), walks=True),
+    "Queue.reschedule": Call(lambda s: s.jobs.reschedule(s.spot, 5)),
+    "Queue.purge": Call(lambda s: s.jobs.purge(), walks=True),
+    "Queue.mark": Call(lambda s: s.jobs.mark()),
+    "Queue.purge_part": Call(lambda s: s.jobs.purge_part()),
+    "Queue.drop": Call(lambda s: s.broker.queue("bound").drop(), walks=True),
+    "Job.ack": Call(lambda s: s.job.ack()),
+    "Job.release": Call(lambda s: s.job.release(1)),
+    "Job.bury": Call(lambda s: s.job.bury(error="no")),
+    "Job.extend": Call(lambda s: s.job.extend()),
+    "Job.__exit__": Call(lambda s: _in_block(s, ZeroDivisionError)),
+    "DeadLetters.count": Call(lambda s: s.letters.count(by="key"), walks=True),
+    "DeadLetters.list": Call(lambda s: s.letters.list(), walks=True),
+    "DeadLetters.get": Call(lambda s: s.letters.get(s.job_id), walks=True),
+    "DeadLetters.each": Call(lambda s: list(s.letters.each()), walks=True),
+    "DeadLetters.replay": Call(lambda s: s.letters.replay(), walks=True),
+    "DeadLetters.discard": Call(lambda s: s.letters.discard(), walks=True),
+    "DeadLetters.replay_changed": Call(lambda s: s.letters.replay_changed(s.letter, b"new")),
+    "DeadLetters.replay_part": Call(lambda s: s.letters.replay_part()),
+    "DeadLetters.discard_part": Call(lambda s: s.letters.discard_part()),
+    "Inspection.facts": Call(lambda s: s.broker.inspect.facts(["jobs", "bound"]), walks=True),
+    "Inspection.sessions": Call(lambda s: s.broker.inspect.sessions(held=True)),
+    "Inspection.totals": Call(lambda s: s.broker.inspect.totals()),
+    "Inspection.key_totals": Call(lambda s: s.broker.inspect.key_totals(), walks=True),
+    "Inspection.samples": Call(lambda s: s.broker.inspect.samples("hour")),
+    "Inspection.set_aside": Call(lambda s: s.broker.inspect.set_aside()),
+    "Topology.exchanges": Call(lambda s: s.broker.topology.exchanges()),
+    "Topology.bindings": Call(lambda s: s.broker.topology.bindings()),
+    "Topology.route": Call(lambda s: s.broker.topology.route("x", "k")),
+    "Topology.declare_exchange": Call(lambda s: s.broker.topology.declare_exchange(Exchange("y"))),
+    "Topology.delete_exchange": Call(lambda s: s.broker.topology.delete_exchange("x")),
+    "Topology.bind": Call(lambda s: s.broker.topology.bind("jobs", "x", "k")),
+    "Topology.unbind": Call(lambda s: s.broker.topology.unbind("bound", "x", "k")),
+    "Migration.dump": Call(lambda s: list(s.broker.migration.dump("jobs")), walks=True),
+    "Migration.dedups": Call(lambda s: list(s.broker.migration.dedups()), walks=True),
+    "Migration.restore": Call(lambda s: s.broker.migration.restore(b"id", s.dumped), PUBLISH_S),
+    "Migration.restore_dedups": Call(lambda s: s.broker.migration.restore_dedups([("", "jobs", "a", 2**41)])),
+    "Migration.restore_queue": Call(lambda s: s.broker.migration.restore_queue(QueueDeclaration("other"))),
+    "Migration.restore_control": Call(lambda s: s.broker.migration.restore_control("jobs", QueueControl()), walks=True),
+    "Migration.restore_limits": Call(
+        lambda s: s.broker.migration.restore_limits("jobs", "alice", KeyLimits()), walks=True
+    ),
+    "Migration.restore_binding": Call(lambda s: s.broker.migration.restore_binding("jobs", "x", "k")),
+    "Migration.finished": Call(lambda s: s.broker.migration.finished(b"id")),
+    "Migration.finish": Call(lambda s: s.broker.migration.finish(b"id", {}), walks=True),
+}
+
+#: Those that ask the store for nothing, or are another call by another name.
+ELSEWHERE = {
+    "Broker.close": "test_an_end_waits_in_vain_for_four_seconds",
+    "Broker.on": "opens nothing",
+    "Broker.of": "opens nothing",
+    "Broker.queue": "asks nothing",
+    "Broker.dead_letters": "asks nothing",
+    "Broker.consume": "asks nothing",
+    "Queue.consume": "asks nothing",
+    "Consumer.stop": "asks nothing",
+}
+KINDS = (Broker, Queue, Consumer, Job, DeadLetters, Inspection, Topology, Migration)
+
+
+def test_no_public_call_is_left_out() -> None:
+    verbs = {
+        f"{kind.__name__}.{name}"
+        for kind in KINDS
+        for name, member in inspect.getmembers(kind, callable)
+        if not name.startswith("_")
+    }
+    assert verbs - CALLS.keys() == ELSEWHERE.keys()
+    assert {name for name in CALLS if name.rpartition(".")[2][:2] != "__"} <= verbs
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateStore]:
+    with late_store(monkeypatch, writers_take_turns=getattr(request, "param", False)) as store:
+        yield store
+
+
+#: On FoundationDB, and on SQLite.
+both = pytest.mark.parametrize("store", [False, True], indirect=True, ids=["cluster", "file"])
+
+
+def measure(store: LateStore, prepare: Callable[[], Any], call: Call, lateness: Lateness | None, after: int) -> float:
+    """How long it took. ``store.begun`` tells of how many transactions it consisted."""
+    store.turn(None)
+    stage = prepare()
+    store.turn(lateness, after=after)
+    began = store.monotonic()
+    with suppress(
+        KombuFDBError, BatchPublishError, *CONNECTION_ERRORS
+    ):  # that it did not answer, or a moment too late for the rest
+        call.do(stage)
+    took_s, begun = store.monotonic() - began, store.begun
+    store.turn(None)
+    stage.close()
+    store.begun = begun
+    return took_s
+
+
+def overdue(store: LateStore, prepare: Callable[[], Any], call: Call) -> list[str]:
+    """In which weather it broke its promise."""
+    found = []
+    measure(store, prepare, call, None, 0)
+    number = store.begun
+    assert 0 < number < MOST
+    for lateness in Lateness:
+        if call.walks and lateness is Lateness.LATE:
+            continue
+        for after in range(number):
+            took_s = measure(store, prepare, call, lateness, after)
+            if took_s > call.most_s + SLACK_S:
+                found.append(f"{took_s:.0f} s, not {call.most_s:.0f}: {lateness.value} after {after} transactions")
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_ends_in_time(store: LateStore, name: str) -> None:
+    assert overdue(store, Stage, CALLS[name]) == []
+
+
+class Awaited(Stage):
+    """The same through the other face."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__(contested=True, suspects=3)
+        self.loop = loop
+        self.sync = self.broker
+        self.broker = Driven(aio.Broker(self.sync), loop)
+        self.jobs = self.broker.queue("jobs")
+        self.job = self.jobs.take(0)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CALLS if name.startswith(("Broker.take", "Queue.take", "Consumer.", "Job."))]
+)
+def test_an_awaited_call_ends_in_time(store: LateStore, name: str) -> None:
+    loop = Loop()
+    assert overdue(store, partial(Awaited, loop), CALLS[name]) == []
+    loop.close()
+
+
+@both
+@pytest.mark.parametrize("contested", [False, True], ids=["alone", "contested"])
+@pytest.mark.parametrize("name", [name for name in CALLS if "take" in name or "next" in name])
+def test_a_take_ends_in_time_whatever_is_to_be_recovered(store: LateStore, name: str, contested: bool) -> None:
+    assert overdue(store, partial(Stage, contested=contested, suspects=3), CALLS[name]) == []
+
+
+# -- Kombu's --------------------------------------------------------------------------------------------------------
+
+
+class Connected:
+    """A connection with a channel that holds a message, and may consume."""
+
+    def __init__(self, *, consumes: str = "", suspects: int = 0, **options: Any) -> None:
+        self.connection = Connection(next(URLS), transport_options={**OPTIONS, **options}, connect_timeout=CONNECT_S)
+        self.transport = self.connection.transport
+        self.channel = channel = self.connection.default_channel
+        channel.exchange_declare("x")
+        channel.queue_declare("q")
+        channel.queue_bind("q", "x", "k")
+        channel.queue_declare("empty")
+        for body in ("held", "a", "b"):
+            channel.basic_publish(channel.prepare_message(body), "x", "k")
+        self.message = channel.basic_get("q")
+        self.client = channel.client
+        for _ in range(suspects):
+            self.client.membership().give_up(channel.engine.messages.reserve())
+        self.got: list[Any] = []
+        if consumes:
+            channel.basic_consume(consumes, False, self.got.append, "tag")
+
+    def drain(self) -> None:
+        with suppress(TimeoutError):
+            self.connection.drain_events(timeout=WAIT_S)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.client.close()
+
+
+def _batch(stage: Connected) -> None:
+    producer = Producer(stage.channel)
+    with producer.batch():
+        for body in "ab":
+            producer.publish(body, exchange="x", routing_key="k")
+
+
+def _publish_unroutable(stage: Connected) -> None:
+    with warnings.catch_warnings(category=UndeliverableWarning, action="ignore"):
+        stage.channel.basic_publish(stage.channel.prepare_message("a"), "x", "other")
+
+
+def _consume_undeclared(stage: Connected) -> None:
+    with suppress(NotFound):
+        stage.channel.basic_consume("none", False, stage.got.append)
+
+
+VERBS: dict[str, Call] = {
+    "exchange_declare": Call(lambda s: s.channel.exchange_declare("y")),
+    "exchange_declare, passive": Call(lambda s: s.channel.exchange_declare("x", passive=True)),
+    "exchange_delete": Call(lambda s: s.channel.exchange_delete("x")),
+    "get_exchanges": Call(lambda s: s.channel.get_exchanges()),
+    "get_table": Call(lambda s: s.channel.get_table("x")),
+    "list_bindings": Call(lambda s: list(s.channel.list_bindings())),
+    "typeof": Call(lambda s: s.channel.typeof("x")),
+    "queue_declare": Call(lambda s: s.channel.queue_declare("other")),
+    "queue_declare, passive": Call(lambda s: s.channel.queue_declare("q", passive=True)),
+    "queue_declare, exclusive": Call(lambda s: s.channel.queue_declare(exclusive=True)),
+    "queue_delete": Call(lambda s: s.channel.queue_delete("q"), walks=True),
+    "queue_bind": Call(lambda s: s.channel.queue_bind("empty", "x", "k")),
+    "queue_unbind": Call(lambda s: s.channel.queue_unbind("q", "x", "k")),
+    "queue_purge": Call(lambda s: s.channel.queue_purge("q"), walks=True),
+    "after_reply_message_received": Call(lambda s: s.channel.after_reply_message_received("q"), walks=True),
+    "basic_publish": Call(lambda s: s.channel.basic_publish(s.channel.prepare_message("a"), "x", "k"), PUBLISH_S),
+    "basic_publish, timeout": Call(
+        lambda s: s.channel.basic_publish(s.channel.prepare_message("a"), "x", "k", timeout=OPERATION_S)
+    ),
+    "basic_publish, unroutable": Call(_publish_unroutable, 2 * PUBLISH_S),  # a second one, to the deadletter_queue
+    "batch": Call(_batch, PUBLISH_S, walks=True),
+    "basic_get": Call(lambda s: s.channel.basic_get("q")),
+    "basic_get, no_ack": Call(lambda s: s.channel.basic_get("q", no_ack=True)),
+    "basic_get, empty": Call(lambda s: s.channel.basic_get("empty")),
+    "basic_consume": Call(lambda s: s.channel.basic_consume("q", False, s.got.append)),
+    "basic_consume, undeclared": Call(_consume_undeclared),
+    "basic_ack": Call(lambda s: s.message.ack()),
+    "basic_reject": Call(lambda s: s.message.reject()),
+    "basic_reject, requeue": Call(lambda s: s.message.requeue()),
+    "basic_recover": Call(lambda s: s.channel.basic_recover(requeue=True)),
+    "drain_events": Call(lambda s: s.drain(), OPERATION_S + WAIT_S),
+    "connect": Call(lambda s: s.transport.establish_connection(), CONNECT_S),
+}
+
+
+#: A drain asks the store where writers take turns; elsewhere the thread of its connection does.
+@pytest.mark.parametrize(("name", "store"), [(name, name == "drain_events") for name in VERBS], indirect=["store"])
+def test_a_verb_of_kombus_ends_in_time(store: LateStore, name: str) -> None:
+    consumes = "empty" if name == "drain_events" else ""
+    options = {"deadletter_queue": "q"} if "unroutable" in name else {}
+    assert overdue(store, partial(Connected, suspects=3, consumes=consumes, **options), VERBS[name]) == []
+
+
+# -- ends ------------------------------------------------------------------------------------------------------------
+
+
+class Ending(Connected):
+    """With two consumers, and messages in every state."""
+
+    def __init__(self) -> None:
+        super().__init__(suspects=1)
+        self.broker = Broker(self.client)
+        self.broker.queue("jobs").put_many("abc")
+        self.jobs = self.broker.take_many(["jobs"], 2, 0)
+        self.client.acks.append(self.jobs.pop().lease)
+        self.channel.queue_declare(exclusive=True)
+        for queue in ("q", "empty"):
+            self.channel.basic_consume(queue, False, self.got.append)
+        while not self.got:
+            self.connection.drain_events(timeout=WAIT_S)
+        self.channel.client.attempted.update(self.channel.qos._held.leases.values())
+
+    def close(self) -> None:
+        self.broker.close()
+        super().close()
+
+
+ENDS: dict[str, Call] = {
+    "Broker.close": Call(lambda s: s.broker.close(), ENDING_S, walks=True),
+    "Channel.close": Call(lambda s: s.channel.close(), ENDING_S, walks=True),
+    "Connection.close": Call(lambda s: s.connection.close(), ENDING_S, walks=True),
+    "Client.close": Call(lambda s: s.client.close(), ENDING_S, walks=True),
+}
+
+
+@both
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end_waits_in_vain_for_four_seconds(store: LateStore, name: str) -> None:
+    assert overdue(store, Ending, ENDS[name]) == []

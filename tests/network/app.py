@@ -1,0 +1,110 @@
+"""The Celery application of a run, in its workers and its producers; configured by its environment."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+import threading
+from typing import Any, NoReturn
+
+from celery import Celery, Task
+from celery.exceptions import Reject
+from celery.signals import worker_init
+from kit.history.record import Recorder
+from kombu import Queue
+from kombu.exceptions import OperationalError
+
+import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
+from celery_fdb import install
+from celery_fdb.contrib import outbox
+from kombu_fdb.errors import KombuFDBError
+
+URL = os.environ["RUN_BROKER"]
+OPTIONS = json.loads(os.environ["RUN_OPTIONS"])
+POOL = os.environ.get("RUN_POOL", "")
+#: The shop's SQL database, which has the outbox.
+DATABASE = os.environ["RUN_DATABASE"]
+recorder = Recorder(os.environ["RUN_HISTORY"], os.environ["RUN_WHO"])
+
+outbox.LEASE_S = 1.0
+app = install(Celery("run", broker=URL, set_as_current=False))
+app.conf.update(
+    broker_transport_options=OPTIONS,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_connection_timeout=2.0,
+    task_queues=[Queue("tasks"), Queue("keyed")],
+    task_default_queue="tasks",
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_ignore_result=True,
+    result_backend=URL,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_hijack_root_logger=False,
+)
+
+
+class Disconnections(logging.Handler):
+    """Celery has no signal for that."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "onnection to broker lost" in record.getMessage():
+            recorder.note("disconnected", pool=POOL)
+
+
+@worker_init.connect
+def begin(**_: Any) -> None:
+    logging.getLogger("celery.worker.consumer.consumer").addHandler(Disconnections())
+
+
+def connect() -> sqlite3.Connection:
+    return sqlite3.connect(DATABASE, timeout=60)
+
+
+def name_of(task: Task) -> str:
+    """Each retry is a message of its own, with the same task id."""
+    request = task.request
+    return f"{request.id}#{request.retries}" if request.retries else str(request.id)
+
+
+@app.task(name="plain", bind=True)
+def plain(self: Task, seconds: float = 0.0) -> None:
+    name = name_of(self)
+    recorder.note("start", message=name)
+    threading.Event().wait(seconds)
+    recorder.note("end", message=name, how="done")
+
+
+@app.task(name="counted", bind=True, ignore_result=False)
+def counted(self: Task, *_: object) -> None:
+    """One of a chord, which needs its results."""
+    plain.run.__func__(self)
+
+
+@app.task(name="retried", bind=True, max_retries=1)
+def retried(self: Task) -> None:
+    if self.request.retries:
+        plain.run.__func__(self)
+        return
+    name = name_of(self)
+    recorder.note("start", message=name)
+    answer = recorder.call(
+        "publish",
+        lambda: self.retry(countdown=1, throw=False),
+        doubts=(Reject, OperationalError, KombuFDBError, OSError),
+        message=f"{name}#1",
+        queue="tasks",
+        delay=1,
+    )
+    recorder.note("end", message=name, how="retried" if answer.kind == "ok" else "buried")
+    raise answer.value
+
+
+@app.task(name="failing", bind=True, dead_letter=True)
+def failing(self: Task) -> NoReturn:
+    name = name_of(self)
+    recorder.note("start", message=name)
+    recorder.note("end", message=name, how="buried")
+    raise ValueError(name)

@@ -1,0 +1,140 @@
+"""What strikes a run: each fault is begun, lasts, and is healed. Whom it struck is for the history to tell.
+
+A fault of the cluster strikes no session: while the store does not answer, no other can look either, and all of them
+beat again before one is taken for dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from .box import ZONES, Client
+
+if TYPE_CHECKING:
+    from .run import Run
+
+__all__ = ["FAULTS", "Strike"]
+
+
+class Strike(NamedTuple):
+    """``struck``: clients on which it falls; ``lasts_s``: until it is healed; ``hold``: begins and heals it."""
+
+    struck: list[Client]
+    lasts_s: float
+    hold: AbstractContextManager[None]
+
+
+Fault = Callable[["Run", Random], Strike]
+
+
+@contextmanager
+def _until(heal: Callable[[], object], *begin: Callable[[], object]) -> Iterator[None]:
+    try:
+        for each in begin:
+            each()
+        yield
+    finally:
+        heal()
+
+
+def zone_lost(run: Run, rng: Random) -> Strike:
+    zone = rng.choice(ZONES)
+    servers = [each for each in run.box.servers if each.zone == zone]
+    return Strike([], 8, _until(run.box.heal, *(each.kill for each in servers)))
+
+
+def zone_deaf(run: Run, rng: Random) -> Strike:
+    """What it says is heard, and it hears nothing."""
+    zone = rng.choice(ZONES)
+    struck = [each for each in run.box.clients if each.zone == zone]
+    return Strike(struck, 8, _until(run.box.heal, lambda: run.box.cut(run.box.others(zone), zone)))
+
+
+def one_server_left(run: Run, rng: Random) -> Strike:
+    """For a client, which is cut off from all others."""
+    client, server = rng.choice(run.struck_ones), rng.choice(run.box.servers)
+    others = [each for each in run.box.servers if each is not server]
+    return Strike(
+        [client], rng.choice([4, 2 * run.ttl_s]), _until(run.box.heal, lambda: run.box.partition(client, others))
+    )
+
+
+def coordinators_moved(run: Run, rng: Random) -> Strike:
+    servers = rng.sample(run.box.servers, 3)
+    return Strike([], 3, _until(lambda: None, lambda: run.box.move_coordinators(servers)))
+
+
+def paused_short(run: Run, rng: Random) -> Strike:
+    client = rng.choice(run.struck_ones)
+    return Strike([client], 5, _until(client.heal, client.pause))
+
+
+def paused_long(run: Run, rng: Random) -> Strike:
+    client = rng.choice(run.struck_ones)
+    return Strike([client], 2 * run.ttl_s, _until(client.heal, client.pause))
+
+
+def clocks_off(run: Run, rng: Random) -> Strike:
+    """Those of consumers; what a publisher delays is not ready before its own clock says so."""
+    moved = {each: rng.choice([-1, 1]) * rng.uniform(600, 7200) for each in run.struck_ones if "shop" not in each.name}
+
+    def jump() -> None:
+        for client, ahead_s in moved.items():
+            client.set_clock(ahead_s)
+
+    def back() -> None:
+        for client in moved:
+            client.set_clock(0)
+
+    return Strike([], 8, _until(back, jump))
+
+
+def locked(run: Run, rng: Random) -> Strike:
+    return Strike([], 6, run.box.locked())
+
+
+def rolling_restart(run: Run, rng: Random) -> Strike:
+    """Each process is told to end, and starts again."""
+
+    def roll() -> None:
+        for actor in list(run.actors):
+            run.stop(actor)
+            run.start(actor.role)
+
+    return Strike([], 1, _until(lambda: None, roll))
+
+
+def killed(run: Run, rng: Random) -> Strike:
+    """All processes of a client, and they start again."""
+    client = rng.choice(run.struck_ones)
+    roles = [each.role for each in run.actors if each.client is client]
+
+    def start() -> None:
+        for role in roles:
+            run.start(role)
+
+    return Strike([client], 2, _until(start, lambda: run.kill(client)))
+
+
+def disk_full(run: Run, rng: Random) -> Strike:
+    server = rng.choice(run.box.servers)
+    return Strike([], 6, _until(server.heal, server.fill_disk))
+
+
+#: By their names in the history.
+FAULTS: dict[str, Fault] = {
+    "zone lost": zone_lost,
+    "zone deaf": zone_deaf,
+    "one server left": one_server_left,
+    "coordinators moved": coordinators_moved,
+    "pause, short": paused_short,
+    "pause, long": paused_long,
+    "clocks off": clocks_off,
+    "locked": locked,
+    "rolling restart": rolling_restart,
+    "kill": killed,
+    "disk full": disk_full,
+}
