@@ -6,9 +6,9 @@ Model. One backend per application and process, for all its threads. It opens th
 is first used, the same one that the broker uses if URL and options are the same, and a forked child opens its own.
 
 What happens when the store does not answer: every call raises kombu's ``OperationalError`` after ``operation_timeout``,
-or after ``connect_timeout`` if it is the first; but what *waits* goes on waiting, up to its own timeout, and what a
-*task* stores as it ends is repeated as ``retry_policy`` says (about two minutes by default), and then as
-``result_backend_always_retry`` says.
+or after ``connect_timeout`` if it is the first; but what *waits* goes on waiting, up to its own timeout (and its error
+is Celery's ``TimeoutError``, too), and what a *task* stores as it ends is repeated as ``retry_policy`` says (about two
+minutes by default), and then as ``result_backend_always_retry`` says.
 
 What workers do for the result store besides storing: delete what has expired, publish abandoned chords.
 
@@ -51,7 +51,7 @@ from kombu_fdb.primitives.ranges import LONGEST_S, is_number, is_whole
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
-from kombu_fdb.transport.errors import UNANSWERED, operational_errors
+from kombu_fdb.transport.errors import UNANSWERED, Unanswered, operational_errors
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
@@ -121,6 +121,10 @@ def _broker_urls(conf: Any) -> list[str]:
 
 
 T = TypeVar("T")
+
+
+class TimeoutUnanswered(Unanswered, CeleryTimeoutError):
+    """The time to wait for a result is over, and the store does not answer: a caller may catch it as either."""
 
 
 class FdbBackend(ChordSupport, BaseBackend):
@@ -306,7 +310,8 @@ class FdbBackend(ChordSupport, BaseBackend):
     ) -> Generator[tuple[str, dict[str, Any]]]:
         """Yield ``(id, meta)`` of each task as it becomes ready. ``interval``: how often ``on_interval`` is called.
 
-        ``on_message`` is told of every change of state. Raises Celery's ``TimeoutError``.
+        ``on_message`` is told of every change of state. Raises Celery's ``TimeoutError``, as
+        :class:`TimeoutUnanswered` if the store did not answer when it was last asked.
         """
         deadline = None if timeout is None else monotonic() + timeout
         ids = {_text(task_id) for task_id in task_ids}
@@ -328,6 +333,9 @@ class FdbBackend(ChordSupport, BaseBackend):
                 if rounds == max_iterations or not waiting.left:
                     break
                 if deadline is not None and monotonic() >= deadline:
+                    if waiting.failure is not None:
+                        error = waiting.failure
+                        raise TimeoutUnanswered(error.text, **error.attributes) from error
                     raise CeleryTimeoutError("The operation timed out.")
                 if on_interval is not None:
                     on_interval()
@@ -355,7 +363,7 @@ class FdbBackend(ChordSupport, BaseBackend):
         on_interval: Callable[[], Any] | None = None,
         on_message: Callable[[Any], Any] | None = None,
     ) -> dict[str, Any]:
-        """The meta of one task when it is ready. Raises Celery's ``TimeoutError``."""
+        """The meta of one task when it is ready. Raises as :meth:`get_many` does."""
         self._ensure_not_eager()
         with closing(self.get_many([task_id], timeout, interval, no_ack, on_message, on_interval)) as found:
             return next(meta for _, meta in found)

@@ -51,7 +51,8 @@ class Waiting:
         self._watches: dict[str, Watch] = {}
         self._stamps: dict[str, bytes] = {}
         self._bell = Bell()
-        self._failing = False
+        #: What the store said when it was last asked, if it did not answer.
+        self.failure: StoreError | None = None
         self._safety = monotonic() + SAFETY_S
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class Waiting:
             except StoreError as error:
                 self._fail(task_ids, error)
                 break
-            self._failing = False
+            self.failure = None
             for task_id, sighting in zip(task_ids, sightings, strict=True):
                 if self._is_news(task_id, sighting) and sighting.record is not None:
                     changed.append((task_id, sighting.record))
@@ -96,7 +97,7 @@ class Waiting:
             moments.append(deadline - now)
         if longest_s is not None:
             moments.append(longest_s)
-        if self._failing:
+        if self.failure is not None:
             moments.append(RETRY_S)
         self._bell.wait(max(0.0, min(moments)))
 
@@ -133,9 +134,9 @@ class Waiting:
 
     def _fail(self, task_ids: list[str], error: StoreError) -> None:
         self._fired.extend(task_ids)
-        if not self._failing:
+        if self.failure is None:
             logger.warning("the results can't be read, retrying: %s", error)
-        self._failing = True
+        self.failure = error
 
 
 def _look_s(deadline: float | None) -> float:

@@ -18,7 +18,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult
 from kit.celery_versions import since_celery
 from kit.processes import in_child
-from kombu.exceptions import ContentDisallowed, EncodeError
+from kombu.exceptions import ContentDisallowed, EncodeError, OperationalError
 
 from celery_fdb.results import FdbBackend, ResultTooLarge
 from kombu_fdb.errors import CommitUnknown, OptionError, StoreUnavailable
@@ -315,8 +315,9 @@ def _retry_on(backend: FdbBackend, database: Any) -> Any:
 
 def test_get_waits_for_the_store(app: Celery, backend: FdbBackend, down: threading.Event, caplog: Any) -> None:
     down.set()
-    with pytest.raises(CeleryTimeoutError):
+    with pytest.raises(CeleryTimeoutError) as unanswered:
         app.AsyncResult("a").get(timeout=0.3)
+    assert isinstance(pickle.loads(pickle.dumps(unanswered.value)), OperationalError)
     assert "can't be read" in caplog.text
     with pytest.raises(StoreUnavailable):
         _ = app.AsyncResult("a").state
@@ -325,6 +326,9 @@ def test_get_waits_for_the_store(app: Celery, backend: FdbBackend, down: threadi
     backend.mark_as_done("a", 1, request=Context())  # as a worker does
     assert app.AsyncResult("a").get(timeout=20) == 1
     timer.join()
+    with pytest.raises(CeleryTimeoutError) as answered:  # the store says that there is no result
+        app.AsyncResult("b").get(timeout=0.3)
+    assert not isinstance(answered.value, OperationalError)
 
 
 def test_a_write_gives_up_as_the_retry_policy_says(
@@ -352,8 +356,9 @@ def test_get_gives_up_in_time_if_there_is_no_cluster() -> None:
     app = Celery("a", backend="fdb://nobody:here@127.0.0.1:1/x", set_as_current=False)
     app.conf.broker_connection_timeout = 30.0
     begun = time.monotonic()
-    with pytest.raises(CeleryTimeoutError):
+    with pytest.raises(CeleryTimeoutError) as unanswered:
         app.AsyncResult("a").get(timeout=1.0)
+    assert isinstance(unanswered.value, OperationalError)
     assert time.monotonic() - begun < 10
 
 
