@@ -45,11 +45,12 @@ PATIENCE_S = 0.25
 MOST_PATIENCE_S = 5.0
 PATIENT = 4.0
 LEFT = 0.8
-#: The longest pause of the one right behind the first. The shortest of the others, as many times what they are patient:
-#: where hundreds wait, and services take their time, all are served before; looks that find nothing new would cost half
-#: of all processor time. Except for the third, they ask for work with every so many looks only: it is for them if all
-#: three are gone.
+#: The longest pause of the one right behind the first, and of the third. The shortest of all but the second, as many
+#: times what they are patient: where hundreds wait, and services take their time, all are served before; looks that find
+#: nothing new would cost half of all processor time. Except for the third, they ask for work with every so many looks
+#: only: it is for them if all three are gone.
 NEXT_S = 0.4
+NEAR_S = 1.0
 UNHURRIED = 1.5
 SELDOM = 4
 #: How much longer each next look may take to come.
@@ -229,7 +230,10 @@ class CombinerClient:
         if asks and (timed or is_back) and self._is_idle(engine, now):
             engine.messages.evict(demand, sight.first, _bounded(2 * self._patience_s))
             pause_s, self._pause_s = 0.0, PATIENCE_S
-        pause_s = min(pause_s, NEXT_S) if sight.is_next else max(pause_s, UNHURRIED * self._patience_s)
+        if sight.is_next:
+            pause_s = min(pause_s, NEXT_S)
+        else:
+            pause_s = max(pause_s if sight.behind is None else min(pause_s, NEAR_S), UNHURRIED * self._patience_s)
         if self._work_s is not None:
             pause_s = min(pause_s, self._patience_s)
         self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)

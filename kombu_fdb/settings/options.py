@@ -218,7 +218,7 @@ class Options:
         ),
     )
     poll_interval: float = field(
-        default=1.0,
+        default=5.0,
         metadata=_seconds("safety net: an idle consumer looks this often even if it was told of no change", least=0.01),
     )
 

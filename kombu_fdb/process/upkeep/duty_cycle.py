@@ -16,8 +16,9 @@ comes in, and for whichever duty, each of them goes on.
 Who does what. Every process sweeps its neighbours in the ring; who ends a dead one first wins, by a conflict. Every
 process brings back what older ones kept for its version: the promoter may be one of those. All else is done by one
 process, which holds the role ``promoter`` and renews its record each second; another takes the role when it saw the
-record unchanged for :data:`ROLE_TTL_S`, or at once when the holder left it. Two holders at once are harmless: their
-transactions conflict.
+record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that observe the holder in the ring look at
+the record each second, and so do those that saw it unchanged; all others look each :data:`ROLE_TTL_S`, or a fleet
+would do little else. Two holders at once are harmless: their transactions conflict.
 
 The ring: who observes whom, so that a dead session is found without everybody looking at everybody. Each process
 observes the sessions that follow its own in the order of their ids, which are random: as many as it takes
@@ -147,6 +148,8 @@ class Sweep(Duty):
         self._busy = BusyProcesses()
         self._window = LIVING
         self._cursors: dict[str, bytes] = {}
+        #: Those of the last look; None before the first one.
+        self._observed: set[SessionId] | None = None
         #: Messages brought back so far.
         self.released = 0
 
@@ -171,7 +174,12 @@ class Sweep(Duty):
             self._observer.forget()
         self._busy.spare(self._engine, self._observer)
         others = [session_id for session_id, _, _ in found if session_id != self._session_id]
+        self._observed = set(others)
         self._window = self._next_window(others)
+
+    def observes(self, session_id: SessionId) -> bool:
+        """Whether this process is one of those that observe it, as far as is known."""
+        return self._observed is None or session_id in self._observed
 
     def _next_window(self, others: list[SessionId]) -> int:
         """How many to look at the next time: so many that :data:`LIVING` of them live, as far as is known."""
@@ -316,7 +324,7 @@ class SessionSteps:
 
 
 PROMOTER = "promoter"
-#: Longest time between two looks of the promoter at its role and of the others at the promoter, in seconds.
+#: Longest time between two looks of the promoter at its role and of its observers at the promoter, in seconds.
 ROLE_INTERVAL_S = 1.0
 #: How long a promoter may be silent, in seconds: what a delayed message is late by after its death.
 ROLE_TTL_S = 5.0
@@ -328,14 +336,25 @@ TURN_TRANSACTIONS = 50
 class Role:
     """A role that one process holds at a time, as this one sees it."""
 
-    def __init__(self, engine: Engine, clock: Clock, name: str, session_id: SessionId) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        name: str,
+        session_id: SessionId,
+        observes: Callable[[SessionId], bool],
+    ) -> None:
+        """``observes``: whether this process observes a session in the ring."""
         self._engine = engine
         self._clock = clock
         self._name = name
         self._session_id = session_id
+        self._observes = observes
         self._observer: Observer[str] = Observer()
         #: 0.0 while another process has it.
         self._renew_at = 0.0
+        #: When to look again at a role that another process has.
+        self._look_at = 0.0
 
     @property
     def held(self) -> bool:
@@ -347,11 +366,15 @@ class Role:
         now = self._clock.monotonic()
         if now < self._renew_at:
             return True  # held, and renewed a moment ago
+        if now < self._look_at:
+            return False
         self._renew_at = 0.0
         record = self._engine.sessions.role_record(self._name)
         self._observer.look([] if record is None else [(self._name, record, ROLE_TTL_S)], now)
-        ours = record is not None and record.startswith(self._session_id)
-        if not ours and record is not None and not self._observer.silent():
+        if record is not None and not record.startswith(self._session_id) and not self._observer.silent():
+            holder = SessionId(record[: len(self._session_id)])
+            seldom = self._observer.is_alive(self._name) and not self._observes(holder)
+            self._look_at = now + (ROLE_TTL_S if seldom else ROLE_INTERVAL_S)
             return False
         if self._engine.sessions.hold_role(self._name, self._session_id, record):
             self._renew_at = now + ROLE_INTERVAL_S / 2
@@ -379,8 +402,8 @@ class Duties:
         """``report`` is told, once, of what is set aside: duty, subject and error; by default it goes to the log."""
         guard = Guard(engine.upkeep, clock, report or _warn)
         self._clock = clock
-        self._role = Role(engine, clock, PROMOTER, session_id)
         self._sweep = Sweep(engine, clock, guard, rng, session_id, sweep_interval_s)
+        self._role = Role(engine, clock, PROMOTER, session_id, self._sweep.observes)
         self._promotion = duties.Promotion(engine, clock, guard)
         self._newer = duties.newer(engine, guard)
         self._unused = duties.UnusedQueues(engine, clock, guard, sweep_interval_s)

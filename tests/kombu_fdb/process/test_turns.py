@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.model import SessionId
 from kombu_fdb.process.session_threads import Trouble
-from kombu_fdb.process.upkeep.duty_cycle import ROLE_TTL_S, SessionSteps
+from kombu_fdb.process.upkeep.duty_cycle import LIVING, ROLE_TTL_S, SessionSteps
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
@@ -68,6 +69,75 @@ def test_a_promoter_that_was_replaced_sleeps_on() -> None:
     replaced.serve()
     delay(bench)
     assert (replaced.rung, other.rung) == (0, 1)
+
+
+class Fleet:
+    """Duties of sessions that beat, until they are killed; in turns of a second."""
+
+    def __init__(self, size: int) -> None:
+        self.bench = Bench(MemoryDatabase())
+        self._living = {session: self.bench.duties(session) for session in self._open(size)}
+        self.bench.engine.sessions.close(self.bench.session)
+
+    def _open(self, size: int) -> list[SessionId]:
+        return sorted(self.bench.engine.sessions.open({}) for _ in range(size))
+
+    @property
+    def promoter(self) -> SessionId | None:
+        return next((session for session, duties in self._living.items() if duties.promotes), None)
+
+    def kill(self, *sessions: SessionId) -> None:
+        for session in sessions:
+            del self._living[session]
+
+    def observers(self, session: SessionId) -> list[SessionId]:
+        """In the ring, its observers stand before it."""
+        ring = [*self._living] * 2
+        at = ring.index(session, LIVING)
+        return ring[at - LIVING : at]
+
+    def pass_second(self) -> None:
+        self.bench.later(1)
+        for session, duties in self._living.items():
+            self.bench.engine.sessions.beat(session)
+            duties.run_once()
+
+
+def test_of_a_fleet_only_the_observers_of_the_promoter_look_at_its_role_each_second() -> None:
+    """All of its processes did."""
+    size, seconds = 30, 60
+    fleet = Fleet(size)
+    for _ in range(10):
+        fleet.pass_second()
+    looks = 0
+    look = fleet.bench.engine.sessions.role_record
+
+    def count(role: str) -> bytes | None:
+        nonlocal looks
+        looks += 1
+        return look(role)
+
+    with patch.object(fleet.bench.engine.sessions, "role_record", count):
+        for _ in range(seconds):
+            fleet.pass_second()
+    near, far = 1 + LIVING, size - 1 - LIVING
+    assert looks <= seconds * (near + far / ROLE_TTL_S) + far
+
+
+@pytest.mark.parametrize("with_its_observers", [False, True])
+def test_a_promoter_that_dies_is_replaced(*, with_its_observers: bool) -> None:
+    """By one of its observers in time; if they died with it, by one that looks more seldom."""
+    fleet = Fleet(30)
+    for _ in range(20):
+        fleet.pass_second()
+    promoter = fleet.promoter
+    assert promoter is not None
+    fleet.kill(*(fleet.observers(promoter) if with_its_observers else []), promoter)
+    seconds = 0
+    while fleet.promoter is None:
+        fleet.pass_second()
+        seconds += 1
+    assert seconds <= (2 * ROLE_TTL_S if with_its_observers else ROLE_TTL_S) + 1
 
 
 def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:
