@@ -184,7 +184,8 @@ def _do(run: Run, name: str, request: Request) -> Outcome:
     outcome = action.run(run.broker, request)
     if outcome.following:
         with bar(run, name, request.asked.number) as advance:
+            advance(outcome.number)
             while outcome.following:
-                advance(outcome.number)
                 outcome = action.run(run.broker, request._replace(mark=outcome.following))
+                advance(outcome.number)
     return outcome

@@ -143,17 +143,19 @@ def _tell(app: Any, taken: Peeked) -> None:
 @click.option("--new", is_flag=True, help="Allow a TARGET that is not declared.")
 def move(run: Run, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
     """Move the ready and delayed messages of SOURCE to the end of TARGET, unchanged."""
-    view = known(run, source)
-    if not new:
-        from celery_fdb.operations.queues import check_room  # imports much of Celery
+    from celery_fdb.operations.action import Asked
+    from celery_fdb.operations.queues import check_room  # both import much of Celery
 
-        try:
-            check_room(known(run, target), view, limit)
-        except QueueNotFound:
+    known(run, source)
+    waiting = Asked.of(run.broker, source, key).number
+    total = min(waiting, limit or waiting)
+    try:
+        check_room(known(run, target), total)
+    except QueueNotFound:
+        if not new:
             raise QueueNotFound(queue=target, fix="Check its name, or add --new to move them to a new queue.") from None
     queue, count, moved = run.broker.queue(source), 0, 1
-    total = max(1, min(view.ready + view.delayed, limit or view.ready + view.delayed))
-    with bar(run, "move", None if key else total) as advance:
+    with bar(run, "move", total) as advance:
         while moved and count < total:
             moved = queue.move(target, min(total - count, MOVED_AT_ONCE), key=key)
             count += moved

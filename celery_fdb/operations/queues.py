@@ -38,18 +38,16 @@ MOST_DELETED = 100_000
 def move(broker: Broker, request: Request) -> Outcome:
     """Those that waited when it was asked for, in the queue or with the key, to the end of the queue ``target``."""
     source, target = broker.queue(request.queue), request.fields.get("target", "")
-    views = look(broker, queues=[request.queue, target]).queues
-    check_room(views[1], views[0])
-    asked = request.asked
+    asked, (_, view) = request.asked, look(broker, queues=[request.queue, target]).queues
+    check_room(view, asked.number)
     if not asked.number:
         return Outcome(f"Moved 0 messages of {request} to {target}.")
     part = partial(source.move_part, target, key=request.key)
     return in_parts(part, request, "Moved", "message", f"{request} to {target}", first=asked.by)
 
 
-def check_room(target: QueueView, source: QueueView, limit: int | None = None) -> None:
+def check_room(target: QueueView, coming: int) -> None:
     """Nothing may be trimmed away by the target's own maximum. Raises ``QueueError``."""
-    coming = min(source.ready + source.delayed, limit or source.ready + source.delayed)
     most = target.arguments.get("x-max-length")
     most_bytes = target.arguments.get("x-max-length-bytes")
     if (most is not None and target.ready + target.delayed + coming > most) or most_bytes is not None:

@@ -429,9 +429,17 @@ def _acked(jobs):
 def test_move_into_a_queue_that_would_drop_messages_is_refused(run, broker, bound):
     broker.queue("jobs").put_many("abc")
     broker.declare("small", arguments=bound)
-    result = run("move", "jobs", "small")
-    assert (result.code, broker.queue("jobs").count()) == (1, 3)
-    assert "--limit" in result.err
+    for allowed in ([], ["--new"]):
+        result = run("move", "jobs", "small", *allowed)
+        assert (result.code, broker.queue("jobs").count()) == (1, 3)
+        assert "--limit" in result.err
+
+
+def test_the_messages_of_one_key_need_room_for_no_others(run, broker):
+    broker.queue("jobs").put_many("abc")
+    broker.queue("jobs").put_many("de", key="alice")
+    broker.declare("small", arguments={"x-max-length": 2})
+    assert run("move", "jobs", "small", "--key", "alice", "--json").json["moved"] == 2
 
 
 def test_move_part_of_a_queue(run, broker):
@@ -445,7 +453,12 @@ def test_move_part_of_a_queue(run, broker):
 
 
 @pytest.mark.parametrize(
-    ("command", "seen"), [("move jobs other --new", [200, 400, 450]), ("purge jobs --yes", [200, 400])]
+    ("command", "seen"),
+    [
+        ("move jobs other --new", [450, 200, 400, 450]),
+        ("move jobs other --new --key alice", [250, 200, 250]),
+        ("purge jobs --yes", [450, 200, 400, 450]),
+    ],
 )
 def test_a_bar_moves_while_a_queue_is_moved_or_purged(run, broker, monkeypatch, command, seen):
     """Both took as long as the queue was full, and said nothing meanwhile."""
@@ -461,10 +474,11 @@ def test_a_bar_moves_while_a_queue_is_moved_or_purged(run, broker, monkeypatch, 
     monkeypatch.setattr(messages, "MOVED_AT_ONCE", 200)
     monkeypatch.setattr(control, "MESSAGES_PER_PURGE", 200)
     monkeypatch.setattr(parts, "MOST_PARTS", 1)
-    broker.queue("jobs").put_many([str(number) for number in range(450)])
+    broker.queue("jobs").put_many([str(number) for number in range(250)], key="alice")
+    broker.queue("jobs").put_many([str(number) for number in range(200)])
     assert run(*command.split()).code == 0
-    assert broker.queue("jobs").stats().ready == 0
-    assert told == [450, *seen]
+    assert broker.queue("jobs").stats().ready == 450 - seen[0]
+    assert told == seen
 
 
 def test_move_to_a_queue_that_is_not_there_is_refused_unless_it_is_meant(run, broker):

@@ -632,6 +632,9 @@ def test_nothing_is_trimmed_away_by_a_move(broker: Broker, do: Do) -> None:
     with pytest.raises(QueueError, match="no room"):
         do("move", fields={"target": "small"})
     assert broker.queue("q").count() == 2
+    broker.queue("q").put(b"z", key="a")
+    do("move", key="a", fields={"target": "small"})
+    assert broker.queue("small").count() == 1, "others of its queue need none"
 
 
 @pytest.mark.parametrize("delay", [0, 3600])
