@@ -20,7 +20,7 @@ import sqlite3
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -142,8 +142,10 @@ def check_clock(patient: Patient) -> Findings:
     if now_ms < EPOCH_MS:
         yield Finding("fail", "clock", "it is set to a past year", step)
         return
-    if isinstance(patient.location, SqliteLocation) and patient.location.path.exists():
-        ahead_ms = patient.location.path.stat().st_mtime_ns // 1_000_000 - now_ms
+    if isinstance(patient.location, SqliteLocation):
+        ahead_ms = 0
+        with suppress(OSError):  # it is not there, or opening it tells what is in the way
+            ahead_ms = patient.location.path.stat().st_mtime_ns // 1_000_000 - now_ms
         if ahead_ms > CLOCK_SLACK_MS:
             found = f"the store was written {ahead_ms // 1000} s in the future"
             yield Finding("warn", "clock", found, step)
@@ -177,6 +179,11 @@ def check_file(location: SqliteLocation) -> Findings:
         yield Finding("ok", "sqlite", sqlite3.sqlite_version)
     except StoreUnavailable as error:
         yield _failure("sqlite", error)
+    with suppress(OSError):  # what can't be looked at, opening it tells of
+        yield from _place(location)
+
+
+def _place(location: SqliteLocation) -> Findings:
     path, folder = location.path, location.path.parent
     if not folder.is_dir():
         if location.is_default:
@@ -383,7 +390,7 @@ def _answers(address: str) -> bool:
 def check_store(patient: Patient) -> Findings:
     """Open it as a worker would, and look."""
     location = patient.location
-    if isinstance(location, SqliteLocation) and location.is_default and not location.path.exists():
+    if isinstance(location, SqliteLocation) and location.is_default and location.is_absent:
         yield Finding("ok", "store", "not opened, because it is not in use yet")
         return
     clock = SystemClock()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from statistics import median_low
 from typing import Any
 
@@ -33,14 +32,17 @@ def broker_of(app: Celery) -> tuple[str, dict[str, Any]]:
     return ours(app.conf.broker_read_url or app.conf.broker_url), options
 
 
-def absent(url: str, options: dict[str, Any]) -> str | None:
-    """The broker's file, if it has to be there and is not. Raises ``OptionError``."""
+def absent(url: str, options: dict[str, Any]) -> SqliteLocation | None:
+    """Where the broker's file has to be, if it is not there. Raises ``OptionError``."""
     location = locate(parse_url(url), parse_options(options))
-    return str(location.path) if isinstance(location, SqliteLocation) and not location.path.exists() else None
+    return location if isinstance(location, SqliteLocation) and location.is_absent else None
 
 
 class NoBrokerYet(StoreUnavailable):
-    """Its file is not there, and its folder is: a path with a typo, or a project in its first minute."""
+    """Its file is not there, and its folder is, or is made with it: a typo, or a project in its first minute.
+
+    Behind a link, the folder is that of the file that it leads to, which may be on a disk that is not mounted.
+    """
 
     text = "there is no broker yet"
 
@@ -51,9 +53,9 @@ def open_existing(url: str, **options: Any) -> Broker:
     Raises ``OptionError``, ``NoBrokerYet``, ``StoreUnavailable``, ``FormatError``.
     """
     missing = absent(url, options)
-    if missing is not None and Path(missing).parent.is_dir():
+    if missing is not None and (missing.is_default or missing.path.resolve().parent.is_dir()):
         fix = "Check the path. The first worker or message creates the file."
-        raise NoBrokerYet(path=missing, fix=fix)
+        raise NoBrokerYet(path=str(missing.path), fix=fix)
     return Broker.open(url, **options)
 
 

@@ -79,7 +79,7 @@ def import_(
 def _existing(where: Where) -> Where:
     """Nothing is taken from a file that would only be made. Raises ``Refused``."""
     if where.absent is not None:
-        raise Refused("there is no broker", path=where.absent, fix="Check the path.")
+        raise Refused("there is no broker", path=str(where.absent.path), fix="Check the path.")
     return where
 
 

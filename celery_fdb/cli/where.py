@@ -10,7 +10,7 @@ import click
 
 from celery_fdb.brokers import lazy
 from kombu_fdb import Broker, OptionError
-from kombu_fdb.settings.location import Location, locate, parse_url
+from kombu_fdb.settings.location import Location, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 
 NAME_IT = "Name it with --broker fdb+sqlite:////path/broker.db, or use celery -A with an app whose broker_url it is."
@@ -49,8 +49,8 @@ class Where:
         return locate(parse_url(url), parse_options(options))
 
     @property
-    def absent(self) -> str | None:
-        """The broker's file, if it has to be there and is not. Raises ``OptionError``."""
+    def absent(self) -> SqliteLocation | None:
+        """Where the broker's file has to be, if it is not there. Raises ``OptionError``."""
         return lazy.absent(*self.resolve())
 
     def open(self, *, make: bool = False) -> Broker:

@@ -72,6 +72,17 @@ class SqliteLocation:
     def __str__(self) -> str:
         return f"fdb+sqlite:///{masked_url(str(self.path))}"
 
+    @property
+    def is_absent(self) -> bool:
+        """Not where something is in the way of looking: opening the file tells of that."""
+        try:
+            self.path.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            pass
+        return False
+
     def create_directory(self) -> None:
         """Create the directory of the default file. A directory that a user named must exist. Raises ``OSError``."""
         if self.is_default:

@@ -141,6 +141,15 @@ def test_a_folder_that_is_not_writable(tmp_path):
     assert "is not writable" in text
 
 
+@pytest.mark.parametrize("name", ["circle.db", f"{300 * 'n'}.db"])
+def test_something_is_in_the_way_of_the_file(tmp_path, name):
+    """As a folder that is closed to this user is."""
+    (tmp_path / "circle.db").symlink_to(tmp_path / "circle.db")
+    code, text = run(f"fdb+sqlite:///{tmp_path}/{name}")
+    assert code == 1
+    assert "fail  store           a file of the store can't be used" in text
+
+
 def test_a_file_that_is_no_store(tmp_path):
     (tmp_path / "broker.db").write_text("something else entirely" * 100)
     code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")

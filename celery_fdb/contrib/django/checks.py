@@ -40,6 +40,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's name
 from django.db import connections
 
+from celery_fdb.brokers.lazy import NoBrokerYet
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.conf import HAS_TASKS, NO_TASKS, holding
 from kombu_fdb import doctor
@@ -107,7 +108,7 @@ def check_deployment(**_: Any) -> list[CheckMessage]:
     location = None if settings is None else _location(settings)
     if settings is None or location is None:
         return []
-    return [*_check_answers(location), *_check_namespace(location), *_check_atomic_requests()]
+    return [*_check_answers(), *_check_namespace(location), *_check_atomic_requests()]
 
 
 # -- one by one --------------------------------------------------------------------------------------------------------
@@ -223,11 +224,11 @@ def _check_cluster(location: ClusterLocation) -> Messages:
             yield Warning(f"The {finding.what}: {finding.found}.", hint=finding.fix, id="celery_fdb.W007")
 
 
-def _check_answers(location: Location) -> Messages:
-    if isinstance(location, SqliteLocation) and not location.path.exists() and location.path.parent.is_dir():
-        return  # the first worker or message makes it
+def _check_answers() -> Messages:
     try:
         holding.broker()
+    except NoBrokerYet:
+        return  # the first worker or message makes it
     except KombuFDBError as error:
         yield _warning(error, "W010")
 

@@ -226,6 +226,24 @@ def test_a_store_that_is_away_is_a_page_with_the_next_step(visit: Any, tmp_path:
     assert "No queues yet" in person.see("/"), "it is opened anew"
 
 
+def test_a_store_that_may_be_there_is_away(visit: Any, tmp_path: Path) -> None:
+    """On a disk that is not mounted, or where something is in the way of looking."""
+    (tmp_path / "unmounted.db").symlink_to(tmp_path / "disk" / "broker.db")
+    (tmp_path / "circle.db").symlink_to(tmp_path / "circle.db")
+    for name in ("unmounted.db", "circle.db", f"{300 * 'n'}.db"):
+        assert "<h1>The store is away" in visit(f"fdb+sqlite:///{tmp_path}/{name}").see("/", 503), name
+    (tmp_path / "disk").mkdir()
+    assert "<h1>Nothing here yet" in visit(f"fdb+sqlite:///{tmp_path}/unmounted.db").see("/", 503)
+    assert not (tmp_path / "disk" / "broker.db").exists()
+
+
+def test_the_default_file_is_not_made_by_a_look(visit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert "<h1>Nothing here yet" in visit("fdb+sqlite://").see("/", 503)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_store_that_hangs_is_told_in_time(visit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
