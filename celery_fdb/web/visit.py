@@ -21,7 +21,7 @@ from celery_fdb.operations.audit import Audit
 from celery_fdb.web import addresses, guard, login
 from celery_fdb.web.login import User
 from celery_fdb.web.settings import Settings
-from kombu_fdb.primitives.masking import masked_text, plain
+from kombu_fdb.primitives.masking import plain
 
 # -- templates ---------------------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ def environment() -> Environment:
         "clock": clock,
     }
     made.globals["carried"] = carried
-    made.filters |= {"tone": tone, "state": state_name, "masked": masked_text, "moment": moment_of, "plain": plain}
+    made.filters |= {"tone": tone, "state": state_name, "moment": moment_of, "plain": plain}
     return made
 
 

@@ -66,7 +66,7 @@ from kombu_fdb.transport.channel import Channel
 
 
 #: A text without any of these, in small letters, names no secret (``primitives/masking.py``).
-HINTS = ("auth", "pass", "secret", "token", "cookie", "credential", "key", "://")
+HINTS = ("auth", "pass", "pw", "secret", "token", "cookie", "credential", "key", "session", "://")
 
 
 #: What is taken from a request when a run ends: bounded texts, numbers, and tuples of them, in the order of

@@ -17,6 +17,7 @@ from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.doctor import Finding
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.primitives.plural import plural
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ class RunsPage:
 
 
 def view(run: Run) -> RunView:
-    """What is stored, and nothing else."""
+    """What is stored, without the secrets that it names."""
     return RunView(
         id=run.id,
         task=run.task,
@@ -104,11 +105,11 @@ def view(run: Run) -> RunView:
         runtime_s=run.runtime_s,
         attempt=run.attempt,
         redeliveries=run.redeliveries,
-        args=run.args,
-        kwargs=run.kwargs,
+        args=masked_text(run.args),
+        kwargs=masked_text(run.kwargs),
         error_class=run.error_class,
-        error=run.error,
-        traceback=run.traceback,
+        error=masked_text(run.error),
+        traceback=masked_text(run.traceback),
         root=run.root or run.id,
         parent=run.parent,
         group=run.group,

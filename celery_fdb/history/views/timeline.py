@@ -22,6 +22,7 @@ from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.kombu_payload import headers_of
+from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.primitives.ranges import LATEST_MS, is_whole
 
 #: Newest runs of one task that are shown.
@@ -58,7 +59,7 @@ class Event:
 class Timeline:
     """``state``: as of the newest that is known. ``messages``: as ``describe`` tells of them.
 
-    ``result``: its state, and ``value``: what it is, as Python writes it; a secret in it is not masked yet.
+    ``result``: its state, and ``value``: what it is, as Python writes it, secrets masked.
     """
 
     task_id: str
@@ -155,7 +156,7 @@ def _result(app: Any, task_id: str) -> tuple[str | None, str]:
     try:
         found = app.AsyncResult(task_id, backend=_without_pickle(app.backend))
         state = str(found.state)
-        value = bounded(repr(found.result), MOST_OF_VALUE) if state in states.READY_STATES else ""
+        value = bounded(masked_text(repr(found.result)), MOST_OF_VALUE) if state in states.READY_STATES else ""
     except Exception as error:  # noqa: BLE001 - each result backend has classes of its own
         return f"unknown: {type(error).__name__}", ""
     return (None, "") if state == states.PENDING else (state, value)

@@ -32,6 +32,7 @@ from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.model import Peeked
+from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.transport.encoding.envelope import open_payload
 
 #: Runs of one root or group, and how many tasks, roots and groups are looked up.
@@ -288,7 +289,7 @@ class _Search:
         node.runs += 1
         ended = run.end_ms / 1000 or None
         if node.runs == 1 or ended is None or (node.state != ACTIVE and (node.ended or 0.0) <= ended):
-            node.state, node.runtime_s, node.error = run.state, run.runtime_s, run.error
+            node.state, node.runtime_s, node.error = run.state, run.runtime_s, masked_text(run.error)
             node.started, node.ended = run.start_ms / 1000 or None, ended
         return True
 

@@ -90,11 +90,25 @@ def test_a_life_in_the_broker_alone(run: Callable[..., Any], url: str, broker: B
 
 def test_a_result_is_known_with_an_app(run: Callable[..., Any], url: str, history: HistoryStore) -> None:
     app = Celery("cli", broker=url, backend=url, set_as_current=False)
-    app.backend.store_result("t", 5, SUCCESS)
+    app.backend.store_result("t", {"token": "x1y2z3", "orders": 5}, SUCCESS)
     obj = type("Context", (), {"app": app, "no_color": True})()
+    for command in (["task", "t"], ["task", "t", "--json"]):
+        shown = run(*command, broker=None, obj=obj).out
+        assert ("SUCCESS" in shown, "'orders': 5" in shown, "x1y2z3" in shown) == (True, True, False)
     assert "result: SUCCESS" in run("task", "t", broker=None, obj=obj).out
     app.backend.client.detach(app.backend)
     app.close()
+
+
+def test_what_a_history_holds_as_it_is_is_masked_when_it_is_shown(
+    run: Callable[..., Any], history: HistoryStore
+) -> None:
+    """With ``arguments="full"``, or of a version that masked fewer names."""
+    secret = "{'pwd': 'x1y2z3'}"
+    keep(history, "t", 5, args=f"({secret},)", kwargs=secret, state=FAILURE, error=secret, traceback=secret)
+    for command in ("history", "history --json", "task t", "task t --json", "task t --tree"):
+        shown = run(*command.split()).out
+        assert ("pwd" in shown, "x1y2z3" in shown) == (True, False)
 
 
 def test_a_tree(run: Callable[..., Any], history: HistoryStore) -> None:
