@@ -36,6 +36,8 @@ def test_without_the_token_nothing_is_shown(visit: Any) -> None:
         expected = 401 if name == "events" else 303
         assert answer.status_code == expected, name
     assert stranger.get("/queues", headers={"hx-request": "true", "accept": "text/html"}).status_code == 401
+    assert stranger.get("/no-such-page").status_code == 401, "nor which addresses there are"
+    assert stranger.put("/queues").status_code == 401
 
 
 def test_the_token_opens_the_page_that_was_asked_for(visit: Any, broker: Any) -> None:

@@ -102,6 +102,9 @@ def test_runs_are_filtered_and_paged(visit: Any, keep: Any, store: HistoryStore)
     assert "r9" in active
     assert "worker gone" in active
     assert "No matching runs" in person.see("/runs", task="nobody")
+    keep(run("r7", "shop.one", key="acme", queue="fast", worker="other@h"))
+    for name, wanted in (("key", "acme"), ("queue", "fast"), ("worker", "other@h")):
+        assert re.findall(r"<code>(r\d)</code>", person.see("/runs", **{name: wanted})) == ["r7"], name
     assert "not a state" in person.see("/runs", 422, state="BAD")
 
 

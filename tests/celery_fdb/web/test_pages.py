@@ -11,16 +11,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlencode
 
 import pytest
 
 from celery_fdb.inspection import overview
 from celery_fdb.inspection.overview import Overview
+from celery_fdb.web import application
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.pages import actions, messages, queues, workers
 from celery_fdb.web.settings import Settings
 from kombu_fdb import Broker
+from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
 from kombu_fdb.testing.clock import ManualClock
 
 NAMES = ["q", "", ".", "..", "/", "a/b?c#%2F&x=1", "\u00fc\x00\n", "<b>x</b>", "n" * 255, "\u202e", "%00"]
@@ -276,6 +279,32 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.parametrize(("error", "status"), [(StoreUnavailable, 503), (LimitExceeded, 422)])
+def test_what_is_away_is_opened_anew_and_what_refuses_is_not(
+    visit: Any, monkeypatch: pytest.MonkeyPatch, error: type[StoreError], status: int
+) -> None:
+    opened: list[Broker] = []
+
+    def open_existing(url: str, **options: Any) -> Broker:
+        opened.append(Broker.open(url, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(application, "open_existing", open_existing)
+    person = visit(read_only=False)
+    person.see("/queues")
+    with monkeypatch.context() as patched:
+        for name, verb in ((queues, "look"), (actions, "perform")):
+            patched.setattr(name, verb, Mock(side_effect=error()))
+        page = person.submit("/act", status=status, action="pause", queue="jobs")
+        assert ("not known whether this was done" in page, "It was refused" in page) == (status == 503, status == 422)
+        assert not re.search("not known whether|It was refused", person.see("/queues", status))
+    before = len(opened)
+    person.see("/queues")
+    assert len(opened) - before == (status == 503)
+    for each in opened:
+        each.close()
+
+
 def test_a_forked_process_has_threads_of_its_own() -> None:
     """As of a server that loads the application, answers, and then forks."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
@@ -286,13 +315,15 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     from celery_fdb.web.pages import queues as module
 
-    for error in (KeyError("row"), RecursionError(), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")):
+    secret = ValueError("password='x1y2z3'")
+    for error in (KeyError("row"), RecursionError(), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), secret):
 
         def fail(*_: Any, error: Exception = error, **__: Any) -> None:
             raise error
 
         monkeypatch.setattr(module, "look", fail)
-        assert "be shown" in viewer.see("/queues", 422)
+        page = viewer.see("/queues", 422)
+        assert ("be shown" in page, "x1y2z3" in page) == (True, False)
 
 
 def test_what_cannot_be_read_is_not_shown_either(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import SessionView
 from celery_fdb.inspection.schedules import Told, schedule_of
+from celery_fdb.web import User
 from celery_fdb.web.pages.schedules import rows_of
 from celery_fdb.web.pages.workers import FRESH_S, Row, worker_of
 from celery_fdb.web.visit import NOTHING
@@ -187,7 +188,7 @@ def test_a_pool_that_grew_is_shown_as_it_is(operator: Any, answers: dict[str, An
 
 
 def test_a_running_task_is_ended_from_its_page(
-    operator: Any, app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    operator: Any, visit: Any, app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
     answer: dict[str, Any] = {"ok": "terminate: t1"}
@@ -205,6 +206,10 @@ def test_a_running_task_is_ended_from_its_page(
     assert job is not None
     assert "Terminate" in operator.see("/task", id="t1")
     given = {"queue": "t1", "back": "/task?id=t1", "confirmed": "yes"}
+    bob = visit(app=app, read_only=False, user=lambda _: User("bob", may_act_on_workers=False))
+    assert "Revoke" not in bob.see("/task", id="t1")
+    assert "You may not act on workers" in bob.submit("/act", status=403, action="task_terminate", **given)
+    assert asked == []
     assert "Terminated t1 on w@h." in operator.submit("/act", action="task_terminate", **given)
     assert "Revoked t1: 1 worker" in operator.submit("/act", action="task_revoke", **given)
     assert asked == [("t1", True), ("t1", False)]
