@@ -140,7 +140,9 @@ def test_what_waits_to_be_retried_is_found_by_its_last_error(operator: Any, app:
 
 
 def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: Any, app: Celery) -> None:
-    app.send_task("shop.pay", args=("a secret",), queue="jobs", task_id="t")
+    masked = {"x-api-token": "x1y2z3", "inner": {"password": "x1y2z3"}}
+    arguments = {"args": ("a secret",), "kwargs": {"name": "a secret"}}
+    app.send_task("shop.pay", **arguments, queue="jobs", task_id="t", headers=masked, correlation_id="token=x1y2z3")
     person, allowed = visit(), visit(show_bodies=True)
     link = re.search(r'href="(/message\?[^"]+)"', person.see("/messages", queue="jobs"))
     assert link is not None
@@ -148,7 +150,9 @@ def test_a_message_shows_its_body_only_if_that_is_allowed_and_asked_for(visit: A
     for page in (person.see(address), person.see(f"{address}&body=1"), allowed.see(address)):
         assert "shop.pay" in page
         assert "a secret" not in page
-    assert "a secret" in allowed.see(f"{address}&body=1")
+        assert ("x-api-token" in page, "token=" in page, "x1y2z3" in page) == (True, True, False)
+    page = allowed.see(f"{address}&body=1")
+    assert ("a secret" in page, "x1y2z3" in page) == (True, False)
 
 
 def test_messages_are_found_by_their_arguments_if_those_may_be_seen(visit: Any, app: Celery, broker: Broker) -> None:
@@ -409,6 +413,7 @@ def test_arguments_are_edited_by_those_who_may_see_them(visit: Any, app: Celery,
     blind, operator = visit(read_only=False), visit(app=app, read_only=False, show_bodies=True)
     page = blind.see("/messages", queue="jobs.dead")
     assert "Edit and replay" not in page
+    assert "Edit and replay" not in blind.see("/task", id="t")
     (spot,) = boxes(page)
     given = {"action": "edit", "queue": "jobs.dead", "selected": spot}
     assert "acme" not in blind.submit("/act", status=403, **given)
