@@ -41,7 +41,7 @@ def deaths(app: Celery, broker: Broker) -> None:
     for number in range(3):
         app.send_task(f"shop.task{number}", queue="jobs", task_id=f"t{number}", headers={"fair_key": "acme"})
     for job in broker.queue("jobs").take_many(3, 0):
-        job.bury(error="broke")
+        job.bury(error="it broke, token=x1y2z3")
 
 
 def test_pause_and_resume_a_queue_and_a_key(operator: Any, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,7 +91,12 @@ def test_dead_letters_by_cause_lead_to_their_letters(operator: Any, deaths: None
     assert page.count('value="replay_all"') == 4, "of each cause, and of the queue"
     link = re.search(r'href="(/messages\?[^"]*task1[^"]*)"', page)
     assert link is not None
-    assert len(boxes(operator.see(html.unescape(link[1])))) == 1
+    letters = operator.see(html.unescape(link[1]))
+    assert len(boxes(letters)) == 1
+    letter = re.search(r'href="(/message\?[^"]*)"', letters)
+    assert letter is not None
+    for each in (page, letters, operator.see(html.unescape(letter[1]))):
+        assert ("it broke, token=" in each, "x1y2z3" in each) == (True, False)
 
 
 def test_a_cause_is_replayed_in_all_queues(operator: Any, broker: Broker, deaths: None) -> None:
