@@ -15,11 +15,12 @@ The action: each with its question, its form, and how it is done under an audit.
 
 An action is asked for, shown as a question, and done when the question comes back confirmed. It acts on messages where
 they were seen. One that has moved meanwhile, because a worker took it or another user was faster, is left alone and
-counted as missed. An action on all that match is done to those that its question was about (``action.py``).
+counted as missed. An action on all that match is done to those that its question was about.
 
-An action on very many messages is done in parts: its outcome has a mark, with which the same request goes on. An action
-on selected messages says how many of them it did not reach in time. What was done stays done, whatever becomes of the
-rest.
+An action on very many messages is done in parts: it ends after :data:`MOST_PARTS` transactions, or when its time is
+over, whichever is first; one part is always done. Its outcome then has a mark, with which the same request goes on:
+text for a form, of how many it has done and where it is. An action on selected messages says how many of them it did
+not reach in time. What was done stays done, whatever becomes of the rest.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from kombu_fdb import Broker, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
-from kombu_fdb.model import Peeked
+from kombu_fdb.model import Part, Peeked
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
@@ -356,6 +357,53 @@ def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> O
     finally:
         entry.complete(ending)
     return outcome
+
+
+# -- in parts ----------------------------------------------------------------------------------------------------------
+
+
+#: Transactions of one request.
+MOST_PARTS = 50
+
+
+def in_parts(
+    part: Callable[[bytes], Part], request: Request, verb: str, noun: str, of: str, *, first: bytes = b""
+) -> Outcome:
+    """Part after part, from the request's mark on, or from ``first``. Raises what ``part`` does, ``InvalidArgument``.
+
+    For example: Replayed 2 dead letters of celery.dead. An error tells with ``done`` how many messages the parts before
+    it have done.
+    """
+    before, following = _read(request.mark)
+    following, number = following or first, before
+    ends = request.clock.monotonic() + request.seconds
+    for done in range(MOST_PARTS):
+        if done and request.clock.monotonic() >= ends:
+            break
+        try:
+            found = part(following)
+        except KombuFDBError as error:
+            raise type(error)(error.text, **{**error.attributes, "done": number - before}) from error
+        number, following = number + found.number, found.following or b""
+        if not following:
+            break
+    # How many were done before, the form says, for who reads the page. The audit tells of those done here.
+    text, audited = (f"{verb} {plural(each, noun)} of {of}" for each in (number, number - before))
+    if not following:
+        return Outcome(f"{text}.", audited=f"{audited}.", number=number)
+    rest = "the rest is still to be done."
+    mark = f"{number}.{following.hex()}"
+    return Outcome(f"{text} so far; {rest}", 0, mark, f"{audited}; {rest}", number)
+
+
+def _read(mark: str) -> tuple[int, bytes]:
+    if not mark:
+        return 0, b""
+    number, _, following = mark.partition(".")
+    try:
+        return int(number if number.isdecimal() else "none"), bytes.fromhex(following)
+    except ValueError:
+        raise InvalidArgument("no mark of an action", given=shown(mark), fix="Begin it anew.") from None
 
 
 # -- names in forms ----------------------------------------------------------------------------------------------------

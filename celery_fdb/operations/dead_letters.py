@@ -9,8 +9,7 @@ from typing import Any
 
 from celery_fdb.inspection.dead_letters import dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations.action import Outcome, Request, each_selected, names
-from celery_fdb.operations.parts import in_parts
+from celery_fdb.operations.action import Outcome, Request, each_selected, in_parts, names
 from kombu_fdb import Broker, DeadLetters, Spot
 from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.errors import InvalidArgument, QueueNotFound

@@ -31,8 +31,7 @@ from kombu.utils.json import loads as loads_types
 
 from celery_fdb.inspection.filters import PART
 from celery_fdb.inspection.time_formats import moment, seconds_of
-from celery_fdb.operations.action import Done, Field, Outcome, Request, each_selected, names
-from celery_fdb.operations.parts import in_parts
+from celery_fdb.operations.action import Done, Field, Outcome, Request, each_selected, in_parts, names
 from celery_fdb.tasks.revoking import NotTold, tell
 from kombu_fdb import Broker, Spot
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX

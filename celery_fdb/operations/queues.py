@@ -9,9 +9,8 @@ from kombu.exceptions import OperationalError
 
 from celery_fdb.inspection.overview import QueueView, look
 from celery_fdb.inspection.time_formats import seconds_of
-from celery_fdb.operations.action import WAITING, Asked, AskedAnew, Field, Outcome, Request
+from celery_fdb.operations.action import WAITING, Asked, AskedAnew, Field, Outcome, Request, in_parts
 from celery_fdb.operations.messages import Arguments, make, read_json
-from celery_fdb.operations.parts import in_parts
 from kombu_fdb import Broker, Queue
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.primitives.clock import random_id

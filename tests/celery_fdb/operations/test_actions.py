@@ -18,7 +18,8 @@ from celery_fdb.inspection.dead_letters import dead_queues, group, group_all
 from celery_fdb.inspection.filters import Cause, Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations import parts, queues
+from celery_fdb.operations import action as action_module
+from celery_fdb.operations import queues
 from celery_fdb.operations.action import AskedAnew, Request, carried, perform
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.audit import LogAudit
@@ -460,7 +461,7 @@ def test_an_action_on_many_without_its_question_is_not_done(broker: Broker, name
 def test_many_are_done_in_parts_that_tell_how_far_they_are(
     broker: Broker, do: Do, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "MOST_PARTS", 1)
+    monkeypatch.setattr(action_module, "MOST_PARTS", 1)
     number, queue = 1_050, "q.dead" if name.endswith("d_all") or name == "replay_all" else "q"
     broker.queue("q").put_many([b"x"] * number)
     broker.queue("other").put(b"there")

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from celery import Celery
 
-from celery_fdb.operations import parts as parts_module
+from celery_fdb.operations import action as action_module
 from celery_fdb.operations.action import carried
 from kombu_fdb import Broker
 
@@ -381,7 +381,7 @@ def test_a_queue_is_moved_purged_and_deleted(operator: Any, broker: Broker) -> N
 
 
 def test_many_messages_go_in_parts(operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "MOST_PARTS", 1)
+    monkeypatch.setattr(action_module, "MOST_PARTS", 1)
     broker.queue("jobs").put_many("x" for _ in range(1_100))
     page = do(operator, action="purge", queue="jobs")
     parts = 0
@@ -517,7 +517,7 @@ def test_an_action_on_one_key_goes_on_with_that_key(
     operator: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kombu_fdb.engine.messages.move.MESSAGES_PER_TRANSACTION", 2)
-    monkeypatch.setattr(parts_module, "MOST_PARTS", 1)
+    monkeypatch.setattr(action_module, "MOST_PARTS", 1)
     for key in ("acme", "other"):
         for _ in range(5):
             broker.queue("jobs").put("a", key=key)
