@@ -58,7 +58,7 @@ HOMES = {
     "task": "history",
     "pause": "actions",
     "resume": "actions",
-    "limit": "work",
+    "limit": "actions",
     "dead": "dead",
     "move": "messages",
     "purge": "actions",

@@ -1,7 +1,8 @@
-"""What the pages do, from a terminal: their search, and actions of their catalogue with the same questions."""
+"""What the pages do, from a terminal: their search, limits, and actions of their catalogue with the same questions."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,11 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, message_table
-from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command
+from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, or_none, rate, table
 from celery_fdb.inspection.filters import Filter, Scope
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe
+from celery_fdb.inspection.time_formats import limit as written
 from celery_fdb.inspection.time_formats import moment, seconds_of
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.actions import ACTIONS
@@ -167,6 +169,67 @@ def resume(run: Run, *, queue: str, key: str | None) -> Answer:
     known(run, queue)
     outcome = _do(run, "resume", Request(queue, key=key))
     return Answer({"queue": queue, "key": key, "paused": False}, [outcome.text])
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+@command()
+@click.argument("queue")
+@click.argument("key", required=False)
+@click.option("--weight", type=int, help="Messages per turn.")
+@click.option(
+    "--max-in-flight", type=or_none(click.INT), metavar="INTEGER|NONE", help="How many may be leased at a time."
+)
+@click.option(
+    "--rate",
+    type=or_none(rate),
+    metavar="RATE|NONE",
+    help="Messages a second across all consumers; 100/m and 1000/h also work.",
+)
+@click.option("--burst", type=int, help="How many may be delivered at once within the rate.")
+@click.option(
+    "--capacity",
+    type=or_none(click.INT),
+    metavar="INTEGER|NONE",
+    help="How many ready messages it may have before publishing is refused.",
+)
+@click.option(
+    "--priority",
+    type=or_none(click.INT),
+    metavar="INTEGER|NONE",
+    help="Priority of the whole key, 0 to 9 (9 is the most urgent).",
+)
+@click.option("--remove", is_flag=True, help="Remove the key's own limits; those of every key apply again.")
+def limit(run: Run, *, queue: str, key: str | None, remove: bool, **given: Any) -> Answer:
+    """Show or change the limits of KEY in QUEUE; without KEY, of every key that has no limits of its own.
+
+    Only the limits you name change; none removes a limit. Changes apply from the next message on.
+    """
+    known(run, queue)
+    named = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: None if value == "none" else value for name, value in named.items()}
+    if remove and (changes or key is None):
+        raise click.UsageError("--remove needs a KEY and no other option")
+    target = run.broker.queue(queue)
+    if remove and key is not None:
+        target.unlimit(key)
+    elif changes and key is None:
+        target.limit_every_key(**changes)
+    elif changes:
+        target.limit(str(key), **changes)
+    fields = dataclasses.asdict(target.limits(key))
+    rows = [(name, _limit(name, value)) for name, value in fields.items()]
+    return Answer({"queue": queue, "key": key, "limits": fields}, [table("limit value", rows)])
+
+
+def _limit(name: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    return written(value) if name == "rate" else str(value)
+
+
+# -- how an action is done ---------------------------------------------------------------------------------------------
 
 
 def _asked(run: Run, name: str, queue: str, *, yes: bool) -> Request:

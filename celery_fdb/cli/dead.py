@@ -12,8 +12,7 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
-from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, table
-from celery_fdb.cli.work import DURATION, RATE
+from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, duration, rate, table
 from celery_fdb.inspection.dead_letters import group
 from celery_fdb.inspection.filters import REASONS
 from celery_fdb.inspection.message import reason_of
@@ -45,10 +44,10 @@ def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--key", help="The fairness key."),
         click.option("--error", help="The class of the exception."),
         click.option(
-            "--older-than", type=DURATION, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work."
+            "--older-than", type=duration, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work."
         ),
         click.option(
-            "--younger-than", type=DURATION, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work."
+            "--younger-than", type=duration, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work."
         ),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
@@ -126,7 +125,7 @@ def _attempt(told: Any) -> str:
 @_conditions
 @click.option("--limit", type=click.IntRange(1), help="How many, oldest first; default: all.")
 @click.option("--to", help="Replay to this queue instead of the one they died in.")
-@click.option("--rate", type=RATE, help="At most this many a second; 100/m and 1000/h also work.")
+@click.option("--rate", type=rate, metavar="RATE", help="At most this many a second; 100/m and 1000/h also work.")
 @click.option("--yes", is_flag=True, help="Don't ask for confirmation; scripts are never asked.")
 def replay(
     run: Run,

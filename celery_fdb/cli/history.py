@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 import click
 from rich.console import RenderableType
 
-from celery_fdb.cli.terminal import Answer, Run, clean, command, table
-from celery_fdb.cli.work import DURATION
+from celery_fdb.cli.terminal import Answer, Run, clean, command, duration, table
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ENDED, STATES
 from celery_fdb.history.views.runs import RunsPage, RunView, active_runs, page_of_runs
@@ -36,8 +35,8 @@ SECONDS = "SECONDS"
 @click.option("--key", help="Only with this fairness key.")
 @click.option("--queue", help="Only from this queue.")
 @click.option("--worker", help="Only by this worker, such as celery@web-1.")
-@click.option("--since", type=DURATION, metavar=SECONDS, help="Ended at most so long ago; 10m, 12h or 7d also work.")
-@click.option("--until", type=DURATION, metavar=SECONDS, help="Ended at least so long ago.")
+@click.option("--since", type=duration, metavar=SECONDS, help="Ended at most so long ago; 10m, 12h or 7d also work.")
+@click.option("--until", type=duration, metavar=SECONDS, help="Ended at least so long ago.")
 @click.option("--arguments", default="", help="Only with this in their arguments.")
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many, newest first.")
 @click.option("--after", metavar="CURSOR", help="Go on where a list ended that named this cursor.")

@@ -1,4 +1,4 @@
-"""The terminal: tables, errors, questions and progress."""
+"""The terminal: what options take, tables, errors, questions and progress."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from celery_fdb.cli import json_object
 from celery_fdb.cli.where import Where, check_text
+from celery_fdb.inspection.time_formats import rate_of, seconds_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 
@@ -185,6 +186,30 @@ def _code(error: KombuFDBError) -> int:
     if isinstance(error, StoreError) and not isinstance(error, (LimitExceeded, CommitUnknown)):
         return UNREACHABLE
     return NOT_DONE
+
+
+# -- what an option takes ----------------------------------------------------------------------------------------------
+
+
+def rate(text: str) -> float:
+    """Messages per second, or as Celery writes rates: 10/s, 100/m, 1000/h."""
+    found = rate_of(text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a rate such as 10, 100/m or 1000/h")
+    return found
+
+
+def duration(text: str) -> float:
+    """Seconds, or a number with its unit: 30s, 10m, 12h, 7d."""
+    found = seconds_of(text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a duration such as 90 (seconds), 10m, 12h or 7d")
+    return found
+
+
+def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What ``read`` takes, or ``none`` to take the limit away."""
+    return lambda text: text if text == "none" else read(text)
 
 
 # -- pieces of tables ----------------------------------------------------------------------------------------------
