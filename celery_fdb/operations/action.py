@@ -345,7 +345,7 @@ def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> O
     """Do it, with an entry of the audit that tells how it ended. Raises what the action raises."""
     action.check(request)
     action.check_asked(broker, request)
-    entry = audit.begin(request.queue, f"{action.label} ({request}): begun.")
+    complete = audit.begin(request.queue, f"{action.label} ({request}): begun.")
     ending = f"{action.label} ({request}): interrupted"
     try:
         outcome = action.run(broker, request)
@@ -355,7 +355,7 @@ def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> O
         ending = f"{action.label} ({request}): failed, {reason}"
         raise
     finally:
-        entry.complete(ending)
+        complete(ending)
     return outcome
 
 

@@ -7,6 +7,7 @@ The caller decides where entries are kept: the Django admin writes its own log, 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,18 +33,11 @@ def log() -> logging.Logger:
     return found
 
 
-class Entry(Protocol):
-    """The entry of one action."""
-
-    def complete(self, text: str) -> None:
-        """Tell how it ended."""
-
-
 class Audit(Protocol):
     """Where one person's actions are recorded."""
 
-    def begin(self, queue: str, text: str) -> Entry:
-        """Before the action. What this raises, the action is not done."""
+    def begin(self, queue: str, text: str) -> Callable[[str], None]:
+        """Before the action; what is returned completes the entry. What this raises, the action is not done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +45,10 @@ class LogAudit:
     """Entries in the log ``celery_fdb.audit``, two lines each, at the level INFO."""
 
     user: str
-    queue: str = ""
 
-    def begin(self, queue: str, text: str) -> Entry:
-        entry = LogAudit(self.user, queue)
-        entry.complete(text)
-        return entry
+    def begin(self, queue: str, text: str) -> Callable[[str], None]:
+        def tell(text: str) -> None:
+            log().info("%s on %s: %s", plain(self.user), plain(queue), plain(text))
 
-    def complete(self, text: str) -> None:
-        log().info("%s on %s: %s", plain(self.user), plain(self.queue), plain(text))
+        tell(text)
+        return tell

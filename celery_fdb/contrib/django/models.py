@@ -8,6 +8,7 @@ Names for what is in the store: Django attaches permissions, admin pages and log
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -90,13 +91,12 @@ def fit(text: str) -> str:
 
 
 class AdminAudit:
-    """Implements :class:`~celery_fdb.operations.audit.Audit`, and its own entry once it has begun one."""
+    """Implements :class:`~celery_fdb.operations.audit.Audit`."""
 
-    def __init__(self, user: Any, entry: LogEntry | None = None) -> None:
+    def __init__(self, user: Any) -> None:
         self.user = user
-        self.entry = entry
 
-    def begin(self, queue: str, text: str) -> AdminAudit:
+    def begin(self, queue: str, text: str) -> Callable[[str], None]:
         entry = LogEntry.objects.create(
             user_id=self.user.pk,
             content_type_id=ContentType.objects.get_for_model(Queue, for_concrete_model=False).pk,
@@ -105,9 +105,9 @@ class AdminAudit:
             action_flag=CHANGE,
             change_message=fit(text),
         )
-        return AdminAudit(self.user, entry)
 
-    def complete(self, text: str) -> None:
-        assert self.entry is not None
-        self.entry.change_message = fit(text)
-        self.entry.save(update_fields=["change_message"])
+        def complete(text: str) -> None:
+            entry.change_message = fit(text)
+            entry.save(update_fields=["change_message"])
+
+        return complete

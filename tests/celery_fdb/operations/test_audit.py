@@ -101,7 +101,7 @@ def test_what_is_done_is_told_on_stderr_unless_the_program_says_otherwise(
     code = f"""
 {logging_of_the_program}
 from celery_fdb.operations.audit import LogAudit
-LogAudit("eve").begin("jobs", "Pause jobs?").complete("Paused jobs.")
+LogAudit("eve").begin("jobs", "Pause jobs?")("Paused jobs.")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr.count("eve on jobs: Paused jobs.") == is_told
