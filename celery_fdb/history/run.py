@@ -5,7 +5,7 @@ When a task was published: a header of its message, as nothing else tells a work
 Which application publishes, its own ``AMQP`` knows, which makes the header; what a retry repeats of the attempt before
 is laid over it, so its moment is that of the signal, which comes last.
 
-One run of a task: what is kept of it, and how much of each text.
+One run of a task, and what is kept of it.
 
 Model. A *run* is one attempt in one worker. It is *active* from the moment a process of the pool accepted it, and ends
 in one of these states, Celery's names but for the last:
@@ -73,10 +73,8 @@ ENDED: tuple[str, ...] = (
 )
 STATES = (ACTIVE, *ENDED)
 
-#: Characters that are kept. Of a traceback the end stays, of all others the beginning.
-NAME_LENGTH, ERROR_LENGTH, TRACEBACK_LENGTH, ARGUMENTS_LENGTH = 200, 2_000, 4_096, 1_024
-#: Tasks that are known to follow one.
-MOST_FOLLOWERS = 20
+#: Characters of a name that are kept.
+NAME_LENGTH = 200
 
 
 class Follower(NamedTuple):

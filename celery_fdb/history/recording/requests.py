@@ -41,20 +41,9 @@ from celery.worker import state as worker_state
 
 from celery_fdb.history.options import History
 from celery_fdb.history.recording.recorder import CLOSING_S, Recorder, Source, Upkeep
-from celery_fdb.history.run import (
-    ARGUMENTS_LENGTH,
-    ERROR_LENGTH,
-    MOST_FOLLOWERS,
-    NAME_LENGTH,
-    PUBLISHED,
-    TRACEBACK_LENGTH,
-    Follower,
-    Run,
-    bounded,
-    id_text,
-)
+from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Follower, Run, bounded, id_text
 from celery_fdb.history.store import ActiveKey, HistoryStore
-from celery_fdb.tasks.failures import details_of
+from celery_fdb.tasks.failures import ERROR_LENGTH, TRACEBACK_LENGTH, details_of
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked_text
@@ -65,6 +54,9 @@ from kombu_fdb.transport.channel import Channel
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
+#: Characters of arguments that are kept, and how many tasks that follow one. Of an error and its traceback as many as
+#: in a dead letter: of the traceback the end stays, of all others the beginning.
+ARGUMENTS_LENGTH, MOST_FOLLOWERS = 1_024, 20
 #: A text without any of these, in small letters, names no secret (``primitives/masking.py``).
 HINTS = ("auth", "pass", "pw", "secret", "token", "cookie", "credential", "key", "session", "://")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from celery_fdb.history import indexes, layout, reading, run
 from celery_fdb.history.options import LARGEST_SEGMENT, LONGEST_AGE_S, MOST_RUNS, SEGMENTS, History
-from celery_fdb.history.recording import recorder
+from celery_fdb.history.recording import recorder, requests
 from celery_fdb.history.views import metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -41,8 +41,8 @@ def test_the_numbers_are_those_of_the_code():
         f"in up to {SEGMENTS} segments (more of them above {SEGMENTS * LARGEST_SEGMENT:,} runs)",
         f"at most {reading.GROUPS_PER_PAGE} groups in one transaction",
         f"up to {recorder.MOST_BYTES // 1_000_000} MB of texts",
-        f"up to {run.ARGUMENTS_LENGTH:,} characters",
-        f"the first {run.ERROR_LENGTH:,} characters, and the last {run.TRACEBACK_LENGTH:,} of the traceback",
+        f"up to {requests.ARGUMENTS_LENGTH:,} characters",
+        f"the first {requests.ERROR_LENGTH:,} characters, and the last {requests.TRACEBACK_LENGTH:,} of the traceback",
     ):
         assert said in text, said
     assert (recorder.FLUSH_S, recorder.INTERVAL_S) == (1.0, 30.0)  # "once a second", "half a minute"
