@@ -17,7 +17,6 @@ from celery.utils.log import get_logger
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_fdb.results.chords import CLAIM_MS, ChordOver, ChordStep, Return
-from celery_fdb.results.records import chord_error
 from kombu_fdb.errors import KombuFDBError, StoreError
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class ChordSupport:
             logger.warning("The body of chord %s could not be published and will be retried: %s", group_id, error)
         except Exception as error:
             logger.exception("Chord %s: the body can't be published", group_id)
-            failure = chord_error(f"Callback error: {error!r}", cause=error)
+            failure = _chord_error(f"Callback error: {error!r}", cause=error)
             with self.client.engine.publisher.atomically(self.store.finishing(group_id)):
                 self._fail(group_id, callback, failure)
 
@@ -152,7 +151,7 @@ class ChordSupport:
         if returned.state in states.EXCEPTION_STATES and not isinstance(value, BaseException):
             value = self.exception_to_python(value)
         if returned.state in states.PROPAGATE_STATES:
-            raise chord_error(f"Dependency {returned.part.task_id} raised {value!r}", cause=value)
+            raise _chord_error(f"Dependency {returned.part.task_id} raised {value!r}", cause=value)
         return value
 
     def _stored_value(self, returned: Return) -> Any:
@@ -230,6 +229,14 @@ class ChordSupport:
             else:
                 logger.warning("Chord %s was complete and abandoned; its body is published now", group_id)
                 self.publish_body(group_id, maybe_signature(self.decode(body), app=self.app))
+
+
+def _chord_error(message: str, *, cause: Any) -> ChordError:
+    """With what a part raised as its cause, as in Celery since 5.6. A part's result may be something else."""
+    error = ChordError(message)
+    if isinstance(cause, Exception):
+        error.__cause__ = cause
+    return error
 
 
 def publish_callback(app: Celery, publish: Callable[..., Any], *args: Any) -> Any:

@@ -45,9 +45,8 @@ a watch goes by.
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from celery.exceptions import ChordError
 from kombu.exceptions import EncodeError
 
 from kombu_fdb.errors import FormatError
@@ -62,14 +61,6 @@ class ResultTooLarge(EncodeError):
 
     An ``EncodeError``, because Celery makes a failure of one, as it does of a result that can't be encoded.
     """
-
-
-def chord_error(message: str, *, cause: Any) -> ChordError:
-    """With what a part raised as its cause, as in Celery since 5.6. A part's result may be something else."""
-    error = ChordError(message)
-    if isinstance(cause, Exception):
-        error.__cause__ = cause
-    return error
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
