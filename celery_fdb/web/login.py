@@ -1,16 +1,4 @@
-"""Login: who looks at the dashboard, the token and its cookie, and how guessing is slowed down.
-
-Guessing the token is slowed down, and the rightful user is not kept out by it.
-
-Model. Each address has :data:`FREE` attempts, and one more every :data:`AGAIN_S` seconds. One beyond that is refused
-without being looked at, and does not prolong the wait. Who has logged in in this browser before (a cookie says so)
-has attempts of their own: no one behind the same proxy uses them up. Who logs in has all of them again.
-
-:data:`MOST` addresses are remembered, in each process; the one that was heard of longest ago makes room, and has all
-its attempts again. So an attacker with very many addresses is not slowed down: what keeps the dashboard shut is the
-length of the token.
-
-The token and the cookie that stands for it.
+"""Who looks at the dashboard, the token, and the cookie that stands for it.
 
 Model. Who types the token gets a cookie that says until when it holds, signed with the token. The cookie is good in
 every process that knows the token, and another token ends all of them. It is sent to this site's own pages only
@@ -24,12 +12,7 @@ import hashlib
 import hmac
 import secrets
 from base64 import urlsafe_b64encode
-from collections import OrderedDict
 from dataclasses import dataclass
-from ipaddress import IPv6Address, IPv6Network, ip_address
-from threading import Lock
-
-from kombu_fdb.primitives.clock import Clock
 
 # -- users -------------------------------------------------------------------------------------------------------------
 
@@ -45,60 +28,6 @@ class User:
     may_act: bool = True
     may_see_bodies: bool = True
     may_act_on_workers: bool = True
-
-
-# -- attempts ----------------------------------------------------------------------------------------------------------
-
-
-FREE, AGAIN_S = 10, 5.0
-MOST = 1_000
-#: What one subscriber has.
-IPV6_PREFIX = 64
-
-
-class Attempts:
-    """Thread-safe."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = Lock()
-        #: When each will have all its attempts again (a token bucket, as GCRA keeps it).
-        self._full_s: OrderedDict[str, float] = OrderedDict()
-
-    def take(self, who: str) -> float:
-        """0, and one attempt less; or how many seconds it is until there is one."""
-        with self._lock:
-            now_s = self._clock.monotonic()
-            full_s = max(self._full_s.get(who, now_s), now_s) + AGAIN_S
-            wait_s = full_s - now_s - FREE * AGAIN_S
-            if wait_s > 0:
-                return wait_s
-            self._full_s[who] = full_s
-            self._full_s.move_to_end(who)
-            if len(self._full_s) > MOST:
-                self._full_s.popitem(last=False)
-            return 0.0
-
-    def forget(self, who: str) -> None:
-        """They have logged in."""
-        with self._lock:
-            self._full_s.pop(who, None)
-
-
-def address_of(host: str) -> str:
-    """Of IPv6 the network, as a subscriber has a whole one."""
-    try:
-        found = ip_address(host)
-    except ValueError:
-        return host[:100]
-    if isinstance(found, IPv6Address):
-        return str(found.ipv4_mapped or IPv6Network((found, IPV6_PREFIX), strict=False))
-    return str(found)
-
-
-def browser_of(cookie: str) -> str:
-    """By the cookie of one that has logged in before."""
-    return f"browser {hashlib.sha256(cookie.encode(errors='replace')).hexdigest()}"
 
 
 # -- the token ---------------------------------------------------------------------------------------------------------

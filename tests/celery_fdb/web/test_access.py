@@ -15,7 +15,7 @@ from kit.processes import DEADLINE_S
 import celery_fdb.web
 from celery_fdb.web import User, dashboard, login
 from celery_fdb.web.addresses import PATHS, local_path
-from celery_fdb.web.login import AGAIN_S, FREE, MOST, Attempts, address_of
+from celery_fdb.web.authentication import AGAIN_S, FREE, MOST, Attempts, address_of
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
