@@ -114,9 +114,7 @@ class Groups:
 
 def group(broker: Broker, queue: str, wanted: Filter | None = None, *, most: int = MOST_COUNTED) -> Groups:
     """The dead letters of the queue that holds them, such as ``celery.dead``."""
-    found = _Counting(broker, wanted or Filter())
-    is_whole = found.count([queue], most, parts=-(-most // PART))
-    return found.groups(broker.queue(queue).count(), is_whole=is_whole)
+    return _count(broker, [queue], wanted, most, parts=-(-most // PART))
 
 
 def group_all(
@@ -126,45 +124,31 @@ def group_all(
 
     Where a dead-letter exchange leads to a queue that has messages of its own, those are not counted.
     """
-    found = _Counting(broker, wanted or Filter(), only_dead=True)
-    is_whole = found.count(queues, most, parts=MOST_PARTS)
-    return found.groups(sum(broker.queue(each).count() for each in queues[:MOST_PARTS]), is_whole=is_whole)
+    return _count(broker, queues, wanted, most, parts=MOST_PARTS, only_dead=True)
+
+
+def _count(
+    broker: Broker, queues: Sequence[str], wanted: Filter | None, most: int, *, parts: int, only_dead: bool = False
+) -> Groups:
+    wanted = wanted or Filter()
+    groups: dict[Cause, Group] = {}
+    counted = 0
+    todo = deque((each, b"") for each in queues)
+    while todo and counted < most and parts:
+        queue, after = todo.popleft()
+        page = broker.queue(queue).page(min(PART, most - counted), after=after)
+        counted += len(page.messages)
+        for each in page.messages:
+            if wanted.matches(each.message) and (not only_dead or died_elsewhere(each.message, queue)):
+                cause = cause_of(each.message)
+                groups.setdefault(cause, Group(cause, each.spot, queue)).add(queue, each)
+        if page.following:
+            todo.append((queue, page.following))
+        parts -= 1
+    total = sum(broker.queue(each).count() for each in queues[:MOST_PARTS])
+    return Groups(sorted(groups.values(), key=lambda each: (-each.count, each.cause)), counted, total, not todo)
 
 
 def died_elsewhere(message: Peeked, queue: str) -> bool:
     """Whether it is a dead letter in this queue, and not one of the queue's own messages, or replayed to it."""
     return bool(message.deaths) and message.deaths[0].queue != queue
-
-
-class _Counting:
-    def __init__(self, broker: Broker, wanted: Filter, *, only_dead: bool = False) -> None:
-        self._broker = broker
-        self._wanted = wanted
-        self._only_dead = only_dead
-        self._found: dict[Cause, Group] = {}
-        self._counted = 0
-
-    def count(self, queues: Sequence[str], most: int, *, parts: int) -> bool:
-        """Whether all letters were counted."""
-        todo = deque((each, b"") for each in queues)
-        while todo and self._counted < most and parts:
-            queue, after = todo.popleft()
-            page = self._broker.queue(queue).page(min(PART, most - self._counted), after=after)
-            self._counted += len(page.messages)
-            for each in page.messages:
-                self._add(queue, each)
-            if page.following:
-                todo.append((queue, page.following))
-            parts -= 1
-        return not todo
-
-    def _add(self, queue: str, listed: Listed) -> None:
-        message = listed.message
-        if not self._wanted.matches(message) or (self._only_dead and not died_elsewhere(message, queue)):
-            return
-        cause = cause_of(message)
-        self._found.setdefault(cause, Group(cause, listed.spot, queue)).add(queue, listed)
-
-    def groups(self, total: int, *, is_whole: bool) -> Groups:
-        found = sorted(self._found.values(), key=lambda each: (-each.count, each.cause))
-        return Groups(found, self._counted, total, is_whole)
