@@ -12,7 +12,7 @@ from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, STATES
 from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, RunsPage, active_runs, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
-from celery_fdb.inspection.filters import moment_ms
+from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.operations.actions import offered
 from celery_fdb.operations.workers import offered_on_task
@@ -41,9 +41,10 @@ def tasks(visit: Visit, broker: Broker) -> Response:
 def runs(visit: Visit, broker: Broker) -> Response:
     """Those that have ended, the newest first, or those that are active, the longest first."""
     given = {name: visit.asked(name)[:LONGEST] for name in FILTERS}
-    since_ms, until_ms = (moment_ms(name, given[name], visit.zone) or 0 for name in ("since", "until"))
+    ended = Filter.of({name: given[name] for name in ("since", "until")}, visit.zone)
     task, state, key, queue, worker = (given[name] for name in FILTERS[:5])
-    wanted = Wanted(task, state, key, queue, worker, since_ms, until_ms, arguments_of(visit)[:LONGEST])
+    arguments = arguments_of(visit)[:LONGEST]
+    wanted = Wanted(task, state, key, queue, worker, ended.since_ms or 0, ended.until_ms or 0, arguments)
     try:
         if wanted.state == ACTIVE:
             found = RunsPage(active_runs(broker, wanted), None)
