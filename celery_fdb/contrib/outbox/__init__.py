@@ -25,7 +25,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -34,17 +33,7 @@ from celery.utils.saferepr import saferepr
 from kombu.exceptions import OperationalError
 
 from celery_fdb.contrib.outbox import sending
-from celery_fdb.contrib.outbox.rows import (
-    DDL,
-    INDEX_DDL,
-    Row,
-    Rows,
-    clock_of,
-    has_skip_locked,
-    in_transaction,
-    insert,
-    mark_of,
-)
+from celery_fdb.contrib.outbox.rows import DDL, INDEX_DDL, Row, Rows, insert
 from celery_fdb.contrib.outbox.sending import DEDUP_WINDOW_S
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.primitives.clock import SystemClock, random_id
@@ -95,7 +84,7 @@ class Outbox:
         signature, row_id = signature.clone(), random_id().hex()
         result = signature.freeze()
         text = sending.written(signature, self.now_ms())
-        insert(cursor, self._mark or mark_of(cursor), row_id, text, self.now_ms())
+        insert(cursor, self._mark, row_id, text, self.now_ms())
         return row_id, result
 
     def relay(self, limit: int = 100) -> int:
@@ -107,12 +96,9 @@ class Outbox:
     def opened(self) -> Iterator[Rows]:
         """The table, through a connection of its own. Raises the driver's errors."""
         with closing(self._connect()) as connection:
-            if self._skip_locked is None:
-                self._skip_locked = has_skip_locked(connection)
-            if self._db_clock is None:
-                self._db_clock = clock_of(connection)
-            mark = self._mark or mark_of(connection)
-            yield Rows(partial(in_transaction, connection), mark, self._db_clock, skip_locked=self._skip_locked)
+            rows = Rows.of(connection, self._mark, self._db_clock, self._skip_locked)
+            self._db_clock, self._skip_locked = rows.clock, rows.skip_locked
+            yield rows
 
     def relay_some(self, rows: Rows, limit: int, ids: Sequence[str] = ()) -> int:
         """As :meth:`relay`; only rows of ``ids``, if there are any."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from kombu_fdb.errors import OptionError
@@ -69,8 +70,16 @@ class Rows:
         """``clock``: an expression for the time in milliseconds, one of :data:`CLOCKS`."""
         self._transaction = transaction
         self._mark = mark
-        self._clock = clock
-        self._skip_locked = skip_locked
+        self.clock = clock
+        self.skip_locked = skip_locked
+
+    @classmethod
+    def of(cls, connection: Any, mark: str | None, clock: str | None, skip_locked: bool | None) -> Rows:
+        """Through a DB-API connection; what is None is asked of it. Raises its errors, and ``OptionError``."""
+        if skip_locked is None:
+            skip_locked = has_skip_locked(connection)
+        clock = clock or clock_of(connection)
+        return cls(partial(in_transaction, connection), mark or mark_of(connection), clock, skip_locked=skip_locked)
 
     def claim(self, limit: int, lease_ms: int, ids: Sequence[str] = ()) -> list[Row]:
         """Claim the rows that have been due for longest, or those of ``ids``. Each is the caller's for ``lease_ms``."""
@@ -78,7 +87,7 @@ class Rows:
         if ids:
             query += f" AND id IN ({', '.join('?' * len(ids))})"
         query += " ORDER BY due_ms, created_ms LIMIT ?"
-        if self._skip_locked:
+        if self.skip_locked:
             query += " FOR UPDATE SKIP LOCKED"
         with self._transaction() as cursor:
             now_ms = self._now(cursor)
@@ -124,7 +133,7 @@ class Rows:
             return int(cursor.rowcount)
 
     def _now(self, cursor: Any) -> int:
-        self._run(cursor, f"SELECT {self._clock}")
+        self._run(cursor, f"SELECT {self.clock}")
         return int(cursor.fetchone()[0])
 
     def _move(self, cursor: Any, row: Row, due_ms: int, to_ms: int) -> bool:
@@ -135,12 +144,13 @@ class Rows:
         cursor.execute(statement.replace("?", self._mark), values)
 
 
-def insert(cursor: Any, mark: str, row_id: str, signature: str, now_ms: int) -> None:
+def insert(cursor: Any, mark: str | None, row_id: str, signature: str, now_ms: int) -> None:
     """Insert a row in the caller's transaction. ``now_ms``: by the writer's clock, for people and for the order."""
     statement = (
         "INSERT INTO celery_outbox (id, signature, created_ms, due_ms, attempts, error) VALUES (?, ?, ?, 0, 0, NULL)"
     )
-    cursor.execute(statement.replace("?", mark), (row_id, signature, now_ms))
+    marked = statement.replace("?", mark or mark_of(cursor))
+    cursor.execute(marked, (row_id, signature, now_ms))
 
 
 @contextmanager
