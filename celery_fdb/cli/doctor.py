@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from celery_fdb.cli.terminal import NOT_DONE, Answer, Run, command, table
+from celery_fdb.cli.terminal import Answer, Run, command, table
 from celery_fdb.history.views.runs import check_history
 from kombu_fdb.doctor import Finding, examine
 from kombu_fdb.errors import KombuFDBError
@@ -23,7 +23,7 @@ def doctor(run: Run) -> Answer:
         findings += _history(run)
     rows = [(each.level, each.what, each.found, each.fix) for each in findings]
     document = [each._asdict() for each in findings]
-    return Answer(document, [table("level what found fix", rows)], NOT_DONE if failed else 0)
+    return Answer(document, [table("level what found fix", rows)], ok=not failed)
 
 
 def _tasks(app: Any) -> Iterator[Finding]:

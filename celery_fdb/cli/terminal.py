@@ -42,11 +42,11 @@ SECRET = re.compile(r"(?<=:)(?!(?<=description:)id@)[^:@/\s]+(?=@)")
 
 
 class Answer(NamedTuple):
-    """``document``: for --json; ``shown``: for people."""
+    """``document``: for --json; ``shown``: for people. ``ok``: False ends the command with exit code 1."""
 
     document: Any
     shown: Sequence[RenderableType] = ()
-    code: int = DONE
+    ok: bool = True
 
 
 class Refused(KombuFDBError):
@@ -149,7 +149,7 @@ def _run(function: Callable[..., Answer | None], run: Run, options: dict[str, An
         if answer is None:
             return DONE
         _print(run, answer)
-        return answer.code
+        return DONE if answer.ok else NOT_DONE
     except KombuFDBError as error:
         return _complain(run, error)
     finally:

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.prompt import Prompt
 from rich.table import Table
 
-from celery_fdb.cli.terminal import DONE, NOT_DONE, Answer, Refused, Run, command
+from celery_fdb.cli.terminal import Answer, Refused, Run, command
 from kombu_fdb import Broker
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def tour(run: Run, store: str, port: int, *, go_on: bool) -> Answer:
     checks = outcome.checks()
     holds = all(check.holds for check in checks)
     shown = f"{len(outcome.sent):,} sent, {outcome.lost} lost." + ("" if holds else " The verdict: FAILED.")
-    return Answer([check._asdict() for check in checks], [f"\n{shown}"], DONE if holds else NOT_DONE)
+    return Answer([check._asdict() for check in checks], [f"\n{shown}"], ok=holds)
 
 
 @contextmanager
