@@ -45,20 +45,25 @@ from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from celery.utils import uuid
 from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's name
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import autodiscover_modules
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.conf import RUN, holding, tasks_needed
+from celery_fdb.contrib.django.conf import RUN, holding, no_tasks
 from kombu_fdb.errors import FormatError
 from kombu_fdb.transport.encoding.envelope import open_payload
 
-with tasks_needed():
+try:
     from django.tasks import task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
     from django.tasks.exceptions import TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
+except ImportError as error:
+    if not (reason := no_tasks()):
+        raise
+    raise ImproperlyConfigured(f"{reason} Upgrade Django, or use Celery's own tasks.") from error
 
 # -- tasks by name -----------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from django.db import connections
 
 from celery_fdb.brokers.lazy import NoBrokerYet
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.conf import HAS_TASKS, NO_TASKS, holding
+from celery_fdb.contrib.django.conf import holding, no_tasks
 from kombu_fdb import doctor
 from kombu_fdb.errors import KombuFDBError, OptionError
 from kombu_fdb.settings.location import (
@@ -135,9 +135,10 @@ def _check_libraries() -> Messages:
 
 def _check_tasks() -> Messages:
     backends = [each.get("BACKEND", "") for each in getattr(django_settings, "TASKS", {}).values()]
-    if not HAS_TASKS and any(each.startswith("celery_fdb.") for each in backends):
+    reason = no_tasks()
+    if reason and any(each.startswith("celery_fdb.") for each in backends):
         yield Warning(
-            f"{NO_TASKS} It ignores TASKS.",
+            f"{reason} It ignores TASKS.",
             hint="Upgrade Django, or use Celery's own tasks and remove TASKS.",
             id="celery_fdb.W014",
         )

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -24,7 +23,6 @@ from typing import Any
 import django
 from celery import Celery, current_app
 from django.conf import settings as django_settings
-from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from celery_fdb.brokers import lazy
@@ -35,19 +33,11 @@ from kombu_fdb.errors import OptionError
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 
-HAS_TASKS = django.VERSION >= (6, 0)
-NO_TASKS = f"django.tasks came with Django 6.0, and this is Django {django.get_version()}."
-
-
-@contextmanager
-def tasks_needed() -> Iterator[None]:
-    """Around imports from ``django.tasks``. Raises ``ImproperlyConfigured`` if this Django has none."""
-    try:
-        yield
-    except ImportError as error:
-        if HAS_TASKS:
-            raise
-        raise ImproperlyConfigured(f"{NO_TASKS} Upgrade Django, or use Celery's own tasks.") from error
+def no_tasks() -> str:
+    """What to say where Django has no ``django.tasks``; "" where it has."""
+    if django.VERSION >= (6, 0):
+        return ""
+    return f"django.tasks came with Django 6.0, and this is Django {django.get_version()}."
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
