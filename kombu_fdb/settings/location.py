@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import utf8_bytes
@@ -53,6 +54,15 @@ class UrlParts(NamedTuple):
         path = self.virtual_host and masked_url(self.virtual_host)
         shown = self._replace(password="**" if self.password else None, virtual_host=path)
         return f"UrlParts({', '.join(f'{name}={value!r}' for name, value in shown._asdict().items())})"
+
+    def url(self, mask: str | None) -> str:
+        """For :func:`parse_url`. ``mask`` stands in the place of secrets; None: they are written out."""
+        host = _in_brackets(self.hostname or "") + (f":{self.port}" if self.port else "")
+        path = "" if self.virtual_host in {None, "/"} else str(self.virtual_host)
+        if self.userid or self.password:
+            secret = quote(self.password or "", safe="") if mask is None else mask
+            host = f"{quote(self.userid or '', safe='')}{f':{secret}' if self.password else ''}@{host}"
+        return f"{self.scheme}://{host}/{quote(path if mask is None else masked_url(path), safe='/:@*+')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +287,7 @@ def is_connection_string(text: str) -> bool:
 
 
 def _connection_string(parts: UrlParts) -> str:
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    host = _in_brackets(parts.hostname or "")
     text = f"{parts.userid or ''}:{parts.password or ''}@{host}:{parts.port or ''}"
     if not is_connection_string(text):
         raise OptionError(
@@ -287,6 +297,10 @@ def _connection_string(parts: UrlParts) -> str:
             "use that file.",
         )
     return text
+
+
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def default_sqlite_path(environ: Mapping[str, str], platform: str = sys.platform) -> Path:

@@ -23,20 +23,17 @@ import os
 import sys
 import time
 from importlib import metadata
-from operator import itemgetter
 from time import monotonic
 from typing import Any
-from urllib.parse import quote
 
 from kombu.connection import Connection
 from kombu.log import get_logger
 from kombu.transport import virtual
-from kombu.utils.url import as_url
 
-from kombu_fdb.errors import KombuFDBError, StoreUnavailable
+from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, Location, UrlParts, locate, parse_url
+from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
@@ -52,21 +49,20 @@ from kombu_fdb.transport.worker.requests import end_stopping_worker, is_stopping
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
-def location_of(connection: Connection, options: Options) -> Location:
-    """Where the URL points to. Raises ``OptionError``.
+def url_parts_of(connection: Connection) -> UrlParts:
+    """What its URL says. Raises ``OptionError``.
 
     Kombu hands ``fdb+sqlite:///path`` over in two forms: at first as transport "fdb" and hostname "sqlite:///path",
-    after a failover taken apart, as transport "fdb+sqlite" without a host. A clone of that has the hostname "fdb+None".
+    after a failover taken apart, as transport "fdb+sqlite" without a host. Each clone of that, or of what a later
+    failover brought, has a "fdb+" more before its hostname: "fdb+None", "fdb+fdb+10.0.0.1".
     """
-    hostname = connection.hostname
-    prefix = f"{connection.uri_prefix}+" if connection.uri_prefix else None
-    if hostname and "://" in hostname:
-        return locate(parse_url(f"{prefix or 'fdb+'}{hostname}"), options)
-    if hostname and prefix and hostname.startswith(prefix):
-        hostname = None
+    hostname = connection.hostname or "None"
+    if "://" in hostname:
+        return parse_url(f"{connection.uri_prefix}+{hostname}")
     scheme = connection.transport_cls if connection.transport_cls in {*SCHEMES, MEMORY_SCHEME} else SCHEMES[0]
-    parts = UrlParts(scheme, hostname, connection.port, connection.userid, connection.password, connection.virtual_host)
-    return locate(parts, options)
+    last = hostname.rpartition("+")[2]
+    host, port = (None, None) if last == "None" else (last, connection.port)  # kombu keeps the port of the URL before
+    return UrlParts(scheme, host, port, connection.userid, connection.password, connection.virtual_host)
 
 
 # -- the transport -----------------------------------------------------------------------------------------------------
@@ -134,16 +130,12 @@ class Transport(virtual.Transport):
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         """For Celery's banner and logs. Kombu would write a host and a password where the URL has none."""
-        client = self.client
-        if client is None or "://" in (client.hostname or ""):
-            raise NotImplementedError  # then Kombu writes it as it was given
-        scheme, port, user, password, path = itemgetter("transport", "port", "userid", "password", "virtual_host")(
-            client.info()
-        )
-        host = "" if client.uri_prefix else client.hostname or ""  # a file's, that :func:`location_of` reads, too
-        path = "" if path == "/" else quote(path)
-        url: str = as_url(scheme, host, port, user, password, path, sanitize=not include_password, mask=mask)
-        return url
+        try:
+            if self.client is not None:
+                return url_parts_of(self.client).url(None if include_password else mask)
+        except OptionError:
+            pass
+        raise NotImplementedError  # then Kombu writes it as it was given
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
@@ -165,7 +157,7 @@ class Transport(virtual.Transport):
         if self._store is not None and self._store.pid != os.getpid():
             self._disown()
         self.key_of = key_reader(self.options.fair_key)  # before anything is published: the option may be wrong
-        store = client_for(location_of(self._kombu, self.options), self.options)
+        store = client_for(locate(url_parts_of(self._kombu), self.options), self.options)
         store.patience.stopping = is_stopping
         self._attach(store)
         self._store = store

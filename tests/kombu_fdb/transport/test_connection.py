@@ -34,6 +34,7 @@ from kombu.exceptions import OperationalError
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, OptionError, StoreUnavailable
 from kombu_fdb.settings.location import parse_url
 from kombu_fdb.transport import Transport
+from kombu_fdb.transport.transport import url_parts_of
 
 
 @contextmanager
@@ -363,7 +364,10 @@ class TestUrls:
             ("fdb://", "fdb:///"),
             ("fdb:///new", "fdb:///new"),
             ("fdb://test:s3cret@10.0.0.1:4500/new", "fdb://test:**@10.0.0.1:4500/new"),
+            ("fdb://test:s3cret@[::1]:4500/new", "fdb://test:**@[::1]:4500/new"),
+            ("fdb:///test:s3cret@10.0.0.1:4500", "fdb:///test:**@10.0.0.1:4500"),  # a slash too many
             ("fdb+sqlite:////var/lib/shop.db", "fdb+sqlite:////var/lib/shop.db"),
+            ("fdb+sqlite:////srv/my%20shop%23.db", "fdb+sqlite:////srv/my%20shop%23.db"),
         ],
     )
     def test_are_shown_as_they_were_given(self, given: str, shown: str) -> None:
@@ -375,6 +379,16 @@ class TestUrls:
         connection.switch(given)  # as after a failover
         for each in (connection, connection.clone()):
             assert (each.as_uri(), each.as_uri(include_password=True)) == (shown, whole)
+
+    def test_after_a_failover_clones_go_where_their_connection_goes(self) -> None:
+        """From a file to a cluster, the clones of a pool went to the cluster of the default file."""
+        urls = ["fdb+sqlite:////var/lib/shop.db", "fdb://test:s3cret@10.0.0.1:4500/new"]
+        connection = Connection(urls)
+        for url in (urls[1], urls[0], urls[1]):
+            connection.maybe_switch_next()
+            for each in (connection, connection.clone(), connection.clone().clone()):
+                assert url_parts_of(each) == parse_url(url)
+                assert each.as_uri(include_password=True) == url
 
     def test_no_host_is_guessed(self, url: str, caplog: Any) -> None:
         Connection(url).info()
