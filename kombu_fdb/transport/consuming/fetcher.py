@@ -114,6 +114,8 @@ class Fetcher:
         self._first_ack: float | None = None
         self._next_look = 0.0
         self._fruitless = 0
+        #: A queue may have messages, and there is room for them that waits for more of it.
+        self._room_waits = False
         #: Consumers that may be the active ones of their queues.
         self._active: set[str] = set()
         # How often a drain has come, and for how many of them a turn has looked and found no more.
@@ -195,7 +197,8 @@ class Fetcher:
                 with operational_errors():
                     raise self.error
             return None
-        self._watch_set.prolong_rest()
+        if self.idle_tracker.drains:  # not an event loop, which takes no turns
+            self._watch_set.prolong_rest()
         if arrival.subscription.credit.is_low(dispatch.window):
             self._called += 1  # a drain that must not wait finds the next one, too
             self._watch_set.bell.ring()
@@ -247,7 +250,7 @@ class Fetcher:
         called, self._answered = self._called, -1
         self._watch_set.bell.clear()
         pause_s = self._step()
-        if pause_s != 0 and self._first_ack is None and not self._fruitless:
+        if pause_s != 0 and not self._fruitless and not self._room_waits:
             self._answered = called
         return pause_s
 
@@ -309,6 +312,7 @@ class Fetcher:
         if unknown := watch_set.limit(queues):
             watch_set.arm(self._client.engine, unknown, membership.session_id, dispatch.consumers)
         plan = dispatch.plan(watch_set.hungry - left_alone, now)
+        self._room_waits = plan.again_s is not None
         if plan.queues:
             claiming.choose(plan, hand)
             return self._hand_over() if hand else self._claim(membership, plan)

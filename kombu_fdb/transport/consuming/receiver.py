@@ -55,7 +55,7 @@ from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.fetcher import Fetcher
 from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
-from kombu_fdb.transport.consuming.watch_set import SHORTEST_REST_S, WatchSet
+from kombu_fdb.transport.consuming.watch_set import LONGEST_REST_S, SHORTEST_REST_S, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.worker.poison import fault_in, survive
 
@@ -144,7 +144,8 @@ class Receiver:
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
         self._cancels_wait = True
-        self._rest_s = self._watch_set.rest_s = max(client.options.ack_delay_ms / 1000, SHORTEST_REST_S)
+        rest_s = min(client.options.ack_delay_ms / 1000, LONGEST_REST_S)
+        self._rest_s = self._watch_set.rest_s = max(rest_s, SHORTEST_REST_S)
         #: Until when no drain takes a turn.
         self._spared_until = float("-inf")
 

@@ -32,8 +32,9 @@ from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
-#: How long the thread rests at least when a drain has ended, in seconds; as long as an ack waits, if that is longer.
-SHORTEST_REST_S = 0.001
+#: How long the thread rests when a drain has ended, in seconds: as long as an ack waits, within these bounds. A program
+#: that then comes back with drains that must not wait takes no turns, and finds nothing before the thread has had one.
+SHORTEST_REST_S, LONGEST_REST_S = 0.001, 0.02
 #: How many times as long as ``ack_delay_ms`` an ack may be old when a drain begins, and wait for a claim that takes it
 #: along; an older one lets the drain take a turn. Behind the last drain come the thread's rest and its nap, at most.
 BUSY = 4

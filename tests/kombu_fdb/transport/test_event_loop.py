@@ -47,6 +47,20 @@ def test_delivers_what_was_there_and_what_comes(connection: Connection, connect:
     assert received == [1, 2, 3]
 
 
+def test_leaves_the_turns_to_the_thread(connection: Connection, hub: Hub) -> None:
+    """Also behind a drain, as that of Celery's worker when it looks for other workers."""
+    received: list[Any] = []
+    publish(connection, 1)
+    with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
+        connection.drain_events(timeout=30)
+        watch_set = connection.transport.receiver._watch_set
+        rest_until = watch_set.rest_until
+        connection.register_with_event_loop(hub)
+        publish(connection, 2)
+        run(hub, lambda: len(received) == 2)
+        assert watch_set.rest_until == rest_until
+
+
 def test_credit_returns_by_an_ack_in_another_thread(connection: Connection, hub: Hub) -> None:
     publish(connection, *range(10))
     received: list[Any] = []

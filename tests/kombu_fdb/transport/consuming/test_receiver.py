@@ -274,6 +274,28 @@ class TestADrain:
                 other.Producer().publish(2, routing_key="q")
             until(polled, 20)
 
+    def test_that_need_not_wait_does_not_wait_for_acks(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """It did until the last ack was settled, and took a turn every millisecond meanwhile."""
+        let_the_thread_rest(monkeypatch)
+        turns: list[int] = []
+        turn = Receiver.turn
+        monkeypatch.setattr(Receiver, "turn", lambda *args: (turns.append(1), turn(*args))[1])
+        with consumer(tmp_path, ack_delay_ms=1000) as (connection, seen):
+            connection.default_channel.basic_qos(0, 10)
+            connection.drain_events(timeout=30)
+            turns.clear()
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    connection.drain_events(timeout=0)
+            assert seen == [1]
+            assert len(turns) <= 3
+
+    def test_that_has_ended_lets_the_thread_rest_for_a_moment(self, tmp_path: Path) -> None:
+        """Also where acks may wait for long: drains that must not wait find what the thread has claimed."""
+        with consumer(tmp_path, ack_delay_ms=1000) as (connection, _):
+            connection.drain_events(timeout=30)
+            assert connection.transport.receiver._watch_set.rest_until - monotonic() < 0.05
+
     def test_that_finds_a_message_as_another_ends_leaves_no_rest_for_ever(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
