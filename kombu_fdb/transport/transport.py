@@ -58,7 +58,7 @@ def url_parts_of(connection: Connection) -> UrlParts:
     """
     hostname = connection.hostname or "None"
     if "://" in hostname:
-        return parse_url(f"{connection.uri_prefix}+{hostname}")
+        return parse_url(f"{connection.uri_prefix or SCHEMES[0]}+{hostname}")
     scheme = connection.transport_cls if connection.transport_cls in {*SCHEMES, MEMORY_SCHEME} else SCHEMES[0]
     last = hostname.rpartition("+")[2]
     host, port = (None, None) if last == "None" else (last, connection.port)  # kombu keeps the port of the URL before
