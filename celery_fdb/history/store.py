@@ -26,7 +26,6 @@ from kombu_fdb.keyspace.tuples import pack_int, pack_text
 from kombu_fdb.primitives.clock import Clock, IdSource, random_id
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Patience, Retry
-from kombu_fdb.store.tokens import CommitTokens
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
@@ -154,11 +153,7 @@ class HistoryStore:
         self._timeout_s = timeout_s
         self._ids = ids
         self.patience = patience or Patience()
-        self._retry = Retry(database, clock, CommitTokens(self._no_token), random.Random(), patience=self.patience)
-
-    @staticmethod
-    def _no_token(slot: int) -> bytes:
-        raise AssertionError(slot)
+        self._retry = Retry(database, clock, random.Random(), self.patience)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -49,7 +49,6 @@ from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.ranges import MOST, is_number
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction
 from kombu_fdb.store.retry import Retry
-from kombu_fdb.store.tokens import CommitTokens
 
 # -- the store ---------------------------------------------------------------------------------------------------------
 
@@ -161,7 +160,7 @@ class ScheduleStore:
         self._prefix = pack_key("celery-fdb", namespace, "schedule", "entry")
         self._paused = pack_key("celery-fdb", namespace, "schedule", "paused")
         self._timeout_s = timeout_s
-        self._retry = Retry(database, clock, CommitTokens(_no_token), random.Random())
+        self._retry = Retry(database, clock, random.Random())
 
     def tell(self, entries: Iterable[Told], gone: Iterable[str] = ()) -> None:
         """Write these, and clear the others with their pauses. Idempotent."""
@@ -241,10 +240,6 @@ class ScheduleStore:
             return unpack(str(unpack_as(key[len(self._prefix) :], str)[0]), value)
         except FormatError:
             return None
-
-
-def _no_token(slot: int) -> bytes:
-    raise AssertionError(slot)
 
 
 def schedule_of(broker: Broker, *, timeout_s: float | None = None) -> ScheduleStore:

@@ -22,7 +22,6 @@ from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
-from kombu_fdb.store.tokens import CommitTokens
 from kombu_fdb.transport.errors import operational_errors
 
 # -- the store ---------------------------------------------------------------------------------------------------------
@@ -96,11 +95,7 @@ class ResultStore:
         self._asked: tuple[int, float] | None = None
         self._clock = clock
         self._timeout_s = timeout_s
-        self._retry = Retry(database, clock, CommitTokens(self._no_token), random.Random())
-
-    @staticmethod
-    def _no_token(slot: int) -> bytes:
-        raise AssertionError(slot)
+        self._retry = Retry(database, clock, random.Random())
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class Transactions:
         self.sightings = Sightings(self.clock)
         client = self.ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
-        self.retry = Retry(database, self.clock, tokens, self.rng, Patience(self.clock))
+        self.retry = Retry(database, self.clock, self.rng, Patience(self.clock), tokens)
         #: Whether a writing transaction may leave a doubt.
         self.may_be_unknown = database.commit_may_be_unknown
         #: Rivals wait for each other and never run in vain, so they need no line.

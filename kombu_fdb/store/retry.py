@@ -133,13 +133,15 @@ class Retry:
 
     Raises (from :meth:`__call__`): ``StoreUnavailable`` when the deadline passes or the store fails for good,
     ``CommitUnknown`` when it passes during a commit, ``LimitExceeded``, and whatever the body raises.
+
+    ``tokens``: not needed by those who only :meth:`read` and :meth:`repeat`.
     """
 
     database: Database
     clock: Clock
-    tokens: CommitTokens
     pauses: Random
     patience: Patience = field(default_factory=Patience)
+    tokens: CommitTokens | None = None
 
     def __call__(
         self,
@@ -163,7 +165,12 @@ class Retry:
         finally:
             if not doubt.is_open:
                 token.before = doubt.landed or token.before
-                self.tokens.give_back(token)
+                self._lender.give_back(token)
+
+    @property
+    def _lender(self) -> CommitTokens:
+        assert self.tokens is not None, "only reads and what may be repeated go without tokens"
+        return self.tokens
 
     def _token_for(self, doubt: Doubt[T]) -> Token:
         """Of an open doubt its own, by which its next run finds out about those before; each run has its own value."""
@@ -172,7 +179,7 @@ class Retry:
             token.number += 1
             return token
         assert not doubt.results, "what has been settled is another transaction's"
-        doubt.token = token = self.tokens.take(self.clock.monotonic())
+        doubt.token = token = self._lender.take(self.clock.monotonic())
         return token
 
     def resolve(self, doubt: Doubt[T], *, timeout_s: float) -> bool | None:

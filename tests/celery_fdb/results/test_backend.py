@@ -310,7 +310,7 @@ def _retry_on(backend: FdbBackend, database: Any) -> Any:
     from kombu_fdb.store.retry import Retry
 
     old = backend.store._retry
-    return Retry(database, old.clock, old.tokens, old.pauses)
+    return Retry(database, old.clock, old.pauses)
 
 
 def test_get_waits_for_the_store(app: Celery, backend: FdbBackend, down: threading.Event, caplog: Any) -> None:

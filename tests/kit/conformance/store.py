@@ -68,7 +68,7 @@ class Keys:
 
 def retry_on(database: Database, prefix: bytes) -> Retry:
     tokens = CommitTokens(lambda number: prefix + b"token/" + struct.pack(">I", number))
-    return Retry(database, SystemClock(), tokens, random.Random(0))
+    return Retry(database, SystemClock(), random.Random(0), tokens=tokens)
 
 
 def commit(database: Database, body: Callable[[Transaction], T]) -> T:

@@ -47,7 +47,7 @@ class _World:
         self.keys: Keyspace = engine.keys
         self.live = set(live)
         self.outlived = outlived
-        tokens = engine.transactions.retry.tokens
+        tokens = engine.transactions.retry._lender
         self.tokens = {tokens._make_key(number) for number in range(1, tokens._made + 1)}
         self.now_ms = engine.transactions.now()
         self.rows: list[KeyValue] = engine.upkeep.rows(range_of(self.keys.prefix))

@@ -35,7 +35,7 @@ class Bench:
         self.database = MemoryDatabase(clock=self.clock, faults=self.faults)
         self.counted = CountingDatabase(self.database)
         tokens = CommitTokens(lambda number: b"token/%d" % number)
-        self.retry = Retry(self.counted, self.clock, tokens, random.Random(0))
+        self.retry = Retry(self.counted, self.clock, random.Random(0), tokens=tokens)
         self.runs = 0
 
     def add_one(self, tr: Transaction) -> int:
