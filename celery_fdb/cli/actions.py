@@ -134,7 +134,7 @@ def publish(run: Run, *, queue: str, **fields: str) -> Answer:
 @click.argument("queue")
 @click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 def delete(run: Run, *, queue: str, yes: bool) -> Answer:
-    """Delete QUEUE with its bindings, limits and waiting messages. Refused while anybody uses it."""
+    """Delete QUEUE with its bindings, limits and waiting messages. Refused while a process uses it."""
     known(run, queue)
     request = _asked(run, "delete_queue", queue, yes=yes)
     outcome = _do(run, "delete_queue", request)

@@ -243,7 +243,7 @@ GRACE_S = 1
     metavar="ADDRESSES",
     help="Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas.",
 )
-@click.option("--without-login", is_flag=True, help="No token: everybody who can connect may do what the pages offer.")
+@click.option("--without-login", is_flag=True, help="No token: all who can connect may do what the pages offer.")
 def web(run: Run, **given: Any) -> None:
     """Serve the dashboard on http://ADDRESS:PORT/ until stopped.
 
@@ -254,7 +254,7 @@ def web(run: Run, **given: Any) -> None:
     is_local = is_loopback(given["address"])
     if token is None and (not is_local or given["allow_host"] or given["root_path"]):
         if not given["without_login"]:
-            fix = "Give it a --token-file, or say --without-login if everybody who can connect may use it."
+            fix = "Give it a --token-file, or say --without-login if all who can connect may use it."
             raise Refused("other hosts could open the dashboard without logging in", address=given["address"], fix=fix)
         may = "look and act" if given["write"] else "look"
         click.echo(f"Note: anyone who can connect to {given['address']} may {may}; there is no login.", err=True)
@@ -285,7 +285,7 @@ def _application(run: Run, given: dict[str, Any], token: str | None, *, is_local
         raise Refused("the dashboard's libraries are not installed", missing=error.name, fix=fix) from error
     url, options = run.where.resolve()
     named = (given["address"], socket.gethostname(), *given["allow_host"])
-    # Without a token, a site whose name is made to lead here would be anybody who can connect.
+    # Without a token, a foreign site whose name is made to lead here would be let in as a visitor.
     checked = is_local or token is None or bool(given["allow_host"])
     return dashboard(
         url,

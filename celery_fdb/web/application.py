@@ -81,7 +81,7 @@ def dashboard(
 
     Who may open it, one of: ``token``, which the login page asks for; ``user``, a function (or coroutine) that is
     given the request and returns a name or a :class:`~celery_fdb.web.User`, or None for strangers, who are led to
-    ``login_url`` if there is one; ``anonymous=True`` for everybody who can connect.
+    ``login_url`` if there is one; ``anonymous=True`` for all who can connect.
 
     ``read_only``: nothing can be changed. ``show_bodies``: False hides messages' bodies and arguments from everyone.
     ``hosts``: by which names browsers may ask for it (``["tools.example.com"]``); None: by any, but with ``anonymous``

@@ -5,8 +5,8 @@ A person who is not known is led to the login page, or to ``login_url``; whateve
 Guessing the token is slowed down, and the rightful user is not kept out by it.
 
 Model. Each address has :data:`FREE` attempts, and one more every :data:`AGAIN_S` seconds. One beyond that is refused
-without being looked at, and does not prolong the wait. Who has logged in in this browser before (a cookie says so)
-has attempts of their own: no one behind the same proxy uses them up. Who logs in has all of them again.
+without being looked at, and does not prolong the wait. A browser in which a user has logged in before (a cookie says
+so) has attempts of its own: others behind the same proxy don't use them up. A login gives all of them back.
 
 :data:`MOST` addresses are remembered, in each process; the one that was heard of longest ago makes room, and has all
 its attempts again. So an attacker with very many addresses is not slowed down: what keeps the dashboard shut is the

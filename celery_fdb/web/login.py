@@ -1,7 +1,7 @@
 """Who looks at the dashboard, the token, and the cookie that stands for it.
 
-Model. Who types the token gets a cookie that says until when it holds, signed with the token. The cookie is good in
-every process that knows the token, and another token ends all of them. It is sent to this site's own pages only
+Model. A visitor who types the token gets a cookie that says until when it holds, signed with the token. The cookie is
+good in every process that knows the token, and another token ends all of them. It is sent to this site's own pages only
 (``SameSite=Strict``), and scripts can't read it; but browsers send it to all ports of a host, so its name is one of its
 token's own, and logging out ends it for every copy of it: each process keeps those that it was told to end.
 """

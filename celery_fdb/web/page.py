@@ -159,7 +159,7 @@ def asked_of(request: Request) -> dict[str, list[str]]:
 
 
 async def form(request: Request, most: int) -> dict[str, list[str]] | None:
-    """What was sent; None for more than anybody would, or for a part of it."""
+    """What was sent; None for more than a form of ours sends, or for a part of it."""
     body = bytearray()
     try:
         async with asyncio.timeout(FORM_S):

@@ -75,5 +75,5 @@ def _check_access(settings: Settings) -> None:
     if ways != 1:
         raise OptionError(
             "nothing says who may open the dashboard" if not ways else "there is more than one way to log in",
-            fix="Pass one of token='...', user=a function that knows your users, or anonymous=True for everybody.",
+            fix="Pass one of token='...', user=a function that knows your users, or anonymous=True for all visitors.",
         )

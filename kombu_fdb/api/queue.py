@@ -370,7 +370,7 @@ class Queue:
         return self._engine.inspect.control(self.name)
 
     def reset_control(self) -> None:
-        """As it was before anybody changed it: also of a queue whose control can't be read (``FormatError``)."""
+        """Undo all changes of its settings; also for a queue whose settings can't be read (``FormatError``)."""
         self._engine.queues.set_control(self.name, QueueControl())
 
     # -- moving and removing ---------------------------------------------------------------------------------------

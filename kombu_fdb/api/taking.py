@@ -211,7 +211,7 @@ def take_now(look: Look, combiner: CombinerClient | None = None) -> list[Job]:
 
 
 def take_first(look: Look) -> list[Job]:
-    """The same, before anybody waits: nothing if there are rivals."""
+    """The same, before the caller waits: nothing if there are rivals."""
     if look.connection.rivalry.is_contested(look.queues):
         return []
     return _take(look, partial(_claim_alone, look, gives_way=True))

@@ -2,23 +2,23 @@
 
 Model. For each set of queues a consumer is
 
-* *alone*: it claims directly. On a store whose writers take turns everybody does.
+* *alone*: it claims directly. On a store whose writers take turns, every consumer does.
 * *contested*: a rival's claim was faster than one of its own, or rivals stand in the line. It *joins* the line whenever
   it has room, before it knows whether there is work: its demand stands while it is idle, too. There it *waits*, or is
   the *first*; only the first one looks at the queues, arms their bells and claims. It is alone again when it has served
   :data:`LONELY` times with no one else in the line, and no one else served it in between.
 
-A consumer that will be there for long *suspects* rivals at first, and is alone when it has served the line once: of a
-whole deployment that starts, each one's first claim would be in the way of all others.
+A consumer that will be there for long *suspects* rivals at first, and is alone when it has served the line once. If it
+did not, the first claims of all workers of a deployment that starts would conflict with each other.
 
 Who moves it: its owner, one thread, by :meth:`CombinerClient.attend` at each of its turns. It never sleeps; it says
 when it wants to be called again, and rings when a watch has fired.
 
-What happens at each failure: those who wait look by themselves too, the one right behind the first at least twice a
-second; it is woken when it becomes that. Who sees the same first one again, and work both times, with its patience over
-in between, evicts it and looks again. If the first two are dead, the third does so. A standing that was evicted, or
-whose claim was given up (``membership.py``), finds so at its next look, and joins anew. Its owner ends: it leaves, or
-abandons the demand, which the duties thread then ends.
+What happens at each failure: waiting consumers also look by themselves, the one right behind the first at least twice a
+second; it is woken when it becomes that. A consumer that sees the same first one twice, with work both times and its
+patience over in between, evicts it and looks again. If the first two are dead, the third does so. A consumer that was
+evicted, or whose claim was given up (``membership.py``), finds that out at its next look and joins anew. An owner that
+ends leaves the line, or abandons its demand, which the duties thread then ends.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from kombu_fdb.store.protocol import Watch
 
 #: Alone again after so many services of no one else.
 LONELY = 16
-#: How long the first one may do nothing while there is work, in seconds; those who wait look as soon at first. Where a
-#: service takes longer, because the machine is busy or the messages are large, everybody is more patient: as many times
-#: what the last server's last one took, and twice as long after each deposition. Else all would evict each other for
-#: working. The line has it, so no consumer has to learn it by itself. Nor is it forgotten at once: where one service is
-#: quick and the next one slow, the slow ones would all be in vain. So each service leaves at least so much of what was
-#: there, and from the most to the least it takes fourteen.
+#: How long the first one may do nothing while there is work, in seconds; a waiting consumer's first look comes as soon.
+#: Where a service takes longer, because the machine is busy or the messages are large, all are more patient:
+#: :data:`PATIENT` times what the last service took, and twice as long after each eviction. Else they would evict each
+#: other for working. The patience is stored in the line, so no consumer has to learn it by itself. It shrinks slowly:
+#: where one service is quick and the next one slow, the slow ones would all be in vain. So each service leaves at least
+#: the part :data:`LEFT` of it, and from the most to the least it takes fourteen.
 PATIENCE_S = 0.25
 MOST_PATIENCE_S = 5.0
 PATIENT = 4.0
@@ -81,7 +81,7 @@ class Rivalry:
         self._note(line.name([*queues]), 0)
 
     def suspect(self, queues: Iterable[str]) -> None:
-        """There may be rivals: stand in the line once, to see whether anybody else does."""
+        """There may be rivals: stand in the line once, to see whether another consumer does."""
         self._note(line.name([*queues]), LONELY - 1)
 
     def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
@@ -120,10 +120,11 @@ class CombinerClient:
         self._demand: Demand | None = None
         self._queues: tuple[str, ...] = ()
         self._patience_s = PATIENCE_S
-        #: Its owner has ended; another thread may have said so while this one joined.
+        #: Its owner has ended; another thread may have set this while the owner's thread joined.
         self._abandoned = False
         #: The first one of the line, how often it was looked for, and since when it was seen there with work waiting.
-        #: Who leaves the line and joins it again knows it still, or one that never stays for long would evict none.
+        #: A consumer that leaves the line and joins it again remembers them; else one that stays only briefly each time
+        #: would evict none.
         self._first = b""
         self._looks = 0
         self._work_s: float | None = None
@@ -244,7 +245,7 @@ class CombinerClient:
             self._disarm()
 
     def _is_idle(self, engine: Engine, now: float) -> bool:
-        """Whether the first one had work for as long as anybody is patient, and let it lie."""
+        """Whether the first one had work, and did none of it, for as long as the line is patient."""
         if not engine.messages.has_work(self._queues):
             self._work_s = None
             return False
@@ -274,8 +275,8 @@ class CombinerClient:
             self.rivalry.served(demand.line, alone=alone, took_s=self._clock() - began_s)
             self._end(demand)
         else:
-            # Nothing is there. When something comes, it is one message more often than not: that shall be quick, and
-            # the next one sees who has joined meanwhile.
+            # Nothing is there. What comes next is mostly one message. It is served without a look at the line; the next
+            # service sees which consumers have joined meanwhile.
             self._rows = [row for row in rows if row.demand == demand]
 
     def leave(self, hand: list[Delivery]) -> None:
@@ -287,7 +288,7 @@ class CombinerClient:
             self._end(demand)
 
     def abandon(self) -> None:
-        """The same, done by the duties thread: what was granted goes back. Never blocks; for finalizers, too."""
+        """Have the duties thread do the same: what was granted goes back. Never blocks; for finalizers, too."""
         self._abandoned = True  # before the look: a join that has not ended yet sees it
         demand, membership = self._demand, self._membership
         if demand is not None and membership is not None:

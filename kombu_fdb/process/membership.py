@@ -13,8 +13,8 @@ A consumer that ends gives up the claims that are under way for it, and those th
 a claim may still make it the active one of its queue; the recovery then makes room for another (``single.py``).
 
 A demand in a line of rivals (``combiner_client.py``) is under way as a claim is, from its join until its owner has
-collected what it was granted, or has left; each look of the owner says that it still is. One whose owner does not look
-any more (an exception, a thread that is gone) becomes suspect like a claim that lasts too long, and with that it ends.
+collected what it was granted, or has left; each look of the owner shows that it still is. A demand whose owner looks no
+more (an exception, a thread that has ended) becomes suspect, as a claim that lasts too long does, and ends with that.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Membership:
         self._options = options
         #: By the first number of its leases, each claim that is under way, and what was last seen of it.
         self._claims: dict[int, _Underway] = {}
-        #: Claims that have ended without anybody knowing how.
+        #: Claims that have ended, and it is not known how.
         self._suspects: dict[int, _Underway] = {}
         #: Demands that have ended for good: the next join clears what is left of them.
         self._over: set[int] = set()
@@ -126,11 +126,11 @@ class Membership:
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
-        Hands back first what an earlier claim may have leased unknown to anybody. Takes no lock, so however many
-        threads claim, each one's deadline is its own.
+        Hands back first what an earlier claim may have leased, if its outcome is unknown. Takes no lock, so however
+        many threads claim, each one's deadline is its own.
 
-        ``hand``: an empty list for what is found. Who brings it knows what he has to release, also when an exception
-        out of a signal handler strikes between the end of this call and the next line of his.
+        ``hand``: an empty list for what is found. So the caller knows what to release, also when a signal handler's
+        exception comes between the end of this call and the caller's next line.
         """
         hand = [] if hand is None else hand
         if self._suspects:
@@ -171,7 +171,7 @@ class Membership:
             hand.clear()
 
     def give_up(self, first: int, underway: _Underway | None = None) -> None:
-        """A claim has leased what its caller does not know of, or may still. Never blocks; for finalizers, too."""
+        """A claim may have leased, or may yet, what its caller does not know of. Never blocks; for finalizers, too."""
         self._suspects[first] = underway or self._claims.get(first) or _Underway(self._clock.monotonic())
         self._claims.pop(first, None)  # behind it: one that ends now sees that it was given up
         self.threads.ring()

@@ -5,8 +5,8 @@ A worker's runs on their way into the store: a bounded buffer, and the thread th
 Model. One recorder per application and process. It is *open* from the moment the worker's consumer has started
 (:meth:`Recorder.open`) until the worker has shut down (:meth:`Recorder.close`); in between, its daemon thread flushes
 once a second, or as soon as enough runs wait. A run *waits* in the buffer, then it is *unwritten*, packed into a group,
-and stays so until the store has answered. Who runs tasks only appends to the buffer, under a lock that no thread holds
-while the store is asked.
+and stays so until the store has answered. The thread that runs tasks only appends to the buffer, under a lock that no
+thread holds while the store is asked.
 
 Active runs are not reported by events. Each flush looks at the requests that Celery counts as active, and writes a row
 for those that no flush has seen before; a task that begins and ends between two flushes costs no row. When such a run

@@ -16,7 +16,7 @@ from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
 from kombu_fdb.primitives import ranges
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
-#: Transactions in which the process that changed limits tells everybody; the duties do what is left.
+#: Transactions in which the process that changed limits carries the change out; the duties do what is left.
 MOST_PARTS = 2_000
 
 

@@ -20,7 +20,7 @@ record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that 
 the record each second, and so do those that saw it unchanged; all others look each :data:`ROLE_TTL_S`, or a fleet
 would do little else. Two holders at once are harmless: their transactions conflict.
 
-The ring: who observes whom, so that a dead session is found without everybody looking at everybody. Each process
+The ring: which session observes which, so that a dead one is found without all looking at all. Each process
 observes the sessions that follow its own in the order of their ids, which are random: as many as it takes
 to see :data:`LIVING` of them alive, and twice as many at each look that does not. So a dead session is observed by that
 many living ones, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a
@@ -45,8 +45,8 @@ can start any more, none would. So a process whose write is refused looks at the
 those that have died, by the rule of all sweeps (``sweep.Observer``). It remembers what it has seen while it connects
 again and again. A process that gives up at once has seen nothing.
 
-Who can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So to each look
-belongs a write of the kind of a beat.
+A process that can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So to
+each look belongs a write of the kind of a beat.
 
 What happens at each failure:
 
@@ -437,10 +437,10 @@ class Duties:
             if self._clock.monotonic() < self._due_at[number]:
                 continue
             self._first = (number + 1) % len(order)  # unless all goes well
-            everybodys = self._duties[number] in (self._sweep, self._newer)
-            if not everybodys and held is not False:
+            is_own = self._duties[number] in (self._sweep, self._newer)
+            if not is_own and held is not False:
                 held = self._role.hold()
-            if everybodys or held:
+            if is_own or held:
                 self._turn(number)
             if held and number:
                 self._turn(0)

@@ -16,7 +16,7 @@ and what root makes belongs to the owner of the database.
 
 Other users who may write to the folder may put something in the way: a link to a user's ``authorized_keys``, a pipe
 that has no reader, a folder of their own. So nothing is followed, nothing blocks, and before a byte is written or a
-mode changed the open descriptor must show the right kind of file, with one name. In a folder that everybody may write
+mode changed the open descriptor must show the right kind of file, with one name. In a folder that all users may write
 to (``/tmp``) it must also belong to this user, to root or to the owner of the database; in any other folder only those
 may make files whom its owner let in. What is inside a folder of ours is reached through its descriptor, so that another
 folder put in its place changes nothing.
@@ -243,7 +243,7 @@ class Access:
             )
 
     def share(self, descriptor: int, path: str) -> None:
-        """Let in whom the database lets in, if this user may. Raises ``StoreUnavailable`` if everybody is let in."""
+        """Let in the users of the database, if this user may. Raises ``StoreUnavailable`` if all may write."""
         status = os.fstat(descriptor)
         mode = self.directory_mode if stat.S_ISDIR(status.st_mode) else self.mode
         if os.geteuid() in {status.st_uid, 0}:

@@ -9,8 +9,8 @@ So
 * on a disk with little space the file's pages are limited (``PRAGMA max_page_count``) such that all that was committed
   can be copied, and a log of its usual size stands beside it. A transaction that needs more pages is refused with
   ``SQLITE_FULL`` before it has written anything; one that deletes, or fills free pages, is not. The last pages are a
-  *reserve*, of which each kind of transaction gets a share, and leaves the rest to the next ones. Who fills the file, a
-  publisher, gets none of it. Who moves something and adds to it gets a quarter: a message that dies takes the story of
+  *reserve*, of which each kind of transaction gets a share, and leaves the rest to the next ones. A publish fills the
+  file and gets none of it. What moves something and adds to it gets a quarter: a message that dies takes the story of
   its death along, and thousands may die. Half of it is for all others: a consumer that starts needs a session and its
   declarations. All of it is for transactions that clear something: a claim moves a message from one row to another, and
   may need a page for it. Free pages count as much as those that the file may grow by: a claim that takes a page and an

@@ -407,7 +407,7 @@ class SqliteTransaction:
         if isinstance(explained, StoreFull):
             self._file.space.forget()
             explained.fills, explained.moves = self._fills, self._moves
-            # Who moves something has used up a share, which no reader that ends gives back.
+            # A transaction that moves something has used up its share, which no reader that ends gives back.
             explained.retryable, explained.retry_s = self._clears and not self._moves, FULL_S
         self.cancel()
         return explained

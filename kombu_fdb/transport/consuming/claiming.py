@@ -4,10 +4,10 @@ A step of the fetcher asks it twice: :meth:`Claiming.stand`, before it looks at 
 when it knows which are hungry. In between, :meth:`Claiming.others` are left alone: the first of their line
 looks at them.
 
-Room is promised once. Who waits in a line may be granted all that he wants there at any moment. So before a queue that
-has no line (temporary, or with one active consumer) is claimed from for the same channels, he leaves the line
-(:meth:`Claiming.choose`); and when he has joined it again, and there is work, that queue leaves the room to the line
-for :data:`LINE_FIRST_S` (:meth:`Claiming.deferred`), so that neither starves the other.
+Room is promised once. A consumer that waits in a line may be granted all that it wants there at any moment. So before
+it claims for the same channels from a queue that has no line (temporary, or with one active consumer), it leaves the
+line (:meth:`Claiming.choose`). When it has joined the line again, and there is work, that queue leaves the room to the
+line for :data:`LINE_FIRST_S` (:meth:`Claiming.deferred`), so that neither starves the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Claiming:
 
     @property
     def may_have_rivals(self) -> bool:
-        """If not, there is no line to stand in. Each turn asks."""
+        """If not, it stands in no line. Asked at each turn."""
         return not self._began or self.combiner.rivalry.known or self.combiner.in_line
 
     def stand(self, membership: Membership, now: float, hand: list[Delivery]) -> Plan:
@@ -97,7 +97,7 @@ class Claiming:
         return set() if self.combiner.is_first else self._contested_queues()
 
     def _contested_queues(self) -> set[str]:
-        """Each turn asks, so who has no rivals does not gather his queues for it."""
+        """Asked at each turn, so the queues are not gathered where there are no rivals."""
         if not self.combiner.rivalry.known:
             return set()
         shared = self._dispatch.shared
@@ -157,9 +157,9 @@ class Claiming:
             raise
 
     def leave(self, hand: list[Delivery]) -> None:
-        """The program does not drain, so it stands in no line. Raises as ``Membership.claim``."""
+        """Stand in no line, as the program does not drain. Raises as ``Membership.claim``."""
         self.combiner.leave(hand)
 
     def abandon(self) -> None:
-        """The same, done by others. Never blocks; for finalizers, too."""
+        """Have the duties thread do the same. Never blocks; for finalizers, too."""
         self.combiner.abandon()

@@ -4,9 +4,8 @@ Model. A fetcher is *asleep* until the program drains (``watch_set.py``): nothin
 happens before its bell rings. While it does, a queue is *hungry* when it may have messages, *armed* when it was
 seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
 
-1. If rivals consume the same queues and there is room, wait in line with them (``process/combiner_client.py``).
-While
-   another one is the first there, leave these queues out of the steps 2 and 3.
+1. If rivals consume the same queues and there is room, wait in line with them (``process/combiner_client.py``). While
+   another consumer is the first there, leave these queues out of the steps 2 and 3.
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
 3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
    all of it. A window that was not filled ends their hunger. Begin again.
@@ -24,12 +23,13 @@ What happens at each failure:
 
 * the session was fenced: what waits is dropped, the next turn opens a new session and goes on. If a consumed queue
   vanished with the session, the consumers get :exc:`~kombu_fdb.transport.errors.SessionLost`, and declare it again.
-* a consumed queue was deleted: its consumers end at the next safety look, and a drain tells them (``receiver.py``).
+* a consumed queue was deleted: its consumers end at the next safety look, and the next drain tells them
+  (``receiver.py``).
 * the store fails: the fetcher has *failed*, and the error is raised by the consumer's next drain, as the connection
   error it is. ``recover``, when the connection is established again, goes on with the same consumers.
-* a turn is interrupted anywhere: acks that it had taken along are pending again, what its claim leased without anybody
-  knowing is recovered by the session (``process/membership.py``), and what it had not handed over, or not released, is
-  the next turn's (``dispatch.py``).
+* a turn is interrupted anywhere: acks that it had taken along are pending again; what its claim leased before it could
+  note that is recovered by the session (``process/membership.py``); and what it had not handed over, or not released,
+  is the next turn's (``dispatch.py``).
 
 The time, chance and the store (through the process's client) are arguments, so a simulation drives it as a thread does.
 """
@@ -62,8 +62,8 @@ from kombu_fdb.transport.holding.settling import MANY_ACKS
 from kombu_fdb.transport.holding.unacked import Credit
 from kombu_fdb.transport.worker.poison import is_workers
 
-#: The first one of a line looks into so many queues without asking. Who consumes more watches their bells while it
-#: waits, too, so that it knows then which ones have messages.
+#: The first one of a line looks into so many queues without asking. A consumer of more queues also watches their bells
+#: while it waits, so that it knows which ones have messages when it becomes the first.
 FEW_QUEUES = 8
 
 logger = logging.getLogger(__name__)
