@@ -224,8 +224,8 @@ def limit(run: Run, *, queue: str, key: str | None, remove: bool, **given: Any) 
 
 
 def _limit(name: str, value: Any) -> str:
-    if value is None:
-        return "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", False: "no", True: "yes"}[value]
     return written(value) if name == "rate" else str(value)
 
 

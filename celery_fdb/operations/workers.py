@@ -15,6 +15,7 @@ from celery import states
 from kombu.exceptions import OperationalError
 
 from celery_fdb.history.run import ACTIVE, LOST
+from celery_fdb.inspection.time_formats import limit as written
 from celery_fdb.inspection.time_formats import rate_of, seconds_of
 from celery_fdb.operations.action import Action, Field, Outcome, Request
 from kombu_fdb import Broker
@@ -52,11 +53,13 @@ def resume(broker: Broker, request: Request) -> Outcome:
 def limits(broker: Broker, request: Request) -> Mapping[str, str]:
     """Those that hold now."""
     found = broker.queue(request.queue).limits(request.key)
-    return {each.name: _shown(getattr(found, each.name)) for each in FIELDS}
+    return {each.name: _shown(each.name, getattr(found, each.name)) for each in FIELDS}
 
 
-def _shown(value: Any) -> str:
-    """As it is: what a form shows is what it sets again."""
+def _shown(name: str, value: Any) -> str:
+    """What a form shows is what it sets again: a rate as it was written, if that is exact."""
+    if name == "rate" and value is not None and rate_of(text := written(value)) == value:
+        return text
     return "" if value is None else str(value).removesuffix(".0")
 
 
@@ -68,7 +71,7 @@ def limit(broker: Broker, request: Request) -> Outcome:
         queue.limit_every_key(**changes)
     else:
         queue.limit(request.key, **changes)
-    told = ", ".join(f"{name} {_shown(value)}" for name, value in changes.items() if value is not None)
+    told = ", ".join(f"{name} {_shown(name, value)}" for name, value in changes.items() if value is not None)
     return Outcome(f"Set the limits of {_whose(request)}: {told}.")
 
 

@@ -365,7 +365,9 @@ def test_limit_changes_what_is_named_and_shows_it_all(run, broker):
     }
     run("limit", "jobs", "alice", "--max-in-flight", "none")
     assert broker._engine.inspect.limits("jobs", "alice") == KeyLimits(weight=3, rate=2.0)
-    assert "weight" in run("limit", "jobs", "alice", "--remove").out
+    out = run("limit", "jobs", "alice", "--remove").out
+    assert re.search(r"^paused +no *$", out, re.MULTILINE)
+    assert "weight" in out
     assert broker._engine.inspect.limits("jobs", "alice") == KeyLimits()
 
 

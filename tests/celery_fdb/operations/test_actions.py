@@ -746,12 +746,12 @@ def test_limits_as_the_form_has_them(broker: Broker, do: Do, key: str | None) ->
     if key == "":  # it has none
         given["capacity"] = ""
     outcome = do("limit", key=key, fields=given)
-    assert "weight 3, max_in_flight 2, rate 1.5, burst 1" in outcome.text
+    assert "weight 3, max_in_flight 2, rate 1.5/s, burst 1" in outcome.text
     limits = queue.limits(key)
     assert (limits.weight, limits.max_in_flight, limits.rate, limits.burst) == (3, 2, 1.5, 1)
     assert (limits.capacity, limits.priority, limits.paused) == (None if key == "" else 5, None, key == "acme")
     form = ACTIONS["limit"].form(broker, Request("q", key=key))
-    assert {each.name: each.value for each in form} == {**given, "rate": "1.5", "burst": "1"}
+    assert {each.name: each.value for each in form} == {**given, "rate": "1.5/s", "burst": "1"}
     do("limit", key=key, fields={each.name: each.value for each in form})
     assert queue.limits(key) == limits
     if key == "acme":
@@ -764,10 +764,12 @@ def test_limits_as_the_form_has_them(broker: Broker, do: Do, key: str | None) ->
 
 def test_an_unedited_form_of_limits_changes_none(broker: Broker, do: Do) -> None:
     queue = broker.queue("q")
-    queue.limit("acme", rate=1_234_567.5)
-    form = ACTIONS["limit"].form(broker, Request("q", key="acme"))
-    do("limit", key="acme", fields={each.name: each.value for each in form})
-    assert queue.limits("acme").rate == 1_234_567.5
+    for rate, shown in ((1_234_567.5, "1234567.5/s"), (10 / 60, "10/m"), (1 / 3, "20/m"), (0.123456789012345, None)):
+        queue.limit("acme", rate=rate)
+        form = {each.name: each.value for each in ACTIONS["limit"].form(broker, Request("q", key="acme"))}
+        assert form["rate"] == (shown or str(rate))
+        do("limit", key="acme", fields=form)
+        assert queue.limits("acme").rate == rate
 
 
 def test_unedited_arguments_stay_as_they_are(app: Celery, broker: Broker, do: Do, spots: Do) -> None:

@@ -346,7 +346,7 @@ def test_limits_are_shown_and_set_by_a_form(operator: Any, broker: Broker) -> No
     broker.queue("jobs").put("x", key="acme")
     broker.queue("jobs").limit("acme", rate=2.5)
     question = operator.submit("/act", action="limit", queue="jobs", key="acme")
-    assert 'name="rate" value="2.5"' in question
+    assert 'name="rate" value="2.5/s"' in question
     given = {"action": "limit", "queue": "jobs", "key": "acme", "confirmed": "yes", "back": "/keys?queue=jobs"}
     page = operator.submit("/act", status=422, **given, rate="fast")
     assert "is not a rate" in page
