@@ -13,7 +13,7 @@ key                                              value                          
 ``("segment", number, "runs")``                  how many runs are in it, atomic add            flush; cleared by trim
 ``("in", number, "group", end_ms, nonce)``       runs of one worker that ended by then          flush, lost; cleared by trim
 ``("in", number, "id", id, end_ms, nonce, at)``  "": a run of this task is in that group        flush, lost; cleared by trim
-``("in", number, "root", id, ...)``              "": the same by its root's, its group's or own id  flush, lost; cleared by trim
+``("in", number, "root", id, ...)``              "": the same by its root's and group's id, or else its own  flush, lost; cleared by trim
 ``("in", number, "state", state, ...)``          "": a run with this state is in that group     flush, lost; cleared by trim
 ``("in", number, "task", name, ...)``            "": a run of this name is in that group        flush, lost; cleared by trim
 ``("slot", length_s, begin_s, task)``            counters, atomic add (``layout.py``)         flush, lost; cleared by trim

@@ -55,7 +55,8 @@ def _index_runs(tr: Transaction, keys: HistoryKeys, number: int, group_id: Group
     for at, run in enumerate(runs):
         place = packed + pack_int(at)
         tr.set(by_id + pack_text(run.id) + place, b"")
-        for id_ in {run.root, run.group, run.id if run.followers else ""} - {""}:
+        named = {run.root, run.group} - {""}
+        for id_ in named or ({run.id} if run.followers else ()):
             tr.set(by_root + pack_text(id_) + place, b"")
 
 

@@ -160,7 +160,7 @@ class _Page:
                     continue
                 if looked_at == MOST_LOOKED_AT or len(self._found) >= self._limit:
                     return WorkflowsPage(self._found, last)
-                looked_at += 1
+                looked_at += id_ not in self._seen
                 last = f"{number}.{end_ms}.{id_}"
                 self._look_at(id_, spots, goes_on=after is None)
             last = f"{number}.0."  # behind all of this one
@@ -214,6 +214,8 @@ class _Search:
         self._steps: deque[tuple[str, str]] = deque()
         self._taken: set[tuple[str, str]] = set()
         self._counted: set[tuple[str, int, int, int]] = set()
+        #: Of tasks, when the run that tells their state began and ended.
+        self._newest: dict[str, tuple[int, int]] = {}
 
     def run(self, task_id: str) -> None:
         """Find what belongs to the task."""
@@ -280,17 +282,21 @@ class _Search:
                     self._look_for("family", follower.id)
 
     def _count(self, run: Run) -> bool:
-        """Once for each run. Of several, the newest tells the node's state, in whatever order they are found."""
+        """Once for each run. Of several, in whatever order they come, that which began last tells the node's state.
+
+        That of a dead worker is noticed, and so ends, when the task may long have run elsewhere.
+        """
         mark = (run.id, run.start_ms, run.end_ms, run.retries)
         if mark in self._counted:
             return False
         self._counted.add(mark)
         node = self._node(run.id, run.task)
         node.runs += 1
-        ended = run.end_ms / 1000 or None
-        if node.runs == 1 or ended is None or (node.state != ACTIVE and (node.ended or 0.0) <= ended):
+        order = (run.start_ms or run.end_ms, run.end_ms)
+        if order >= self._newest.get(run.id, order):
+            self._newest[run.id] = order
             node.state, node.runtime_s, node.error = run.state, run.runtime_s, masked_text(run.error)
-            node.started, node.ended = run.start_ms / 1000 or None, ended
+            node.started, node.ended = run.start_ms / 1000 or None, run.end_ms / 1000 or None
         return True
 
     def _add_message(self, message: Peeked) -> None:

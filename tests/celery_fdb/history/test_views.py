@@ -22,7 +22,7 @@ from celery_fdb.history import reading
 from celery_fdb.history.layout import ERROR
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Roots, Wanted
-from celery_fdb.history.run import PUBLISHED, Follower, Run
+from celery_fdb.history.run import LOST, PUBLISHED, Follower, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import metrics, workflows
 from celery_fdb.history.views.metrics import TaskCollector
@@ -407,6 +407,23 @@ def test_a_large_workflow_says_that_it_is_not_complete(broker: Broker, keep: Kee
     keep(run("r"), *[run(root="r", parent="r") for _ in range(600)])
     found = workflow_of(broker, "r")
     assert (found.tasks, found.complete) == (501, False)
+
+
+def test_a_large_group_takes_one_place_of_the_list(broker: Broker, keep: Keep, run: Make) -> None:
+    """As a client sends a chord: no member has another root, and each is followed by the body."""
+    keep(run("before", followers=(Follower("after", "shop.after"),), ago_s=9))
+    keep(*[run(group="g", followers=(Follower("body", "shop.body"),)) for _ in range(700)])
+    page = page_of_workflows(broker)
+    assert [(each.tasks > 500, each.complete) for each in page.workflows] == [(True, False), (False, True)]
+    assert page.cursor is None
+
+
+def test_a_dead_workers_run_does_not_hide_the_one_after_it(broker: Broker, keep: Keep, run: Make) -> None:
+    """It is noticed, and so ends, when the task has long run elsewhere."""
+    keep(run("t", task="a", root="r", state=LOST, start_ms=run(ago_s=60).start_ms, ago_s=1))
+    keep(run("t", task="a", root="r", redeliveries=1, ago_s=30), run("r", task="r"))
+    found = workflow_of(broker, "t")
+    assert (found.state, found.done, found.failed) == (SUCCESS, 2, 0)
 
 
 def test_an_unknown_workflow(broker: Broker) -> None:
