@@ -45,10 +45,10 @@ PATIENCE_S = 0.25
 MOST_PATIENCE_S = 5.0
 PATIENT = 4.0
 LEFT = 0.8
-#: The longest pause of the one right behind the first, and of the third. The shortest of all but the second, as many
-#: times what they are patient: where hundreds wait, and services take their time, all are served before; looks that
-#: find nothing new would cost half of all processor time. Except for the third, they ask for work with every so many
-#: looks only: it is for them if all three are gone.
+#: The longest pause of the one right behind the first, and of the two behind that. The shortest of all but the second,
+#: as many times what they are patient: where hundreds wait, and services take their time, all are served before; looks
+#: that find nothing new would cost half of all processor time. Those further behind ask for work with every so many
+#: looks only: it is for them if all before them are gone.
 NEXT_S = 0.4
 NEAR_S = 1.0
 UNHURRIED = 1.5

@@ -26,10 +26,11 @@ Who moves it:
 A row of the line that can't be read, or whose demand does not wait there, is evicted like a consumer that does not
 serve. An older version may so evict the row of a demand that waits: its owner finds the row gone, and joins again.
 
-Who is woken: each consumer watches its own demand, and those of the two right before it in the line. Whatever happens
+Who is woken: each consumer watches its own demand, and those of the three right before it in the line. Whatever happens
 to these is in a later commit than its look, and fires the watch. So a consumer does not miss that it has become the
-first, or the next one, which is to replace a dead first one, however many were served at once. When one message comes
-to fifty idle consumers, three wake up: the first of the line, which alone watches the queues, and the two behind it.
+first, or one of the two behind it, which are to replace dead ones before them, however many were served at once. When
+one message comes to fifty idle consumers, four wake up: the first of the line, which alone watches the queues, and the
+three behind it.
 
 What happens at each failure:
 
@@ -69,7 +70,7 @@ WAITING, GRANTED, ENDED = b"W", b"G", b"E"
 #: The highest number that a lease may have in its session.
 MOST_LEASES = 2**62
 #: How many rows of its line the first one sees, and how many right before it each other one sees and watches.
-SEEN, NEAR = 64, 2
+SEEN, NEAR = 64, 3
 #: What a demand's row in the line holds: session, number of its first lease, how many messages.
 _DEMAND = struct.Struct(">16sQI")
 _STAMP = slice(1, 11)
@@ -91,8 +92,8 @@ class Sight(NamedTuple):
 
     ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
     the first one sees it. ``server``: the session that served the line last. ``behind``: how many stand before it, if
-    it is the first (0), the next (1) or the one behind that (2); None for all others. ``patience_s``: how long the
-    first may do nothing while there is work; 0.0 if no service has written it.
+    it is the first (0), the next (1) or one of the two behind that (2, 3); None for all others. ``patience_s``: how
+    long the first may do nothing while there is work; 0.0 if no service has written it.
     """
 
     stands: bytes

@@ -115,10 +115,10 @@ def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
 
 
 def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench) -> None:
-    one, two, three, four = (Consumer(bench) for _ in range(4))
+    one, two, *others = (Consumer(bench) for _ in range(5))
     one.turn()
     two.turn()
-    for each, longest_s in ((three, combiner_client.NEAR_S), (four, LONGEST_S)):
+    for each, longest_s in zip(others, (combiner_client.NEAR_S, combiner_client.NEAR_S, LONGEST_S), strict=True):
         pauses = []
         for _ in range(8):
             each.turn()
@@ -182,13 +182,16 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
     assert one.combiner.is_first, "it was only slow, and has joined again"
 
 
+@pytest.mark.parametrize("idle_s", [30.0, 36.0])
 @pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5)])
-def test_of_an_idle_line_those_who_do_not_serve_are_replaced(bench: Bench, dead: int, within_s: float) -> None:
-    """BOUNDED: however long all had been idle before. The consumer that becomes the next one is told so."""
-    consumers = [Consumer(bench, 1, 1.0, Longest) for _ in range(4)]
+def test_of_an_idle_line_those_who_do_not_serve_are_replaced(
+    bench: Bench, dead: int, within_s: float, idle_s: float
+) -> None:
+    """BOUNDED: however long all had been idle before. Those that become the next one and the third are told so."""
+    consumers = [Consumer(bench, 1, LONGEST_S, Longest) for _ in range(6)]
     for each in consumers:
         each.turn()
-    stay_idle(bench, consumers, 30.0)
+    stay_idle(bench, consumers, idle_s)
     one, *others = consumers
     one.combiner.leave([])
     for each in others:
