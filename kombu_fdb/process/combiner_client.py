@@ -47,12 +47,12 @@ PATIENT = 4.0
 LEFT = 0.8
 #: The longest pause of the one right behind the first, and of the two behind that. The shortest of all but the second,
 #: as many times what they are patient: where hundreds wait, and services take their time, all are served before; looks
-#: that find nothing new would cost half of all processor time. Those further behind ask for work with every so many
-#: looks only: it is for them if all before them are gone.
+#: that find nothing new would cost half of all processor time. Those further behind ask for work once in so many
+#: seconds only: it is for them if all before them are gone.
 NEXT_S = 0.4
 NEAR_S = 1.0
 UNHURRIED = 1.5
-SELDOM = 4
+SELDOM_S = 4.0
 #: How much longer each next look may take to come.
 GROWTH = 2.0
 #: Lines that are remembered as contested.
@@ -122,12 +122,12 @@ class CombinerClient:
         self._patience_s = PATIENCE_S
         #: Its owner has ended; another thread may have set this while the owner's thread joined.
         self._abandoned = False
-        #: The first one of the line, how often it was looked for, and since when it was seen there with work waiting.
-        #: A consumer that leaves the line and joins it again remembers them; else one that stays only briefly each time
+        #: The first one of the line, since when it was seen there with work waiting, and from when on one far behind it
+        #: asks for work again. Who leaves the line and joins it again knows it still, or one that never stays for long
         #: would evict none.
         self._first = b""
-        self._looks = 0
         self._work_s: float | None = None
+        self._ask_at = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -223,8 +223,7 @@ class CombinerClient:
         now = self._clock()
         self._rows = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
-        self._looks += 1
-        asks = sight.behind is not None or self._work_s is not None or self._looks % SELDOM == 0
+        asks = sight.behind is not None or self._work_s is not None or now >= self._ask_at
         is_back, self._has_just_joined = self._has_just_joined and sight.first == self._first, False
         if sight.first != self._first:
             self._first, self._work_s = sight.first, None
@@ -245,7 +244,8 @@ class CombinerClient:
             self._disarm()
 
     def _is_idle(self, engine: Engine, now: float) -> bool:
-        """Whether the first one had work, and did none of it, for as long as the line is patient."""
+        """Whether the first one had work for as long as anybody is patient, and let it lie."""
+        self._ask_at = now + SELDOM_S
         if not engine.messages.has_work(self._queues):
             self._work_s = None
             return False

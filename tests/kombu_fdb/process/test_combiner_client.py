@@ -160,7 +160,7 @@ def test_others_find_it_if_both_are_gone(bench: Bench) -> None:
     while not found:
         three.sleep()
         found, looks = three.turn(), looks + 1
-    assert looks <= 3 * combiner_client.SELDOM
+    assert looks <= 12
 
 
 def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) -> None:
@@ -183,7 +183,7 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
 
 
 @pytest.mark.parametrize("idle_s", [30.0, 36.0])
-@pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5)])
+@pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5), (4, 13.0)])
 def test_of_an_idle_line_those_who_do_not_serve_are_replaced(
     bench: Bench, dead: int, within_s: float, idle_s: float
 ) -> None:
