@@ -1,19 +1,15 @@
-"""Where libfaketime shows the clock: it refuses a sleep that is over when it begins, on a busy machine any."""
+"""Where libfaketime shows the clock: it refuses sleeps, most of all on a busy machine, but it leaves ``select`` alone."""
 
 from __future__ import annotations
 
-import errno
 import time
-
-_sleep = time.sleep
+from select import select
 
 
 def sleep(seconds: float) -> None:
-    try:
-        _sleep(seconds)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
+    if seconds < 0:
+        raise ValueError("sleep length must be non-negative")
+    select([], [], [], seconds)
 
 
 time.sleep = sleep
