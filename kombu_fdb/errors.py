@@ -89,13 +89,19 @@ class KombuFDBError(Exception):
         shown = {
             k: v for k, v in self.attributes.items() if k not in self._unprinted | {self._advice} and v is not None
         }
-        details = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        details = ", ".join(f"{name.replace('_', ' ')}: {_plain(value)}" for name, value in shown.items())
         line = f"{self.text} ({details})" if details else self.text
         advice = self.attributes.get(self._advice)
         return f"{line}. {advice}" if advice else line
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.text, self.attributes)
+
+
+def _plain(value: Any) -> str:
+    """Text as it is, unless a reader could not tell where it ends or would not see what is in it."""
+    is_plain = isinstance(value, str) and value.isprintable() and value == value.strip(" '\"") and value
+    return value if is_plain and not set(value) & set(",()") else repr(value)
 
 
 def _rebuild(cls: type[KombuFDBError], text: str, attributes: dict[str, Any]) -> KombuFDBError:

@@ -355,7 +355,7 @@ def test_one_set_of_tls_files_for_a_process(cluster, tls_cluster, certificates):
 
 @pytest.mark.foundationdb
 def test_a_tls_file_that_is_not_there_is_named(cluster, tmp_path):
-    with pytest.raises(KombuFDBError, match=r"option='tls_key_file', path='/nowhere/key.pem'"):
+    with pytest.raises(KombuFDBError, match=r"option: tls_key_file, path: /nowhere/key.pem"):
         FoundationDatabase.open(cluster.cluster_file, tls=Tls(key_file="/nowhere/key.pem"))
 
 

@@ -8,7 +8,8 @@ is first used, the same one that the broker uses if URL and options are the same
 What happens when the store does not answer: every call raises kombu's ``OperationalError`` after ``operation_timeout``,
 or after ``connect_timeout`` if it is the first; but what *waits* goes on waiting, up to its own timeout (and its error
 is Celery's ``TimeoutError``, too), and what a *task* stores as it ends is repeated as ``retry_policy`` says (about two
-minutes by default), and then as ``result_backend_always_retry`` says.
+minutes by default), and then as ``result_backend_always_retry`` says. ``get()`` of a result with parents asks for their
+states before it waits: that is a call like any other.
 
 What workers do for the result store besides storing: delete what has expired, publish abandoned chords.
 
@@ -25,7 +26,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -308,7 +309,9 @@ class FdbBackend(ChordSupport, BaseBackend):
         max_iterations: int | None = None,
         READY_STATES: frozenset[str] = states.READY_STATES,  # noqa: N803
     ) -> Generator[tuple[str, dict[str, Any]]]:
-        """Yield ``(id, meta)`` of each task as it becomes ready. ``interval``: how often ``on_interval`` is called.
+        """Yield ``(id, meta)`` of each task as it becomes ready.
+
+        ``interval``: how often ``on_interval`` is called, as long as the store answers.
 
         ``on_message`` is told of every change of state. Raises Celery's ``TimeoutError``, as
         :class:`TimeoutUnanswered` if the store did not answer when it was last asked.
@@ -337,8 +340,9 @@ class FdbBackend(ChordSupport, BaseBackend):
                         error = waiting.failure
                         raise TimeoutUnanswered(error.text, **error.attributes) from error
                     raise CeleryTimeoutError("The operation timed out.")
-                if on_interval is not None:
-                    on_interval()
+                if on_interval is not None and waiting.failure is None:
+                    with suppress(Unanswered):  # Celery's looks at the parents of a result: they are repeated
+                        on_interval()
                 waiting.sleep(deadline, None if on_interval is None else max(interval or 0.5, 0.05))
         finally:
             waiting.close()

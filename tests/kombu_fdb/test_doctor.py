@@ -161,7 +161,7 @@ def test_wrong_options_end_the_examination_with_the_advice():
     code, text = run("fdb://", "--options", '{"sesion_ttl": 3}')
     assert code == 1
     assert "-> Did you mean session_ttl?" in text
-    assert "fail  options         unknown option (name='sesion_ttl', suggestion='session_ttl')" in text
+    assert "fail  options         unknown option (name: sesion_ttl, suggestion: session_ttl)" in text
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_nothing_is_taken_from_a_broker_that_is_not_there(run, tmp_path):
     typo = f"fdb+sqlite:///{tmp_path}/sorce.db"
     for result in (run("import", "--from", typo), run("export", str(tmp_path / "all.jsonl"), broker=typo)):
         assert (result.code, result.out) == (1, "")
-        assert f"there is no broker (path='{tmp_path}/sorce.db')" in result.err
+        assert f"there is no broker (path: {tmp_path}/sorce.db)" in result.err
     assert not (tmp_path / "sorce.db").exists()
     assert not (tmp_path / "all.jsonl").exists()
 

@@ -255,7 +255,7 @@ def test_exactly_the_letters_that_the_question_was_about(app: Celery, broker: Br
     assert "3 dead letters of" in action.question(asked)
     causes(app, broker)
     assert letters.replay(1, error="shop.Declined") == 1
-    with pytest.raises(AskedAnew, match=r"nothing was changed \(asked=3, gone=1, still_there=2\)"):
+    with pytest.raises(AskedAnew, match=r"nothing was changed \(asked: 3, gone: 1, still there: 2\)"):
         perform(broker, action, asked, LogAudit("ann"))
     assert letters.count(error="shop.Declined").total() == 5
     asked = action.ask(broker, Request("q.dead", fields=fields))
@@ -404,7 +404,7 @@ def test_a_queue_is_not_deleted_with_others_than_were_asked(broker: Broker, dela
     for job in jobs.take_many(2, 0):
         job.ack()
     jobs.put(b"late", delay=delay)
-    with pytest.raises(AskedAnew, match="asked=2, there=1"):
+    with pytest.raises(AskedAnew, match="asked: 2, there: 1"):
         perform(broker, action, request, LogAudit("ann"))
     assert jobs.stats().ready + jobs.stats().delayed == 1
 
@@ -415,7 +415,7 @@ def test_a_queue_is_not_deleted_with_more_than_was_asked(broker: Broker) -> None
     request = action.ask(broker, Request("q"))
     assert action.question(request) == "Delete q with its bindings, its limits and 1 waiting message for good?"
     broker.queue("q").put(b"late", delay=60)
-    with pytest.raises(AskedAnew, match="asked=1, there=2"):
+    with pytest.raises(AskedAnew, match="asked: 1, there: 2"):
         perform(broker, action, request, LogAudit("ann"))
     assert broker.queue("q").stats().delayed == 1
     perform(broker, action, action.ask(broker, request), LogAudit("ann"))

@@ -331,6 +331,13 @@ def test_get_waits_for_the_store(app: Celery, backend: FdbBackend, down: threadi
     assert not isinstance(answered.value, OperationalError)
 
 
+def test_get_of_the_end_of_a_chain_waits_for_the_store(app: Celery, down: threading.Event) -> None:
+    end = app.AsyncResult("end")
+    end.parent = app.AsyncResult("begin")
+    with pytest.raises(CeleryTimeoutError):  # not the error of a look at the parent
+        end.get(timeout=1, interval=0.05, on_interval=lambda _: down.set())
+
+
 def test_a_write_gives_up_as_the_retry_policy_says(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

@@ -341,7 +341,7 @@ def test_install_after_the_first_task_is_an_error():
 
 
 def test_install_of_what_is_no_app_is_an_error():
-    with pytest.raises(InvalidArgument, match=r"not a Celery app \(given='shop'\).*Pass the app itself"):
+    with pytest.raises(InvalidArgument, match=r"not a Celery app \(given: 'shop'\).*Pass the app itself"):
         install("shop")
 
 

@@ -257,7 +257,7 @@ class NewerConformance:
         bench.put(b"new")
         make_newer(bench)
         for _ in ("in its place", "kept"):
-            with pytest.raises(FormatError, match=r"queue='q'\)\. Upgrade celery-fdb"):
+            with pytest.raises(FormatError, match=r"queue: q\)\. Upgrade celery-fdb"):
                 list(bench.engine.migrate.dump("q"))
             bench.take()
         with upgraded():

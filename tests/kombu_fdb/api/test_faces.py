@@ -343,7 +343,7 @@ def test_a_declaration_with_an_unknown_argument(broker, name, fix):
 
 
 def test_a_time_to_wait_that_is_no_number(jobs):
-    with pytest.raises(InvalidArgument, match=r"given='x'\)\. Pass a number"):
+    with pytest.raises(InvalidArgument, match=r"given: 'x'\)\. Pass a number"):
         jobs.take(timeout="x")
 
 
@@ -532,7 +532,7 @@ def test_a_wrong_argument_is_an_invalid_argument_and_a_value_error(jobs):
 
 @pytest.mark.parametrize("face", [kombu_fdb.Broker, aio.Broker], ids=["sync", "async"])
 def test_a_url_is_for_open(face):
-    with pytest.raises(InvalidArgument, match=r"given='str'\)\. .*Broker\.open\(url\)") as caught:
+    with pytest.raises(InvalidArgument, match=r"given: str\)\. .*Broker\.open\(url\)") as caught:
         face("fdb://shop:secret@10.0.0.1:4500/shop")
     assert "secret" not in str(caught.value)
 

@@ -126,7 +126,7 @@ def test_cluster(url, given, expected):
 @pytest.mark.parametrize(
     ("url", "given", "message"),
     [
-        (Path("broker.db"), {}, r"not a broker URL .*url='broker.db'.*fdb\+sqlite:////absolute/path"),
+        (Path("broker.db"), {}, r"not a broker URL .*url: broker.db.*fdb\+sqlite:////absolute/path"),
         ("broker.db", {}, r"not a broker URL .*fdb\+sqlite:////absolute/path"),
         ("redis://localhost", {}, "unknown URL scheme .*Known: fdb, fdb"),
         ("fdb+sqlite:////x.db?synchronous=full", {}, "options in the URL .*broker_transport_options"),

@@ -131,7 +131,7 @@ class TestAlternateExchange:
 
     def test_it_is_a_part_of_the_declaration(self, channel: Any) -> None:
         channel.exchange_declare("ex", "direct")
-        with pytest.raises(PreconditionFailed, match="alternate='rest'"):
+        with pytest.raises(PreconditionFailed, match="alternate: rest"):
             channel.exchange_declare("ex", "direct", arguments={"alternate-exchange": "rest"})
         with pytest.raises(PreconditionFailed, match="alternate-exchange is a text"):
             channel.exchange_declare("other", "direct", arguments={"alternate-exchange": 5})

@@ -1,4 +1,4 @@
-"""Where libfaketime shows the clock: it refuses sleeps, most of all on a busy machine, but it leaves ``select`` alone."""
+"""Where libfaketime shows the clock: it refuses sleeps, most of all on a busy machine, and leaves ``select`` alone."""
 
 from __future__ import annotations
 

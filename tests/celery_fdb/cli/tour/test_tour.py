@@ -39,7 +39,7 @@ def test_what_is_missing_is_told_in_one_line(tmp_path):
     (tmp_path / "starlette.py").write_text("raise ImportError('no', name='starlette')")
     done = run(env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"Error: .*missing='starlette'.* pip install 'celery-fdb\[web\]'\n", done.stderr)
+    assert re.fullmatch(r"Error: .*missing: starlette.* pip install 'celery-fdb\[web\]'\n", done.stderr)
 
 
 def test_a_node_that_can_not_be_had_is_told_in_one_line(tmp_path):
