@@ -1,6 +1,7 @@
 """How much of our code a message passes, and what that costs beside a floor; through public interfaces only.
 
-``calls``: Python calls into the packages' own files, of all threads, for each message; ``files``: distinct ones.
+``calls``: Python calls into the packages' own files, of all threads, for each message; ``files``: distinct ones. Both
+for a process that has published, or consumed, before.
 ``floor``: the same durable work (rows, locks, a look at the file's names) as one function over ``sqlite3`` with kombu
 in front, in the same process and interleaved, so that the ratio holds on a busy machine.
 
@@ -236,6 +237,7 @@ def main() -> None:
         print(
             f"publish   calls {trace.calls / TRACED:.0f}  files {len(trace.files)}  {compare(*zip(*both, strict=True))}"
         )
+        ours.consume(TRACED, 8)  # a session begins
         with Trace() as trace:
             ours.consume(TRACED, 8)
         print(f"consume   calls {trace.calls / TRACED:.0f}  files {len(trace.files)}  (prefetch 8, with acks)")
