@@ -23,8 +23,7 @@ here, or the server's. Not with those who join the line.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import NamedTuple
@@ -49,7 +48,8 @@ from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, SessionLost
 from kombu_fdb.keyspace.codec import control_of, decode_lease
-from kombu_fdb.model import Delivery, Demand, Lease, Place
+from kombu_fdb.keyspace.layout import read_or
+from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.store.protocol import KeyValue
 
 # -- join --------------------------------------------------------------------------------------------------------------
@@ -114,7 +114,8 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.R
     seats = _seats(states, mine, waiting, window)
     if not seats:
         return Served([], 0, ended=True)
-    dealt = _deal(choose(work, states, replace(window, limit=sum(seat.window.limit for seat in seats))), seats)
+    chosen = choose(work, states, replace(window, limit=sum(seat.window.limit for seat in seats)))
+    dealt = list(zip(_in_turn(seats), chosen, strict=False))
     taken = _take_all(work, states, dealt)
     by_seat = [[delivery for each, delivery in taken if each is seat and delivery is not None] for seat in seats]
     for seat, found in zip(seats, by_seat, strict=True):
@@ -167,12 +168,8 @@ def _seats(states: dict[str, QueueState], mine: Demand, waiting: Sequence[line.R
 _Dealt = list[tuple[_Seat, tuple[str, KeyValue]]]
 
 
-def _deal(rows: Sequence[tuple[str, KeyValue]], seats: Sequence[_Seat]) -> _Dealt:
-    """Each message goes to the next one whose window is not full."""
-    return list(zip(_in_turn(seats), rows, strict=False))
-
-
 def _in_turn(seats: Sequence[_Seat]) -> Iterator[_Seat]:
+    """Who gets the next message: the next one whose window is not full."""
     left = {seat.demand: seat.window.limit for seat in seats}
     for seat in cycle(seats):
         if not left:
@@ -214,7 +211,9 @@ def _collect(work: Work, demand: Demand) -> Collected | None:
     if timeouts is None:
         return None
     collected = Collected([], [])
-    held = list(_decoded((Lease(demand.session, number), value) for (_, number), value in keys.read(rows, bytes, int)))
+    leases = keys.read(rows, bytes, int)
+    decoded = [(Lease(demand.session, number), read_or(None, decode_lease, value)) for (_, number), value in leases]
+    held = [(lease, what) for lease, what in decoded if what is not None]
     values = [value for _, (_, _, value) in held]
     for (lease, (queue, _, _)), opened in zip(held, read_all(work, values), strict=True):
         if isinstance(opened, FormatError):
@@ -222,9 +221,3 @@ def _collect(work: Work, demand: Demand) -> Collected | None:
         else:
             collected.deliveries.append(delivery_of(lease, queue, opened, timeouts.get(queue, 0)))
     return collected
-
-
-def _decoded(values: Iterable[tuple[Lease, bytes]]) -> Iterator[tuple[Lease, tuple[str, Place, bytes]]]:
-    for lease, value in values:
-        with suppress(FormatError):
-            yield lease, decode_lease(value)

@@ -52,11 +52,11 @@ from kombu_fdb.engine.messages.publish import expires_at
 from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.engine.transactions import Group, read, write
-from kombu_fdb.errors import FormatError, QueueError, QueueNotFound
-from kombu_fdb.keyspace.codec import Record, decode_amount, decode_record, outline_of
-from kombu_fdb.keyspace.layout import priority_of
+from kombu_fdb.errors import QueueError, QueueNotFound
+from kombu_fdb.keyspace.codec import Record, decode_amount, decode_record, expires_ms_of
+from kombu_fdb.keyspace.layout import priority_of, read_or
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import NO_PRIORITY, Peeked, Way
+from kombu_fdb.model import NO_PRIORITY, Death, Peeked, Way
 from kombu_fdb.primitives.kombu_payload import ATTEMPTS, headers_of
 from kombu_fdb.store.protocol import KeyValue
 
@@ -101,17 +101,13 @@ class Wanted:
         return (
             self.message_id in (b"", record.message_id)
             and self.key in (None, record.key)
-            and (not self._asks_for_a_death() or self._died_so(record))
+            and self._died_so(record.deaths[0] if record.deaths else None)
         )
 
-    def _asks_for_a_death(self) -> bool:
-        asked = (self.reason, self.queue, self.error, self.died_after_ms, self.died_before_ms)
-        return any(each is not None for each in asked)
-
-    def _died_so(self, record: Record) -> bool:
-        if not record.deaths:
-            return False
-        death = record.deaths[0]
+    def _died_so(self, death: Death | None) -> bool:
+        if death is None:
+            asked = (self.reason, self.queue, self.error, self.died_after_ms, self.died_before_ms)
+            return all(each is None for each in asked)
         return (
             self.reason in (None, death.reason)
             and self.queue in (None, death.queue)
@@ -126,7 +122,7 @@ class Wanted:
 
 
 def _is_class(found: object, wanted: str) -> bool:
-    return isinstance(found, str) and (found == wanted or found.endswith("." + wanted))
+    return isinstance(found, str) and (found == wanted or found.endswith(f".{wanted}"))
 
 
 def task_of(letter: Peeked) -> str:
@@ -197,7 +193,7 @@ def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[lis
         if size > BYTES_PER_TRANSACTION or len(found) == limit:
             return found, key
         size += len(value)
-        letter = Letter(key, value, _readable(value))
+        letter = Letter(key, value, read_or(None, decode_record, value))
         if key[-STAMP_BYTES:][:VERSION_BYTES] <= walk.last and walk.wanted.matches(letter.record):
             if walk.wanted.looks_into_payloads:
                 size += letter.record.size if letter.record is not None else 0
@@ -219,13 +215,6 @@ def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValu
     found = work.tr.get_ranges([(*each, most) for each in ranges], snapshot=True)
     rows = [row for part in found for row in part][:most]
     return rows, rows[-1][0] + b"\x00" if len(rows) == most else b""
-
-
-def _readable(value: bytes) -> Record | None:
-    try:
-        return decode_record(value)
-    except FormatError:
-        return None
 
 
 # -- replay and discard ------------------------------------------------------------------------------------------------
@@ -332,19 +321,12 @@ def trim(work: Work, limit: int, queue: str) -> int:
     unkeyed, keyed = work.tr.get_ranges(ranges, snapshot=True)
     dropped: list[KeyValue] = []
     for row in (unkeyed + keyed)[:limit]:
-        if len(dropped) < excess or _is_expired(row[1], work.now_ms):
+        if len(dropped) < excess or 0 < expires_ms_of(row[1]) <= work.now_ms:
             dropped.append(row)
     take_out(work, queue, dropped)
     for key, value in dropped:
         delete(work, Message(queue, key, value))
     return len(dropped)
-
-
-def _is_expired(value: bytes, now_ms: int) -> bool:
-    try:
-        return 0 < outline_of(value).expires_ms <= now_ms
-    except FormatError:
-        return False
 
 
 # -- the verbs ---------------------------------------------------------------------------------------------------------

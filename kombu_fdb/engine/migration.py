@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from kombu_fdb.engine.messages import dedup, message
@@ -51,7 +52,7 @@ from kombu_fdb.keyspace.codec import (
     record_of,
     redelivered,
 )
-from kombu_fdb.keyspace.layout import Keyspace, Range, split_place
+from kombu_fdb.keyspace.layout import Keyspace, Range, read_or, split_place
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, Stamp, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
@@ -86,7 +87,7 @@ def messages(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredM
         raise _newer(queue)
     rows = _rows(run, queue, leased=leased)
     for part in _parts(rows):
-        yield from run.read(_opener(queue, part))
+        yield from run.read(partial(_open_all, queue, part))
 
 
 def dedups(run: Transactions) -> Iterator[DedupEntry]:
@@ -95,12 +96,9 @@ def dedups(run: Transactions) -> Iterator[DedupEntry]:
         yield exchange, routing_key, dedup_id, dedup.decode_end(value)
 
 
-def _opener(queue: str, rows: list[_Row]) -> Callable[[Work], list[StoredMessage]]:
-    def verb(work: Work) -> list[StoredMessage]:
-        records = message.read_all(work, [row.value for row in rows])
-        return [_open(queue, *each) for each in zip(rows, records, strict=True)]
-
-    return verb
+def _open_all(queue: str, rows: list[_Row], work: Work) -> list[StoredMessage]:
+    records = message.read_all(work, [row.value for row in rows])
+    return [_open(queue, *each) for each in zip(rows, records, strict=True)]
 
 
 def _open(queue: str, row: _Row, record: Record | FormatError) -> StoredMessage:
@@ -136,13 +134,6 @@ def _open(queue: str, row: _Row, record: Record | FormatError) -> StoredMessage:
     )
 
 
-def _is_of_newer(queue: str, lease: bytes) -> bool:
-    try:
-        return head_of_lease(lease)[0] == queue
-    except FormatError:
-        return False
-
-
 def _newer(queue: str) -> FormatError:
     return FormatError("the queue has messages of a newer celery-fdb", queue=queue, fix=UPGRADE)
 
@@ -153,19 +144,13 @@ def _parts(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
     size = 0
     for row in rows:
         part.append(row)
-        size += _size(row.value)
+        record = read_or(None, decode_record, row.value)
+        size += len(row.value) if record is None else record.size
         if len(part) >= ROWS or size >= PAYLOAD_BYTES:
             yield part
             part, size = [], 0
     if part:
         yield part
-
-
-def _size(value: bytes) -> int:
-    try:
-        return decode_record(value).size
-    except FormatError:
-        return len(value)
 
 
 # -- rows in their order -----------------------------------------------------------------------------------------------
@@ -191,18 +176,12 @@ def _priority(rank: Rank) -> int:
 
 def _rank(place: Place) -> Rank:
     """Of a place that can't be read, the last."""
-    try:
-        return split_place(place)[1]
-    except FormatError:
-        return Keyspace.rank(NO_PRIORITY)
+    return read_or(("", Keyspace.rank(NO_PRIORITY)), split_place, place)[1]
 
 
 def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, Rank]:
     """Of a moment that can't be read, the last: too early is worse than never."""
-    try:
-        due_ms, rank = keys.split_delayed(queue, name)
-    except FormatError:
-        return LATEST_MS, Keyspace.rank(NO_PRIORITY)
+    due_ms, rank = read_or((LATEST_MS, Keyspace.rank(NO_PRIORITY)), keys.split_delayed, queue, name)
     return min(due_ms, LATEST_MS), rank
 
 
@@ -225,7 +204,7 @@ def _leased(run: Transactions, queue: str) -> Iterator[_Row]:
         try:
             name, place, record = decode_lease(value)
         except FormatError:  # of no queue that could be named
-            if _is_of_newer(queue, value):
+            if read_or((None,), head_of_lease, value)[0] == queue:
                 raise _newer(queue) from None
             continue
         if name == queue:

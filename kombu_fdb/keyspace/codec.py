@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.layout import MOST_ROUNDS, split_place
+from kombu_fdb.keyspace.layout import MOST_ROUNDS, read_or, split_place
 from kombu_fdb.model import (
     LEAST_LIMITS,
     LONGEST_KEY,
@@ -245,11 +245,7 @@ def is_newer(value: bytes) -> bool:
     """Whether it is the record of a newer version: with all that every version keeps."""
     if not value or not RECORD_VERSION < value[0] <= LAST_VERSION:
         return False
-    try:
-        _outline(value)
-    except FormatError:
-        return False
-    return True
+    return read_or(None, _outline, value) is not None
 
 
 def outline_of(value: bytes) -> Record:
@@ -298,13 +294,16 @@ def _has_head(value: bytes) -> bool:
     return len(value) >= _HEAD_BYTES and (0 < value[0] <= RECORD_VERSION or is_newer(value))
 
 
+def expires_ms_of(value: bytes) -> int:
+    """When the message of a record expires; 0 if it does not, or can't be read."""
+    record = read_or(None, outline_of, value)
+    return 0 if record is None else record.expires_ms
+
+
 def names_of(value: bytes) -> tuple[str, str]:
     """The fairness key of a record and the id of its task; "" for one that it has not, or if it can't be read."""
-    try:
-        record = outline_of(value)
-    except FormatError:
-        return "", ""
-    return record.key, record.task_id
+    record = read_or(None, outline_of, value)
+    return ("", "") if record is None else (record.key, record.task_id)
 
 
 def size_of(*values: bytes) -> int:
@@ -433,10 +432,7 @@ def decode_limits(value: bytes) -> KeyLimits:
 
 def limits_of(value: bytes) -> KeyLimits:
     """The limits; if they can't be read, those of a paused key."""
-    try:
-        return decode_limits(value)
-    except FormatError:
-        return KeyLimits(paused=True)
+    return read_or(KeyLimits(paused=True), decode_limits, value)
 
 
 def _limits(fields: Any) -> KeyLimits:
@@ -480,10 +476,7 @@ def _unreadable_control(value: bytes) -> FormatError:
 
 def control_of(value: bytes | None) -> QueueControl:
     """How the queue is worked on; if it can't be read, not at all."""
-    try:
-        return decode_control(value)
-    except FormatError:
-        return _UNREADABLE
+    return read_or(_UNREADABLE, decode_control, value)
 
 
 T = TypeVar("T")

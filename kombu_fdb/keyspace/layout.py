@@ -71,7 +71,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from zlib import crc32
 
 from kombu_fdb.errors import FormatError
@@ -89,6 +89,8 @@ from kombu_fdb.keyspace.tuples import (
 )
 from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, SessionId, Stamp
 
+D = TypeVar("D")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Raised by one whenever a key or a value changes its meaning.
@@ -651,6 +653,14 @@ def readable(rows: Iterable[tuple[bytes, bytes]], split: Callable[[bytes], T]) -
         except FormatError:
             continue
         yield found, value
+
+
+def read_or(otherwise: D, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | D:
+    """What ``read`` returns; ``otherwise`` for what can't be read (``FormatError``)."""
+    try:
+        return read(*args, **kwargs)
+    except FormatError:
+        return otherwise
 
 
 def has_key(place: Place) -> bool:

@@ -28,13 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, TypeVar
 
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import control_of, decode_json, encode_json
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.layout import Keyspace, read_or
 from kombu_fdb.model import URGENT, Publication, QueueControl
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Transaction
@@ -260,10 +260,7 @@ def _fields(value: bytes, *types: type) -> list[Any]:
 
 def declared_as(name: str, value: bytes | None) -> QueueDeclaration | None:
     """What the queue is declared as; None also if that can't be read, so that no work stops for it."""
-    try:
-        return None if value is None else QueueDeclaration.decode(name, value)
-    except FormatError:
-        return None
+    return None if value is None else read_or(None, QueueDeclaration.decode, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,17 +377,16 @@ class RoutingTables:
         if loaded is None or loaded.epoch != epoch:
             if len(self._loaded) >= MOST_EXCHANGES:
                 self._loaded.clear()
-            loaded = self._loaded[name] = _Loaded(epoch, self.read_exchange(tr, name), self._read_bindings(tr, name))
+            exchange = self.read_exchange(tr, name)
+            rows = self._keys.read(tr.get_range(*self._keys.bindings(name), snapshot=True), str, str, str)
+            bindings = [(routing_key, queue) for (_exchange, queue, routing_key), _ in rows]
+            loaded = self._loaded[name] = _Loaded(epoch, exchange, bindings)
         return loaded
 
     def read_exchange(self, tr: Transaction, name: str) -> Exchange | None:
         """Raises ``FormatError``."""
         value = tr.get(self._keys.exchange(name), snapshot=True)
         return PREDECLARED.get(name) if value is None else Exchange.decode(name, value)
-
-    def _read_bindings(self, tr: Transaction, name: str) -> list[tuple[str, str]]:
-        rows = self._keys.read(tr.get_range(*self._keys.bindings(name), snapshot=True), str, str, str)
-        return [(routing_key, queue) for (_exchange, queue, routing_key), _ in rows]
 
     # -- queues ----------------------------------------------------------------------------------------------------
 
@@ -413,11 +409,12 @@ class RoutingTables:
 
     def queues(self, tr: Transaction, names: Collection[str]) -> dict[str, QueueDeclaration]:
         """The same of several, in one round trip."""
-        return self._believed(self._declarations, names, partial(self._read_queues, tr))
 
-    def _read_queues(self, tr: Transaction, names: list[str]) -> list[QueueDeclaration]:
-        values = tr.get_many([self._keys.queue(name) for name in names], snapshot=True)
-        return [declared_as(*each) or QueueDeclaration(each[0]) for each in zip(names, values, strict=True)]
+        def read(asked: list[str]) -> list[QueueDeclaration]:
+            values = tr.get_many([self._keys.queue(name) for name in asked], snapshot=True)
+            return [declared_as(*each) or QueueDeclaration(each[0]) for each in zip(asked, values, strict=True)]
+
+        return self._believed(self._declarations, names, read)
 
     def controls(self, tr: Transaction, queues: Collection[str]) -> dict[str, QueueControl]:
         """How these queues are worked on; believed as long as a declaration, and read in one round trip."""

@@ -19,7 +19,7 @@ from kombu_fdb.engine.stored.batches import Room
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import Record, control_of, decode_lease, decode_round, outline_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, priority_of, readable, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, priority_of, read_or, readable, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import NO_SESSION, Peeked, Rank, RoundSnapshot, SessionId
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
@@ -93,36 +93,22 @@ def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
         owner=owner,
         task_id=record.task_id,
         priority=record.priority or priority_of(place),
-        due_ms=_due_ms(keys, queue, key) if state == DELAYED else 0,
+        due_ms=read_or((0, b""), keys.split_delayed, queue, key)[0] if state == DELAYED else 0,
     )
-
-
-def _due_ms(keys: Keyspace, queue: str, key: bytes) -> int:
-    """0 if it can't be read."""
-    try:
-        return keys.split_delayed(queue, key)[0]
-    except FormatError:
-        return 0
 
 
 def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[str, SessionId]:
     """The state that a message's key stands for and, if it is leased, the session that holds it."""
     if key.startswith(keys.delayed(queue)):
         return DELAYED, NO_SESSION
-    return (LEASED, owner_of(keys, key)) if _is_lease(keys, key) else (READY, NO_SESSION)
+    if not _is_lease(keys, key):
+        return READY, NO_SESSION
+    return LEASED, SessionId(read_or((b"", 0), keys.split, key, bytes, int)[0])
 
 
 def _is_lease(keys: Keyspace, key: bytes) -> bool:
     begin, end = keys.all_leases
     return begin <= key < end
-
-
-def owner_of(keys: Keyspace, lease: bytes) -> SessionId:
-    """The session that holds a lease, by the lease's key; b"" if that can't be read."""
-    try:
-        return SessionId(keys.split(lease, bytes, int)[0])
-    except FormatError:
-        return NO_SESSION
 
 
 # -- the round ---------------------------------------------------------------------------------------------------------
@@ -167,10 +153,15 @@ def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[t
 # -- one message -------------------------------------------------------------------------------------------------------
 
 
+def is_of(queue: str, lease: bytes) -> bool:
+    """Whether it is the lease of a message of the queue."""
+    return read_or((None,), decode_lease, lease)[0] == queue
+
+
 def taken(work: Work, queue: str) -> list[Peeked]:
     """The queue's messages under leases."""
     rows = work.tr.get_range(*work.keys.all_leases, snapshot=True)
-    return look_all(work, [(queue, row) for row in rows if _is_of(queue, row[1])])
+    return look_all(work, [(queue, row) for row in rows if is_of(queue, row[1])])
 
 
 def ranges(keys: Keyspace, queue: str) -> list[Range]:
@@ -185,9 +176,9 @@ def find_part(work: Work, queue: str, message_id: bytes, whole: Range) -> tuple[
     rows = work.tr.get_range(begin, end, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
     leases = work.keys.all_leases[0] <= begin < work.keys.all_leases[1]
     for key, value in rows:
-        if message_id in value and (not leases or _is_of(queue, value)):
-            record = decode_lease(value)[2] if leases else value
-            if _id_of(record) == message_id:
+        if message_id in value and (not leases or is_of(queue, value)):
+            record = read_or(None, outline_of, decode_lease(value)[2] if leases else value)
+            if (b"" if record is None else record.message_id) == message_id:
                 return (key, value), end
     return None, rows[-1][0] + b"\x00" if len(rows) == MESSAGES_PER_TRANSACTION else end
 
@@ -211,20 +202,6 @@ def remove(work: Work, queue: str, row: KeyValue) -> None:
     else:
         take_out(work, queue, [row])
         message.delete(work, Message(queue, key, value))
-
-
-def _is_of(queue: str, lease: bytes) -> bool:
-    try:
-        return decode_lease(lease)[0] == queue
-    except FormatError:
-        return False
-
-
-def _id_of(record: bytes) -> bytes:
-    try:
-        return outline_of(record).message_id
-    except FormatError:
-        return b""
 
 
 # -- what would be -----------------------------------------------------------------------------------------------------

@@ -82,7 +82,8 @@ def _counts(keys: Keyspace, rows: list[KeyValue]) -> dict[str, QueueCounts]:
 
 def keys_of(work: Work, queue: str) -> dict[str, KeyCounts]:
     """The keys that have messages or limits, by name. Guarantee: COUNTS."""
-    parts = [work.tr.get_range(*whole, snapshot=True) for whole in _of_keys(work.keys, queue)]
+    ranges = [work.keys.backlogs(queue), work.keys.flights(queue), work.keys.all_limits(queue)]
+    parts = [work.tr.get_range(*whole, snapshot=True) for whole in ranges]
     return dict(sorted(_by_key(work.keys, parts).items()))
 
 
@@ -95,17 +96,12 @@ def key_page(
     """
     ranges = [_beginning(work.keys, tag, queue, prefix) for tag in OF_KEYS]
     if after is not None:
-        behind = [_behind(work.keys, tag, queue, after) for tag in OF_KEYS]
+        behind = [work.keys.prefix + pack(tag, queue, after) + b"\x00" for tag in OF_KEYS]
         ranges = [(max(begin, first), end) for (begin, end), first in zip(ranges, behind, strict=True)]
     ranges = [(min(begin, end), end) for begin, end in ranges]
     parts = work.tr.get_ranges([(*each, limit) for each in ranges], snapshot=True)
     in_order = sorted(_by_key(work.keys, parts).items())
     return dict(in_order[:limit])
-
-
-def _of_keys(keys: Keyspace, queue: str) -> list[Range]:
-    """The ranges that say what keys have: ready, leased, limits."""
-    return [keys.backlogs(queue), keys.flights(queue), keys.all_limits(queue)]
 
 
 def _by_key(keys: Keyspace, parts: list[list[KeyValue]]) -> dict[str, KeyCounts]:
@@ -120,10 +116,6 @@ def _beginning(keys: Keyspace, tag: str, queue: str, prefix: str) -> Range:
     """The rows of keys that begin so: their texts end in a byte less than any that may follow."""
     begin = keys.prefix + pack(tag, queue, prefix)[:-1]
     return begin, (begin + b"\xff" if prefix else range_of(keys.prefix + pack(tag, queue))[1])
-
-
-def _behind(keys: Keyspace, tag: str, queue: str, name: str) -> bytes:
-    return keys.prefix + pack(tag, queue, name) + b"\x00"
 
 
 # -- what an overview shows ------------------------------------------------------------------------------------------
@@ -173,13 +165,9 @@ def _note_oldest(work: Work, heads: list[tuple[str, Range]], found: dict[str, in
     parts = work.tr.get_ranges([(*each, 1) for _, each in heads], snapshot=True) if heads else []
     for (queue, _), rows in zip(heads, parts, strict=True):
         for _key, value in rows:
-            published_ms = _published_ms(value)
+            published_ms = published_at(value, 0)
             if published_ms:
                 found[queue] = min(published_ms, found.get(queue, published_ms))
-
-
-def _published_ms(value: bytes) -> int:
-    return published_at(value, 0)
 
 
 def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
@@ -190,7 +178,12 @@ def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
     }
     known = session.beats(work)
     consumed = {session_id: session.consumed_of(beat) for session_id, beat, _ in known}
-    idle = {each for each, names in consumed.items() if all(map(_is_celerys, names))}
+    # What consumes only Celery's own queues takes no tasks. A worker that was told to take no more is still a worker.
+    idle = {
+        each
+        for each, names in consumed.items()
+        if all(is_internal(name) and not controlled_worker(name) for name in names)
+    }
     asked = [session_id for session_id, _, _ in known if held or session_id in idle]
     ranges = [(*range_of(work.keys.leases(each)), MOST_HELD if held else 1) for each in asked]
     parts = work.tr.get_ranges(ranges, snapshot=True) if ranges else []
@@ -209,11 +202,6 @@ def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
         )
         for session_id, beat, ttl_s in known
     ]
-
-
-def _is_celerys(queue: str) -> bool:
-    """Whether a process that consumes it takes no tasks; a worker that takes none any more is still a worker."""
-    return is_internal(queue) and not controlled_worker(queue)
 
 
 def consumers(work: Work, queue: str) -> list[SessionId]:

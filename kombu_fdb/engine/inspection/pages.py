@@ -1,10 +1,9 @@
 """A queue's messages page by page, and what is done to one of them: reschedule it, delete it, cancel its task.
 
-Reschedule: a waiting message gets another due time, or none: then it is ready at once.
-
-It leaves its row and enters another in one transaction (ONE-PLACE), behind the messages of its key and rank there. It
-keeps id, key, priority, end of life, redeliveries and history; a due time behind the end of its life is refused. It may
-get another payload: a task's payload says in a header when the task is due, and a worker would wait for that.
+Reschedule: a waiting message gets another due time, or none: then it is ready at once. It leaves its row and enters
+another in one transaction (ONE-PLACE), behind the messages of its key and rank there. It keeps id, key, priority, end
+of life, redeliveries and history; a due time behind the end of its life is refused. It may get another payload: a
+task's payload says in a header when the task is due, and a worker would wait for that.
 
 A message that was delayed counts as waiting from the moment it was due, so one that is made ready waits from now on.
 
@@ -47,7 +46,7 @@ from kombu_fdb.engine.stored.task_index import STAMP_BYTES, places
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, read_or, split_place
 from kombu_fdb.keyspace.tuples import range_of, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, Listed, Page, Peeked, Place, Rank, Spot, Stamp, View
 from kombu_fdb.store.protocol import KeyValue
@@ -119,7 +118,7 @@ def page(work: Work, queue: str, view: View, limit: int) -> Page:
     most = LEASES_PER_PAGE if state == LEASED else limit
     behind = view.after and _key(work.keys, queue, state, view.after)
     rows = _read(work, _ranges(work.keys, queue, view), behind, most + 1, reverse=view.reverse)
-    found = [row for row in rows[:most] if state != LEASED or _is_of(queue, row[1])][:limit]
+    found = [row for row in rows[:most] if state != LEASED or browse.is_of(queue, row[1])][:limit]
     seen = found if len(found) == limit else rows[:most]
     more = len(rows) > most or (seen != rows)
     following = _position(work.keys, queue, state, seen[-1][0]) if more else None
@@ -167,13 +166,6 @@ def _prefix(keys: Keyspace, queue: str, state: str) -> bytes:
     return keys.delayed(queue) if state == DELAYED else keys.leases_prefix
 
 
-def _is_of(queue: str, lease: bytes) -> bool:
-    try:
-        return decode_lease(lease)[0] == queue
-    except FormatError:
-        return False
-
-
 def _list(work: Work, rows: Sequence[Found]) -> list[Listed]:
     listed = []
     beginnings = read_beginnings(work, [browse.record_at(work.keys, row) for _, row in rows])
@@ -205,7 +197,7 @@ def read_at(work: Work, queue: str, state: str, position: bytes) -> Listed | Non
     """The message at a position, with its whole payload; None if it has moved, or never was there."""
     key = _key(work.keys, queue, state, position)
     value = work.tr.get(key, snapshot=True)
-    if value is None or (state == LEASED and not _is_of(queue, value)):
+    if value is None or (state == LEASED and not browse.is_of(queue, value)):
         return None
     (listed,) = _list(work, [(queue, (key, value))])
     return listed._replace(message=browse.look(work, queue, (key, value)))
@@ -221,7 +213,7 @@ def row_at(work: Work, queue: str, state: str, position: bytes, message_id: byte
     """The message's row, if it is still at its position; conflicts with a transaction that moves it."""
     key = _key(work.keys, queue, state, position)
     value = work.tr.get(key)
-    if value is None or (state == LEASED and not _is_of(queue, value)):
+    if value is None or (state == LEASED and not browse.is_of(queue, value)):
         return None
     (record,) = read_beginnings(work, [browse.record_at(work.keys, (key, value))])
     return (key, value) if record.message_id == message_id else None
@@ -263,15 +255,9 @@ def where(work: Work, task_id: str) -> list[Found]:
 
 
 def _leased(work: Work, stamps: set[Stamp]) -> list[Found]:
-    found = []
-    for row in work.tr.get_range(*work.keys.all_leases, snapshot=True):
-        try:
-            queue, place, _record = decode_lease(row[1])
-        except FormatError:  # no task's
-            continue
-        if place[-STAMP_BYTES:] in stamps:
-            found.append((queue, row))
-    return found
+    rows = work.tr.get_range(*work.keys.all_leases, snapshot=True)
+    held = [(read_or(None, decode_lease, row[1]), row) for row in rows]  # one that can't be read is no task's
+    return [(lease[0], row) for lease, row in held if lease is not None and lease[1][-STAMP_BYTES:] in stamps]
 
 
 def _rows(work: Work, wanted: list[bytes], *, snapshot: bool = False) -> list[KeyValue]:

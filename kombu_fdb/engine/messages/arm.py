@@ -13,9 +13,9 @@ from kombu_fdb.engine.messages.claim import states_of
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.scheduling.window import QueueState
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import FormatError
+from kombu_fdb.keyspace.layout import read_or
 from kombu_fdb.keyspace.tuples import range_of
-from kombu_fdb.model import NO_SESSION, Rank, SessionId
+from kombu_fdb.model import NO_SESSION, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 
 
@@ -78,11 +78,7 @@ def _is_hungry(work: Work, queue: str, state: QueueState, head: list[KeyValue]) 
     if work.tr.get_range(*work.keys.todo(queue), limit=1, snapshot=True):
         return True
     # Messages without a key wait, but none may be claimed: their sub-queue is parked.
-    try:
-        return bool(head) and _is_unmarked(work, queue, work.keys.place_rank(queue, head[0][0]))
-    except FormatError:  # a claim sets it aside
-        return True
-
-
-def _is_unmarked(work: Work, queue: str, rank: Rank) -> bool:
-    return work.tr.get(work.keys.active(queue, "", rank), snapshot=True) is None
+    if not head:
+        return False
+    rank = read_or(None, work.keys.place_rank, queue, head[0][0])  # None: a claim sets the message aside
+    return rank is None or work.tr.get(work.keys.active(queue, "", rank), snapshot=True) is None

@@ -34,7 +34,7 @@ from kombu_fdb.engine.stored import copies, newer, task_index
 from kombu_fdb.engine.stored.work import DEAD, Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record, encode_json
-from kombu_fdb.keyspace.layout import priority_of
+from kombu_fdb.keyspace.layout import priority_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Way
 from kombu_fdb.primitives.kombu_payload import published_by
 
@@ -81,7 +81,7 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     queue, place, value = message
     if newer.keep(work, queue, value, place):
         return
-    record = _readable(work, value)
+    record = read_or(None, decode_record, value) or Record.unreadable(value, work.ids())
     record = record._replace(priority=record.priority or priority_of(place))
     came = _came(work, queue, record, payload)
     way = _way(work, queue, came)
@@ -122,13 +122,6 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     else:
         to = subqueue(work, target, record.key, record.priority)
     put_ready(work, to, record._replace(expires_ms=expires_ms))
-
-
-def _readable(work: Work, value: bytes) -> Record:
-    try:
-        return decode_record(value)
-    except FormatError:
-        return Record.unreadable(value, work.ids())
 
 
 class _Way(NamedTuple):

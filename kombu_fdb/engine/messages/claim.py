@@ -216,7 +216,7 @@ def take(
 
 def delivery_of(lease: Lease, queue: str, record: Record, timeout_ms: int) -> Delivery:
     """A leased message, as its owner gets it. ``timeout_ms``: of the queue's consumers, 0 for none."""
-    ttr_ms = _shorter(record.ttr_ms, timeout_ms) if timeout_ms else record.ttr_ms
+    ttr_ms = min(record.ttr_ms or timeout_ms, timeout_ms) if timeout_ms else record.ttr_ms
     return Delivery(
         lease,
         queue,
@@ -229,7 +229,3 @@ def delivery_of(lease: Lease, queue: str, record: Record, timeout_ms: int) -> De
         way=record.way,
         seen=record.seen,
     )
-
-
-def _shorter(ttr_ms: int, timeout_ms: int) -> int:
-    return min(ttr_ms or timeout_ms, timeout_ms)

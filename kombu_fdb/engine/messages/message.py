@@ -37,7 +37,7 @@ from kombu_fdb.keyspace.codec import (
     size_of,
     traces_of,
 )
-from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.keyspace.layout import split_place
 from kombu_fdb.keyspace.tuples import STAMP_CODE, TEXT_CODE
 from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
@@ -221,7 +221,7 @@ def read_all(work: Work, values: Sequence[bytes]) -> list[Record | FormatError]:
     chunked = [record for record in records if isinstance(record, Record) and record.chunks]
     if not chunked:
         return records
-    wanted = [key for record in chunked for key in _chunk_keys(work.keys, record)]
+    wanted = [work.keys.body(record.message_id, at) for record in chunked for at in range(record.chunks)]
     chunks = iter(work.tr.get_many(wanted, snapshot=True))
     return [
         _whole(record, islice(chunks, record.chunks)) if isinstance(record, Record) and record.chunks else record
@@ -252,10 +252,6 @@ def open_records(values: Iterable[bytes]) -> list[Record | FormatError]:
         except FormatError as error:
             found.append(error.with_traceback(None))  # its frames keep the list
     return found
-
-
-def _chunk_keys(keys: Keyspace, record: Record) -> list[bytes]:
-    return [keys.body(record.message_id, number) for number in range(record.chunks)]
 
 
 def _whole(record: Record, chunks: Iterable[bytes | None]) -> Record | FormatError:

@@ -16,9 +16,8 @@ from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_del
 from kombu_fdb.engine.stored.batches import came_by, rows_from
 from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, priority_of, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, priority_of, read_or, split_place
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
@@ -75,7 +74,7 @@ def _put(work: Work, source: str, target: str, ready: list[KeyValue], delayed: l
     for name, value in ready:
         place = work.keys.place(source, name)
         place_key, rank = split_place(place)
-        moved = _by_name(value, target)
+        moved = _by_name(target, value)
         to = Subqueue(target, place_key, rank)
         if source.endswith(DEAD_SUFFIX) and not target.endswith(DEAD_SUFFIX) and isinstance(moved, Record):
             # It stood there without its key and priority, which a working queue serves and limits it by.
@@ -83,20 +82,18 @@ def _put(work: Work, source: str, target: str, ready: list[KeyValue], delayed: l
         put_ready(work, to, moved)
     for name, value in delayed:
         due_ms, rank = work.keys.split_delayed(source, name)
-        put_delayed(work, Subqueue(target, "", rank), due_ms, _by_name(value, target))
-
-
-def _by_name(value: bytes, target: str) -> Record | bytes:
-    try:
-        return decode_record(value)._replace(way=Way("", target))
-    except FormatError:
-        return value
+        put_delayed(work, Subqueue(target, "", rank), due_ms, _by_name(target, value))
 
 
 def _take(work: Work, source: str, rows: list[KeyValue]) -> None:
     take_out(work, source, rows)
     for name, value in rows:
         forget(work, Message(source, name, value))
+
+
+def _by_name(target: str, value: bytes) -> Record | bytes:
+    record = read_or(None, decode_record, value)
+    return value if record is None else record._replace(way=Way("", target))
 
 
 def _rows(work: Work, source: str, limit: int, key: str | None) -> tuple[list[KeyValue], list[KeyValue]]:
@@ -112,11 +109,7 @@ def _rows(work: Work, source: str, limit: int, key: str | None) -> tuple[list[Ke
 
 def _is_readable(keys: Keyspace, key: bytes) -> bool:
     """What is at a place that can't be read stays there."""
-    try:
-        keys.queue_of(key)
-    except FormatError:
-        return False
-    return True
+    return read_or(None, keys.queue_of, key) is not None
 
 
 def _light(rows: list[KeyValue]) -> list[KeyValue]:

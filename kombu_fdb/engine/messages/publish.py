@@ -332,14 +332,12 @@ class Doubts:
         with unless_mine(self._lock):
             same, doubted = self.found.pop(identity, deque()), None
             while same and doubted is None:
-                doubted = self._young(same.popleft())
+                eldest = same.popleft()
+                doubted = None if eldest.doubt.is_too_old(self._clock) else eldest
             if same:  # before those that a signal handler may have noted meanwhile
                 same += self.found.get(identity, ())
                 self.found[identity] = same
         return doubted
-
-    def _young(self, doubted: Doubted) -> Doubted | None:
-        return None if doubted.doubt.is_too_old(self._clock) else doubted
 
 
 def _identity(publication: Publication) -> bytes:

@@ -7,7 +7,7 @@ repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
@@ -16,7 +16,7 @@ from kombu_fdb.engine.stored.runs import runs_of
 from kombu_fdb.engine.stored.work import ACKED, LATE, RETURNED, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered, seen
-from kombu_fdb.keyspace.layout import key_of, split_place
+from kombu_fdb.keyspace.layout import key_of, read_or, split_place
 from kombu_fdb.keyspace.tuples import TEXT_CODE
 from kombu_fdb.model import Lease, Place
 from kombu_fdb.store.protocol import KeyValue
@@ -48,19 +48,19 @@ def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | N
 
 def release(work: Work, leases: Sequence[Lease], how: Release) -> list[bool]:
     """Hand the messages back."""
-    held = _take_leases(work, leases)
-    for message in held:
-        if message is not None:
-            release_message(work, message, how)
-    return [message is not None for message in held]
+    return _end_each(work, leases, lambda message: release_message(work, message, how))
 
 
 def reject(work: Work, leases: Sequence[Lease], cause: Cause) -> list[bool]:
     """Dead-letter the messages, in the transaction that takes their leases away."""
+    return _end_each(work, leases, lambda message: bury(work, message, cause))
+
+
+def _end_each(work: Work, leases: Sequence[Lease], end: Callable[[Message[Place]], None]) -> list[bool]:
     held = _take_leases(work, leases)
     for message in held:
         if message is not None:
-            bury(work, message, cause)
+            end(message)
     return [message is not None for message in held]
 
 
@@ -86,10 +86,10 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
 def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
     """Whether it will have come back more often than it may, once it has come back ``again`` times."""
     limit = work.routing.queue(work.tr, message.queue).delivery_limit(work.policy.delivery_limit)
-    try:
-        return limit is not None and outline_of(message.value).redeliveries + again > limit
-    except FormatError:
-        return True
+    if limit is None:
+        return False
+    record = read_or(None, outline_of, message.value)
+    return record is None or record.redeliveries + again > limit
 
 
 class LeaseRows(NamedTuple):

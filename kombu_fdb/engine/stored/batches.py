@@ -1,16 +1,13 @@
 """Batches: how much one transaction, one claim or one step of a duty takes.
 
-Budget: how much of a duty is done at a time, and how many messages a transaction holds.
-
 There are two kinds of bounds. A :class:`Budget` limits the caller: after so much time or so many transactions it is the
 next caller's turn. An :class:`AdaptiveBatch` follows the store: a transaction's size and age are limited, and how many
 messages fit is not known beforehand. So it is found out, as TCP finds its window (RFC 5681): halved when it was too
 much, doubled when it was not. A wrong batch costs time, never correctness, so it has no lock.
 
-Room: how many bytes one claim can hold.
-
-A claim writes each record into a lease, and reads each payload: a transaction takes 10,000,000 bytes, and 5 seconds.
-The first message always has room, so the largest one gets through, alone.
+A :class:`Room` is what one claim can hold. A claim writes each record into a lease, and reads each payload: a
+transaction takes 10,000,000 bytes, and 5 seconds. The first message always has room, so the largest one gets through,
+alone.
 """
 
 from __future__ import annotations

@@ -21,9 +21,8 @@ again as often as it comes back before a new one takes it: in the end there is n
 from __future__ import annotations
 
 from kombu_fdb.engine.stored.work import NEWER, Work
-from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import LEASE_VERSION, head_of_lease, is_newer
-from kombu_fdb.keyspace.layout import Keyspace, split_place
+from kombu_fdb.keyspace.layout import Keyspace, read_or, split_place
 from kombu_fdb.model import Place
 
 RECORD, LEASE = "record", "lease"
@@ -34,11 +33,8 @@ def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:
 
     False, and nothing is done, if it is not a newer record, or its place can't be read.
     """
-    if not is_newer(value):
-        return False
-    try:
-        stood = _place(work.keys, queue, place)
-    except FormatError:
+    stood = read_or(None, _place, work.keys, queue, place) if is_newer(value) else None
+    if stood is None:
         return False
     work.tr.set(work.keys.newer(RECORD, value[0], queue, stood), value)
     work.effects.change(queue, NEWER, 1)
@@ -54,12 +50,10 @@ def _place(keys: Keyspace, queue: str, place: bytes) -> Place:
 
 def keep_lease(work: Work, value: bytes) -> tuple[str, Place] | None:
     """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is not newer."""
-    try:
-        queue, place = head_of_lease(value)
-    except FormatError:
+    kept = read_or(None, head_of_lease, value)
+    if kept is None or value[0] <= LEASE_VERSION:
         return None
-    if value[0] <= LEASE_VERSION:
-        return None
+    queue, place = kept
     work.tr.set(work.keys.newer(LEASE, value[0], queue, place), value)
     work.effects.change(queue, NEWER, 1)
-    return queue, place
+    return kept

@@ -33,9 +33,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import FormatError, SessionLost
+from kombu_fdb.errors import SessionLost
 from kombu_fdb.keyspace.codec import decode_json, encode_json
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.layout import Keyspace, read_or
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.store.protocol import KeyValue
 
@@ -79,10 +79,7 @@ def beat_ms(beat: bytes) -> int:
 
 def _told(beat: bytes) -> list[Any]:
     """Empty if it can't be read."""
-    try:
-        told = decode_json(beat[_STAMP_BYTES : -_TTL.size] or b"[]")
-    except FormatError:
-        return []
+    told = read_or(None, decode_json, beat[_STAMP_BYTES : -_TTL.size] or b"[]")
     return told if isinstance(told, list) else []
 
 
@@ -95,10 +92,7 @@ def _ttl_s(beat: bytes) -> float:
 
 def description_of(value: bytes) -> dict[str, Any]:
     """A session's description of itself; empty if it can't be read."""
-    try:
-        description = decode_json(value)
-    except FormatError:
-        return {}
+    description = read_or(None, decode_json, value)
     return description if isinstance(description, dict) else {}
 
 

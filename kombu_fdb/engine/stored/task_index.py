@@ -13,8 +13,7 @@ publishes it. A message without a task id has no row and pays nothing.
 from __future__ import annotations
 
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.layout import read_or
 from kombu_fdb.keyspace.tuples import STAMP_CODE, range_of
 
 #: A versionstamp and the 2 bytes that order the messages of one transaction.
@@ -39,12 +38,4 @@ def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = Fal
     rows = work.tr.get_range(max(begin, after), end, limit=MOST_OF_TASK, snapshot=snapshot)
     found = [work.keys.prefix + prefix + key[-STAMP_BYTES:] for key, prefix in rows]
     following = rows[-1][0] + b"\x00" if len(rows) == MOST_OF_TASK else b""
-    return [key for key in found if _is_of_a_message(work.keys, key)], following
-
-
-def _is_of_a_message(keys: Keyspace, key: bytes) -> bool:
-    try:
-        keys.queue_of(key)
-    except FormatError:
-        return False
-    return True
+    return [key for key in found if read_or(None, work.keys.queue_of, key) is not None], following

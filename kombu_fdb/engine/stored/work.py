@@ -1,6 +1,6 @@
 """Work: what a verb is given for one run: a transaction, the policy, and the effects that it writes at its end.
 
-Effects: what one transaction does to the counters and whom it wakes, collected and written once at its end.
+Effects are what the transaction does to the counters and which queues' consumers it wakes.
 
 Guarantee COUNTS: every verb that moves a message says so here, in the transaction that moves it. The ready messages of
 a queue are counted together with the bytes of their payloads, by one atomic add: a limit of bytes, declared whenever,

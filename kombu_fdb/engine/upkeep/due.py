@@ -1,7 +1,5 @@
 """What time does to messages: delayed ones become ready, expired ones are dropped.
 
-Delays: messages that are not ready before a moment, and their promotion when it comes.
-
 A delayed message stands in a range of its own, ordered by its due time, so no claim ever walks over it and no worker
 holds it. One consumer process at a time (``session.hold_role``) promotes what is due: its record moves to the end of
 the ready range, or of its rank there. Due times go by the wall clocks of publisher and promoter: a wrong one moves a
@@ -10,8 +8,6 @@ both want.
 
 ``("waiting", queue)`` says that a queue may have delayed messages; it is cleared by a promoter that read the whole
 range, serializably, as empty: a message delayed meanwhile makes that transaction fail.
-
-Expired: messages whose time to live is over where no consumer claims them.
 
 A claim drops expired messages that it meets. A queue without a consumer has no claims. So where a queue has a time to
 live (``x-message-ttl``) or a dead-letter exchange, the duties look at its head when that message expires: as in
@@ -32,8 +28,8 @@ from kombu_fdb.engine.scheduling.rates import Sightings
 from kombu_fdb.engine.stored.batches import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Record, decode_record, due_from, names_of, outline_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace
+from kombu_fdb.keyspace.codec import decode_record, due_from, expires_ms_of, names_of
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, read_or
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue
@@ -78,10 +74,7 @@ def names_in(keys: Keyspace, rows: Sequence[KeyValue]) -> list[str]:
 
 def _due(keys: Keyspace, queue: str, head: list[KeyValue]) -> int | None:
     """When its next message is due; None if that can't be told, so that the promotion looks at it by itself."""
-    try:
-        return keys.split_delayed(queue, head[0][0])[0] if head else None
-    except FormatError:
-        return None
+    return read_or((None,), keys.split_delayed, queue, head[0][0])[0] if head else None
 
 
 def promote(work: Work, limit: int, queue: str) -> tuple[int, int | None]:
@@ -118,14 +111,15 @@ def unpark(work: Work, sightings: Sightings) -> int | None:
     The tokens that have come since are put into the bucket (:func:`.rates.credit`): the consumer that answers the bell
     may never have seen that bucket.
     """
-    found = [(row, _unpark(work.keys, *row)) for row in _unparks(work)]
-    for row, frozen in found:
-        if frozen is None:  # not one of ours
+    found = [(row, read_or(None, work.keys.split, row[0], int, str, str)) for row in _unparks(work)]
+    for row, entry in found:
+        if entry is None:  # not one of ours
             work.tr.clear(row[0])
-    waiting = [(row, frozen) for row, frozen in found if frozen is not None]
-    seen = rates.seen(work, [frozen[1:3] for _, frozen in waiting], sightings)
+    waiting = [(row, entry) for row, entry in found if entry is not None]
+    seen = rates.seen(work, [entry[1:3] for _, entry in waiting], sightings)
     waits, over = [], []
-    for (row, (due_ms, queue, key, wait_ms)), bucket in zip(waiting, seen, strict=True):
+    for (row, (due_ms, queue, key)), bucket in zip(waiting, seen, strict=True):
+        wait_ms = min(int.from_bytes(row[1], "big"), LONGEST_MS) if row[1] else UNTOLD_WAIT_MS
         left_ms = min(due_ms - work.now_ms, wait_ms - sightings.unchanged_ms(*row))
         if left_ms > 0:
             waits.append(left_ms)
@@ -138,15 +132,6 @@ def unpark(work: Work, sightings: Sightings) -> int | None:
     if len(found) >= MESSAGES_PER_TRANSACTION and len(waits) < len(found):
         return work.now_ms
     return work.now_ms + min(waits) if waits else None
-
-
-def _unpark(keys: Keyspace, entry: bytes, value: bytes) -> tuple[int, str, str, int] | None:
-    """When the entry is due, its queue and key, and how long it was to wait; None if it can't be read."""
-    try:
-        due_ms, queue, key = keys.split(entry, int, str, str)
-    except FormatError:
-        return None
-    return due_ms, queue, key, min(int.from_bytes(value, "big"), LONGEST_MS) if value else UNTOLD_WAIT_MS
 
 
 def _unparks(work: Work) -> list[KeyValue]:
@@ -200,19 +185,12 @@ def at_heads(work: Work, queues: Sequence[str]) -> tuple[dict[str, list[bytes]],
     next_ms = None
     for (queue, _key), rows in zip(places, work.tr.get_ranges(ranges, snapshot=True), strict=True):
         for row, value in rows:
-            expires_ms = _expires_ms(value)
+            expires_ms = expires_ms_of(value)
             if 0 < expires_ms <= work.now_ms:
                 due.setdefault(queue, []).append(row)
             elif expires_ms:
                 next_ms = expires_ms if next_ms is None else min(next_ms, expires_ms)
     return due, next_ms
-
-
-def _expires_ms(value: bytes) -> int:
-    try:
-        return outline_of(value).expires_ms
-    except FormatError:
-        return 0
 
 
 def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
@@ -222,16 +200,9 @@ def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[
     """
     ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
-    expired = [(row, record) for row in rows if (record := _expired(row[1], work.now_ms)) is not None]
+    found = [(row, read_or(None, decode_record, row[1])) for row in rows]  # the claim that takes an unreadable one sees
+    expired = [(row, record) for row, record in found if record is not None and 0 < record.expires_ms <= work.now_ms]
     take_out(work, queue, [row for row, _ in expired])
     for row, record in expired:
         drop_expired(work, Message(queue, *row), record)
     return len(expired), following
-
-
-def _expired(value: bytes, now_ms: int) -> Record | None:
-    try:
-        record = decode_record(value)
-    except FormatError:  # the claim that takes it will see
-        return None
-    return record if 0 < record.expires_ms <= now_ms else None
