@@ -23,7 +23,6 @@ from kombu_fdb.api.dead_letters import DeadLetters as SyncDeadLetters
 from kombu_fdb.api.job import Job as SyncJob
 from kombu_fdb.api.queue import Queue as SyncQueue
 from kombu_fdb.api.taking import Consumer as SyncConsumer
-from kombu_fdb.api.taking import Takings
 from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death
 from kombu_fdb.settings.location import Location
@@ -105,7 +104,15 @@ class Consumer(Face[SyncConsumer]):
         if takings.ended:
             raise StopAsyncIteration
         try:
-            jobs = await _take(self._calls, takings)
+            jobs = await take_many(
+                self._calls,
+                takings.connection,
+                takings.queues,
+                1,
+                takings.timeout,
+                in_order=takings.in_order,
+                stopped=takings.stopped,
+            )
         except StoreUnavailable:
             if takings.connection.closed:
                 raise StopAsyncIteration from None
@@ -114,10 +121,6 @@ class Consumer(Face[SyncConsumer]):
         if not jobs:
             raise StopAsyncIteration
         return Job(jobs[0], self._calls)
-
-
-async def _take(calls: Calls, of: Takings) -> list[SyncJob]:
-    return await take_many(calls, of.connection, of.queues, 1, of.timeout, in_order=of.in_order, stopped=of.stopped)
 
 
 class DeadLetters(Face[SyncDeadLetters]):

@@ -1,14 +1,12 @@
 """A broker's administration: inspection, migration and topology.
 
-Looking at a broker as a whole: what dashboards, metrics and people on call ask for. Changes nothing.
+Inspection changes nothing. It is what dashboards, metrics and people on call ask for. What any of it costs does not
+grow with the number of messages, but with that of queues, sessions and keys; ``held`` counts a session's messages one
+by one.
 
-What any of it costs does not grow with the number of messages, but with that of queues, sessions and keys; ``held``
-counts a session's messages one by one.
-
-Everything out of a broker, and into another one: the verbs of an export and an import.
-
-``celery fdb export`` and ``import`` are made of these. Each may be called again after any failure: a message is stored
-by the transaction that marks it as stored (``engine/migration.py``).
+Migration is everything out of a broker, and into another one: ``celery fdb export`` and ``import``. Each verb may be
+called again after any failure: a message is stored by the transaction that marks it as stored
+(``engine/migration.py``).
 """
 
 from __future__ import annotations

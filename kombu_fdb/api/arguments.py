@@ -92,11 +92,7 @@ def names_of(queues: Iterable[Named | str]) -> list[str]:
     """Raises ``InvalidArgument``; one name alone would be taken for a queue of each of its letters."""
     if isinstance(queues, (str, bytes)) or not isinstance(queues, Iterable):
         raise InvalidArgument("queues are a list", given=shown(queues), fix="Pass [queue], with brackets.")
-    return [_name_of(each) for each in queues]
-
-
-def _name_of(queue: object) -> str:
-    return check_name("queue's name", getattr(queue, "name", queue))
+    return [check_name("queue's name", getattr(each, "name", each)) for each in queues]
 
 
 def check_name(what: str, given: Any) -> str:

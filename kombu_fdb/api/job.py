@@ -1,12 +1,4 @@
-"""A job: a message taken from a queue, and what can be done with it, each once.
-
-Named backoff schedules: how long to wait before which attempt.
-
-A name spells its schedule: pauses separated by slashes and their unit (``s``, ``min`` or ``h``). ``"1/5/25min"`` waits
-1 minute after the first attempt, 5 after the second, 25 after every later one. That one is also called
-``"processing-queue"``, after the recipe it comes from.
-
-A job: a message in the hands of its taker.
+"""A job: a message in the hands of its taker, and what can be done with it, each once.
 
 Model. A job is *held* until its consumer settles it (acked, released, buried), once, or until its lease is *lost*:
 swept because this process was silent for longer than ``session_ttl``, released because its time to run has passed,
@@ -22,6 +14,10 @@ will ("gone") is not recorded at the lease; :meth:`kombu_fdb.api.queue.Queue.fin
 ``with job:`` settles it at the end of the block, unless the block has: acked after success, released with the error in
 its history after an exception. If the store does not answer then, another thread repeats the release, and the exception
 of the block is the one that is raised.
+
+A name spells its backoff schedule: pauses separated by slashes and their unit (``s``, ``min`` or ``h``).
+``"1/5/25min"`` waits 1 minute after the first attempt, 5 after the second, 25 after every later one. That one is also
+called ``"processing-queue"``, after the recipe it comes from.
 """
 
 from __future__ import annotations
@@ -104,10 +100,7 @@ class Job:
             return
         if error is None:
             self.ack()
-        else:
-            self._release_after(error)
-
-    def _release_after(self, error: BaseException) -> None:
+            return
         try:
             self.release(error=error)
         except KombuFDBError:  # lost by now, or the store does not answer: the duties thread repeats it

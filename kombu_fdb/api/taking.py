@@ -1,7 +1,5 @@
 """Taking jobs: one, many, or a loop over them.
 
-How a job is taken: what is there now, and how it is waited for.
-
 Model. A take looks (:func:`take_now`, one claim), and only if nothing is there it *waits*: it arms watches on the
 queues and sleeps until one fires, its bell rings, or its time is over; then it looks again. Arming looks at the queues
 in the same transaction, so nothing falls between a claim and a watch.
@@ -19,9 +17,7 @@ lets it go back uncounted, as the program has not seen it. ``poll_interval`` is 
 
 The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (``kombu_fdb/aio/taking.py``).
 
-A loop over jobs: ``for job in queue.consume()``.
-
-::
+A loop over jobs::
 
     jobs = broker.queue("jobs").consume()
     signal.signal(signal.SIGTERM, lambda *_: jobs.stop())
@@ -255,7 +251,12 @@ def _claim(look: Look, combiner: CombinerClient | None, hand: list[Delivery]) ->
 
 def _claim_alone(look: Look, hand: list[Delivery], *, gives_way: bool) -> None:
     connection, names = look.connection, look.in_turn
-    claim = partial(_claim_once, connection, names, look.limit, hand, gives_way=gives_way)
+    consumers = dict.fromkeys(names, connection.tag)
+
+    def claim() -> None:
+        membership = connection.client.membership()
+        membership.claim(names, look.limit, consumers=consumers, gives_way=gives_way, hand=hand)
+
     try:
         try:
             claim()
@@ -263,13 +264,6 @@ def _claim_alone(look: Look, hand: list[Delivery], *, gives_way: bool) -> None:
             claim()
     except Outrun:
         connection.rivalry.contest(names)
-
-
-def _claim_once(
-    connection: Connection, names: Sequence[str], limit: int, hand: list[Delivery], *, gives_way: bool
-) -> None:
-    consumers = dict.fromkeys(names, connection.tag)
-    connection.client.membership().claim(names, limit, consumers=consumers, gives_way=gives_way, hand=hand)
 
 
 def _stand(look: Look, combiner: CombinerClient, hand: list[Delivery]) -> None:
@@ -346,7 +340,14 @@ class Consumer:
         if takings.ended:
             raise StopIteration
         try:
-            jobs = _take_of(takings)
+            jobs = take_many(
+                takings.connection,
+                takings.queues,
+                1,
+                takings.timeout,
+                in_order=takings.in_order,
+                stopped=takings.stopped,
+            )
         except StoreUnavailable:
             if takings.connection.closed:
                 raise StopIteration from None
@@ -355,7 +356,3 @@ class Consumer:
         if not jobs:
             raise StopIteration
         return jobs[0]
-
-
-def _take_of(of: Takings) -> list[Job]:
-    return take_many(of.connection, of.queues, 1, of.timeout, in_order=of.in_order, stopped=of.stopped)

@@ -1,6 +1,4 @@
-"""Batches: what ``Producer.batch()`` publishes, and what is published again after an error.
-
-``Producer.batch()``: many messages in one transaction.
+"""Batches: what ``Producer.batch()`` publishes in one transaction, and what is published again after an error.
 
 Model. A batch is *open* until a flush fails (*failed*) or its context ends by an exception (*aborted*) or normally
 (*closed*); only an open one takes messages. A flush publishes all buffered messages in their order, in as few

@@ -32,7 +32,7 @@ from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.consuming.receiver import Receiver
 from kombu_fdb.transport.consuming.subscription import Subscription, next_tag
-from kombu_fdb.transport.declaring import DeclaringChannel, Orphaned, one_call
+from kombu_fdb.transport.declaring import DeclaringChannel, one_call, settle_orphaned
 from kombu_fdb.transport.encoding.envelope import encode, open_delivery
 from kombu_fdb.transport.encoding.fairkey import KeyOf
 from kombu_fdb.transport.encoding.properties import whole_of
@@ -147,8 +147,8 @@ class Channel(DeclaringChannel):
             refuse(
                 immediate, "immediate publication", "basic_publish", "Give the message an expiration, or leave it out"
             )
-        if not isinstance(message, dict):
-            message = self._prepared(message)
+        if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
+            message = self.prepare_message(message, content_type="text/plain", content_encoding="utf-8")
         publication = self.encode(message, exchange or "", routing_key or "")
         store = self.transport.store
         try:
@@ -159,11 +159,6 @@ class Channel(DeclaringChannel):
             raise_as_amqp(error, "basic_publish")
         if not queues:
             self.on_unroutable(message, publication, mandatory)
-
-    def _prepared(self, message: Any) -> Any:
-        if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
-            return self.prepare_message(message, content_type="text/plain", content_encoding="utf-8")
-        return message
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
         """No queue was reached: to the queue named by ``deadletter_queue``, back to the publisher, or dropped."""
@@ -273,7 +268,9 @@ class Channel(DeclaringChannel):
                 hand.clear()
                 self._take_waiting(queue, hand, 1)
                 if not hand and membership.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand):
-                    self._begin_time_to_run(hand[0])
+                    lease = hand[0].lease
+                    if hand[0].leased:
+                        self.client.watch(hand[0], gone=weakly(self.credit.held.expire, lease, otherwise=None))
                 if hand:
                     message = self._hand_out(hand[0], tag, no_ack=no_ack)
                     if message is not None:
@@ -319,10 +316,6 @@ class Channel(DeclaringChannel):
         if no_ack and delivery.leased and message is not None:
             self._settling.ack(tag, delivery.lease)
         return message
-
-    def _begin_time_to_run(self, delivery: Delivery) -> None:
-        if delivery.leased:
-            self.client.watch(delivery, gone=weakly(self.credit.held.expire, delivery.lease, otherwise=None))
 
     def _is_shut(self, queue: str) -> bool:
         """Whether there is nothing for us: what is ready is paused, limited, or for the one active consumer."""
@@ -389,7 +382,7 @@ class Channel(DeclaringChannel):
     def orphan(self, store: Client) -> None:
         """The connection failed: give up consuming without asking the store, keep what is being worked on."""
         self.closed = self._settling.ended = True
-        store.later(Orphaned(consumers=self.consumers).settler(store))
+        store.later(partial(settle_orphaned, store, (), self.consumers))
         self.qos.orphan()
         self.leave()
 

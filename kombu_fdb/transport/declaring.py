@@ -1,20 +1,17 @@
-"""Declaring exchanges, queues and bindings; and what ends with a connection: its exclusive queues and consumers.
+"""Declaring exchanges, queues and bindings; and what ends with a connection.
 
-What ends with a connection: its exclusive queues, its consumers, and the messages it holds.
-
-The exclusive queues of a connection, which end with it: when it is closed or collected, and when its process dies.
-
-For each of them something that stands for the connection is among the queue's consumers, in the name of the process's
-session. It leaves with the connection; if the process dies, the session is swept, and the queue is left by its last
-consumer as any other is.
+What ends: the connection's consumers, the messages it holds, and its exclusive queues, when it is closed or collected
+and when its process dies. For each exclusive queue an entry that stands for the connection is among the queue's
+consumers, in the name of the process's session. The entry leaves with the connection; if the process dies, the session
+is swept, and the queue is left by its last consumer as any other is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial, wraps
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import wraps
 from itertools import count
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from amqp.exceptions import PreconditionFailed
 from amqp.protocol import queue_declare_ok_t
@@ -281,39 +278,12 @@ class ExclusiveQueues:
 # -- what is left behind -----------------------------------------------------------------------------------------------
 
 
-class Holder(Protocol):
-    """A channel, as its heirs see it."""
+def settle_orphaned(client: Client, leases: Collection[Lease], consumers: Iterable[tuple[SessionId, str, str]]) -> None:
+    """Of a connection that is gone: the leases that it held, and its consumers as session, queue and tag.
 
-    @property
-    def consumers(self) -> Sequence[tuple[SessionId, str, str]]:
-        """As the store knows them: session, queue, tag."""
-
-    def bequeath(self) -> list[Lease]:
-        """The leases of all it holds. Takes no lock."""
-
-
-class Orphaned(NamedTuple):
-    """To be settled by another thread; may be settled again after an error."""
-
-    leases: Sequence[Lease] = ()
-    #: Session, queue, tag.
-    consumers: Sequence[tuple[SessionId, str, str]] = ()
-
-    @classmethod
-    def of(cls, channels: Iterable[Holder], owned: Iterable[tuple[SessionId, str, str]]) -> Orphaned:
-        """Takes no lock, as a finalizer must not: no other thread has these channels any more."""
-        channels = list(channels)
-        return cls(
-            [lease for channel in channels for lease in channel.bequeath()],
-            [*(consumer for channel in channels for consumer in channel.consumers), *owned],
-        )
-
-    def settler(self, client: Client) -> Callable[[], None]:
-        return partial(self.settle, client)
-
-    def settle(self, client: Client) -> None:
-        """Raises a ``StoreError``: try again."""
-        client.release(self.leases)
-        # Only now: where one consumer is active at a time, the next one must find what this one held.
-        for session_id, queue, tag in self.consumers:
-            client.remove_consumer(session_id, queue, tag)
+    For another thread. Raises a ``StoreError``: call again.
+    """
+    client.release(leases)
+    # Only now: where one consumer is active at a time, the next one must find what this one held.
+    for consumer in consumers:
+        client.remove_consumer(*consumer)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 from importlib import metadata
 from time import monotonic
 from typing import Any
@@ -39,7 +40,7 @@ from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.subscription import next_tag
 from kombu_fdb.transport.consuming.watch_set import Drain
-from kombu_fdb.transport.declaring import ExclusiveQueues, Orphaned
+from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
 from kombu_fdb.transport.encoding.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
 from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
@@ -216,9 +217,10 @@ class Transport(virtual.Transport):
         """Collected without having been closed. Runs in any thread at any moment: takes no lock and never waits."""
         if self._store is None or sys.is_finalizing() or self._store.pid != os.getpid():
             return
-        orphaned = Orphaned.of(self.channels, self._exclusive_queues)
-        if any(orphaned):
-            self._store.later(orphaned.settler(self._store))
+        leases = [lease for channel in self.channels for lease in channel.bequeath()]
+        consumers = [*(each for channel in self.channels for each in channel.consumers), *self._exclusive_queues]
+        if leases or consumers:
+            self._store.later(partial(settle_orphaned, self._store, leases, consumers))
         self._store.abandon(self)
         if self._receiver is not None:
             self._receiver.abandon()

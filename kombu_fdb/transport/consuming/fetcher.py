@@ -279,7 +279,9 @@ class Fetcher:
             self.carry_out_cancels()
         now = self._clock()
         self._release_untaken(now)
-        if not self._is_attended():
+        self.asleep = True  # before the look: a drain that comes after it rings
+        self.asleep = not self.idle_tracker.given
+        if self.asleep:
             return self._sleep(now)
         try:
             membership = self._client.membership()
@@ -320,11 +322,6 @@ class Fetcher:
         self._flush_if_due(now)
         next_look_s = claiming.combiner.next_look_s()
         return self._pause(now, line_again_s, plan.again_s, self._next_look - now, next_look_s)
-
-    def _is_attended(self) -> bool:
-        self.asleep = True  # before the look: a drain that comes after it rings
-        self.asleep = not self.idle_tracker.given
-        return not self.asleep
 
     def _sleep(self, now: float) -> float | None:
         """The program does not drain."""

@@ -1,6 +1,4 @@
-"""The receiver: which thread takes a connection's turns, and how a message gets to its callback.
-
-Which thread takes the turns of a connection's fetcher (``fetcher.py``), and how it sleeps between them.
+"""The receiver: which thread takes the turns of a connection's fetcher (``fetcher.py``), and how callbacks are called.
 
 Model. One thread at a time takes a turn of the fetcher's, with a lock; between two turns it sleeps, without the lock,
 for as long as the turn said, or until the fetcher's bell rings. It is
@@ -90,7 +88,8 @@ def deliver_next(fetcher: Fetcher) -> bool:
                 if isinstance(error, CONNECTION_ERRORS):
                     raise
                 if not fetcher.is_workers:
-                    _note_attempt(arrival)
+                    if arrival.tag in arrival.subscription.credit.held.leases:
+                        arrival.subscription.settler.note_attempt(arrival.delivery.lease)
                     raise
                 if not isinstance(error, Exception):
                     raise
@@ -100,11 +99,6 @@ def deliver_next(fetcher: Fetcher) -> bool:
         fetcher.return_undelivered(hand)  # what no callback has seen
         raise
     return False
-
-
-def _note_attempt(arrival: Arrival) -> None:
-    if arrival.tag in arrival.subscription.credit.held.leases:
-        arrival.subscription.settler.note_attempt(arrival.delivery.lease)
 
 
 def _open(arrival: Arrival, fetcher: Fetcher) -> Any:

@@ -1,7 +1,5 @@
 """The watch set: which queues may have messages, whose bells are watched, and whether the connection is drained at all.
 
-Whether the program is there to take what is claimed for a connection.
-
 Model. A connection is *attended*
 
 * while a drain runs, its callbacks included;
@@ -11,10 +9,9 @@ Model. A connection is *attended*
 Before the first of these, and later whenever none holds, it is *left alone*: a program that sits at a prompt, or has
 forgotten its consumer. No time is watched for that: a turn that wants to claim asks.
 
-What a receiver has in other hands: watches in the store, its bell, its line among the session's consumers.
-
-It refers to nothing of the connection, so these hands do not keep the connection alive. The receiver's thread has it
-and nothing else while it sleeps; when the connection is collected, or closed, the thread takes everything back.
+The watch set refers to nothing of the connection, so watches, bells and the session's heartbeat, which refer to the
+watch set, do not keep the connection alive. The receiver's thread has nothing else while it sleeps; when the connection
+is collected, or closed, the thread takes everything back.
 """
 
 from __future__ import annotations

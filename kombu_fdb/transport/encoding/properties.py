@@ -1,6 +1,6 @@
 """Properties and headers: what a publisher may set, and what it means for the queue.
 
-When a message becomes due, when it expires and how long it may take, read from what its publisher wrote.
+*Times.* When a message becomes due, when it expires and how long it may take:
 
 ==================================== =======================================================================
 ``eta`` header of a Celery task      ISO 8601; no time zone means UTC. ``countdown`` and ``retry`` end here too
@@ -23,12 +23,10 @@ that it did not run, and only a worker can tell them: it stores ``REVOKED`` when
 message stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without
 ``expires``.
 
-What headers and properties say: what a publisher may write into them, and what is read from them.
-
-Where RabbitMQ's client refuses a value, so does this: a property of the wrong type, a whole number of more than 64 bits
-anywhere in the headers. What it can't know is refused too, here and in ``fairkey.py``: a
-publisher that writes ``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from production
-that it does nothing. All of it is an ``InvalidArgument`` that names the field, and nothing is published.
+*Checks.* Where RabbitMQ's client refuses a value, so does this: a property of the wrong type, a whole number of more
+than 64 bits anywhere in the headers. What it can't know is refused too, here and in ``fairkey.py``: a publisher that
+writes ``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from production that it does
+nothing. All of it is an ``InvalidArgument`` that names the field, and nothing is published.
 
 *Tasks.* Celery takes much for granted of a task's message (protocol 2), and does not check it until it is too late. An
 ``id`` that is an object ends the worker's loop; a ``timelimit`` of one number, or an object in ``stamped_headers``,

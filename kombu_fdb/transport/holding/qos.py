@@ -142,11 +142,7 @@ class QoS(virtual.QoS):
             logger.warning(LATE, delivery_tag)
             self._settler.on_room()
         else:
-            self._warn(delivery_tag)
-
-    @staticmethod
-    def _warn(delivery_tag: int) -> None:
-        logger.warning("delivery %r was settled before, or released when its channel closed: ignored", delivery_tag)
+            logger.warning("delivery %r was settled before, or released when its channel closed: ignored", delivery_tag)
 
     def note_attempt(self, delivery_tag: int) -> None:
         """Its consumer has begun with it, and may never tell how that ended. However it comes back, that counts."""

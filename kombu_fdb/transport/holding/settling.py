@@ -1,7 +1,5 @@
 """Settling: a channel's acks, rejections and releases, through the process's client.
 
-Settles a channel's messages through the process's client.
-
 A channel keeps the client it first consumed with, so that what it was given before its connection was lost can still be
 settled: the leases are the session's, not the connection's. They are the process's as well: a forked child, which has a
 copy of them, settles nothing, whatever it closes.
@@ -120,10 +118,15 @@ class Settling:
         """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
         if not leases:
             return
-        if self.client.suspected and not counted:
-            self.client.release_later(leases)
-        else:
-            _release(self.client, leases, counted=counted)
+        client = self.client
+        if client.suspected and not counted:
+            client.release_later(leases)
+            return
+        try:
+            client.release(leases, counted=counted)
+        except StoreError:
+            client.suspect()
+            raise
 
     def release_later(self, leases: list[Lease]) -> None:
         """By another thread. For a finalizer: never blocks, takes no lock."""
@@ -134,11 +137,3 @@ class Settling:
 
     def on_room(self) -> None:
         self._connection.on_room()
-
-
-def _release(client: Client, leases: list[Lease], *, counted: bool) -> None:
-    try:
-        client.release(leases, counted=counted)
-    except StoreError:
-        client.suspect()
-        raise

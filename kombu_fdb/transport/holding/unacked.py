@@ -1,17 +1,15 @@
 """A channel's messages that are claimed, or handed out and not settled, and how many more it may have.
 
-What one channel has handed out and not settled. No thread, no store: only the table.
+No thread, no store: only the bookkeeping.
 
-Model. A delivery is *held* under the tag it was handed out with, from just before its callback until it is settled. It
-is *late* when its time to run has passed: the message went back in the consumer's stead, but its entry stays until the
-consumer settles it in vain. Acks come from any thread, and single operations of dictionaries and sets are atomic, so
-nothing here takes a lock.
+*The table.* A delivery is *held* under the tag it was handed out with, from just before its callback until it is
+settled. It is *late* when its time to run has passed: the message went back in the consumer's stead, but its entry
+stays until the consumer settles it in vain. Acks come from any thread, and single operations of dictionaries and sets
+are atomic, so nothing here takes a lock.
 
-How many messages one channel has, and how many more it may have. No thread, no store: only the bookkeeping.
-
-Model. A claimed message is *waiting* in the inbox until a worker loop takes it; then it is *held* until it is settled.
-Two things bound both together: the prefetch, and the slots, of which a message takes one for good when it is handed
-out (the worker says anew how many are free). What is claimed ahead counts, so neither is exceeded.
+*The room.* A claimed message is *waiting* in the inbox until a worker loop takes it; then it is *held* until it is
+settled. Two things bound both together: the prefetch, and the slots, of which a message takes one for good when it is
+handed out (the worker says anew how many are free). What is claimed ahead counts, so neither is exceeded.
 
 A consumer without acks has room as if nothing bounded it (AMQP: the prefetch does not apply to it). Then, and without a
 prefetch, only so many are claimed *ahead* as it works off in :data:`AHEAD_S` at the pace of the last one, and no more
