@@ -1,12 +1,9 @@
 """Indexes of the history: the runs of a group, and segments by which old runs are found and trimmed.
 
-The value of a group: some runs of one worker, in the order in which they ended.
-
-A version byte, then JSON: a list of the texts that many runs share (names of tasks, queues, workers and states), and a
-list of runs. A run is a list of its fields in the order of :class:`~celery_fdb.history.run.Run`, shared texts by their
-places in the first list, without the empty fields at its end. So a group of 200 runs is some 30 kB, in one row.
-
-Segments: which one is written to, and when the oldest is deleted.
+The value of a group holds some runs of one worker, in the order in which they ended: a version byte, then JSON: a list
+of the texts that many runs share (names of tasks, queues, workers and states), and a list of runs. A run is a list of
+its fields in the order of :class:`~celery_fdb.history.run.Run`, shared texts by their places in the first list, without
+the empty fields at its end. So a group of 200 runs is some 30 kB, in one row.
 
 Model. A segment is *open* while it is the newest, then *closed*, until *trim* clears it. A flush writes into the newest
 one, or opens the next if that is full or has been open for long enough (``options.py``). Two workers may open the same

@@ -1,9 +1,8 @@
 """Where each row of the history stands, and the counters of one slot of time.
 
-Every key of the history, in one table. ``docs/keyspace.md`` is this page for readers.
-
-All keys are tuples (``kombu_fdb/keyspace/tuples.py``) behind ``("celery-fdb", namespace, "history")``, so the history
-shares a namespace with the queues and the results and collides with none of their keys.
+``docs/keyspace.md`` is this page for readers. All keys are tuples (``kombu_fdb/keyspace/tuples.py``) behind
+``("celery-fdb", namespace, "history")``, so the history shares a namespace with the queues and the results and collides
+with none of their keys.
 
 ===============================================  =============================================  ==================================
 key                                              value                                          written by
@@ -24,7 +23,8 @@ key                                              value                          
 ===============================================  =============================================  ==================================
 
 A *segment* is the unit of trimming, as in Kafka's logs: the oldest is deleted as a whole, by clearing one range,
-however many rows it has. What takes a key apart raises ``FormatError`` for one that no version of ours can have written.
+however many rows it has. What takes a key apart raises ``FormatError`` for one that no version of ours can have
+written.
 
 Numbers that no scan has to find: how many runs ended how, how long they took, and how long they had waited.
 

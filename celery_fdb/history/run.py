@@ -1,11 +1,8 @@
 """A run: what the history has of one task message, from its publish to its end.
 
-When a task was published: a header of its message, as nothing else tells a worker when that was.
-
-Which application publishes, its own ``AMQP`` knows, which makes the header; what a retry repeats of the attempt before
-is laid over it, so its moment is that of the signal, which comes last.
-
-One run of a task, and what is kept of it.
+A header of the message tells when the task was published, as nothing else tells a worker when that was. The header is
+made by the application's own ``AMQP``. What a retry repeats of the attempt before is laid over it, so a retry's moment
+is that of the signal, which comes last.
 
 Model. A *run* is one attempt in one worker. It is *active* from the moment a process of the pool accepted it, and ends
 in one of these states, Celery's names but for the last:

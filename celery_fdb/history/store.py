@@ -1,7 +1,5 @@
 """The only way to the stored history: opens transactions and runs the verbs in them.
 
-What a worker writes: groups of runs that have ended, those that are active, and runs whose worker died.
-
 Every verb may happen twice. A group has a key of its own, and a process that writes it again, because the answer of a
 commit was lost, looks first whether it stands there; so its runs are counted once.
 """
@@ -11,19 +9,19 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 from celery_fdb.history import indexes, layout, reading
 from celery_fdb.history.indexes import Group, decode, pack_groups
-from celery_fdb.history.layout import INDEXES, Counters, GroupId, HistoryKeys
+from celery_fdb.history.layout import INDEXES, NONCE_BYTES, Counters, GroupId, HistoryKeys
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Roots, Wanted
 from celery_fdb.history.run import LOST, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack_int, pack_text
-from kombu_fdb.primitives.clock import Clock, IdSource, random_id
+from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Patience, Retry
 
@@ -81,18 +79,6 @@ def _add(tr: Transaction, key: bytes, delta: bytes, width: int) -> None:
 # -- active runs -------------------------------------------------------------------------------------------------------
 
 
-def begin(tr: Transaction, keys: HistoryKeys, session: bytes, active: Mapping[int, Run]) -> None:
-    """These run now, by the numbers that the worker gave them."""
-    for number, run in active.items():
-        tr.set(keys.active(session, number), pack_groups([run])[0].value)
-
-
-def end(tr: Transaction, keys: HistoryKeys, ended: Iterable[tuple[bytes, int]]) -> None:
-    """These, by session and number, do so no more."""
-    for session, number in ended:
-        tr.clear(keys.active(session, number))
-
-
 def lose(tr: Transaction, keys: HistoryKeys, session: bytes, now_ms: int) -> list[Run]:
     """Clear up to :data:`LOST_RUNS` active runs of a session that has ended. Returns them as what they are: lost."""
     found: list[Run] = []
@@ -103,14 +89,6 @@ def lose(tr: Transaction, keys: HistoryKeys, session: bytes, now_ms: int) -> lis
         except FormatError:
             continue
     return found
-
-
-# -- the rest ----------------------------------------------------------------------------------------------------------
-
-
-def set_settings(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> None:
-    """A worker keeps a history, within these bounds."""
-    tr.set(keys.settings, json.dumps({**asdict(bounds), "since_ms": now_ms}).encode())
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------
@@ -125,9 +103,9 @@ ActiveKey = tuple[bytes, int]
 class Unwritten:
     """A group on its way into the store, under the same key however often it is tried."""
 
-    def __init__(self, group: Group, nonce: bytes) -> None:
+    def __init__(self, group: Group) -> None:
         self.group = group
-        self.id = GroupId(group.runs[-1].end_ms, nonce)
+        self.id = GroupId(group.runs[-1].end_ms, random_id()[:NONCE_BYTES])
         #: An earlier try may have committed.
         self.tried = False
 
@@ -146,13 +124,11 @@ class HistoryStore:
         *,
         clock: Clock,
         timeout_s: float = 5.0,
-        ids: IdSource = random_id,
         patience: Patience | None = None,
     ) -> None:
         self.keys = HistoryKeys(namespace)
         self._clock = clock
         self._timeout_s = timeout_s
-        self._ids = ids
         self.patience = patience or Patience()
         self._retry = Retry(database, clock, random.Random(), self.patience)
 
@@ -160,7 +136,7 @@ class HistoryStore:
 
     def packed(self, runs: Sequence[Run]) -> list[Unwritten]:
         """Runs that have ended, in groups."""
-        return [Unwritten(group, self._ids()[:12]) for group in pack_groups(runs)]
+        return [Unwritten(group) for group in pack_groups(runs)]
 
     def write(self, unwritten: Unwritten, bounds: History) -> bool:
         """Store a group, once. Returns whether a segment was opened for it."""
@@ -185,8 +161,10 @@ class HistoryStore:
         """Which runs became active, which of them ended, and how many could not be kept."""
 
         def body(tr: Transaction) -> None:
-            begin(tr, self.keys, session, begun)
-            end(tr, self.keys, ended)
+            for number, run in begun.items():
+                tr.set(self.keys.active(session, number), pack_groups([run])[0].value)
+            for key in ended:
+                tr.clear(self.keys.active(*key))
             if dropped:
                 tr.add(self.keys.dropped, dropped)
 
@@ -198,7 +176,7 @@ class HistoryStore:
         def body(tr: Transaction) -> int:
             lost = lose(tr, self.keys, session, self._now())
             for group in pack_groups(lost):
-                group_id = GroupId(self._now(), self._ids()[:12])
+                group_id = GroupId(self._now(), random_id()[:NONCE_BYTES])
                 write(tr, self.keys, group_id, group, bounds=bounds, now_ms=self._now())
             return len(lost)
 
@@ -219,7 +197,8 @@ class HistoryStore:
 
     def set_settings(self, bounds: History) -> None:
         """Note that there is a history, and its bounds."""
-        self._write(lambda tr: set_settings(tr, self.keys, bounds, self._now()))
+        settings = json.dumps({**asdict(bounds), "since_ms": self._now()}).encode()
+        self._write(lambda tr: tr.set(self.keys.settings, settings))
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

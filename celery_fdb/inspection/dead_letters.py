@@ -1,9 +1,8 @@
 """Dead letters as people see them: their queues, and groups by what they died of.
 
-Groups: dead letters by what they died of, so that a person sees three causes and not 40,000 letters.
-
-They are counted among the first ``most`` letters of one queue, or of all queues of dead letters, in parts: the cost
-does not depend on the queues, and the page says among how many it has counted.
+So a person sees three causes and not 40,000 letters. They are counted among the first ``most`` letters of one queue, or
+of all queues of dead letters, in parts: the cost does not depend on the queues, and the page says among how many it has
+counted.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Filters: which messages of a queue a page shows, and which of them an action is done to.
 
-Search: a page of the messages that a filter lets pass, at a bounded cost, honest about how far it has looked.
-
 A queue has no index of its tasks or errors, so a search looks through its messages in their order, in parts, until the
 page is full or :data:`MOST_LOOKED_AT` were looked at. Then the page says so, and the next one goes on there: what it
 costs does not depend on the queue.
 
-The filter: one predicate for what a page shows and what an action is done to.
-
-As fields of a form or an address, all of them optional:
+One predicate says what a page shows and what an action is done to. As fields of a form or an address, all of them
+optional:
 
 ============= =====================================================================================================
 ``task``      the name of the Celery task; ``shop.*`` for all that begin so

@@ -5,9 +5,7 @@ Hosts: by which names a page, or the metrics, may be asked for.
 The check is against DNS rebinding: a page of another site whose name was made to lead to this machine is refused, since
 the browser still sends that site's name. An IP address is always ours: only a name can be made to lead elsewhere.
 
-The overview: what is in a broker now, which sessions are silent, and what needs attention.
-
-All of it is plain data, for the command line, the metrics and the admin pages.
+The overview is plain data, for the command line, the metrics and the admin pages.
 
 Numbers come from the store's counters and never from a scan: what it costs grows with the number of queues, not with
 their messages, and is bounded in the number of keys. The parts are read in transactions of their own, so they may be
@@ -62,9 +60,6 @@ def is_loopback(address: str) -> bool:
         return ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
-
-
-# -- the overview ------------------------------------------------------------------------------------------------------
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
@@ -308,13 +303,10 @@ def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[
     while (top is None or len(found) < KEYS_READ) and (page := keys(after=after)):
         found |= page
         after = next(reversed(page))
-    longest = heapq.nsmallest(len(found) if top is None else top, found.items(), key=_longest_first)
+    longest = heapq.nsmallest(
+        len(found) if top is None else top, found.items(), key=lambda each: (-each[1].ready, -each[1].leased, each[0])
+    )
     return [key_view(*each) for each in longest]
-
-
-def _longest_first(item: tuple[str, KeyCounts]) -> tuple[int, int, str]:
-    key, counts = item
-    return -counts.ready, -counts.leased, key
 
 
 class KeyPage(NamedTuple):
@@ -363,12 +355,12 @@ def rates(before: Overview, after: Overview) -> dict[str, dict[str, float]]:
     if seconds <= 0:
         return {}
     was = {queue.name: queue for queue in before.queues}
-    return {each.name: _rates(was.get(each.name, QueueView(each.name)), each, seconds) for each in after.queues}
-
-
-def _rates(before: QueueView, after: QueueView, seconds: float) -> dict[str, float]:
-    growth = after.ready + after.delayed - before.ready - before.delayed
-    return {**_speeds(before.totals, after.totals, seconds), "growth": growth / seconds}
+    found = {}
+    for now in after.queues:
+        old = was.get(now.name, QueueView(now.name))
+        growth = now.ready + now.delayed - old.ready - old.delayed
+        found[now.name] = {**_speeds(old.totals, now.totals, seconds), "growth": growth / seconds}
+    return found
 
 
 def _speeds(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> dict[str, float]:

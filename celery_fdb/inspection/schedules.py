@@ -1,8 +1,6 @@
 """A beat's schedule in the store: how beat reports it, and how pages read it.
 
-The store: a beat's schedule, as beat reports it and pages show it, and which entries are paused.
-
-One row per entry, in the broker's store.
+There is one row per entry, in the broker's store.
 
 ====================  ==================================  ============================================
 key                   value                               written by
@@ -16,8 +14,7 @@ other's rows, and the last report counts. A beat clears an entry that it had and
 while beat was restarted is no longer reported, and a beat clears it, and its pause, after :data:`KEPT_S`. Before it
 publishes an entry, a beat looks whether it is paused: so all beats pause at once.
 
-The sync: a beat reports its schedule to the store, so that pages show it without the app, and learns which entries are
-paused.
+A beat reports its schedule to the store, so that pages show it without the app, and learns which entries are paused.
 
 Model. After each tick beat hands over its schedule. Entries that were published since their last report are reported,
 at most once a second; all of them each :data:`ALL_S`. A beat that sleeps long reports when it wakes. If the store does
@@ -263,7 +260,12 @@ class ScheduleSync:
     def __init__(self, app: Celery, max_interval_s: float, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._again_s = ALL_S + max_interval_s
-        self._holding = Holding(lambda: _open(app))
+
+        def open_broker() -> Broker:
+            url, options = broker_of(app)
+            return Broker.open(url, **options)
+
+        self._holding = Holding(open_broker)
         self._is_ours = True
         self._next_s = self._all_s = 0.0
         #: For each reported entry, when it had been published last.
@@ -300,7 +302,7 @@ class ScheduleSync:
             return None
         is_all = now_s >= self._all_s
         seen = {fit(str(name)): each for name, each in list(schedule.items())[:MOST_ENTRIES]}
-        new = [name for name, each in seen.items() if is_all or self._is_new(name, each)]
+        new = [name for name, each in seen.items() if is_all or self._told.get(name, self) != _mark(each)]
         gone = self._told.keys() - seen.keys()
         if not new and not gone:
             return None
@@ -312,9 +314,6 @@ class ScheduleSync:
         else:
             self._next_s = now_s + PAUSE_S
         return None
-
-    def _is_new(self, name: str, entry: Any) -> bool:
-        return name not in self._told or self._told[name] != _mark(entry)
 
     def _tell(self, entries: Mapping[str, Any], gone: set[str], *, forget: bool) -> bool:
         now_ms = self._clock.wall_ms()
@@ -344,8 +343,3 @@ class ScheduleSync:
 def _mark(entry: Any) -> Any:
     """Changes when the entry is published; other changes are reported with the next full report."""
     return getattr(entry, "last_run_at", None)
-
-
-def _open(app: Celery) -> Broker:
-    url, options = broker_of(app)
-    return Broker.open(url, **options)

@@ -1,21 +1,18 @@
 """An action: what a person may do, what is asked first, and how it is done and audited.
 
-The question: an action on many messages counts them in its question, and its form says which they were.
-
-Model. The question on all that match looks through the messages and notes a fingerprint of each one that matches. When
-it comes back confirmed, the action is done to those and to no others: messages that came meanwhile are left alone,
-whatever task they name. If some of them are gone, the action is refused before it begins, and the question is asked
-anew; one on waiting messages is not refused for that, as workers take them all the time.
+The question. An action on many messages counts them in its question, and its form says which they were. The question on
+all that match looks through the messages and notes a fingerprint of each one that matches. When it comes back
+confirmed, the action is done to those and to no others: messages that came meanwhile are left alone, whatever task they
+name. If some of them are gone, the action is refused before it begins, and the question is asked anew; one on waiting
+messages is not refused for that, as workers take them all the time.
 
 Where there are too many to be named, the question says "at least", and the action is done to all that match and had
 come by then. The question on a whole queue takes its number from the counters, and the action is done to the messages
 that had come by then.
 
-The action: each with its question, its form, and how it is done under an audit.
-
-An action is asked for, shown as a question, and done when the question comes back confirmed. It acts on messages where
-they were seen. One that has moved meanwhile, because a worker took it or another user was faster, is left alone and
-counted as missed. An action on all that match is done to those that its question was about.
+The action. An action is asked for, shown as a question, and done when the question comes back confirmed. It acts on
+messages where they were seen. One that has moved meanwhile, because a worker took it or another user was faster, is
+left alone and counted as missed. An action on all that match is done to those that its question was about.
 
 An action on very many messages is done in parts: it ends after :data:`MOST_PARTS` transactions, or when its time is
 over, whichever is first; one part is always done. Its outcome then has a mark, with which the same request goes on:

@@ -1,20 +1,14 @@
-"""What is done to selected messages: cancel, edit and replay, run now, reschedule.
-
-A Celery task as a message, changed by a person: when it is due, and what arguments it has; or made from nothing.
+"""What is done to selected messages: cancel, edit and replay, run now, reschedule. And a task made from nothing.
 
 Only what is in plain sight is changed: JSON of Celery's protocol 2, neither compressed nor signed. Everything else is
 refused with the next step, and nothing is ever unpickled. What Celery repeats of the arguments in headers changes with
 them: a representation that its publisher has chosen is replaced by one that tells nothing.
 
-What is done to selected messages: cancel, edit and replay, run now, reschedule.
+Cancel: delete messages that were selected, or all in one state that match, and tell who waits for their results. Those
+in a worker's hands are cancelled only if they were selected.
 
-Cancel: delete messages that were selected, or all in one state that match, and tell who waits for their results.
-
-Those in a worker's hands are cancelled only if they were selected.
-
-Edit and replay: a dead letter goes back to the queue it died in, with other arguments.
-
-One transaction takes the old message out and stores the new one, which has the same id, key, priority and history.
+Edit and replay: a dead letter goes back to the queue it died in, with other arguments. One transaction takes the old
+message out and stores the new one, which has the same id, key, priority and history.
 """
 
 from __future__ import annotations
@@ -174,9 +168,6 @@ def _closed(opened: Envelope) -> bytes:
         "body": opened.body,
     }
     return payload_of(message, opened.exchange, opened.routing_key)
-
-
-# -- cancel, edit, run now, reschedule ---------------------------------------------------------------------------------
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from uuid import UUID
 
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -101,7 +102,7 @@ def publish(broker: Broker, request: Request) -> Outcome:
         raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
     arguments = Arguments(read_json("args", given["args"], list), read_json("kwargs", given["kwargs"], dict))
     (view,) = look(broker, queues=[request.queue]).queues
-    task_id, key = _task_id(), given["fair_key"]
+    task_id, key = str(UUID(bytes=random_id())), given["fair_key"]
     payload = make(view.name, given["task"], arguments, task_id, [("fair_key", key)] if key else [])
     broker.queue(view.name).put(
         payload, key=key, task_id=task_id, delay=_delay_s(given["delay"]), priority=_priority(given["priority"])
@@ -121,11 +122,6 @@ def _unknown(app: Celery | None, task: str) -> str:
     if not answers or task in known:
         return ""
     return " No worker that answered knows a task of this name, and one that does not know it makes it a dead letter."
-
-
-def _task_id() -> str:
-    digits = random_id().hex()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def _delay_s(text: str) -> float:

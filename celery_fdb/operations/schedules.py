@@ -27,9 +27,8 @@ def resume(broker: Broker, request: Request) -> Outcome:
     return Outcome(f"Resumed {request.queue}, from its next tick on.")
 
 
-def run_now(broker: Broker, request: Request) -> Outcome:
+def run_now(_: Broker, request: Request) -> Outcome:
     """Its task is published, besides its ticks and whether or not it is paused."""
-    del broker
     if request.app is None:
         raise QueueError("no Celery app is known here", fix=request.fix_app or None)
     written = configured(request.app).get(request.queue)

@@ -1,6 +1,6 @@
-"""Export and import: a queue's messages as lines of a file that any store can take in.
+"""Export and import: all of a broker into a file, from a file, or from one store straight into another.
 
-The export file: JSON lines, so that it can be read in twenty years, and with no more than a JSON parser.
+The export file has JSON lines, so that it can be read in twenty years, and with no more than a JSON parser.
 
 The first line is the header, ``{"celery-fdb-export": 1, "id": ..., "messages": ..., ...}``, then comes one line an
 entry, ``{kind: fields}``, and the last line is ``{"end": {"entries": ..., "sha256": ...}}`` over all lines before it.
@@ -8,8 +8,6 @@ Payloads are in base64, ids in hexadecimal, moments in milliseconds since 1970 U
 
 A file without its end is half an export, and is refused as a whole. It is written beside its name, with ``.part``
 behind, and gets the name when it is complete and on the disk. Messages are other people's secrets: mode 0600.
-
-Export and import: all of a broker into a file, from a file, or from one store straight into another.
 
 What goes along: declarations, exchanges, bindings, controls and limits, open dedup windows, and every message that is
 ready, delayed or dead, with its key, priority, order, due time, history and ids. What does not: sessions, and what they
@@ -151,32 +149,10 @@ def _check(message: StoredMessage) -> None:
         check_text(name, text, longest)
 
 
-def _exchange(fields: dict[str, Any]) -> Exchange:
-    exchange = Exchange(**fields)
-    return Exchange.decode(_text(exchange.name), exchange.encode())
-
-
-def _queue(fields: dict[str, Any]) -> QueueDeclaration:
-    declaration = QueueDeclaration(**fields)
-    return QueueDeclaration.decode(_text(declaration.name), declaration.encode())
-
-
-def _control(fields: dict[str, Any]) -> Control:
-    return Control(_text(fields["queue"]), decode_control(encode_json(fields["control"])))
-
-
-def _limits(fields: dict[str, Any]) -> Limits:
-    return Limits(_text(fields["queue"]), _text(fields["key"]), decode_limits(encode_json(fields["limits"])))
-
-
 def _dedup(fields: dict[str, Any]) -> Dedup:
     found = Dedup(**fields)
     _ = _text(found.exchange), _text(found.routing_key), _text(found.dedup_id)
     return dataclasses.replace(found, end_ms=moment("end_ms", found.end_ms))
-
-
-def _binding(fields: dict[str, Any]) -> Binding:
-    return Binding(**{name: _text(text) for name, text in fields.items()})
 
 
 def _text(value: Any) -> str:
@@ -185,29 +161,25 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-_DECODE: dict[str, Callable[[dict[str, Any]], Entry]] = {
-    "exchange": _exchange,
-    "queue": _queue,
-    "binding": _binding,
-    "control": _control,
-    "limits": _limits,
-    "dedup": _dedup,
-    "message": _stored_message,
+#: What a line calls an entry of each type, and how it is read.
+_KINDS: dict[type, tuple[str, Callable[[dict[str, Any]], Entry]]] = {
+    Exchange: ("exchange", lambda of: Exchange.decode(_text(of["name"]), Exchange(**of).encode())),
+    QueueDeclaration: ("queue", lambda of: QueueDeclaration.decode(_text(of["name"]), QueueDeclaration(**of).encode())),
+    Binding: ("binding", lambda of: Binding(**{name: _text(text) for name, text in of.items()})),
+    Control: ("control", lambda of: Control(_text(of["queue"]), decode_control(encode_json(of["control"])))),
+    Limits: (
+        "limits",
+        lambda of: Limits(_text(of["queue"]), _text(of["key"]), decode_limits(encode_json(of["limits"]))),
+    ),
+    Dedup: ("dedup", _dedup),
+    StoredMessage: ("message", _stored_message),
 }
-_KINDS: dict[type, str] = {
-    Exchange: "exchange",
-    QueueDeclaration: "queue",
-    Binding: "binding",
-    Control: "control",
-    Limits: "limits",
-    Dedup: "dedup",
-    StoredMessage: "message",
-}
+_DECODE = dict(_KINDS.values())
 
 
 def _encode(entry: Entry) -> dict[str, Any]:
     fields = _message_fields(entry) if isinstance(entry, StoredMessage) else dataclasses.asdict(entry)
-    return {_KINDS[type(entry)]: fields}
+    return {_KINDS[type(entry)][0]: fields}
 
 
 def _decode(line: bytes, number: int) -> Entry:
@@ -287,21 +259,17 @@ def verify(path: Path) -> int:
         for line in file:
             digest.update(last)
             last = line
-    end = _end(last)
-    if end is None or not last.endswith(b"\n"):
+    try:
+        end = dict(json.loads(last)["end"]) if last.endswith(b"\n") else None
+    except _ODD:
+        end = None
+    if end is None:
         raise FormatError(
             "an incomplete export: its end is missing", path=str(path), fix="Export again. Nothing was imported."
         )
     if end.get("sha256") != digest.hexdigest() or not is_whole(end.get("messages"), 0):
         raise FormatError("the export file was changed or is damaged", path=str(path), fix="Export again.")
     return int(end["messages"])
-
-
-def _end(line: bytes) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(line)["end"])
-    except _ODD:
-        return None
 
 
 def read_entries(path: Path) -> Iterator[tuple[int, Entry]]:

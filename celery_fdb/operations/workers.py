@@ -1,9 +1,7 @@
-"""Limits of keys, and what a person asks of a running worker.
+"""Limits of keys, and what a person asks of running workers by Celery's remote control.
 
-What a person asks of running workers by Celery's remote control: of one, or of all about one task.
-
-The request's ``queue`` is the worker's name, as ``worker1@host``, or the task's id. A worker that does not answer in
-time is reported.
+A worker is asked alone, or all of them about one task. The request's ``queue`` is the worker's name, as
+``worker1@host``, or the task's id. A worker that does not answer in time is reported.
 """
 
 from __future__ import annotations
@@ -119,28 +117,30 @@ TIMEOUT_S = 2.0
 MOST_PROCESSES = 100
 
 
-def _shutdown(broker: Broker, request: Request) -> Outcome:
-    del broker
+def _shutdown(_: Broker, request: Request) -> Outcome:
     _told(request, lambda control, where: control.shutdown(destination=where))
     return Outcome(f"Told {request.queue} to end when it is done with what it runs.")
 
 
-def _grow(broker: Broker, request: Request) -> Outcome:
-    del broker
-    by = _number(request)
-    return _answered(request, lambda control, where: control.pool_grow(by, where, reply=True, timeout=TIMEOUT_S))
+def _grow(_: Broker, request: Request) -> Outcome:
+    return _resize(request, "pool_grow")
 
 
-def _shrink(broker: Broker, request: Request) -> Outcome:
-    del broker
-    by = _number(request)
-    return _answered(request, lambda control, where: control.pool_shrink(by, where, reply=True, timeout=TIMEOUT_S))
+def _shrink(_: Broker, request: Request) -> Outcome:
+    return _resize(request, "pool_shrink")
 
 
-def _limit(broker: Broker, request: Request) -> Outcome:
-    del broker
-    task, rate = request.fields.get("task", "").strip(), request.fields.get("rate", "").strip() or "0"
-    _check_task(task)
+def _resize(request: Request, verb: str) -> Outcome:
+    text = request.fields.get("by", "").strip()
+    if not text.isdecimal() or len(text) > 3 or not 1 <= int(text) <= MOST_PROCESSES:
+        raise InvalidArgument("not a number of processes", given=text[:20], fix=f"Write 1 to {MOST_PROCESSES}.")
+    return _answered(
+        request, lambda control, where: getattr(control, verb)(int(text), where, reply=True, timeout=TIMEOUT_S)
+    )
+
+
+def _limit(_: Broker, request: Request) -> Outcome:
+    task, rate = _task(request), request.fields.get("rate", "").strip() or "0"
     if rate != "0":
         read_rate(rate)
     return _answered(
@@ -148,10 +148,8 @@ def _limit(broker: Broker, request: Request) -> Outcome:
     )
 
 
-def _time_limit(broker: Broker, request: Request) -> Outcome:
-    del broker
-    task, *texts = (request.fields.get(name, "").strip() for name in ("task", "soft", "hard"))
-    _check_task(task)
+def _time_limit(_: Broker, request: Request) -> Outcome:
+    task, texts = _task(request), [request.fields.get(name, "").strip() for name in ("soft", "hard")]
     soft, hard = (seconds_of(each) if each else None for each in texts)
     if any(each and not seconds for each, seconds in zip(texts, (soft, hard), strict=True)):
         raise InvalidArgument("not a time limit", given=shown(" ".join(texts)), fix="Write a time such as 90s or 10m.")
@@ -160,13 +158,14 @@ def _time_limit(broker: Broker, request: Request) -> Outcome:
     )
 
 
-def _check_task(name: str) -> None:
+def _task(request: Request) -> str:
+    name = request.fields.get("task", "").strip()
     if not name:
         raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
+    return name
 
 
-def _quiet(broker: Broker, request: Request) -> Outcome:
-    del broker
+def _quiet(_: Broker, request: Request) -> Outcome:
     answers = _told(request, lambda control, where: control.inspect(where, TIMEOUT_S).active_queues()) or {}
     if request.queue not in answers:
         raise QueueError("the worker did not answer", worker=request.queue, fix="Check that it is running.")
@@ -180,14 +179,12 @@ def _quiet(broker: Broker, request: Request) -> Outcome:
     return Outcome(f"{request.queue} takes no more tasks; it was taking them from {told}.")
 
 
-def _revoke(broker: Broker, request: Request) -> Outcome:
-    del broker
+def _revoke(_: Broker, request: Request) -> Outcome:
     answers = _about_task(request, terminate=False)
     return Outcome(f"Revoked {request.queue}: {plural(len(answers), 'worker')} will not begin it.")
 
 
-def _terminate(broker: Broker, request: Request) -> Outcome:
-    del broker
+def _terminate(_: Broker, request: Request) -> Outcome:
     answers = _about_task(request, terminate=True)
     ended = [name for name, answer in answers.items() if answer.get("ok") == f"terminate: {request.queue}"]
     if not ended:
@@ -209,13 +206,6 @@ def _about_task(request: Request, *, terminate: bool) -> dict[str, Mapping[str, 
             fix = "Only a pool of processes or greenlets can end a task."
             raise QueueError("the worker refused", worker=name, reason=str(answer["error"])[:500], fix=fix)
     return found
-
-
-def _number(request: Request) -> int:
-    text = request.fields.get("by", "").strip()
-    if not text.isdecimal() or len(text) > 3 or not 1 <= int(text) <= MOST_PROCESSES:
-        raise InvalidArgument("not a number of processes", given=text[:20], fix=f"Write 1 to {MOST_PROCESSES}.")
-    return int(text)
 
 
 def _answered(request: Request, call: Callable[[Any, list[str]], Any]) -> Outcome:

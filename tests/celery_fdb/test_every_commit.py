@@ -20,7 +20,7 @@ from celery_fdb.history import store as history_store
 from celery_fdb.history.indexes import decode
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.recording.recorder import Upkeep
+from celery_fdb.history.recorder import Upkeep
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection import schedules as schedule_store

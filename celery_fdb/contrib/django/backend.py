@@ -1,13 +1,9 @@
-"""Django's tasks on this broker: the tasks by name, and the backend.
-
-The tasks of ``django.tasks`` that this process knows, by the paths in messages and results.
+"""Django's tasks (``django.tasks``, Django 6.0 and later) on Celery and its broker.
 
 Anyone who can publish can write a message, so its path is never imported, nor followed through attributes. It is looked
 up among the tasks that the project has loaded itself: modules in which ``@task`` has made a task, under the task's own
 path. Every process loads ``tasks.py`` of each installed app, as Celery's ``autodiscover_tasks`` does, and the modules
 in ``OPTIONS["modules"]`` of the backend.
-
-``django.tasks`` (Django 6.0 and later) on Celery and its broker.
 
 In the settings::
 

@@ -69,15 +69,15 @@ def check_settings(**_: Any) -> list[CheckMessage]:
         if settings.broker_url is None:
             conf.celery_app(settings)
     except OptionError as error:
-        return [_error(error, "E001")]
+        return [_told(Error, error, "E001")]
     try:
         url, options = conf.broker_of(settings)
     except OptionError as error:
-        return [_warning(error, "W001")]
+        return [_told(Warning, error, "W001")]
     try:
         locate(parse_url(url), parse_options(options))
     except OptionError as error:
-        return [_error(error, "E002")]
+        return [_told(Error, error, "E002")]
     return []
 
 
@@ -231,7 +231,7 @@ def _check_answers() -> Messages:
     except NoBrokerYet:
         return  # the first worker or message makes it
     except KombuFDBError as error:
-        yield _warning(error, "W010")
+        yield _told(Warning, error, "W010")
 
 
 def _check_namespace(location: Location) -> Messages:
@@ -276,21 +276,9 @@ def _location(settings: conf.Settings) -> Location | None:
         return None
 
 
-def _parts(error: KombuFDBError) -> tuple[str, str]:
+def _told(kind: type[Error | Warning], error: KombuFDBError, number: str) -> CheckMessage:
     """What happened, and the next step."""
     fix = str(error.attributes.get("fix") or "")
     text = str(error).removesuffix(fix).rstrip(". ")
-    return (
-        f"{text[:1].upper()}{text[1:]}.",
-        fix or "Run python -m kombu_fdb.doctor with the broker's URL to see what is wrong.",
-    )
-
-
-def _error(error: KombuFDBError, number: str) -> CheckMessage:
-    text, fix = _parts(error)
-    return Error(text, hint=fix, id=f"celery_fdb.{number}")
-
-
-def _warning(error: KombuFDBError, number: str) -> CheckMessage:
-    text, fix = _parts(error)
-    return Warning(text, hint=fix, id=f"celery_fdb.{number}")
+    hint = fix or "Run python -m kombu_fdb.doctor with the broker's URL to see what is wrong."
+    return kind(f"{text[:1].upper()}{text[1:]}.", hint=hint, id=f"celery_fdb.{number}")

@@ -1,14 +1,12 @@
 """Django's settings, versions, and the app and broker that they name.
 
-All settings of this Django app, as one dict in the settings module.
+The settings are one dict in the settings module, for example ``CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}``.
+The Celery app names the broker, as it does for workers; only a project without an app names it here. An unusable
+setting is an ``OptionError`` with the next step.
 
-For example ``CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}``. The Celery app names the broker, as it does for
-workers; only a project without an app names it here. An unusable setting is an ``OptionError`` with the next step.
-
-The store as a web process uses it: opened when first asked for, once per process, and again after it has failed.
-
-The same client serves the tasks this process publishes, if the options agree, so a page costs no connection of its own.
-It never consumes, so it has no session.
+The store is opened when a page first asks for it, once per process, and again after it has failed. The same client
+serves the tasks this process publishes, if the options agree, so a page costs no connection of its own. It never
+consumes, so it has no session.
 """
 
 from __future__ import annotations

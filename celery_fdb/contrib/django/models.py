@@ -1,6 +1,4 @@
-"""Models for permissions and the audit: they have no tables of their own.
-
-Names for what is in the store: Django attaches permissions, admin pages and log entries to models.
+"""Models for what is in the store, to which Django attaches permissions, admin pages and log entries.
 
 ``managed = False`` and no migrations: there are no tables, so never query them. ``migrate`` creates the permissions.
 """

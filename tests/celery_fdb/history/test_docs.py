@@ -6,9 +6,8 @@ To write the table of keys anew: python tests/celery_fdb/history/test_docs.py.
 import re
 from pathlib import Path
 
-from celery_fdb.history import indexes, layout, reading, run
+from celery_fdb.history import indexes, layout, reading, recorder, requests, run
 from celery_fdb.history.options import LARGEST_SEGMENT, LONGEST_AGE_S, MOST_RUNS, SEGMENTS, History
-from celery_fdb.history.recording import recorder, requests
 from celery_fdb.history.views import metrics
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
-from django.core.checks import register
+from django.core.checks import CheckMessage, Error, register
 from django.utils.translation import gettext_lazy as _
 
 
@@ -14,6 +16,21 @@ class CeleryOutboxConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from celery_fdb.contrib.outbox.django import checks
+        register(check_table, deploy=True)
 
-        register(checks.check_table, deploy=True)
+
+def check_table(**_: Any) -> list[CheckMessage]:
+    """``celery_outbox.E001`` of ``check --deploy``: the outbox has no table, so that every ``delay`` of it fails."""
+    from django.db import Error as DatabaseError
+    from django.db import connections, router
+
+    from celery_fdb.contrib.outbox.django.models import OutboxRow
+    from celery_fdb.contrib.outbox.rows import TABLE
+
+    text, hint = "The outbox's table is missing.", "Run manage.py migrate celery_outbox."
+    try:
+        if TABLE in connections[router.db_for_write(OutboxRow)].introspection.table_names():
+            return []
+    except DatabaseError as error:
+        text, hint = f"The outbox's database does not answer: {error}.", "Start it, or correct DATABASES."
+    return [Error(text, hint=hint, id="celery_outbox.E001")]

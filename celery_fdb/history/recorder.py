@@ -1,7 +1,5 @@
 """The recorder: buffers what a worker tells, writes it, and trims the history.
 
-A worker's runs on their way into the store: a bounded buffer, and the thread that empties it.
-
 Model. One recorder per application and process. It is *open* from the moment the worker's consumer has started
 (:meth:`Recorder.open`) until the worker has shut down (:meth:`Recorder.close`); in between, its daemon thread flushes
 once a second, or as soon as enough runs wait. A run *waits* in the buffer, then it is *unwritten*, packed into a group,
@@ -17,7 +15,7 @@ What happens at each failure:
 * the store does not answer: groups stay unwritten, runs wait, up to :data:`MOST_BYTES`; what comes then is dropped and
   counted, and the count is stored with a later flush. No task waits, none fails.
 * the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
-  finds that their session has ended (:mod:`celery_fdb.history.recording.recorder`).
+  finds that their session has ended (:mod:`celery_fdb.history.recorder`).
 * the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S`, and no longer than the process is
   patient with a store that does not answer (``kombu_fdb/store/retry.py``).
 * the process forks: the child has no thread, and never writes what its parent has buffered.

@@ -13,12 +13,12 @@ from celery import Celery
 from kit.processes import in_child
 from kombu import Connection
 
+from celery_fdb.history import recorder as module
+from celery_fdb.history import recorder as upkeep_module
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.recording import recorder as module
-from celery_fdb.history.recording import recorder as upkeep_module
-from celery_fdb.history.recording.recorder import INTERVAL_S, Recorder, Source, Upkeep
-from celery_fdb.history.recording.requests import step
+from celery_fdb.history.recorder import INTERVAL_S, Recorder, Source, Upkeep
+from celery_fdb.history.requests import step
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable

@@ -1,11 +1,7 @@
 """What a worker tells of its tasks, and the runs that are made of it.
 
-From a worker's request to the run that is stored: taken at once, bounded, and later made fit to be shown.
-
 Whatever stands in a message was written by another program: names of 100 kB, errors of 10 MB, texts that have no UTF-8
 form. What is held until the flush is cut at once, so that a hostile message costs no more than another.
-
-What became of each task, as the worker's main process learns it: from its requests.
 
 Every attempt of a task has a ``Request`` in the worker's main process, in every pool; there its end is seen, also of a
 child that was killed. A mixin notes it: what is read from the request takes some microseconds, all else is the flush's
@@ -40,7 +36,7 @@ from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 
 from celery_fdb.history.options import History
-from celery_fdb.history.recording.recorder import CLOSING_S, Recorder, Source, Upkeep
+from celery_fdb.history.recorder import CLOSING_S, Recorder, Source, Upkeep
 from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Follower, Run, bounded, id_text
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from celery_fdb.tasks.failures import ERROR_LENGTH, TRACEBACK_LENGTH, details_of
