@@ -128,13 +128,14 @@ def pack_groups(runs: Iterable[Run]) -> list[Group]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def decode(value: bytes) -> list[Run]:
-    """Raises ``FormatError``, and nothing else, for what no version of ours can have written."""
+def decode(value: bytes, at: Iterable[int] | None = None) -> list[Run]:
+    """``at``: only these. Raises ``FormatError``, and nothing else, for what no version of ours can have written."""
     try:
         if value[0] not in _FIELDS:
             raise FormatError("unreadable group of runs", version=value[0])
         texts, rows = json.loads(value[1:])
-        return [_run(row, texts, _FIELDS[value[0]]) for row in rows]
+        wanted = rows if at is None else [rows[each] for each in at if each < len(rows)]
+        return [_run(row, texts, _FIELDS[value[0]]) for row in wanted]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise FormatError("unreadable group of runs", length=len(value), reason=str(error)[:200]) from error
 

@@ -12,7 +12,7 @@ order to about a second. What can't be read is skipped.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -32,6 +32,8 @@ P = TypeVar("P")
 
 #: Groups that one page reads at most, and at once.
 GROUPS_PER_PAGE, GROUPS_AT_ONCE = 60, 10
+#: Runs of one task or workflow that are read at once.
+RUNS_AT_ONCE = 500
 #: Rows of counters that are read at once.
 MOST_COUNTERS = 5_000
 #: Rows of a segment's index that are read at once.
@@ -166,29 +168,42 @@ def _period(prefix: bytes, wanted: Wanted) -> Range:
 # -- by id -------------------------------------------------------------------------------------------------------------
 
 
-def runs_of(tr: Transaction, keys: HistoryKeys, kind: str, id_: str, *, limit: int) -> list[Run]:
-    """The newest runs of a task (``kind`` is "id") or of a workflow ("root"), in the order in which they began."""
+class Row(NamedTuple):
+    """Of an index: its segment, and its key."""
+
+    segment: int
+    key: bytes
+
+
+def runs_of(
+    tr: Transaction, keys: HistoryKeys, kind: str, id_: str, *, limit: int, behind: Row | None = None
+) -> tuple[list[Run], Row | None]:
+    """The newest runs of a task (``kind`` is "id") or of a workflow ("root"), in the order in which they began.
+
+    And behind which row the older ones stand, None if there are none.
+    """
     places: dict[tuple[int, GroupId], list[int]] = defaultdict(list)
-    id_, left = id_text(id_), limit
-    for number in _segments_with(
-        tr, indexes.newest_first(tr, keys), lambda each: range_of(keys.index(each, kind, id_))
-    ):
+    id_, left, last = id_text(id_), limit, None
+    numbers = [each for each in indexes.newest_first(tr, keys) if behind is None or each <= behind.segment]
+    for number in _segments_with(tr, numbers, lambda each: range_of(keys.index(each, kind, id_))):
         prefix = keys.index(number, kind, id_)
-        rows = tr.get_range(*range_of(prefix), limit=left, reverse=True, snapshot=True)
+        begin, end = range_of(prefix)
+        end = behind.key if behind is not None and number == behind.segment else end
+        rows = tr.get_range(begin, end, limit=left, reverse=True, snapshot=True)
         for (group, at), _ in readable(rows, partial(_split_run, len(prefix))):
             places[number, group].append(at)
-            left -= 1
+        left -= len(rows)
         if left <= 0:
+            last = Row(number, rows[-1][0])
             break
     runs: list[Run] = []
     groups = sorted(places)
     for start in range(0, len(groups), GROUPS_AT_ONCE):
         some = groups[start : start + GROUPS_AT_ONCE]
         for place, value in zip(some, tr.get_many([keys.group(*each) for each in some], snapshot=True), strict=True):
-            group_runs = _readable(value)
-            runs += [group_runs[at] for at in sorted(places[place]) if at < len(group_runs)]
+            runs += _readable(value, sorted(places[place]))
     # A retry may have ended before the parent process hears that the attempt before it did.
-    return sorted(runs, key=lambda run: (run.start_ms or run.end_ms, run.end_ms))
+    return sorted(runs, key=lambda run: (run.start_ms or run.end_ms, run.end_ms)), last
 
 
 def _split_run(behind: int, key: bytes) -> tuple[GroupId, int]:
@@ -238,9 +253,9 @@ def _segments_with(tr: Transaction, numbers: Sequence[int], range_in: Callable[[
     return having
 
 
-def _readable(value: bytes | None) -> list[Run]:
+def _readable(value: bytes | None, at: Iterable[int] | None = None) -> list[Run]:
     try:
-        return [] if value is None else decode(value)
+        return [] if value is None else decode(value, at)
     except FormatError:
         return []
 

@@ -17,7 +17,7 @@ from celery_fdb.history import indexes, layout, reading
 from celery_fdb.history.indexes import Group, decode, pack_groups
 from celery_fdb.history.layout import INDEXES, NONCE_BYTES, Counters, GroupId, HistoryKeys
 from celery_fdb.history.options import History
-from celery_fdb.history.reading import Cursor, Roots, Wanted
+from celery_fdb.history.reading import RUNS_AT_ONCE, Cursor, Roots, Row, Wanted
 from celery_fdb.history.run import LOST, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack_int, pack_text
@@ -228,11 +228,21 @@ class HistoryStore:
 
     def runs_of_task(self, task_id: str, *, limit: int = 100) -> list[Run]:
         """Its newest runs, in the order in which they began."""
-        return self._read(lambda tr: reading.runs_of(tr, self.keys, "id", task_id, limit=limit))
+        return self._runs_of("id", task_id, limit)[0]
 
     def runs_of_workflow(self, root_id: str, *, limit: int = 500) -> list[Run]:
-        """The newest runs of the tasks that a root led to, without its own; or of those in a group."""
-        return self._read(lambda tr: reading.runs_of(tr, self.keys, "root", root_id, limit=limit))
+        """The newest runs of the tasks that a root led to, without its own; or of those in a group; read in parts."""
+        runs: list[Run] = []
+        behind: Row | None = None
+        for left in range(limit, 0, -RUNS_AT_ONCE):
+            found, behind = self._runs_of("root", root_id, min(left, RUNS_AT_ONCE), behind)
+            runs = found + runs
+            if behind is None:
+                break
+        return runs
+
+    def _runs_of(self, kind: str, id_: str, limit: int, behind: Row | None = None) -> tuple[list[Run], Row | None]:
+        return self._read(lambda tr: reading.runs_of(tr, self.keys, kind, id_, limit=limit, behind=behind))
 
     def segments(self) -> list[int]:
         """Their numbers, the newest first."""

@@ -5,6 +5,9 @@ and what follows in a chain or chord. Each step of the search reads a bounded nu
 number of steps; ``complete`` says whether a bound ended it. Tasks that wait are known in two ways: as followers of a
 run, and among the first messages of the queues that the workflow was seen in.
 
+A workflow is counted whole, whatever a page draws of it: its runs are read in parts, up to :data:`MOST_RUNS`. Of a
+larger one, what was found is the least that there is.
+
 Model of the tree. A *chain* is what runs one after another, a *group* what runs at once, and a task may have called
 others. What follows a member of a group (the body of a chord) follows the group, and what a body says of its own group
 is that of its header. So a chord is a chain of a group and its body, wherever it stands.
@@ -24,7 +27,7 @@ from typing import Any
 
 from celery import states
 
-from celery_fdb.history.reading import Wanted
+from celery_fdb.history.reading import RUNS_AT_ONCE, Wanted
 from celery_fdb.history.run import ACTIVE, Run, bounded, id_text
 from celery_fdb.history.views.runs import history_of, kept_by
 from celery_fdb.history.views.timeline import TaskUnknown, fix_id
@@ -35,9 +38,10 @@ from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.transport.encoding.envelope import open_payload
 
-#: Runs of one root or group, and how many tasks, roots and groups are looked up.
-MOST_RUNS, MOST_STEPS = 500, 100
-#: Workflows that a page of the list looks at, and rows of the index after which it begins no further segment.
+#: Runs of a workflow that are counted, and how many tasks, roots and groups are looked up.
+MOST_RUNS, MOST_STEPS = 20_000, 100
+#: Workflows that a page of the list looks at; rows of the index after which it begins no further segment, or runs after
+#: which it looks at no further workflow.
 MOST_LOOKED_AT, MOST_ROWS = 100, 20_000
 #: Queues that are looked into, and messages of each and of each state.
 MOST_QUEUES, MOST_MESSAGES = 10, 200
@@ -78,7 +82,8 @@ class Node:
 class Workflow:
     """``id``: of its first task. ``tasks``: without groups; ``done`` and ``failed``: of them.
 
-    ``ended``: of its newest run, None while it goes on. ``complete``: nothing was left out for want of room.
+    ``state``: as that of a group of them all; "" if all that were counted are done, and others were not counted.
+    ``ended``: of its newest run, None while it goes on. ``complete``: all were counted; else there are as many or more.
     ``saw_all_that_waits``: the queues were so short that all that waits in them was looked at.
     """
 
@@ -105,7 +110,7 @@ class WorkflowsPage:
 
 def workflow_of(broker: Broker, task_id: str) -> Workflow:
     """The workflow that a task belongs to; a task alone is one of its own. Raises ``TaskUnknown``."""
-    search = _Search(broker, {})
+    search = _Search(broker, {}, MOST_RUNS)
     search.run(id_text(task_id))
     if not search.nodes:
         raise TaskUnknown(task_id=task_id, fix=fix_id(history_of(broker)))
@@ -140,6 +145,7 @@ class _Page:
         self._waiting: dict[str, list[Peeked]] = {}
         self._seen: set[str] = set()
         self._found: list[Workflow] = []
+        self._runs = 0
 
     def read(self, after: tuple[int, int, str] | None) -> WorkflowsPage:
         if after is None:
@@ -158,7 +164,7 @@ class _Page:
             for end_ms, id_ in spots.values():
                 if after is not None and (number, end_ms, id_) >= after:
                     continue
-                if looked_at == MOST_LOOKED_AT or len(self._found) >= self._limit:
+                if looked_at == MOST_LOOKED_AT or len(self._found) >= self._limit or self._runs >= MOST_ROWS:
                     return WorkflowsPage(self._found, last)
                 looked_at += id_ not in self._seen
                 last = f"{number}.{end_ms}.{id_}"
@@ -167,17 +173,19 @@ class _Page:
         return WorkflowsPage(self._found, None)
 
     def _look_at(self, id_: str, spots: Mapping[str, tuple[int, str]] | None = None, *, goes_on: bool = True) -> None:
-        """``spots``: of the ids in its segment; it is shown at the first one of the segment with its newest run.
+        """``spots``: of the ids in its segment; it is shown at the first one of the segment with its newest wanted run.
 
         ``goes_on``: show one that does.
         """
         if not id_ or id_ in self._seen:
             return
-        search = _Search(self._broker, self._waiting, history_only=True)
+        most = MOST_RUNS if spots is not None else max(MOST_RUNS - self._runs, RUNS_AT_ONCE)
+        search = _Search(self._broker, self._waiting, most, history_only=True)
         search.run(id_)
         self._seen |= search.ids
+        self._runs += search.read
         if spots is not None:
-            newest_ms = search.newest_ms
+            newest_ms = search.newest_ms(self._wanted)
             is_first = max(spots[each] for each in search.ids if each in spots) == spots[id_]
             if not is_first or (newest_ms is None and not goes_on) or (newest_ms or 0) > spots[id_][0]:
                 return
@@ -196,7 +204,9 @@ class _Page:
 class _Search:
     """What was found so far, and where to look next: for a task by its id, or for the family of a root or group."""
 
-    def __init__(self, broker: Broker, waiting: dict[str, list[Peeked]], *, history_only: bool = False) -> None:
+    def __init__(
+        self, broker: Broker, waiting: dict[str, list[Peeked]], most: int, *, history_only: bool = False
+    ) -> None:
         """``waiting``: what was seen of queues. ``history_only``: messages are not looked for by their ids."""
         self._broker = broker
         self._waiting = waiting
@@ -205,6 +215,8 @@ class _Search:
         self._active = [run for _, run in self._history.active()]
         self.nodes: dict[str, Node] = {}
         self.complete = self.saw_all_that_waits = True
+        #: Runs that were read by a root or group, and at most.
+        self.read, self._most = 0, most
         self._parents: dict[str, str] = {}
         #: Of tasks, the groups that they say to be of, and what they say to be followed by.
         self._groups: dict[str, str] = {}
@@ -213,7 +225,7 @@ class _Search:
         self._families: set[str] = set()
         self._steps: deque[tuple[str, str]] = deque()
         self._taken: set[tuple[str, str]] = set()
-        self._counted: set[tuple[str, int, int, int]] = set()
+        self._counted: dict[tuple[str, int, int, int], Run] = {}
         #: Of tasks, when the run that tells their state began and ended.
         self._newest: dict[str, tuple[int, int]] = {}
 
@@ -221,18 +233,23 @@ class _Search:
         """Find what belongs to the task."""
         self._look_for("task", task_id)
         self._look_for("family", task_id)
-        for _ in range(MOST_STEPS):
-            if not self._steps:
-                break
+        steps = 0
+        while self._steps and steps < MOST_STEPS:
             kind, id_ = self._steps.popleft()
-            self._look_up(id_) if kind == "task" else self._expand(id_)
+            if kind == "family":
+                self._expand(id_)
+            elif steps and id_ in self.nodes and self.nodes[id_].runs:
+                continue  # its runs have been found by its root or group
+            else:
+                self._look_up(id_)
+            steps += 1
         self.complete &= not self._steps
         self._look_into_queues()
 
     def _look_for(self, kind: str, id_: str) -> None:
         if id_ and (kind, id_) not in self._taken:
             self._taken.add((kind, id_))
-            self._steps.append((kind, id_))
+            self._steps.append((kind, id_)) if kind == "task" else self._steps.appendleft((kind, id_))
 
     def _look_up(self, task_id: str) -> None:
         self._add_runs(self._history.runs_of_task(task_id))
@@ -243,8 +260,9 @@ class _Search:
 
     def _expand(self, id_: str) -> None:
         self._families.add(id_)
-        found = self._history.runs_of_workflow(id_, limit=MOST_RUNS)
-        self.complete &= len(found) < MOST_RUNS
+        found = self._history.runs_of_workflow(id_, limit=self._most - self.read)
+        self.read += len(found)
+        self.complete &= self.read < self._most
         self._add_runs(found)
         self._add_runs(run for run in self._active if id_ in {run.root, run.group})
 
@@ -289,7 +307,7 @@ class _Search:
         mark = (run.id, run.start_ms, run.end_ms, run.retries)
         if mark in self._counted:
             return False
-        self._counted.add(mark)
+        self._counted[mark] = run
         node = self._node(run.id, run.task)
         node.runs += 1
         order = (run.start_ms or run.end_ms, run.end_ms)
@@ -332,12 +350,12 @@ class _Search:
         """By which it may stand in the index."""
         return self._families | self.nodes.keys()
 
-    @property
-    def newest_ms(self) -> int | None:
-        """When its newest run ended; None while one goes on."""
+    def newest_ms(self, wanted: Wanted) -> int | None:
+        """When the newest run ended by which it is found in the index; None while one goes on."""
         if any(node.state == ACTIVE for node in self.nodes.values()):
             return None
-        return max((end_ms for _, _, end_ms, _ in self._counted), default=0)
+        kind = Wanted(task=wanted.task, state="" if wanted.task or wanted.state != states.FAILURE else states.FAILURE)
+        return max((run.end_ms for run in self._counted.values() if kind.matches(run)), default=0)
 
     def workflow(self) -> Workflow:
         tree = _Tree(self.nodes, self._groups, self._followers, self._parents)
@@ -345,12 +363,13 @@ class _Search:
         whole = Node("", kind="group", children=tree.roots)
         _conclude(whole)
         first = min(tasks, key=lambda each: each.started or math.inf, default=whole)
-        goes_on = whole.state in {ACTIVE, PENDING} or any(each.state == ACTIVE for each in tasks)
+        state = _of_parts({each.state for each in tasks} - {NOT_RUN})
+        goes_on = state in {ACTIVE, PENDING} or any(each.state == ACTIVE for each in tasks)
         return Workflow(
             id=first.id,
             name=first.task,
             roots=tree.roots,
-            state=whole.state,
+            state="" if state == states.SUCCESS and not self.complete else state,
             tasks=len(tasks),
             done=sum(each.state in DONE for each in tasks),
             failed=sum(each.state in FAILED for each in tasks),
@@ -384,6 +403,7 @@ class _Tree:
             node.kind, node.task = "group", ""
         self._next: dict[str, str] = {}
         self._before: dict[str, str] = {}
+        self._earlier: dict[str, str] = {}
         self._link()
         self.roots = self._placed(parents)
 
@@ -421,10 +441,15 @@ class _Tree:
                 last = self._next[last]
             self._next[last], self._before[following] = following, last
         self._next[before], self._before[after] = after, before
+        self._earlier[after] = before
 
     def _head(self, id_: str) -> str:
-        while id_ in self._before:
-            id_ = self._before[id_]
+        """The first of its line. What was passed leads there at once the next time: lines may be long."""
+        passed = []
+        while id_ in self._earlier:
+            passed.append(id_)
+            id_ = self._earlier[id_]
+        self._earlier |= dict.fromkeys(passed, id_)
         return id_
 
     def _placed(self, parents: Mapping[str, str]) -> list[Node]:
@@ -439,35 +464,40 @@ class _Tree:
             inside = next((self._group[id_] for id_ in line if id_ in self._group), "")
             members = [id_ for id_ in self._said[head] if self._group.get(id_) == head and id_ not in self._before]
             above[head] = inside or next((parents[id_] for id_ in (head, *members) if id_ in parents), "")
-        roots = []
+        roots: list[Node] = []
+        places: dict[str, tuple[int, str] | None] = {}
         for head, top in tops.items():
-            deep = self._depth(above, head)
-            if deep is None or not deep:
-                roots.append(top)
-            else:
-                self._nodes[deep[0] if len(deep) <= MOST_DEPTH else deep[-MOST_DEPTH]].children.append(top)
+            _, id_ = self._place(above, head, places) or (0, "")
+            (self._nodes[id_].children if id_ else roots).append(top)
         for node in self._nodes.values():
             node.children.sort(key=_order)
         return sorted(roots, key=_order)
 
-    def _depth(self, above: Mapping[str, str], head: str) -> list[str] | None:
-        """What is above a line, up to a root; None in a circle."""
-        found: dict[str, None] = {}
-        while (id_ := above.get(head, "")) in self._nodes:
-            if id_ in found:
-                return None
-            found[id_] = None
-            head = self._head(id_)
-        return list(found)
+    def _place(
+        self, above: Mapping[str, str], head: str, places: dict[str, tuple[int, str] | None]
+    ) -> tuple[int, str] | None:
+        """Its level, and below what it is drawn; None in a circle. ``places``: of those that were asked for before."""
+        lines: list[str] = []
+        while head not in places and above.get(head, "") in self._nodes:
+            places[head] = None
+            lines.append(head)
+            head = self._head(above[head])
+        found = places.setdefault(head, (0, ""))
+        for each in reversed(lines):
+            if found is not None:
+                level, id_ = found
+                found = level + 1, above[each] if level < MOST_DEPTH else id_
+            places[each] = found
+        return found
 
 
 def _order(node: Node) -> float:
     """By their starts; those that have not begun at the end."""
-    begun = [each.started for each in _below(node) if each.started is not None]
+    begun = [each.started for each in below(node) if each.started is not None]
     return min(begun, default=math.inf)
 
 
-def _below(node: Node) -> list[Node]:
+def below(node: Node) -> list[Node]:
     """It, and all below it, each before its children."""
     found = [node]
     for each in found:
@@ -477,7 +507,7 @@ def _below(node: Node) -> list[Node]:
 
 def _conclude(whole: Node) -> None:
     """States and times of groups and chains, of their parts; and what is not run any more."""
-    for node in reversed(_below(whole)):
+    for node in reversed(below(whole)):
         if node.kind == "chain":
             has_failed = False
             for part in node.children:
@@ -486,7 +516,7 @@ def _conclude(whole: Node) -> None:
                 has_failed = has_failed or part.state in FAILED
         if node.kind != "task":
             node.state = _of_parts({each.state for each in node.children} - {NOT_RUN})
-            spans = [each for part in node.children for each in _below(part)]
+            spans = [each for part in node.children for each in below(part)]
             node.started = min((each.started for each in spans if each.started), default=None)
             node.ended = max((each.ended for each in spans if each.ended), default=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE
 from celery_fdb.history.views.runs import HistoryOff
 from celery_fdb.history.views.timeline import TaskUnknown
-from celery_fdb.history.views.workflows import DONE, Node, Workflow, page_of_workflows, workflow_of
+from celery_fdb.history.views.workflows import DONE, FAILED, Node, Workflow, below, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit
@@ -22,6 +23,8 @@ from kombu_fdb import Broker
 DEEPEST = 60
 #: Parts of a group that are shown; of more, those that are not done, and the others behind a click.
 MOST_PARTS = 10
+#: Steps of a workflow that are drawn.
+MOST_DRAWN = 500
 STATES = (ACTIVE, FAILURE, SUCCESS)
 FIELDS = ("task", "state", "since", "until")
 #: The width of the line of time.
@@ -67,20 +70,51 @@ def workflow(visit: Visit, broker: Broker) -> Response:
     except TaskUnknown:
         raise NotThere("Nothing is known of this task. Workflows are drawn from the history of what ran.") from None
     now_s = visit.settings.clock.wall_ms() / 1000
-    branches = [_branch(each, found, now_s) for each in found.roots]
+    drawing = _Drawing(found, now_s)
+    branches = drawing.branches(found.roots)
     begin, end = found.started or now_s, found.ended or now_s
     ticks = [begin + at * (end - begin) / 3 for at in range(4)]
-    return visit.page("workflow", id=task_id, found=found, branches=branches, ticks=ticks, lasted=max(end - begin, 0))
+    return visit.page(
+        "workflow",
+        id=task_id,
+        found=found,
+        branches=branches,
+        ticks=ticks,
+        lasted=max(end - begin, 0),
+        not_drawn=found.tasks - drawing.tasks,
+    )
 
 
-def _branch(node: Node, found: Workflow, now_s: float, level: int = 0) -> Branch:
-    """Without what is deeper than a page can show."""
-    below = [_branch(each, found, now_s, level + 1) for each in node.children] if level < DEEPEST else []
-    bar = _bar(node, found, now_s)
-    if len(below) <= MOST_PARTS or node.kind == "chain":
-        return Branch(node, bar, below, [])
-    shown = [each for each in below if each.node.state not in DONE][:MOST_PARTS]
-    return Branch(node, bar, shown, [each for each in below if each not in shown])
+class _Drawing:
+    """Of a workflow, without what is deeper than a page can show, or more; what has failed comes before all others."""
+
+    def __init__(self, found: Workflow, now_s: float) -> None:
+        self._found, self._now_s = found, now_s
+        self.tasks = 0
+        nodes = [each for root in found.roots for each in below(root)]
+        #: Of each node: 0 if it or a part of it has failed, 2 if all is done.
+        self._urgency: dict[int, int] = {}
+        for node in reversed(nodes):
+            own = 0 if node.state in FAILED else 2 if node.state in DONE else 1
+            self._urgency[id(node)] = min([own, *(self._urgency[id(each)] for each in node.children)])
+        self._drawn = {id(each) for each in self._urgent(nodes)[:MOST_DRAWN]}  # none without what it is a part of
+
+    def _urgent(self, nodes: Sequence[Node]) -> list[Node]:
+        return sorted(nodes, key=lambda each: self._urgency[id(each)])
+
+    def branches(self, nodes: Sequence[Node], level: int = 0) -> list[Branch]:
+        return [self._branch(each, level) for each in nodes if id(each) in self._drawn and level <= DEEPEST]
+
+    def _branch(self, node: Node, level: int) -> Branch:
+        self.tasks += node.kind == "task"
+        below, bar = self.branches(node.children, level + 1), _bar(node, self._found, self._now_s)
+        if len(below) <= MOST_PARTS or node.kind == "chain":
+            return Branch(node, bar, below, [])
+        shown = {id(each) for each in self._urgent(node.children)[:MOST_PARTS] if self._urgency[id(each)] < 2}
+        parts: tuple[list[Branch], list[Branch]] = ([], [])
+        for each in below:
+            parts[id(each.node) not in shown].append(each)
+        return Branch(node, bar, *parts)
 
 
 def _bar(node: Node, found: Workflow, now_s: float) -> Bar | None:

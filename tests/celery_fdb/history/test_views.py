@@ -403,10 +403,57 @@ def test_parents_in_a_circle_end_the_search(broker: Broker, keep: Keep, run: Mak
     assert sum(1 + len(each.children) for each in found.roots) == 2
 
 
-def test_a_large_workflow_says_that_it_is_not_complete(broker: Broker, keep: Keep, run: Make) -> None:
-    keep(run("r"), *[run(root="r", parent="r") for _ in range(600)])
+def test_a_large_workflow_is_counted_whole(broker: Broker, keep: Keep, run: Make) -> None:
+    """On its page and in the list; and it is found by what failed first, in an older segment than its newest run."""
+    keep(run("r", ago_s=9), run(root="r", parent="r", state=FAILURE, ago_s=9), bounds=History(runs=100))
+    keep(*[run(root="r", parent="r") for _ in range(700)], bounds=History(runs=1_000))
+    for found in (workflow_of(broker, "r"), *all_pages(broker), *all_pages(broker, Wanted(state=FAILURE))):
+        assert (found.state, found.tasks, found.done, found.failed, found.complete) == (FAILURE, 702, 701, 1, True)
+    assert len(all_pages(broker, Wanted(state=FAILURE))) == len(all_pages(broker)) == 1
+
+
+def test_of_a_workflow_that_is_too_large_there_is_at_least_what_was_found(
+    broker: Broker, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflows, "MOST_RUNS", 600)
+    keep(run("r", ago_s=9), run(root="r", parent="r", state=FAILURE, ago_s=9))
+    keep(*[run(root="r", parent="r") for _ in range(700)])
     found = workflow_of(broker, "r")
-    assert (found.tasks, found.complete) == (501, False)
+    assert (found.state, found.tasks, found.complete) == ("", 601, False), "whether one failed is not known"
+    keep(run(root="r", parent="r", state=FAILURE, ago_s=-1))
+    assert workflow_of(broker, "r").state == FAILURE
+
+
+def test_a_group_of_many_chains_is_counted_whole(broker: Broker, keep: Keep, run: Make) -> None:
+    """What follows in each of them is found by the root, and not looked for by its id."""
+    for number in range(150):
+        last, of = Follower(f"z{number}", "z"), {"root": "r", "group": "g"}
+        keep(run(f"a{number}", followers=(last,), **of), run(last.id, parent=f"a{number}", **of))
+    found = workflow_of(broker, "r")
+    assert (found.state, found.tasks, found.done, found.complete) == (SUCCESS, 300, 300, True)
+
+
+def test_a_page_of_workflows_ends_when_it_has_read_so_many_runs(
+    broker: Broker, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflows, "MOST_ROWS", 300)
+    for number in range(4):
+        keep(*[run(group=f"g{number}", ago_s=number) for _ in range(200)])
+    page = page_of_workflows(broker)
+    assert [each.tasks for each in page.workflows] == [200, 200]
+    assert [each.tasks for each in page_of_workflows(broker, cursor=page.cursor).workflows] == [200, 200]
+
+
+@pytest.mark.parametrize("deep", [90, 300])
+def test_what_is_very_deep_stands_below_the_last_level(broker: Broker, keep: Keep, run: Make, deep: int) -> None:
+    names = [f"n{number}" for number in range(deep)]
+    keep(*(run(name, parent=names[at - 1] if at else "", root="n0" if at else "") for at, name in enumerate(names)))
+    (node,) = workflow_of(broker, "n0").roots
+    levels = [1]
+    while node.children:
+        levels.append(len(node.children))
+        node = node.children[0]
+    assert (sum(levels), len(levels)) == (deep, min(deep, workflows.MOST_DEPTH + 1))
 
 
 def test_a_large_group_takes_one_place_of_the_list(broker: Broker, keep: Keep, run: Make) -> None:
@@ -414,7 +461,7 @@ def test_a_large_group_takes_one_place_of_the_list(broker: Broker, keep: Keep, r
     keep(run("before", followers=(Follower("after", "shop.after"),), ago_s=9))
     keep(*[run(group="g", followers=(Follower("body", "shop.body"),)) for _ in range(700)])
     page = page_of_workflows(broker)
-    assert [(each.tasks > 500, each.complete) for each in page.workflows] == [(True, False), (False, True)]
+    assert [(each.tasks, each.complete) for each in page.workflows] == [(701, True), (2, True)]
     assert page.cursor is None
 
 

@@ -2,7 +2,8 @@
 
 The rows are written past the engine, as so many publications would have left them; that they are what the engine writes
 is shown by the pages, which find them. The smaller store is larger than each bound of a search, a count or a look;
-that of the list of workflows, which reads the index of one segment of the history, is lowered to less than it has.
+those of a workflow and of their list, which reads the index of one segment of the history, are lowered to less than it
+has.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from celery_fdb.history import reading
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.views import workflows
 from celery_fdb.inspection.schedules import Told, schedule_of
 from celery_fdb.web import application, dashboard
 from kombu_fdb import Broker
@@ -180,6 +182,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Broke
 def counted(shop: tuple[Broker, Size], monkeypatch: pytest.MonkeyPatch) -> CountingDatabase:
     """Counts what the dashboard reads: it uses the test's own broker."""
     monkeypatch.setattr(reading, "MOST_OF_SEGMENT", 500)
+    monkeypatch.setattr(workflows, "MOST_RUNS", 500)
     broker, _ = shop
     monkeypatch.setattr(application, "open_existing", lambda *_, **__: broker)
     counting = CountingDatabase(broker._engine.transactions.retry.database)

@@ -15,6 +15,7 @@ from celery.states import FAILURE, SUCCESS
 from celery_fdb.history.options import History
 from celery_fdb.history.run import ACTIVE, Follower, Run
 from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.views import workflows
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
@@ -182,6 +183,30 @@ def test_many_parts_are_folded_and_what_failed_is_not(viewer: Any, keep: Any) ->
     assert (before.count('class="step'), folded.count('class="step')) == (2, 39)
     assert "id=p7" in before
     assert page.count("<rect class=") == 41, "each has its place on the line of time"
+
+
+def test_what_failed_is_drawn_of_a_workflow_that_is_not_drawn_whole(viewer: Any, keep: Any) -> None:
+    """Whichever branch it is in."""
+    of = {"root": "r"}
+    keep(run("r", "shop.start", end_ms=1), *(run(f"a{at}", parent="r", **of) for at in range(600)))
+    keep(*(run(f"b{at}", parent="a7", state=FAILURE if at == 550 else SUCCESS, **of) for at in range(600)))
+    page = viewer.see("/workflow", id="r")
+    assert "1\u202f200 of 1\u202f201 tasks done" in page
+    assert "701 are not drawn" in page
+    assert page.count('class="step') == 500
+    before, _, _ = page.partition("<details")
+    assert "id=a7" in before
+    assert "id=b550" in before
+
+
+def test_of_a_workflow_that_is_too_large_a_page_says_at_least(
+    viewer: Any, keep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflows, "MOST_RUNS", 10)
+    keep(*(run(f"p{at}", group="g") for at in range(20)))
+    for page in (viewer.see("/workflow", id="p0"), viewer.see("/workflows")):
+        assert re.search(r"at least 1[01] of 1[01]\b", page)
+        assert "not known" in page
 
 
 def test_workflows_are_asked_for_by_name_and_state(viewer: Any, keep: Any) -> None:
