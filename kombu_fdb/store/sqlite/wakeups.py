@@ -29,7 +29,7 @@ What fails:
   its watches;
 * the reader died: EPIPE or ENXIO, and the writer removes the FIFO;
 * the writer is killed between its commit and its ring, or has no permission for a FIFO: no process is told. Every
-  ``CHECK_S`` seconds a reader with armed watches therefore compares their values once;
+  ``CHECK_S`` seconds a reader with armed watches therefore compares their values once, whatever else it hears;
 * the directory is removed: the next ring, or the next listener, makes it again;
 * an exception comes out of a signal handler: the lock is a ``FairLock``, and the news is at worst lost, see above;
 * the process forks: the child closes its copies of the descriptors, or writers would take it for a living reader.
@@ -185,6 +185,7 @@ class Listener:
     ) -> None:
         self._bells = bells
         self._read_values = read_values
+        self._clock = clock
         #: Also of the ringer and of the directory.
         self.lock = FairLock(clock)
         self._changed = Signal()
@@ -318,16 +319,16 @@ class Listener:
     # The thread
 
     def _listen(self) -> None:
-        rest = 0.0
+        rest = check_at_s = 0.0
         while self._wait_until_armed():
-            if not readable(CHECK_S, self._read_fd):
+            heard = readable(max(check_at_s - self._clock.monotonic(), 0.0), self._read_fd)
+            if not heard or self._clock.monotonic() >= check_at_s:  # others' news may come without a pause
                 self._compare_all()
-                rest = 0.0
-                continue
+                check_at_s = self._clock.monotonic() + CHECK_S
             due = self._take_due(self._drain())
             for watch in due:
                 watch.fire()
-            rest = 0.0 if due else min(max(2 * rest, FIRST_REST_S), LONGEST_REST_S)
+            rest = 0.0 if due or not heard else min(max(2 * rest, FIRST_REST_S), LONGEST_REST_S)
             if rest:
                 self._changed.wait(rest)
         with contextlib.suppress(StoreUnavailable):

@@ -393,10 +393,14 @@ def test_a_full_pipe_is_news_for_every_watch(database: SqliteDatabase, path: str
     other.close()
 
 
+@pytest.mark.parametrize("others_ring", [False, True])
 def test_news_lost_with_a_killed_writer_is_found_by_comparing(
-    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
+    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch, *, others_ring: bool
 ) -> None:
+    """Also where there are always news, of queues that are not waited for."""
     monkeypatch.setattr(sqlite_bell, "CHECK_S", 0.02)
+    if others_ring:
+        monkeypatch.setattr(sqlite_bell, "readable", lambda *_: True)
     other = open_apart(path)
     monkeypatch.setattr(other.file.ringer, "ring", lambda keys: None)
     _, fired = arm(database, BELL)
