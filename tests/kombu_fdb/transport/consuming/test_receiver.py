@@ -253,8 +253,8 @@ class TestADrain:
                 connection.Producer().publish(number, routing_key="q")
             connection.drain_events(timeout=30)
             assert channel.engine.inspect.counts("q").leased == 3
-            while not connection.transport.receiver.fetcher.owes_acks:
-                pass
+            later_s = 5 * connection.transport.options.ack_delay_ms / 1000  # then the rest and the nap, of eight
+            monkeypatch.setattr(connection.transport.receiver.fetcher, "_clock", lambda: monotonic() + later_s)
             connection.drain_events(timeout=30)
             assert seen == [1, 2]
             assert channel.engine.inspect.counts("q").leased == 2
