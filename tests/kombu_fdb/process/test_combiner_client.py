@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -138,6 +138,22 @@ def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
     assert longest_s == pytest.approx(combiner_client.NEXT_S * 1.125)
 
 
+def test_a_consumer_far_behind_seldom_asks_for_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it looks, as in a busy line, which it leaves and joins again."""
+    *others, last = (Consumer(bench) for _ in range(5))
+    for each in others:
+        each.turn()
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(last.engine.messages, "has_work", asked.append)
+    began_s = bench.clock.monotonic()
+    for _ in range(20):
+        last.turn()
+        last.sleep()
+        last.turn()
+        last.combiner.leave([])
+    assert 1 < len(asked) <= 1 + (bench.clock.monotonic() - began_s) / combiner_client.SELDOM_S
+
+
 def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(bench: Bench) -> None:
     """Where services take long, all who wait would look many times for each."""
     one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
@@ -183,7 +199,7 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
 
 
 @pytest.mark.parametrize("idle_s", [30.0, 36.0])
-@pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5), (4, 13.0)])
+@pytest.mark.parametrize(("dead", "within_s"), [(1, 1.0), (2, 2.5), (3, 9.0), (4, 13.0)])
 def test_of_an_idle_line_those_who_do_not_serve_are_replaced(
     bench: Bench, dead: int, within_s: float, idle_s: float
 ) -> None:
