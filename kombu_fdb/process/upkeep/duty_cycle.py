@@ -326,7 +326,8 @@ class SessionSteps:
 PROMOTER = "promoter"
 #: Longest time between two looks of the promoter at its role and of its observers at the promoter, in seconds.
 ROLE_INTERVAL_S = 1.0
-#: How long a promoter may be silent, in seconds: what a delayed message is late by after its death.
+#: How long a promoter may be silent, in seconds. After its death a delayed message is late by that and two looks at the
+#: role; if the sessions that observe it died as well, by twice that and as many.
 ROLE_TTL_S = 5.0
 #: What one duty may take before it is the others' turn, if none of its transactions is slow.
 TURN_S = 0.25
