@@ -24,6 +24,7 @@ ends leaves the line, or abandons its demand, which the duties thread then ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -59,14 +60,28 @@ GROWTH = 2.0
 MOST_LINES = 100
 
 
+@dataclass(slots=True)
+class FirstOne:
+    """The first one of a line, as the consumers of one connection see it. ``row``: its key.
+
+    ``work_s``: since when it was seen there with work waiting. ``ask_at``: from when on one far behind it asks again.
+    """
+
+    row: bytes = b""
+    work_s: float | None = None
+    ask_at: float = 0.0
+
+
 class Rivalry:
     """Which lines are contested, as the consumers of one connection know it. Thread-safe; a wrong guess costs time."""
 
     def __init__(self) -> None:
         #: By line, how often no other consumer was seen there.
         self._contested: dict[bytes, int] = {}
-        #: How long the last service took, in whichever line. Not of a standing: each take that waits has its own.
+        #: How long the last service took, in whichever line. This and the next are not of a standing: each take that
+        #: waits has its own, and takes that never wait for long would evict none.
         self.service_s = 0.0
+        self._firsts: dict[bytes, FirstOne] = {}
 
     @property
     def known(self) -> bool:
@@ -83,6 +98,12 @@ class Rivalry:
     def suspect(self, queues: Iterable[str]) -> None:
         """There may be rivals: stand in the line once, to see whether another consumer does."""
         self._note(line.name([*queues]), LONELY - 1)
+
+    def first_of(self, name: bytes) -> FirstOne:
+        """Who was seen as the first of this line."""
+        if len(self._firsts) > MOST_LINES:
+            self._firsts.clear()
+        return self._firsts.setdefault(name, FirstOne())
 
     def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
         """Its first one has served the line, with or without a sign of another consumer."""
@@ -122,12 +143,6 @@ class CombinerClient:
         self._patience_s = PATIENCE_S
         #: Its owner has ended; another thread may have set this while the owner's thread joined.
         self._abandoned = False
-        #: The first one of the line, since when it was seen there with work waiting, and from when on one far behind it
-        #: asks for work again. Who leaves the line and joins it again knows it still, or one that never stays for long
-        #: would evict none.
-        self._first = b""
-        self._work_s: float | None = None
-        self._ask_at = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -173,8 +188,7 @@ class CombinerClient:
         """Wait for ``want`` messages of ``queues``. Raises as ``Membership.claim``."""
         self.belong_to(membership)
         self._reset()
-        if tuple(queues) != self._queues:
-            self._queues, self._first, self._work_s = tuple(queues), b"", None
+        self._queues = tuple(queues)
         self._demand = demand = membership.demand(line.name(queues), want)
         try:
             membership.join(demand, self._queues, acks)
@@ -223,18 +237,19 @@ class CombinerClient:
         now = self._clock()
         self._rows = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
-        asks = sight.behind is not None or self._work_s is not None or now >= self._ask_at
-        is_back, self._has_just_joined = self._has_just_joined and sight.first == self._first, False
-        if sight.first != self._first:
-            self._first, self._work_s = sight.first, None
-        if asks and (timed or is_back) and self._is_idle(engine, now):
+        first = self.rivalry.first_of(demand.line)
+        asks = sight.behind is not None or first.work_s is not None or now >= first.ask_at
+        is_back, self._has_just_joined = self._has_just_joined and sight.first == first.row, False
+        if sight.first != first.row:
+            first.row, first.work_s = sight.first, None
+        if asks and (timed or is_back) and self._is_idle(engine, first, now):
             engine.messages.evict(demand, sight.first, _bounded(2 * self._patience_s))
             pause_s, self._pause_s = 0.0, PATIENCE_S
         if sight.is_next:
             pause_s = min(pause_s, NEXT_S)
         else:
             pause_s = max(pause_s if sight.behind is None else min(pause_s, NEAR_S), UNHURRIED * self._patience_s)
-        if self._work_s is not None:
+        if first.work_s is not None:
             pause_s = min(pause_s, self._patience_s)
         self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)
         self._watches = sight.watches
@@ -243,15 +258,15 @@ class CombinerClient:
         if self._demand is not demand:  # abandoned meanwhile
             self._disarm()
 
-    def _is_idle(self, engine: Engine, now: float) -> bool:
+    def _is_idle(self, engine: Engine, first: FirstOne, now: float) -> bool:
         """Whether the first one had work for as long as anybody is patient, and let it lie."""
-        self._ask_at = now + SELDOM_S
+        first.ask_at = now + SELDOM_S
         if not engine.messages.has_work(self._queues):
-            self._work_s = None
+            first.work_s = None
             return False
-        if self._work_s is None:
-            self._work_s = now
-        return now - self._work_s >= self._patience_s
+        if first.work_s is None:
+            first.work_s = now
+        return now - first.work_s >= self._patience_s
 
     def _fire(self) -> None:
         self._rung = self._fired = True

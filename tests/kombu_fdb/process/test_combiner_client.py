@@ -51,7 +51,8 @@ class Consumer:
         self.membership = Membership(self.engine, OPTIONS, self.engine.sessions.open({}), NoThreads(), bench.clock)
         self.rivalry = Rivalry()
         self.rung = False
-        self.combiner = CombinerClient(self._ring, bench.clock.monotonic, spread(), longest_s, self.rivalry)
+        self.begin = lambda: CombinerClient(self._ring, bench.clock.monotonic, spread(), longest_s, self.rivalry)
+        self.combiner = self.begin()
         self.rivalry.contest(QUEUES)
         self._want = want
         self._clock = bench.clock
@@ -160,7 +161,7 @@ def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(
     for each in (one, two, three):
         each.turn()
     patient_s = combiner_client.UNHURRIED * 3.0
-    bench.write(lambda tr: tr.set(bench.engine.keys.served(line.name(["q"])), bytes(16) + struct.pack(">I", 3_000)))
+    bench.write(lambda tr: tr.set(bench.engine.keys.served(line.name(["q"])), served_row(3.0)))
     for each, pause_s in ((two, combiner_client.NEXT_S), (three, patient_s)):
         each.sleep()
         each.turn()
@@ -196,6 +197,27 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
     assert not one.combiner.in_line, "it finds that it has ended"
     one.turn()
     assert one.combiner.is_first, "it was only slow, and has joined again"
+
+
+@pytest.mark.parametrize("is_another", [False, True])
+@pytest.mark.parametrize("patience_s", [0.0, 4.0])
+def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(
+    bench: Bench, patience_s: float, *, is_another: bool
+) -> None:
+    """BOUNDED: as a loop of takes with a timeout. Each of them has a standing of its own."""
+    one, two = Consumer(bench), Consumer(bench)
+    one.turn()
+    bench.write(lambda tr: tr.set(bench.engine.keys.served(line.name(["q"])), served_row(patience_s)))
+    bench.put(b"a")
+    found, waited_s = two.turn(), 0.0
+    while not found:
+        bench.later(0.2)
+        waited_s += 0.2
+        two.combiner.leave([])
+        if is_another:
+            two.combiner = two.begin()
+        found = two.turn() or two.turn()
+        assert waited_s <= patience_s + 1.0
 
 
 @pytest.mark.parametrize("idle_s", [30.0, 36.0])
@@ -249,6 +271,11 @@ def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
     while not two.turn():
         two.sleep()
     assert patience_s(bench) == 2 * PATIENCE_S * combiner_client.LEFT, "it is not known yet how long a service takes"
+
+
+def served_row(patience_s: float) -> bytes:
+    """Of a line whose last service has left so much patience."""
+    return bytes(16) + struct.pack(">I", round(1000 * patience_s))
 
 
 def patience_s(bench: Bench) -> float:
