@@ -85,6 +85,10 @@ class HistoryKeys:
         self.prefix = pack("celery-fdb", namespace, "history")
         self.settings = self.prefix + pack("settings")
         self.dropped = self.prefix + pack("dropped")
+        self.everything = range_of(self.prefix)
+        self.segments = range_of(self.prefix + pack("segment"))
+        self.totals = range_of(self.prefix + pack("total"))
+        self.all_active = range_of(self.prefix + pack("active"))
 
     # -- segments ----------------------------------------------------------------------------------------------------
 
@@ -93,10 +97,6 @@ class HistoryKeys:
 
     def segment_runs(self, number: int) -> bytes:
         return self.segment(number) + pack("runs")
-
-    @property
-    def segments(self) -> Range:
-        return range_of(self.prefix + pack("segment"))
 
     def split_segment(self, key: bytes) -> tuple[int, bool]:
         """Its number, and whether this is the key of its number of runs."""
@@ -176,10 +176,6 @@ class HistoryKeys:
     def total(self, task: str) -> bytes:
         return self.prefix + pack("total", task)
 
-    @property
-    def totals(self) -> Range:
-        return range_of(self.prefix + pack("total"))
-
     def split_total(self, key: bytes) -> str:
         return str(unpack_as(key[len(self.prefix) :], str, str)[1])
 
@@ -191,17 +187,9 @@ class HistoryKeys:
     def active_of(self, session: bytes) -> Range:
         return range_of(self.prefix + pack("active", session))
 
-    @property
-    def all_active(self) -> Range:
-        return range_of(self.prefix + pack("active"))
-
     def split_active(self, key: bytes) -> bytes:
         """The session."""
         return bytes(unpack_as(key[len(self.prefix) :], str, bytes, int)[1])
-
-    @property
-    def everything(self) -> Range:
-        return range_of(self.prefix)
 
 
 def _segment_number(number: object, packed: bytes) -> int:

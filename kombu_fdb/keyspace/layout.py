@@ -70,7 +70,7 @@ aside.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
 from zlib import crc32
 
@@ -133,25 +133,60 @@ class Keyspace:
         self.alarm = self._key("alarm")
         self._tasks = self._key("task")
         self.items: Callable[[str, str, Rank], bytes] = lru_cache(4096)(self._items)  # the cache knows no types
-        self.ready = lru_cache(4096)(self._ready)
-        self.bell = lru_cache(4096)(self._bell)
+        #: By queue. Prefix; append a place.
+        self.ready = self._cached("ready")
+        #: Prefix; append a place that begins with a key.
+        self.keyed = self._cached("keyed")
+        #: Prefix; append due_ms, rank and stamp.
+        self.delayed = self._cached("delayed")
+        self.bell = self._cached("bell")
+        self.waiting = self._cached("waiting")
+        self.fair = self._cached("fair")
+        self.control = self._cached("control")
         self.count = lru_cache(16384)(self._count)
-        self.waiting = lru_cache(4096)(self._waiting)
-        self.keyed = lru_cache(4096)(self._keyed)
-        self.delayed = lru_cache(4096)(self._delayed)
-        self.fair = lru_cache(4096)(self._fair)
-        self.control = lru_cache(4096)(self._control)
-        self.epoch = lru_cache(1024)(self._epoch)
+        #: By exchange.
+        self.epoch = self._cached("epoch")
         self._of_queue = lru_cache(16384)(self._key)
+        #: Prefix of the leases of all sessions.
+        self.leases_prefix = self._key("lease")
+        # All rows with a tag.
+        self.all_leases = range_of(self.leases_prefix)
+        self.all_asides = range_of(self._key("aside"))
+        self.all_beats = range_of(self._key("beat"))
+        self.all_bells = range_of(self._key("bell"))
+        self.all_bindings = range_of(self._key("binding"))
+        self.all_buckets = range_of(self._key("bucket"))
+        self.all_consumers = range_of(self._key("consumer"))
+        self.all_copies = range_of(self._key("copy"))
+        self.all_counts = range_of(self._key("count"))
+        self.all_dedups = range_of(self._key("dedup"))
+        self.all_deleting = range_of(self._key("deleting"))
+        self.all_demands = range_of(self._key("demand"))
+        self.all_epochs = range_of(self._key("epoch"))
+        self.all_exchanges = range_of(self._key("exchange"))
+        self.all_expiring = range_of(self._key("expiring"))
+        self.all_key_totals = range_of(self._key("key_total"))
+        self.all_lines = range_of(self._key("line"))
+        self.all_newer = range_of(self._key("newer"))
+        self.all_queues = range_of(self._key("queue"))
+        self.all_relimits = range_of(self._key("relimit"))
+        self.all_served = range_of(self._key("served"))
+        self.all_sessions = range_of(self._key("session"))
+        self.all_singles = range_of(self._key("single"))
+        self.all_tokens = range_of(self._key("token"))
+        self.all_totals = range_of(self._key("total"))
+        self.all_unparks = range_of(self._key("thaw"))
+        self.all_waiting = range_of(self._key("waiting"))
+        #: The marks of all imports.
+        self.every_imported = range_of(self._key("imported"))
 
     def _key(self, tag: str, *rest: str | bytes | int) -> bytes:
         return self.prefix + pack(tag, *rest)
 
-    # -- messages ------------------------------------------------------------------------------------------------
+    def _cached(self, tag: str) -> Callable[[str], bytes]:
+        return lru_cache(4096)(partial(self._key, tag))
 
-    def _ready(self, queue: str) -> bytes:
-        """Prefix; append a place."""
-        return self._key("ready", queue)
+    # -- messages ------------------------------------------------------------------------------------------------
 
     def at(self, queue: str, place: Place) -> bytes:
         """The key of a ready message."""
@@ -161,10 +196,6 @@ class Keyspace:
     def ready_prefix(self, queue: str, priority: int) -> bytes:
         """Followed by a stamp: where a new message goes. Includes the stamp's code."""
         return self.ready(queue) + _RANKS[priority] + STAMP_CODE
-
-    def _delayed(self, queue: str) -> bytes:
-        """Prefix; append due_ms, rank and stamp."""
-        return self._key("delayed", queue)
 
     def delayed_prefix(self, queue: str, due_ms: int, rank: Rank) -> bytes:
         """Followed by a stamp. Includes the stamp's code."""
@@ -208,15 +239,6 @@ class Keyspace:
         _end_ms, *entry = self.split(end, int, str, str, str)
         return self._key("dedup", *entry)
 
-    @property
-    def leases_prefix(self) -> bytes:
-        """Prefix of the leases of all sessions."""
-        return self._key("lease")
-
-    @property
-    def all_leases(self) -> Range:
-        return range_of(self.leases_prefix)
-
     def import_(self, import_id: bytes) -> bytes:
         return self._key("import", import_id)
 
@@ -225,15 +247,6 @@ class Keyspace:
 
     def all_imported(self, import_id: bytes) -> Range:
         return range_of(self._key("imported", import_id))
-
-    @property
-    def every_imported(self) -> Range:
-        """The marks of all imports."""
-        return range_of(self._key("imported"))
-
-    @property
-    def all_dedups(self) -> Range:
-        return range_of(self._key("dedup"))
 
     def body(self, message_id: bytes, chunk: int) -> bytes:
         return self._key("body", message_id, chunk)
@@ -251,10 +264,6 @@ class Keyspace:
     def copy(self, message_id: bytes, target: str) -> bytes:
         return self._key("copy", message_id, target)
 
-    @property
-    def all_copies(self) -> Range:
-        return range_of(self._key("copy"))
-
     # -- queues ---------------------------------------------------------------------------------------------------
 
     def _count(self, queue: str, state: str) -> bytes:
@@ -263,19 +272,11 @@ class Keyspace:
     def counts(self, queue: str) -> Range:
         return range_of(self._key("count", queue))
 
-    @property
-    def all_counts(self) -> Range:
-        return range_of(self._key("count"))
-
     def total(self, queue: str, event: str) -> bytes:
         return self._key("total", queue, event)
 
     def totals(self, queue: str) -> Range:
         return range_of(self._key("total", queue))
-
-    @property
-    def all_totals(self) -> Range:
-        return range_of(self._key("total"))
 
     def key_total(self, queue: str, key: str, event: str) -> bytes:
         return self._key("key_total", queue, key, event)
@@ -286,10 +287,6 @@ class Keyspace:
     def key_totals(self, queue: str) -> Range:
         return range_of(self._key("key_total", queue))
 
-    @property
-    def all_key_totals(self) -> Range:
-        return range_of(self._key("key_total"))
-
     def sample(self, step_s: int, slot: int) -> bytes:
         return self._key("sample", step_s, slot)
 
@@ -297,35 +294,11 @@ class Keyspace:
         """The samples of the slots from ``first`` to before ``end``."""
         return self.sample(step_s, first), self.sample(step_s, end)
 
-    def _bell(self, queue: str) -> bytes:
-        return self._key("bell", queue)
-
-    @property
-    def all_bells(self) -> Range:
-        return range_of(self._key("bell"))
-
-    def _waiting(self, queue: str) -> bytes:
-        return self._key("waiting", queue)
-
-    @property
-    def all_waiting(self) -> Range:
-        return range_of(self._key("waiting"))
-
     # -- fairness -------------------------------------------------------------------------------------------------
-
-    def _keyed(self, queue: str) -> bytes:
-        """Prefix; append a place that begins with a key."""
-        return self._key("keyed", queue)
 
     def _items(self, queue: str, key: str, rank: Rank) -> bytes:
         """Prefix of a key's messages of one rank; the key "" has them in the ready range. Append a stamp."""
         return (self.keyed(queue) + pack_text(key) if key else self.ready(queue)) + rank
-
-    def _fair(self, queue: str) -> bytes:
-        return self._key("fair", queue)
-
-    def _control(self, queue: str) -> bytes:
-        return self._key("control", queue)
 
     def todo(self, queue: str) -> Range:
         """Arrivals, bells and ring: not empty if a claim would find something."""
@@ -408,10 +381,7 @@ class Keyspace:
         """The fairness key of a message, by the key of its row; "" for none, or if that can't be read."""
         if not key.startswith(self.keyed(queue)):
             return ""
-        try:
-            return split_place(self.place(queue, key))[0]
-        except FormatError:
-            return ""
+        return read_or(("",), split_place, self.place(queue, key))[0]
 
     def queue_of(self, key: bytes) -> str:
         """The queue in which a message with this key is ready or delayed. Raises ``FormatError`` for any other key."""
@@ -458,23 +428,11 @@ class Keyspace:
     def bucket(self, queue: str, key: str) -> bytes:
         return self._of_queue("bucket", queue) + pack_text(key)
 
-    @property
-    def all_buckets(self) -> Range:
-        return range_of(self._key("bucket"))
-
     def unpark(self, due_ms: int, queue: str, key: str) -> bytes:
         return self._key("thaw", due_ms, queue, key)
 
-    @property
-    def all_unparks(self) -> Range:
-        return range_of(self._key("thaw"))
-
     def relimit(self, queue: str) -> bytes:
         return self._key("relimit", queue)
-
-    @property
-    def all_relimits(self) -> Range:
-        return range_of(self._key("relimit"))
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -482,16 +440,8 @@ class Keyspace:
     def session(self, session: SessionId) -> bytes:
         return self._key("session", session)
 
-    @property
-    def all_sessions(self) -> Range:
-        return range_of(self._key("session"))
-
     def beat(self, session: SessionId) -> bytes:
         return self._key("beat", session)
-
-    @property
-    def all_beats(self) -> Range:
-        return range_of(self._key("beat"))
 
     def role(self, role: str) -> bytes:
         return self._key("role", role)
@@ -503,52 +453,25 @@ class Keyspace:
         """Prefix of a line's demands; append a stamp. Includes the stamp's code."""
         return self._key("line", line) + STAMP_CODE
 
-    @property
-    def all_lines(self) -> Range:
-        return range_of(self._key("line"))
-
     def demand(self, session: SessionId, first: int) -> bytes:
         return self._key("demand", session, first)
 
     def demands(self, session: SessionId) -> Range:
         return range_of(self._key("demand", session))
 
-    @property
-    def all_demands(self) -> Range:
-        return range_of(self._key("demand"))
-
     def served(self, line: bytes) -> bytes:
         return self._key("served", line)
-
-    @property
-    def all_served(self) -> Range:
-        return range_of(self._key("served"))
 
     # -- routing --------------------------------------------------------------------------------------------------
 
     def exchange(self, name: str) -> bytes:
         return self._key("exchange", name)
 
-    @property
-    def all_exchanges(self) -> Range:
-        return range_of(self._key("exchange"))
-
-    def _epoch(self, exchange: str) -> bytes:
-        return self._key("epoch", exchange)
-
-    @property
-    def all_epochs(self) -> Range:
-        return range_of(self._key("epoch"))
-
     def binding(self, exchange: str, queue: str, routing_key: str) -> bytes:
         return self._key("binding", exchange, queue, routing_key)
 
     def bindings(self, exchange: str) -> Range:
         return range_of(self._key("binding", exchange))
-
-    @property
-    def all_bindings(self) -> Range:
-        return range_of(self._key("binding"))
 
     def bound(self, queue: str, exchange: str, routing_key: str) -> bytes:
         return self._key("bound", queue, exchange, routing_key)
@@ -559,23 +482,11 @@ class Keyspace:
     def queue(self, name: str) -> bytes:
         return self._key("queue", name)
 
-    @property
-    def all_queues(self) -> Range:
-        return range_of(self._key("queue"))
-
     def expiring(self, queue: str) -> bytes:
         return self._key("expiring", queue)
 
-    @property
-    def all_expiring(self) -> Range:
-        return range_of(self._key("expiring"))
-
     def deleting(self, queue: str) -> bytes:
         return self._key("deleting", queue)
-
-    @property
-    def all_deleting(self) -> Range:
-        return range_of(self._key("deleting"))
 
     def consumer(self, queue: str, session: SessionId, tag: str) -> bytes:
         return self._key("consumer", queue, session, tag)
@@ -583,25 +494,13 @@ class Keyspace:
     def consumers(self, queue: str) -> Range:
         return range_of(self._key("consumer", queue))
 
-    @property
-    def all_consumers(self) -> Range:
-        return range_of(self._key("consumer"))
-
     def single(self, queue: str) -> bytes:
         return self._key("single", queue)
-
-    @property
-    def all_singles(self) -> Range:
-        return range_of(self._key("single"))
 
     # -- the rest -------------------------------------------------------------------------------------------------
 
     def token(self, client: bytes, slot: int) -> bytes:
         return self._key("token", client, slot)
-
-    @property
-    def all_tokens(self) -> Range:
-        return range_of(self._key("token"))
 
     def aside(self, duty: str, subject: str) -> bytes:
         return self._key("aside", duty, subject)
@@ -623,14 +522,6 @@ class Keyspace:
         place = Place(kept[len(self._key("newer", kind, version, queue)) :])
         split_place(place)
         return queue, place
-
-    @property
-    def all_newer(self) -> Range:
-        return range_of(self._key("newer"))
-
-    @property
-    def all_asides(self) -> Range:
-        return range_of(self._key("aside"))
 
     def unpack(self, key: bytes) -> tuple[str | bytes | int, ...]:
         """The elements behind the namespace, the tag first."""
