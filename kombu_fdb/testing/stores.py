@@ -22,8 +22,7 @@ from kombu_fdb.errors import ForkedError, StoreUnavailable
 from kombu_fdb.process import connect
 from kombu_fdb.settings.location import MEMORY_SCHEME
 from kombu_fdb.testing.faults import Faults
-from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.testing.memory_transaction import MemoryTransaction
+from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
 __all__ = ["MemoryStores"]
 

@@ -25,8 +25,7 @@ from kombu_fdb.process.upkeep.duty_cycle import SessionSteps
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted, Landing
-from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.testing.memory_transaction import MemoryTransaction
+from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
 __all__ = [
     "Dice",

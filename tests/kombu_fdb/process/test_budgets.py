@@ -27,8 +27,7 @@ from kombu_fdb.process.upkeep.duties import Duty
 from kombu_fdb.process.upkeep.duty_cycle import TURN_S, TURN_TRANSACTIONS, Duties
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.testing.memory_transaction import MemoryTransaction
+from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
 TRANSACTION_S = 0.004
 #: A step that has begun comes to its end; so does a look at what there is to do.
