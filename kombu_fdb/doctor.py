@@ -21,7 +21,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -88,15 +88,6 @@ class Finding(NamedTuple):
 Findings = Iterator[Finding]
 
 
-@dataclass(frozen=True)
-class Patient:
-    """What is examined."""
-
-    location: Location
-    options: Options
-    environ: dict[str, str]
-
-
 # -- software ------------------------------------------------------------------------------------------------------
 
 
@@ -135,17 +126,17 @@ def check_schemes() -> Findings:
     yield Finding("ok", "URL schemes", ", ".join(f"{scheme}://" for scheme in SCHEMES))
 
 
-def check_clock(patient: Patient) -> Findings:
+def check_clock(location: Location) -> Findings:
     """Wall clocks decide when delayed messages are due."""
     now_ms = SystemClock().wall_ms()
     step = "Set the clock and keep it right with NTP: it decides when delayed tasks are due."
     if now_ms < EPOCH_MS:
         yield Finding("fail", "clock", "it is set to a past year", step)
         return
-    if isinstance(patient.location, SqliteLocation):
+    if isinstance(location, SqliteLocation):
         ahead_ms = 0
         with suppress(OSError):  # it is not there, or opening it tells what is in the way
-            ahead_ms = patient.location.path.stat().st_mtime_ns // 1_000_000 - now_ms
+            ahead_ms = location.path.stat().st_mtime_ns // 1_000_000 - now_ms
         if ahead_ms > CLOCK_SLACK_MS:
             found = f"the store was written {ahead_ms // 1000} s in the future"
             yield Finding("warn", "clock", found, step)
@@ -387,16 +378,15 @@ def _answers(address: str) -> bool:
 # -- the store -----------------------------------------------------------------------------------------------------
 
 
-def check_store(patient: Patient) -> Findings:
+def check_store(location: Location, options: Options) -> Findings:
     """Open it as a worker would, and look."""
-    location = patient.location
     if isinstance(location, SqliteLocation) and location.is_default and location.is_absent:
         yield Finding("ok", "store", "not opened, because it is not in use yet")
         return
     clock = SystemClock()
     begin = clock.monotonic()
     try:
-        opened = open_store(location, patient.options, timeout_s=patient.options.connect_timeout)
+        opened = open_store(location, options, timeout_s=options.connect_timeout)
     except KombuFDBError as error:
         yield _failure("store", error)
         return
@@ -404,7 +394,7 @@ def check_store(patient: Patient) -> Findings:
     with closing(opened.database):
         yield from _contents(opened)
         if isinstance(location, ClusterLocation):
-            yield from check_distance(opened, patient.options, clock)
+            yield from check_distance(opened, options, clock)
 
 
 def _contents(opened: Opened) -> Findings:
@@ -497,28 +487,24 @@ def examine(url: str, given: dict[str, Any], environ: dict[str, str]) -> Finding
     except OptionError as error:
         yield _failure("options", error)
         return
-    patient = Patient(location, options, environ)
     ignored = {name: why for name in given if (why := why_ignored(name)) is not None}
     taken = ", ".join(f"{name}={value!r}" for name, value in given.items() if name not in ignored)
     yield Finding("ok", "options", taken or "defaults")
     for name, why in ignored.items():
         yield Finding("warn", "options", f"{name} does nothing here: {why}", f"Remove {name} from the options.")
     yield Finding("ok", "broker", str(location))
-    yield from check_clock(patient)
+    yield from check_clock(location)
     fatal = False
-    for finding in _preconditions(patient):
+    found: Findings = iter(())
+    if isinstance(location, SqliteLocation):
+        found = check_file(location)
+    elif isinstance(location, ClusterLocation):
+        found = chain(check_library(), check_cluster(location, options, environ))
+    for finding in found:
         fatal = fatal or finding.level == "fail"
         yield finding
     if not fatal:
-        yield from check_store(patient)
-
-
-def _preconditions(patient: Patient) -> Findings:
-    if isinstance(patient.location, SqliteLocation):
-        yield from check_file(patient.location)
-    elif isinstance(patient.location, ClusterLocation):
-        yield from check_library()
-        yield from check_cluster(patient.location, patient.options, patient.environ)
+        yield from check_store(location, options)
 
 
 def main(argv: Sequence[str] | None = None, write: Callable[[str], object] = print) -> int:

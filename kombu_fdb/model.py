@@ -14,39 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NewType
 
-__all__ = [
-    "LONGEST_KEY",
-    "LONGEST_TASK_ID",
-    "NO_PRIORITY",
-    "NO_SESSION",
-    "URGENT",
-    "ClaimTerms",
-    "Death",
-    "Delivery",
-    "Demand",
-    "KeyCounts",
-    "KeyLimits",
-    "Lease",
-    "Listed",
-    "Page",
-    "Part",
-    "Peeked",
-    "Place",
-    "Publication",
-    "QueueControl",
-    "QueueCounts",
-    "QueueFacts",
-    "Rank",
-    "RoundSnapshot",
-    "SessionFacts",
-    "SessionId",
-    "Spot",
-    "Stamp",
-    "StoredMessage",
-    "View",
-    "Way",
-]
-
 #: A fairness key's longest UTF-8 form, in bytes.
 LONGEST_KEY = 512
 #: A queue's longest name in UTF-8, in bytes: AMQP's short string.

@@ -58,9 +58,6 @@ from kombu_fdb.settings.location import default_cluster_file
 from kombu_fdb.store.foundationdb.binding import binding
 from kombu_fdb.store.protocol import KeyValue, OneShotWatch, check_key, check_value
 
-__all__ = ["FoundationDatabase", "Tls"]
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 

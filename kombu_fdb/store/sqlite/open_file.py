@@ -30,7 +30,7 @@ import sqlite3
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
@@ -97,30 +97,11 @@ class Users:
             self.inside.add(user)
 
 
-class Guarded(Protocol):
-    pid: int
-    users: Users
-    #: Device and inode.
-    identity: tuple[int, int]
-
-    def close_connections(self) -> None: ...
-    def connections(self) -> list[sqlite3.Connection]: ...
-    def close_files(self) -> None: ...
-
-
 # The process's state, because forking is: what is open, and what a child can't use.
-_guarded: weakref.WeakSet[Guarded] = weakref.WeakSet()
-_stopping: list[Guarded] = []
-_stopped: list[Guarded] = []
+_guarded: weakref.WeakSet[OpenFile] = weakref.WeakSet()
+_stopping: list[OpenFile] = []
+_stopped: list[OpenFile] = []
 _tainted: set[tuple[int, int]] = set()
-
-
-def guard(file: Guarded) -> None:
-    _guarded.add(file)
-
-
-def unguard(file: Guarded) -> None:
-    _guarded.discard(file)
 
 
 def refuse_tainted(path: str) -> None:
@@ -167,7 +148,7 @@ def _after_in_child() -> None:
         _guarded.discard(file)
 
 
-def _taint(file: Guarded) -> None:
+def _taint(file: OpenFile) -> None:
     _tainted.add(file.identity)
     for connection in file.connections():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
@@ -230,7 +211,7 @@ class OpenFile:
             bells.close()
             raise
         self.lock = WriteLock(gate, main, clock)
-        guard(self)
+        _guarded.add(self)
 
     def close(self) -> None:
         """Close what is unused, within some seconds; the last user closes the rest. Idempotent."""
@@ -239,7 +220,7 @@ class OpenFile:
         if self.lock.close() and self.users.stop(CLOSE_S):
             self.close_connections()
             self.ringer.close()
-            unguard(self)
+            _guarded.discard(self)
 
     def insist(self, step: Callable[[], T], deadline: float) -> T:
         """Do ``step``, again while SQLite is busy, until the deadline; its errors become ours."""
