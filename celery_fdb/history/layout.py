@@ -63,8 +63,6 @@ Range = tuple[bytes, bytes]
 
 NONCE_BYTES = 12
 MOST_SEGMENT_NUMBERS = 2**62
-#: Indexes by group; those by run are "id" and "root".
-INDEXES = ("task", "state")
 
 
 class GroupId(NamedTuple):

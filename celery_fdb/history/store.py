@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from celery_fdb.history import indexes, layout, reading
 from celery_fdb.history.indexes import Group, decode, pack_groups
-from celery_fdb.history.layout import INDEXES, NONCE_BYTES, Counters, GroupId, HistoryKeys
+from celery_fdb.history.layout import NONCE_BYTES, Counters, GroupId, HistoryKeys
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import RUNS_AT_ONCE, Cursor, Roots, Row, Wanted
 from celery_fdb.history.run import LOST, Run
@@ -30,6 +30,8 @@ from kombu_fdb.store.retry import Patience, Retry
 
 #: Names of tasks of one group that are counted by name; names come from the code, but that is no promise.
 MOST_TASKS, OTHER_TASKS = 100, "(other)"
+#: Indexes by group; those by run are "id" and "root".
+INDEXES = ("task", "state")
 #: Active runs of a dead worker that one transaction ends.
 LOST_RUNS = 100
 

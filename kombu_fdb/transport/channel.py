@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 from amqp import spec
-from amqp.exceptions import ChannelError, ConsumerCancelled, NotAllowed
+from amqp.exceptions import ChannelError, ConsumerCancelled, NotAllowed, PreconditionFailed
 from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
@@ -31,15 +31,13 @@ from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.consuming.receiver import Receiver
-from kombu_fdb.transport.consuming.subscription import Subscription, next_tag
 from kombu_fdb.transport.declaring import DeclaringChannel, one_call, settle_orphaned
 from kombu_fdb.transport.encoding.envelope import encode, open_delivery
 from kombu_fdb.transport.encoding.fairkey import KeyOf
 from kombu_fdb.transport.encoding.properties import whole_of
-from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp, refuse
+from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 from kombu_fdb.transport.holding.qos import Message, QoS
-from kombu_fdb.transport.holding.settling import Connected, Settling
-from kombu_fdb.transport.holding.unacked import Credit
+from kombu_fdb.transport.holding.unacked import Connected, Credit, Settling, Subscription, next_tag
 
 #: A direct get meets at most this many expired messages.
 MOST_EXPIRED = 1000
@@ -49,6 +47,12 @@ ONE_OF_SEVERAL = {
     "x-priority": "For one consumer before others, declare the queue with x-single-active-consumer",
     "x-stream-offset": "There are no streams",
 }
+
+
+def _refuse(given: object, what: str, method: str, fix: str) -> None:
+    """Raises 406 for what RabbitMQ acts upon: were it accepted, it would do nothing, and nothing would say so."""
+    if given:
+        raise PreconditionFailed(f"PRECONDITION_FAILED - no {what} here. {fix}", (50, 10), f"Channel.{method}")
 
 
 class Connecting(Connected, Protocol):
@@ -103,7 +107,7 @@ class Channel(DeclaringChannel):
 
     def _begin(self) -> None:
         """With nothing claimed, held or settled."""
-        self.credit: Credit[Subscription] = Credit()
+        self.credit: Credit = Credit()
         self._settling = Settling(self.transport, self.credit)
         self._qos = QoS(self.credit, self._settling)
 
@@ -144,7 +148,7 @@ class Channel(DeclaringChannel):
         connection error if the store does not answer: the message may be stored only after ``CommitUnknown``.
         """
         if immediate:
-            refuse(
+            _refuse(
                 immediate, "immediate publication", "basic_publish", "Give the message an expiration, or leave it out"
             )
         if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
@@ -195,7 +199,7 @@ class Channel(DeclaringChannel):
         """
         for what, given in {"exclusive": kwargs.get("exclusive"), **(kwargs.get("arguments") or {})}.items():
             if what in ONE_OF_SEVERAL:
-                refuse(given, f"{what} consumers", "basic_consume", ONE_OF_SEVERAL[what])
+                _refuse(given, f"{what} consumers", "basic_consume", ONE_OF_SEVERAL[what])
         consumer_tag = consumer_tag or f"amq.ctag-{uuid()}"
         check_text("consumer tag", consumer_tag, LONGEST_NAME)
         if consumer_tag in self._subscriptions:
@@ -345,7 +349,7 @@ class Channel(DeclaringChannel):
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         """``prefetch_count`` is for the whole channel; 0 is no limit. Raises ``InvalidArgument``, and 406."""
-        refuse(prefetch_size, "prefetch_size", "basic_qos", "Set prefetch_count: messages are counted")
+        _refuse(prefetch_size, "prefetch_size", "basic_qos", "Set prefetch_count: messages are counted")
         self.credit.prefetch = whole_of("prefetch_count", prefetch_count)
         self._settling.on_room()
 

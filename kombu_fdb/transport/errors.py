@@ -108,12 +108,6 @@ def not_found(what: str, method: str) -> NotFound:
     return NotFound(f"NOT_FOUND - {what}", (50, 10), f"Channel.{method}")
 
 
-def refuse(given: object, what: str, method: str, fix: str) -> None:
-    """Raises 406 for what RabbitMQ acts upon: were it accepted, it would do nothing, and nothing would say so."""
-    if given:
-        raise PreconditionFailed(f"PRECONDITION_FAILED - no {what} here. {fix}", (50, 10), f"Channel.{method}")
-
-
 def run_all(steps: Iterable[Callable[[], object]]) -> None:
     """Every step of a clean-up, also if one fails; then raises the first error."""
     first: KombuFDBError | None = None

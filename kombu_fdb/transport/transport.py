@@ -38,11 +38,11 @@ from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate
 from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
-from kombu_fdb.transport.consuming.subscription import next_tag
 from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
 from kombu_fdb.transport.encoding.fairkey import KeyOf, key_reader
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
+from kombu_fdb.transport.holding.unacked import next_tag
 from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.older_kombu import BatchingChannel
 from kombu_fdb.transport.worker.requests import end_stopping_worker, is_stopping, join_workers

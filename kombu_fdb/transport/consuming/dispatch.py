@@ -29,8 +29,7 @@ from time import monotonic
 
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.locks import unless_mine
-from kombu_fdb.transport.consuming.subscription import Arrival, Subscription, next_tag
-from kombu_fdb.transport.holding.unacked import Credit, Room
+from kombu_fdb.transport.holding.unacked import Arrival, Credit, Room, Subscription, next_tag
 
 
 @dataclass(slots=True)
@@ -64,13 +63,13 @@ class Dispatch:
         self._clock = clock
         self._lock = threading.RLock()
         self._by_queue: dict[str, deque[Subscription]] = {}
-        self._credits: deque[Credit[Subscription]] = deque()
+        self._credits: deque[Credit] = deque()
         self._offset = turn
         #: By queue, the last turn in which it was the first.
         self._firsts: dict[str, int] = {}
         self._turns = 0
         #: Channels that nothing is claimed for; whose program drains clears it.
-        self.stalled: set[Credit[Subscription]] = set()
+        self.stalled: set[Credit] = set()
         #: Claimed, and not handed on yet.
         self.arriving: list[Delivery] = []
         #: Whether a turn that placed them got no further.
@@ -108,7 +107,7 @@ class Dispatch:
             for credit in self._credits:
                 credit.inbox.withdraw(_everything, self._leaving)
 
-    def forget(self, credit: Credit[Subscription]) -> None:
+    def forget(self, credit: Credit) -> None:
         """The channel is closed. What still waits is leaving, as its consumers are not cancelled yet."""
         with unless_mine(self._lock):
             credit.inbox.withdraw(_everything, self._leaving)
@@ -248,7 +247,7 @@ class Dispatch:
                 self._firsts[first] = self._turns
 
     def _room(self, subscriptions: Sequence[Subscription], plan: Plan, now: float) -> int:
-        rooms: dict[Credit[Subscription], int] = {}
+        rooms: dict[Credit, int] = {}
         for each in _served(subscriptions):
             credit = each.credit
             if credit in self.stalled:
@@ -335,12 +334,12 @@ class Dispatch:
                 return None
         return delivery.lease if delivery.leased else None
 
-    def waiting(self, credit: Credit[Subscription], queue: str) -> int:
+    def waiting(self, credit: Credit, queue: str) -> int:
         """How many messages of a queue a channel has that its program has not seen, and that could go back."""
         with unless_mine(self._lock):
             return len(_of_queue(credit, queue))
 
-    def take_waiting(self, credit: Credit[Subscription], queue: str, hand: list[Delivery], most: int) -> None:
+    def take_waiting(self, credit: Credit, queue: str, hand: list[Delivery], most: int) -> None:
         """Put up to so many of them into ``hand``, the first one first. Interrupted in between, they are leaving."""
         with unless_mine(self._lock):
             self._drop_leaving()
@@ -352,7 +351,7 @@ class Dispatch:
             self._leaving.difference_update(leases)
 
 
-def _of_queue(credit: Credit[Subscription], queue: str) -> list[Delivery]:
+def _of_queue(credit: Credit, queue: str) -> list[Delivery]:
     return [delivery for _, delivery in credit.inbox if delivery.queue == queue and delivery.leased]
 
 

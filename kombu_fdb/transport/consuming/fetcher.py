@@ -55,11 +55,9 @@ from kombu_fdb.process.combiner_client import CombinerClient, Rivalry
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
-from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
 from kombu_fdb.transport.consuming.watch_set import BUSY, Drain, IdleTracker, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
-from kombu_fdb.transport.holding.settling import MANY_ACKS
-from kombu_fdb.transport.holding.unacked import Credit
+from kombu_fdb.transport.holding.unacked import MANY_ACKS, Arrival, Credit, Subscription
 from kombu_fdb.transport.worker.poison import is_workers
 
 #: The first one of a line looks into so many queues without asking. A consumer of more queues also watches their bells
@@ -165,7 +163,7 @@ class Fetcher:
         self._cancels.append((subscription, leave, done))
         return done
 
-    def forget(self, credit: Credit[Subscription]) -> None:
+    def forget(self, credit: Credit) -> None:
         """The channel is closed: what still waits goes back. Never blocks."""
         self.dispatch.forget(credit)
         self._release_later()

@@ -52,10 +52,10 @@ from kombu_fdb.primitives.threads import in_hub, instead_of_threads, start
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.fetcher import Fetcher
-from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
 from kombu_fdb.transport.consuming.watch_set import LONGEST_REST_S, SHORTEST_REST_S, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
-from kombu_fdb.transport.worker.poison import fault_in, survive
+from kombu_fdb.transport.holding.unacked import Arrival, Subscription
+from kombu_fdb.transport.worker.poison import fault_in, give_back
 
 # -- to the callback ---------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,9 @@ def deliver_next(fetcher: Fetcher) -> bool:
                     raise
                 if not isinstance(error, Exception):
                     raise
-                survive(message, arrival.delivery, error)
+                delivery = arrival.delivery
+                name = f"message {delivery.message_id.hex()} of queue {delivery.queue}"
+                give_back(message, error, name, delivery.redeliveries)  # the error ends here, and the message goes back
             return True
     except BaseException:
         fetcher.return_undelivered(hand)  # what no callback has seen

@@ -32,16 +32,12 @@ from kombu_fdb.transport.encoding.properties import (
     LONG_NUMBER,
     MOST_PRIORITY,
     check_numbers,
-    check_routes,
     check_shape,
     check_task,
-    dedup_of,
-    due_ms,
-    once_of,
     served,
+    steered_by,
     task_id_of,
     ttl_ms,
-    ttr_ms,
     whole_of,
 )
 
@@ -204,23 +200,9 @@ def encode(
     if not (shape.steers or headers.get("eta")):
         key = "" if key_of is explicit_key else key_of(message)
         return Publication(exchange, routing_key, payload, priority, 0, ttl, 0, key, 0, task_id)
-    check_routes(headers)
-    dedup_id, dedup_window_ms = dedup_of(headers, properties, dedup_window_s)
-    once_id, once_window_ms = once_of(headers, dedup_window_s)
+    steered = steered_by(headers, properties, now_ms(), dedup_window_s)
     return Publication(
-        exchange,
-        routing_key,
-        payload,
-        priority,
-        due_ms=due_ms(headers, properties, now_ms()),
-        ttl_ms=ttl,
-        key=key_of(message),
-        ttr_ms=ttr_ms(headers),
-        task_id=task_id,
-        dedup_id=dedup_id,
-        dedup_window_ms=dedup_window_ms,
-        once_id=once_id,
-        once_window_ms=once_window_ms,
+        exchange, routing_key, payload, priority, ttl_ms=ttl, key=key_of(message), task_id=task_id, **steered
     )
 
 

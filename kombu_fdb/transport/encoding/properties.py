@@ -107,12 +107,6 @@ def ttl_ms(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> int | N
     return int(number("expiration", expiration, "milliseconds", most=LONGEST_MS))
 
 
-def ttr_ms(headers: Mapping[str, Any]) -> int:
-    """The time to run; 0 for none."""
-    given = headers.get("x-ttr")
-    return 0 if given is None else int(number("x-ttr", given, "milliseconds", most=LONGEST_MS))
-
-
 def _moment_ms(name: str, value: Any) -> int:
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
@@ -204,17 +198,6 @@ def _no_task(fault: str) -> InvalidArgument:
         reason=fault,
         fix="See apply_async's options; ids are strings, as in task_id=str(...).",
     )
-
-
-def check_routes(headers: Mapping[str, Any]) -> None:
-    """Raises ``InvalidArgument``."""
-    for name in ROUTES:
-        if isinstance(headers.get(name), list | tuple):
-            raise InvalidArgument(
-                f"the header {name} adds no routing keys here",
-                given=shown(headers[name]),
-                fix="Publish once for each key, or bind each of the queues with one key.",
-            )
 
 
 def _told(headers: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -373,7 +356,7 @@ def task_id_of(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> str
     return task_id if utf8_bytes("task id", task_id) <= LONGEST_TASK_ID else ""
 
 
-def dedup_of(headers: Mapping[str, Any], properties: Mapping[str, Any], window_s: float) -> tuple[str, int]:
+def _dedup_of(headers: Mapping[str, Any], properties: Mapping[str, Any], window_s: float) -> tuple[str, int]:
     """The dedup id, "" if there is none, and its window in milliseconds."""
     if _DEDUP_IDS.isdisjoint(headers) and _SQS_DEDUP_ID not in properties:
         return "", 0
@@ -389,7 +372,7 @@ def dedup_of(headers: Mapping[str, Any], properties: Mapping[str, Any], window_s
     return dedup_id, _window_ms("dedup_window", headers.get("dedup_window"), window_s)
 
 
-def once_of(headers: Mapping[str, Any], window_s: float) -> tuple[str, int]:
+def _once_of(headers: Mapping[str, Any], window_s: float) -> tuple[str, int]:
     """Likewise, the once id."""
     if "once_id" not in headers:
         return "", 0
@@ -397,6 +380,33 @@ def once_of(headers: Mapping[str, Any], window_s: float) -> tuple[str, int]:
     if not once_id or _goes_on(headers):
         return "", 0
     return once_id, _window_ms("once_window", headers.get("once_window"), window_s)
+
+
+def steered_by(
+    headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: int, window_s: float
+) -> dict[str, Any]:
+    """What the names that steer a message say, as fields of its publication. Raises ``InvalidArgument``.
+
+    ``window_s``: of dedup and once ids without one of their own.
+    """
+    for name in ROUTES:
+        if isinstance(headers.get(name), list | tuple):
+            raise InvalidArgument(
+                f"the header {name} adds no routing keys here",
+                given=shown(headers[name]),
+                fix="Publish once for each key, or bind each of the queues with one key.",
+            )
+    ttr = headers.get("x-ttr")
+    dedup_id, dedup_window_ms = _dedup_of(headers, properties, window_s)
+    once_id, once_window_ms = _once_of(headers, window_s)
+    return {
+        "due_ms": due_ms(headers, properties, now_ms),
+        "ttr_ms": 0 if ttr is None else int(number("x-ttr", ttr, "milliseconds", most=LONGEST_MS)),
+        "dedup_id": dedup_id,
+        "dedup_window_ms": dedup_window_ms,
+        "once_id": once_id,
+        "once_window_ms": once_window_ms,
+    }
 
 
 def _goes_on(headers: Mapping[str, Any]) -> bool:

@@ -26,8 +26,7 @@ from typing import Any
 
 from kombu.transport import virtual
 
-from kombu_fdb.transport.holding.settling import Settling
-from kombu_fdb.transport.holding.unacked import Credit
+from kombu_fdb.transport.holding.unacked import Credit, Settling
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ LATE = (
 class QoS(virtual.QoS):
     """Per channel. The base class's table is replaced: it is keyed by the publisher's tag, and its acks go nowhere."""
 
-    def __init__(self, credit: Credit[Any], settler: Settling) -> None:
+    def __init__(self, credit: Credit, settler: Settling) -> None:
         # Without the base's finalizer: the client hands everything back at exit, of all channels.
         self._credit = credit
         self._held = credit.held

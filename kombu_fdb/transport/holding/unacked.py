@@ -1,6 +1,4 @@
-"""A channel's messages that are claimed, or handed out and not settled, and how many more it may have.
-
-No thread, no store: only the bookkeeping.
+"""A channel's messages: those that are claimed, or handed out and not settled; how many more it may have; settling.
 
 *The table.* A delivery is *held* under the tag it was handed out with, from just before its callback until it is
 settled. It is *late* when its time to run has passed: the message went back in the consumer's stead, but its entry
@@ -18,16 +16,29 @@ than the window: what a slow consumer has in its inbox, no other one of the queu
 Round trips are grouped. With a prefetch, room is worth a claim when half of it is free, or all of it, or when a free
 place has waited as long as an ack waits for company; a free slot is not kept waiting for a second one. Without a bound
 it is worth one when the half of what it may have ahead is left.
+
+*Settling.* A channel keeps the client it first consumed with, so that what it was given before its connection was lost
+can still be settled: the leases are the session's, not the connection's. They are the process's as well: a forked
+child, which has a copy of them, settles nothing, whatever it closes.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 
-from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.errors import ForkedError, StoreError
+from kombu_fdb.model import Delivery, Lease, SessionId
+from kombu_fdb.process.client import Client
+
+logger = logging.getLogger(__name__)
 
 # -- handed out --------------------------------------------------------------------------------------------------------
 
@@ -111,22 +122,11 @@ class Held:
 # -- claimed ahead -----------------------------------------------------------------------------------------------------
 
 
-class Assigned(Protocol):
-    """A consumer, as the inbox sees it."""
-
-    @property
-    def no_ack(self) -> bool:
-        """Whether it settles nothing."""
-
-
-C = TypeVar("C", bound=Assigned)
-
-
-class Inbox(Generic[C]):
+class Inbox:
     """Not thread-safe: ``Dispatch`` holds its lock. Moments are seconds of its clock."""
 
     def __init__(self) -> None:
-        self.items: deque[tuple[C, Delivery]] = deque()
+        self.items: deque[tuple[Subscription, Delivery]] = deque()
         #: Whether it ever had one for a consumer without acks.
         self.is_mixed = False
         #: When a message was last taken, or the first one came.
@@ -135,7 +135,7 @@ class Inbox(Generic[C]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def __iter__(self) -> Iterator[tuple[C, Delivery]]:
+    def __iter__(self) -> Iterator[tuple[Subscription, Delivery]]:
         return iter(self.items)
 
     @property
@@ -151,12 +151,14 @@ class Inbox(Generic[C]):
             self.items = deque([first, *(item for item in items if item is not first)])
         return first is not None
 
-    def return_undelivered(self, consumer: C, delivery: Delivery) -> None:
+    def return_undelivered(self, consumer: Subscription, delivery: Delivery) -> None:
         """To the front, unless it is there: the thread that took it may have been interrupted before it left."""
         if not self.items or self.items[0][1] is not delivery:
             self.items.appendleft((consumer, delivery))
 
-    def withdraw(self, chosen: Callable[[C, Delivery], bool], leaving: set[Lease] | None = None) -> list[Lease]:
+    def withdraw(
+        self, chosen: Callable[[Subscription, Delivery], bool], leaving: set[Lease] | None = None
+    ) -> list[Lease]:
         """Remove what is chosen. Returns the leases; what was taken out of the store has none.
 
         ``leaving``: they are put into it before they are removed.
@@ -194,12 +196,12 @@ class Room(NamedTuple):
 FULL = Room(0)
 
 
-class Credit(Generic[C]):
+class Credit:
     """Of one channel. ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread."""
 
     def __init__(self) -> None:
         #: Claimed and not handed out yet.
-        self.inbox: Inbox[C] = Inbox()
+        self.inbox: Inbox = Inbox()
         #: Handed out and not settled.
         self.held = Held()
         #: How many its consumers may hold; 0 is no limit.
@@ -291,7 +293,7 @@ class Credit(Generic[C]):
 
     # -- a message's way ---------------------------------------------------------------------------------------------
 
-    def receive(self, consumer: C, delivery: Delivery, now: float) -> None:
+    def receive(self, consumer: Subscription, delivery: Delivery, now: float) -> None:
         """It was claimed."""
         inbox = self.inbox
         if not inbox.items:
@@ -317,3 +319,179 @@ class Credit(Generic[C]):
         """No callback has seen it."""
         if self.held.withdraw(tag) and tag <= self._last_counted:  # else interrupted before it was counted
             self._handed -= 1
+
+
+# -- settling ----------------------------------------------------------------------------------------------------------
+
+
+#: This many pending acks don't wait for more.
+MANY_ACKS = 64
+
+
+class Connected(Protocol):
+    """A channel's connection, as its settler sees it."""
+
+    @property
+    def store(self) -> Client: ...
+
+    def now_ms(self) -> int: ...
+
+    def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
+        """An ack waits, the ``pending``-th. False if no receiver runs that would settle it."""
+
+    def on_room(self) -> None:
+        """Room was made, or taken away."""
+
+
+class Settling:
+    """Settles what one channel was given. From any thread."""
+
+    def __init__(self, connection: Connected, credit: Credit) -> None:
+        self._connection = connection
+        self._credit = credit
+        self._client: Client | None = None
+        self._pid = os.getpid()
+        #: The channel is closed: another thread settles what comes now.
+        self.ended = False
+
+    @property
+    def client(self) -> Client:
+        """What the channel consumed with: stays the same when the connection is lost. Raises ``ForkedError``."""
+        if os.getpid() != self._pid:  # as is_foreign, which each message would call three times
+            raise ForkedError(
+                "these messages were given to the parent process, which settles them",
+                parent=self._pid,
+                fix="Settle them there. What a child is to work on, it consumes through a connection of its own.",
+            )
+        if self._client is None:
+            self._client = self._connection.store
+        return self._client
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a child of the process that was given the messages."""
+        return os.getpid() != self._pid
+
+    # -- acks --------------------------------------------------------------------------------------------------------
+
+    def ack(self, tag: int, lease: Lease) -> None:
+        """It leaves the table, and is settled soon: with others if a receiver runs, else at once.
+
+        ``tag``: in the table, or of one that was handed out without acks. An exception out of a signal handler leaves
+        it noted, or held, to be acknowledged again.
+        """
+        client, credit = self.client, self._credit
+        try:
+            if client.overdue.timers:
+                client.overdue.forget((lease,))  # the consumer was in time, even if the store hears of it later
+            client.acks.append(lease)
+            credit.held.drop(tag)
+        except BaseException:
+            if lease in client.acks:
+                credit.held.drop(tag)
+            raise
+        enough = max(1, credit.prefetch // 2) if credit.prefetch else MANY_ACKS  # for a claim of their own
+        if self._connection.on_ack(len(client.acks), enough, was_blocked=credit.was_blocked):
+            return
+        if self.ended:
+            client.nudge()
+        else:
+            client.flush_acks()
+
+    # -- at once -----------------------------------------------------------------------------------------------------
+
+    def settle(self, lease: Lease, *, requeue: bool, pause_ms: int, reason: str, details: dict[str, Any]) -> None:
+        """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
+        if requeue:
+            due_ms = self._connection.now_ms() + pause_ms if pause_ms else 0
+            self.client.requeue([lease], details, due_ms=due_ms)
+        else:
+            self.client.reject([lease], reason=reason, **details)
+
+    def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
+        """Dead-letter what no consumer can handle."""
+        logger.error("dead-lettered message %s of queue %s: %s", delivery.message_id.hex(), delivery.queue, error)
+        try:
+            self.client.reject([delivery.lease], reason="malformed", error=error, **details)
+        except StoreError:
+            self.client.release_later([delivery.lease])
+
+    def note_attempt(self, lease: Lease) -> None:
+        """Whenever it is released, an attempt at it counts."""
+        self.client.attempted.add(lease)
+
+    def release(self, leases: list[Lease], *, counted: bool) -> None:
+        """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
+        if not leases:
+            return
+        client = self.client
+        if client.suspected and not counted:
+            client.release_later(leases)
+            return
+        try:
+            client.release(leases, counted=counted)
+        except StoreError:
+            client.suspect()
+            raise
+
+    def release_later(self, leases: list[Lease]) -> None:
+        """By another thread. For a finalizer: never blocks, takes no lock."""
+        if not self.is_foreign:
+            self.client.release_later(leases)
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    def on_room(self) -> None:
+        self._connection.on_room()
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+_numbers = count(1)
+
+
+#: A delivery tag: rising, unique in the process.
+next_tag: Callable[[], int] = partial(next, count(1))
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """One consumer of one queue."""
+
+    #: The caller's, which is its name in its channel only.
+    consumer_tag: str
+    queue: str
+    #: Of its channel, as are the next two.
+    credit: Credit
+    settler: Settling
+    #: Makes the message of a delivery, tag and consumer tag; None if it can't be one.
+    open: Callable[[Delivery, int, str], Any]
+    no_ack: bool
+    callback: Callable[[Any], Any]
+    #: Called by a drain when the queue was deleted.
+    on_cancel: Callable[[Subscription], Any]
+    #: The queue vanishes with its consumers.
+    transient: bool
+    #: The queue serves one consumer at a time.
+    single: bool = False
+    #: The session in whose name the store knows of this consumer.
+    session_id: SessionId | None = None
+    #: Its name in the store: no two of a process, and so of a session, are the same.
+    tag: str = field(init=False)
+    #: Whether claiming takes messages out of the store: without acks, from a queue that vanishes anyway. Others are
+    #: claimed under a lease even without acks, and settled when they are handed out: what was claimed ahead is not lost
+    #: with the consumer.
+    leaseless: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tag = f"{next(_numbers)}-{self.consumer_tag}"
+        self.leaseless = self.no_ack and self.transient
+
+
+class Arrival(NamedTuple):
+    """A message for a worker loop."""
+
+    subscription: Subscription
+    delivery: Delivery
+    tag: int

@@ -27,7 +27,6 @@ import logging
 import traceback
 from typing import Any
 
-from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.ranges import last_lines
 from kombu_fdb.transport.encoding.properties import body_fault, fault_of, is_timelimit
 
@@ -89,11 +88,6 @@ def _modules(callback: Any) -> list[str]:
     consumer = getattr(callback, "__self__", None)
     handlers = (getattr(consumer, "on_message", None), *(getattr(consumer, "callbacks", None) or ()))
     return [getattr(each, "__module__", None) or "" for each in handlers]
-
-
-def survive(message: Any, delivery: Delivery, error: Exception) -> None:
-    """The error ends here, and the message goes back. Raises a ``StoreError`` if it can't be given back."""
-    give_back(message, error, f"message {delivery.message_id.hex()} of queue {delivery.queue}", delivery.redeliveries)
 
 
 def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> None:

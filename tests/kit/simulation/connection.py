@@ -22,11 +22,9 @@ from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming import fetcher
-from kombu_fdb.transport.consuming.subscription import Subscription
 from kombu_fdb.transport.consuming.watch_set import Drain, WatchSet
 from kombu_fdb.transport.holding.qos import QoS
-from kombu_fdb.transport.holding.settling import Settling
-from kombu_fdb.transport.holding.unacked import Credit
+from kombu_fdb.transport.holding.unacked import Credit, Settling, Subscription
 
 __all__ = ["Flag", "Letter", "SimulatedClient", "SimulatedTransport"]
 
@@ -111,7 +109,7 @@ class SimulatedTransport:
         self.watch_set = WatchSet(Flag())
         self.arrived = Flag()
         self.fetcher = fetcher.Fetcher(client, self.watch_set, self.arrived, clock, rng)
-        self.credit: Credit[Subscription] = Credit()
+        self.credit: Credit = Credit()
         self.credit.prefetch = prefetch
         self.settling = Settling(self, self.credit)
         self.qos = QoS(self.credit, self.settling)

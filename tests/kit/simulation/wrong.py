@@ -141,7 +141,7 @@ def promise_twice(claiming: Claiming, plan: Any, _hand: list[Any]) -> None:
     plan.queues = [queue for queue in plan.queues if queue not in claiming.combiner.queues] or plan.queues
 
 
-def count_what_is_held(credit: Credit[Any]) -> int:
+def count_what_is_held(credit: Credit) -> int:
     return credit.prefetch - len(credit.held.leases)
 
 

@@ -28,7 +28,7 @@ from kombu_fdb.transport import channel as channel_module
 from kombu_fdb.transport import transport as transport_module
 from kombu_fdb.transport.consuming import dispatch as dispatch_module
 from kombu_fdb.transport.consuming import receiver
-from kombu_fdb.transport.holding import settling, unacked
+from kombu_fdb.transport.holding import unacked
 
 DEADLINE_S = 60.0
 #: Seconds after which a connection counts as not drained, where a test waits for that.
@@ -510,10 +510,7 @@ class TestInterrupted:
 
     def test_at_any_line_of_a_drain(self, connect: Any, engine: Engine, until: Any) -> None:
         connection = connect(delivery_limit=None)  # the same messages come back at each line
-        files = {
-            str(each.__file__)
-            for each in (transport_module, receiver, dispatch_module, unacked, unacked, settling, channel_module)
-        }
+        files = {str(each.__file__) for each in (transport_module, receiver, dispatch_module, unacked, channel_module)}
         received: list[Any] = []
         fill(connection, 3)
         places: list[str] = []

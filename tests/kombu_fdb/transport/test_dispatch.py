@@ -9,9 +9,8 @@ from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
 from kombu_fdb.transport.holding import unacked
-from kombu_fdb.transport.holding.unacked import Credit
+from kombu_fdb.transport.holding.unacked import Arrival, Credit, Subscription
 
 GROUP_S = 0.002
 PATIENCE_S = 5.0
@@ -22,7 +21,7 @@ class Channel:
     """All of it that is looked at here."""
 
     def __init__(self, prefetch: int = 0) -> None:
-        self.credit: Credit[Subscription] = Credit()
+        self.credit: Credit = Credit()
         self.credit.prefetch = prefetch
 
 

@@ -35,7 +35,6 @@ from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel
 from kombu_fdb.transport.encoding import envelope
-from kombu_fdb.transport.holding import settling
 from kombu_fdb.transport.holding import unacked as holding
 
 #: Where an exception may strike: what runs in the thread that takes, puts and settles.
@@ -47,7 +46,6 @@ MODULES = (
     session_threads,
     holding,
     membership,
-    settling,
     retry,
     store_tokens,
     messages,

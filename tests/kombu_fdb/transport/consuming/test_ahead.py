@@ -11,9 +11,8 @@ from kombu import Connection
 
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.consuming.subscription import Arrival, Subscription
 from kombu_fdb.transport.holding import unacked
-from kombu_fdb.transport.holding.unacked import Credit
+from kombu_fdb.transport.holding.unacked import Arrival, Credit, Subscription
 
 
 class Worked:
@@ -22,7 +21,7 @@ class Worked:
     def __init__(self, *, no_ack: bool = False) -> None:
         self.now = 0.0
         self.dispatch = Dispatch(64, 0.01, 5.0, lambda: self.now)
-        self.credit: Credit[Subscription] = Credit()
+        self.credit: Credit = Credit()
         self.numbers = iter(range(10_000))
         self.dispatch.add(Subscription("tag", "q", self.credit, None, None, no_ack, print, print, transient=False))
 
