@@ -23,27 +23,32 @@ it. Several relays may run at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery import Celery
 from celery.canvas import Signature
 from celery.utils.saferepr import saferepr
 from kombu.exceptions import OperationalError
+from kombu.utils.json import dumps, loads
 
-from celery_fdb.contrib.outbox import sending
 from celery_fdb.contrib.outbox.rows import DDL, INDEX_DDL, Row, Rows, insert
-from celery_fdb.contrib.outbox.sending import DEDUP_WINDOW_S
+from celery_fdb.tasks.publishing import everywhere
 from kombu_fdb.api.job import backoff_s as seconds
+from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.primitives.masking import masked_text
+from kombu_fdb.transport.kombu_versions import batched
 
 __all__ = ["BACKOFF", "DDL", "DEDUP_WINDOW_S", "INDEX_DDL", "LEASE_S", "MOST_ATTEMPTS", "Outbox"]
 
 logger = logging.getLogger(__name__)
 
 LEASE_S = 30.0
+#: How long the store remembers a row's messages, in seconds.
+DEDUP_WINDOW_S = 7 * 86_400.0
 MOST_ATTEMPTS = 10
 #: Between two attempts; about an hour in all.
 BACKOFF = "1/5/30/120/600s"
@@ -83,7 +88,7 @@ class Outbox:
         """As :meth:`add`; the row's id and the result."""
         signature, row_id = signature.clone(), random_id().hex()
         result = signature.freeze()
-        text = sending.written(signature, self.now_ms())
+        text = written(signature, self.now_ms())
         insert(cursor, self._mark, row_id, text, self.now_ms())
         return row_id, result
 
@@ -108,7 +113,7 @@ class Outbox:
         if not claimed:
             return 0
         try:
-            sending.send(self.app, claimed)
+            send(self.app, claimed)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one row, the others go on
             self._unless_brokers(rows, claimed, error)
             return sum(self._publish_one(rows, claimed[at:]) for at in range(len(claimed)))
@@ -118,7 +123,7 @@ class Outbox:
     def _publish_one(self, rows: Rows, left: Sequence[Row]) -> bool:
         row = left[0]
         try:
-            sending.send(self.app, [row])
+            send(self.app, [row])
         except Exception as error:  # as above
             self._unless_brokers(rows, left, error)
             attempt = row.attempts + 1
@@ -134,7 +139,7 @@ class Outbox:
         return True
 
     def _unless_brokers(self, rows: Rows, claimed: Sequence[Row], error: Exception) -> None:
-        if sending.is_brokers(self.app, error):
+        if is_brokers(self.app, error):
             rows.release(claimed)
             raise OperationalError(str(error)) from error
 
@@ -146,3 +151,87 @@ class Outbox:
 def _told(error: Exception) -> str:
     """Cut to the column's length, and without secrets."""
     return masked_text(saferepr(error, ERROR_LENGTH)).replace("\0", "")
+
+
+# -- a row's messages --------------------------------------------------------------------------------------------------
+
+
+def written(signature: Signature, now_ms: int) -> str:
+    """The signature in JSON. ``countdown`` and ``expires`` in seconds become moments, counted from ``now_ms``.
+
+    Raises ``TypeError`` for arguments that are not JSON.
+    """
+    text = dumps(signature)
+    content = loads(text)
+    _anchor(content, datetime.fromtimestamp(now_ms / 1000, UTC))
+    return str(dumps(content))
+
+
+def _anchor(signature: dict[str, Any], now: datetime) -> None:
+    """In a canvas, anchor also what is published with it, but not what workers publish later."""
+    options = signature.get("options") or {}
+    if (countdown := options.pop("countdown", None)) is not None:
+        options["eta"] = now + timedelta(seconds=countdown)
+    if isinstance(options.get("expires"), (int, float)):
+        options["expires"] = now + timedelta(seconds=options["expires"])
+    for part in _first_parts(signature):
+        _anchor(part, now)
+
+
+def _first_parts(signature: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    kwargs = signature.get("kwargs") or {}
+    kind, tasks = signature.get("subtask_type"), list(kwargs.get("tasks") or ())
+    if kind == "chord":
+        header = kwargs.get("header") or ()
+        return [header] if isinstance(header, dict) else list(header)
+    return tasks[:1] if kind == "chain" else tasks
+
+
+def send(app: Celery, rows: Iterable[Row]) -> None:
+    """Publish in as few transactions as there can be: none, if building a message fails.
+
+    Raises whatever building and publishing raise; :func:`is_brokers` tells them apart.
+    """
+    if app.conf.task_always_eager:
+        for row in rows:
+            _signature(app, row).apply_async()
+        return
+    with app.producer_pool.acquire(block=True) as producer, batched(producer, BATCH_MESSAGES):
+        for row in rows:
+            with _once(app, producer, row.id) as once:
+                _signature(app, row).apply_async(producer=once)
+
+
+def _signature(app: Celery, row: Row) -> Signature:
+    return Signature.from_dict(loads(row.signature), app=app)
+
+
+def is_brokers(app: Celery, error: BaseException) -> bool:
+    """Whether the broker did not answer: no row's fault."""
+    with app.connection_for_write() as connection:
+        kinds = (OperationalError, *connection.recoverable_connection_errors)
+    return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
+
+
+@contextmanager
+def _once(app: Celery, producer: Any, row_id: str) -> Iterator[Any]:
+    once = _Once(producer, row_id)
+    with everywhere(app, once):
+        yield once
+
+
+class _Once:
+    """A producer that gives each message an id made from its row's."""
+
+    def __init__(self, producer: Any, row_id: str) -> None:
+        self._producer = producer
+        self._row_id = row_id
+        self._published = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, headers: dict[str, Any] | None = None, **options: Any) -> Any:
+        self._published += 1
+        ids = {"once_id": f"outbox:{self._row_id}:{self._published}", "once_window": DEDUP_WINDOW_S}
+        return self._producer.publish(body, headers={**(headers or {}), **ids}, **options)

@@ -225,14 +225,14 @@ def test_an_error_that_the_database_does_not_take_stops_no_other(box, database, 
         real(self, row, error, pause_ms)
 
     monkeypatch.setattr(Rows, "fail", fail)
-    send = module.sending.send
+    send = module.send
 
     def refuse(app, claimed):
         if any('"bad"' in each.signature for each in claimed):  # in quotes: an id may contain the three letters
             raise Validation
         return send(app, claimed)
 
-    monkeypatch.setattr(module.sending, "send", refuse)
+    monkeypatch.setattr(module, "send", refuse)
     add(box, database, task.s("bad", 1))
     add(box, database, task.s("bad", 2))
     add(box, database)

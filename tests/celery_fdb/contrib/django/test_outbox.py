@@ -19,7 +19,8 @@ from django.db import connection, transaction
 from django.test import TestCase
 
 from celery_fdb import install
-from celery_fdb.contrib.outbox import MOST_ATTEMPTS, django, sending
+from celery_fdb.contrib import outbox as module
+from celery_fdb.contrib.outbox import MOST_ATTEMPTS, django
 from celery_fdb.contrib.published import BrokerInTest, Published
 from kombu_fdb.engine.messages.publish import Publisher
 
@@ -159,7 +160,7 @@ def test_a_broker_that_does_not_answer_leaves_the_rows_to_the_relay(
         asked.append(1)
         raise ConnectionError("away") from charge.app.connection_for_write().recoverable_connection_errors[0]("away")
 
-    monkeypatch.setattr(sending, "send", send)
+    monkeypatch.setattr(module, "send", send)
     for number in range(3):
         django.delay(charge, number)
     assert (len(asked), rows()) == (1, 3)
