@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 from kombu_fdb import Broker, QueueError
+from kombu_fdb.engine.messages.publish import parts
 from kombu_fdb.engine.migration import MOST_BYTES, MOST_MESSAGES
 from kombu_fdb.engine.stored.work import DELAYED, READY
 from kombu_fdb.errors import FormatError, KombuFDBError
@@ -445,22 +446,19 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
     """
     import_id = _choose_id(source, target, again=again)
     migration = target.migration
-    batch: list[tuple[bytes, StoredMessage]] = []
-    number, stored, size = 0, 0, 0
-    for mark, entry in source.entries():
-        if not isinstance(entry, StoredMessage):
-            _apply(target, entry)
-            continue
-        weight = _weight(entry)
-        if batch and (len(batch) >= MOST_MESSAGES or size + weight > MOST_BYTES):
-            stored += migration.restore(import_id, batch)
-            progress(number)
-            batch, size = [], 0
-        batch.append((mark, dataclasses.replace(entry, message_id=b"") if again else entry))
-        size += weight
-        number += 1
-    if batch:
-        stored += migration.restore(import_id, batch)
+
+    def messages() -> Iterator[tuple[bytes, StoredMessage]]:
+        """What is no message is applied on the way."""
+        for mark, entry in source.entries():
+            if isinstance(entry, StoredMessage):
+                yield mark, dataclasses.replace(entry, message_id=b"") if again else entry
+            else:
+                _apply(target, entry)
+
+    number = stored = 0
+    for part in parts(messages(), lambda each: (1, _weight(each[1])), (MOST_MESSAGES, MOST_BYTES)):
+        stored += migration.restore(import_id, part)
+        number += len(part)
         progress(number)
     facts = {"messages": number, "source": source.header.source, "finished_ms": SystemClock().wall_ms()}
     migration.finish(import_id, facts)

@@ -58,7 +58,7 @@ from celery_fdb.tasks import failures
 from kombu_fdb import Broker, Queue
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, is_number, is_whole
+from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, Kind, is_number, maybe, refused, whole
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.encoding.properties import text_of
 from kombu_fdb.transport.errors import amqp_errors
@@ -288,26 +288,24 @@ def _check_argument(cls: type[FdbTask], name: str, argument: str) -> None:
     raise OptionError(f"{name} is not an argument of the task", task=_name(cls), argument=argument, fix=advice)
 
 
-def _check_values(cls: type[FdbTask]) -> None:
-    most: Any = cls.max_in_flight
-    window: Any = cls.dedup_window
-    if most is not None and not is_whole(most, 1):
-        raise _unusable(cls, "max_in_flight", most, "a whole number of at least 1, or None")
-    if window is not None and not (is_number(window, 0, LONGEST_S) and window > 0):
-        raise _unusable(cls, "dedup_window", window, "a number of seconds, or None")
-    if cls.dead_letter not in {None, True, False}:
-        raise _unusable(cls, "dead_letter", cls.dead_letter, "True or False")
-    if cls.rate_limit_key is not None:
-        _check_rate(cls, cls.rate_limit_key)
-
-
-def _check_rate(cls: type[FdbTask], text: Any) -> None:
+def _is_rate(text: Any) -> bool:
     try:
-        if isinstance(text, str) and is_number(rate(text), SLOWEST, MOST):
-            return
+        return isinstance(text, str) and is_number(rate(text), SLOWEST, MOST)
     except (ValueError, KeyError, OverflowError, ZeroDivisionError):
-        pass
-    raise _unusable(cls, "rate_limit_key", text, 'a rate such as "10/s", "100/m" or "5/h"')
+        return False
+
+
+_KINDS = {
+    "max_in_flight": maybe(whole("a whole number of at least 1", 1)),
+    "dedup_window": maybe(Kind("a number of seconds", lambda value: is_number(value, 0, LONGEST_S) and value > 0)),
+    "dead_letter": Kind("True or False", lambda value: value in {None, True, False}),
+    "rate_limit_key": Kind('a rate such as "10/s", "100/m" or "5/h"', lambda text: text is None or _is_rate(text)),
+}
+
+
+def _check_values(cls: type[FdbTask]) -> None:
+    for name, value, kind in refused(_KINDS, {name: getattr(cls, name) for name in _KINDS}):
+        raise _unusable(cls, name, value, kind.what)
 
 
 def _unusable(cls: type[FdbTask], name: str, value: Any, accepted: str) -> OptionError:

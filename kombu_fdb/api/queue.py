@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Unpack, get_args
 
 from kombu_fdb.api.arguments import (
@@ -22,7 +22,7 @@ from kombu_fdb.api.job import Job, due_at
 from kombu_fdb.api.taking import Consumer, Takings, take_many
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
+from kombu_fdb.engine.messages.publish import parts
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import (
     NO_PRIORITY,
@@ -97,20 +97,6 @@ def positive_ms(name: str, seconds: float) -> int:
     if not is_number(seconds, 0, math.inf) or seconds == 0:
         raise InvalidArgument(f"{name} must be more than 0 seconds", given=seconds)
     return milliseconds(name, seconds)
-
-
-def parts(publications: Sequence[Publication]) -> Iterator[list[Publication]]:
-    """In the same order, each as many as one transaction holds."""
-    part: list[Publication] = []
-    size = 0
-    for each in publications:
-        if part and (len(part) == BATCH_MESSAGES or size + len(each.payload) > BATCH_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(each)
-        size += len(each.payload)
-    if part:
-        yield part
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------------
@@ -200,7 +186,7 @@ class Queue:
             publication(options, self.name, each, key=key, priority=priority, delay=delay, ttl=ttl, ttr=ttr)
             for each in payloads
         ]
-        for part in parts(made):
+        for part in parts(made, lambda each: (1, len(each.payload))):
             self._engine.publisher.publish(part)
         return [each.message_id for each in made]
 

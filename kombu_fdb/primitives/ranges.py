@@ -82,15 +82,14 @@ def _spelled(value: Any) -> float:
         return math.nan
 
 
-def milliseconds(name: str, seconds: Any, *, least: float = 0) -> int:
+def milliseconds(name: str, seconds: Any) -> int:
     """A duration in seconds as whole milliseconds, rounded up, at least 1 unless it is 0.
 
     Raises ``InvalidArgument``.
     """
-    if not is_number(seconds, least, LONGEST_S):
-        over = "0 or more" if least == 0 else f"more than {least:g}"
+    if not is_number(seconds, 0, LONGEST_S):
         raise InvalidArgument(
-            f"{name} is a number of seconds, {over}",
+            f"{name} is a number of seconds, 0 or more",
             given=shown(seconds),
             fix=f"Use at most {LONGEST_S:,}, which is 100 years.",
         )

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from kombu.messaging import Producer
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES
+from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts, weight
 from kombu_fdb.errors import InvalidArgument, KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Death, Publication
 from kombu_fdb.store.protocol import Transaction
@@ -30,10 +30,6 @@ from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 from kombu_fdb.transport.kombu_versions import BatchPublishError, batched
 
 # -- the batch ---------------------------------------------------------------------------------------------------------
-
-
-#: What a message takes beside its payload: keys, record head, conflict ranges.
-OVERHEAD_BYTES = 300
 
 
 class Encoder(Protocol):
@@ -56,6 +52,11 @@ class _Entry(NamedTuple):
     message: dict[str, Any]
     mandatory: bool
     copies: int
+
+    def weight(self) -> tuple[int, int]:
+        """Messages and bytes."""
+        _, size = weight(self.publication)
+        return self.copies, self.copies * size
 
 
 class PublishBatch:
@@ -112,7 +113,7 @@ class PublishBatch:
         self._check_usable()
         entries, self._entries, self._copies = self._entries, [], 0
         stored = 0
-        for part in _parts(entries):
+        for part in parts(entries, _Entry.weight):
             try:
                 reached = self._store([entry.publication for entry in part])
             except KombuFDBError as error:
@@ -153,12 +154,12 @@ class AtomicBatch(PublishBatch):
 
     def flush(self) -> None:
         """Raises ``LimitExceeded``, with nothing stored, if one transaction can't hold all."""
-        parts = sum(1 for _ in _parts(self._entries))
-        if parts > 1:
+        transactions = sum(1 for _ in parts(self._entries, _Entry.weight))
+        if transactions > 1:
             raise LimitExceeded(
                 "the messages do not fit into one transaction",
                 messages=self._copies,
-                transactions=parts,
+                transactions=transactions,
                 fix=f"It holds {BATCH_MESSAGES:,} messages with {BATCH_BYTES:,} bytes in all: publish fewer at a time.",
             )
         super().flush()
@@ -204,22 +205,6 @@ def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -
             yield
     finally:
         channel.batch_kind = before
-
-
-def _parts(entries: list[_Entry]) -> Iterator[list[_Entry]]:
-    """Consecutive parts that one transaction holds."""
-    part: list[_Entry] = []
-    size = copies = 0
-    for entry in entries:
-        entry_size = (len(entry.publication.payload) + OVERHEAD_BYTES) * entry.copies
-        if part and (size + entry_size > BATCH_BYTES or copies + entry.copies > BATCH_MESSAGES):
-            yield part
-            part, size, copies = [], 0, 0
-        part.append(entry)
-        size += entry_size
-        copies += entry.copies
-    if part:
-        yield part
 
 
 # -- publishing again --------------------------------------------------------------------------------------------------

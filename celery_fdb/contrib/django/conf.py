@@ -27,6 +27,7 @@ from celery_fdb.brokers import lazy
 from celery_fdb.brokers.lazy import Holding, open_existing
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
+from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind, number_in, whole
 
 # -- versions ----------------------------------------------------------------------------------------------------------
 
@@ -65,16 +66,15 @@ class Settings:
     checks: bool = True
 
 
-_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "app": (str, "a string, 'package.module:name'"),
-    "broker_url": (str, "a string, such as 'fdb+sqlite:////var/lib/app/broker.db'"),
-    "options": (Mapping, "a dict, as broker_transport_options"),
-    "page_size": (int, "a whole number from 1 to 500"),
-    "show_bodies": (bool, "True or False"),
-    "connect_timeout": ((int, float), "a number of seconds from 0.1 to 60"),
-    "checks": (bool, "True or False"),
+_KINDS = {
+    "app": Kind("a string, 'package.module:name'", TEXT.accepts),
+    "broker_url": Kind("a string, such as 'fdb+sqlite:////var/lib/app/broker.db'", TEXT.accepts),
+    "options": Kind("a dict, as broker_transport_options", lambda value: isinstance(value, Mapping)),
+    "page_size": whole("a whole number from 1 to 500", 1, 500),
+    "show_bodies": Kind("True or False", FLAG.accepts),
+    "connect_timeout": number_in("a number of seconds from 0.1 to 60", 0.1, 60),
+    "checks": Kind("True or False", FLAG.accepts),
 }
-_RANGES = {"page_size": (1, 500), "connect_timeout": (0.1, 60)}
 
 
 def read(given: object = None) -> Settings:
@@ -96,18 +96,10 @@ def _field(name: object) -> str:
 
 
 def _accept(name: str, value: Any) -> Any:
-    field = name.lower()
-    kind, about = _KINDS[field]
-    if not isinstance(value, kind) or not _is_in_range(field, value):
-        raise OptionError(f"unusable value in {NAME}", key=name, fix=f"Use {about}.")
+    kind = _KINDS[name.lower()]
+    if not kind.accepts(value):
+        raise OptionError(f"unusable value in {NAME}", key=name, fix=f"Use {kind.what}.")
     return value
-
-
-def _is_in_range(field: str, value: Any) -> bool:
-    if field not in _RANGES:
-        return True
-    least, most = _RANGES[field]
-    return not isinstance(value, bool) and bool(least <= value <= most)
 
 
 def celery_app(settings: Settings) -> Celery:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import count
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import Cause, bury
@@ -220,6 +220,8 @@ def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
 # -- a block that publishes at its end ---------------------------------------------------------------------------------
 
 
+T = TypeVar("T")
+
 #: What a message takes beside its payload: keys, record head, conflict ranges.
 OVERHEAD_BYTES = 300
 
@@ -246,18 +248,26 @@ def gather(engine: object, publications: Sequence[Publication]) -> bool:
     return True
 
 
-def parts(publications: Sequence[Publication]) -> list[list[Publication]]:
-    """Consecutive parts that one transaction holds; at least one, which may be empty."""
-    found: list[list[Publication]] = [[]]
-    size = 0
-    for publication in publications:
-        added = len(publication.payload) + OVERHEAD_BYTES
-        if found[-1] and (size + added > BATCH_BYTES or len(found[-1]) >= BATCH_MESSAGES):
-            found.append([])
-            size = 0
-        found[-1].append(publication)
-        size += added
-    return found
+def weight(publication: Publication) -> tuple[int, int]:
+    """Of one in a transaction: messages and bytes."""
+    return 1, len(publication.payload) + OVERHEAD_BYTES
+
+
+def parts(
+    items: Iterable[T], weigh: Callable[[T], tuple[int, int]], most: tuple[int, int] = (BATCH_MESSAGES, BATCH_BYTES)
+) -> Iterator[list[T]]:
+    """Consecutive parts that one transaction holds. ``weigh``, ``most``: messages and bytes."""
+    part: list[T] = []
+    messages = size = 0
+    for item in items:
+        number, added = weigh(item)
+        if part and (messages + number > most[0] or size + added > most[1]):
+            yield part
+            part, messages, size = [], 0, 0
+        part.append(item)
+        messages, size = messages + number, size + added
+    if part:
+        yield part
 
 
 # -- publishing again --------------------------------------------------------------------------------------------------
@@ -423,7 +433,7 @@ class Publisher:
         """
         with gathering(self) as gathered:
             yield
-        *first, last = parts(gathered)
+        *first, last = [*parts(gathered, weight)] or [[]]
         for part in first:
             self._publish_again(part, None)
         self._publish(last, None, partial(_with, verb))
