@@ -22,7 +22,6 @@ they are told to.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from kombu_fdb.api.administration import Inspection, Migration, Topology
@@ -95,9 +94,7 @@ class Broker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -120,13 +120,10 @@ class DeadLetters:
         return _move(part, limit, pace, progress, stop)
 
     def _replay_at(self, spots: Iterable[Spot]) -> int:
-        total = 0
+        total, replay_at = 0, self._connection.engine.dead_letters.replay_at
         for each in spots:
             try:
-                total += (
-                    self._connection.engine.dead_letters.replay_at(self.dead_queue, each.position, each.message_id)
-                    is not None
-                )
+                total += replay_at(self.dead_queue, each.position, each.message_id) is not None
             except QueueError as error:
                 raise type(error)(error.text, **error.attributes, replayed=total) from None
         return total

@@ -38,7 +38,6 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from random import SystemRandom
-from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from kombu_fdb.api.arguments import Stop, never, seconds
@@ -117,9 +116,7 @@ class Wait(Generic[S]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def arm(self) -> list[Watch] | None:

@@ -16,10 +16,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from typing import Any, Literal
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import Kind, maybe, number_in, refused, whole
+from kombu_fdb.primitives.ranges import Kind, is_number, maybe, number_in, refused, whole
 
 logger = logging.getLogger(__name__)
 
@@ -299,8 +300,10 @@ def parse_options(given: Mapping[str, Any] | None = None, **fallbacks: Any) -> O
         elif (why := why_ignored(name)) is not None:
             _tell_once(name, why)
         elif name not in _KOMBU:
-            raise _unknown(name, known)
-    if "sweep_interval" not in values and _is_number(values.get("session_ttl")):
+            near = difflib.get_close_matches(str(name), sorted(known), n=1)
+            advice = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(sorted(known))}."
+            raise OptionError("unknown option", name=name, suggestion=near[0] if near else None, fix=advice)
+    if "sweep_interval" not in values and is_number(values.get("session_ttl"), -inf, inf):
         # A user who shortens the TTL alone means to shorten both.
         values["sweep_interval"] = min(_DEFAULT_SWEEP, max(values["session_ttl"] / (_LOOKS + 2), _SHORTEST_SWEEP))
     return Options(**values)
@@ -313,19 +316,9 @@ def why_ignored(name: str) -> str | None:
     return None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 @cache  # the only thing remembered: what was said already, so that a pool of connections says it once
 def _tell_once(name: str, why: str) -> None:
     logger.info("celery-fdb ignores the transport option %s: %s", name, why)
-
-
-def _unknown(name: str, known: set[str]) -> OptionError:
-    near = difflib.get_close_matches(str(name), sorted(known), n=1)
-    advice = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(sorted(known))}."
-    return OptionError("unknown option", name=name, suggestion=near[0] if near else None, fix=advice)
 
 
 # -- for the documentation -----------------------------------------------------------------------------------------

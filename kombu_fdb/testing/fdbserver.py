@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from kombu_fdb.errors import StoreUnavailable
@@ -153,9 +152,7 @@ class Cluster:
                 return self
         raise AssertionError("unreachable")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

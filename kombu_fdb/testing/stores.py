@@ -13,7 +13,6 @@ has only a copy of it, so opening or using one there is an error too.
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Self
 
 from kombu.transport import TRANSPORT_ALIASES
@@ -44,9 +43,7 @@ class MemoryStores:
         TRANSPORT_ALIASES.setdefault(MEMORY_SCHEME, TRANSPORT_ALIASES.get("fdb", "kombu_fdb.transport:Transport"))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         connect.open_memory = self._outer
         if self._outer is None:
             TRANSPORT_ALIASES.pop(MEMORY_SCHEME, None)
