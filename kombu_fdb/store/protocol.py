@@ -59,14 +59,6 @@ def check_size(size: int) -> None:
 KeyValue = tuple[bytes, bytes]
 
 
-class Watch(Protocol):
-    def on_fire(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once when the watch fires, from any thread; at once if it has fired already."""
-
-    def cancel(self) -> None:
-        """Release it; the callback will not be called later. Idempotent."""
-
-
 class Transaction(Protocol):
     @property
     def read_only(self) -> bool:
@@ -143,8 +135,8 @@ class Database(Protocol):
 logger = logging.getLogger(__name__)
 
 
-class OneShotWatch:
-    """``release`` frees what the store holds for it, when it is cancelled.
+class Watch:
+    """Fires once. ``release`` frees what the store holds for it, when it is cancelled.
 
     Without a lock, as a signal handler may fire what it has interrupted: who takes the token decides what becomes of
     it, and who takes the callback calls it.
@@ -152,7 +144,7 @@ class OneShotWatch:
 
     __slots__ = ("_callbacks", "_cancelled", "_fired", "_release", "_tokens", "key", "seen")
 
-    def __init__(self, key: bytes, release: Callable[[OneShotWatch], None], seen: bytes | None = None) -> None:
+    def __init__(self, key: bytes, release: Callable[[Watch], None], seen: bytes | None = None) -> None:
         self.key = key
         #: The key's value as the arming transaction saw it, where the store needs to compare.
         self.seen = seen
@@ -168,11 +160,13 @@ class OneShotWatch:
         return self._fired or self._cancelled
 
     def on_fire(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the watch fires, from any thread; at once if it has fired already."""
         self._callbacks.append(callback)
         if self._fired:  # looked at after the entry, and set before the look at it
             self._call()
 
     def cancel(self) -> None:
+        """Release it; the callback will not be called later. Idempotent."""
         self._cancelled = True
         self._callbacks.clear()
         if self._decide():

@@ -33,7 +33,7 @@ from itertools import islice, pairwise
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock, SystemClock
-from kombu_fdb.store.protocol import TRANSACTION_AGE_S, KeyValue, OneShotWatch, check_key, check_size, check_value
+from kombu_fdb.store.protocol import TRANSACTION_AGE_S, KeyValue, Watch, check_key, check_size, check_value
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 
 try:
@@ -253,14 +253,14 @@ class MemoryTransaction:
         self._declared_read_only = read_only
         self._size = 0
         self._ended = False
-        self._watches: list[OneShotWatch] = []
+        self._watches: list[Watch] = []
         #: Whose it is; a simulation's note.
         self.author: object = None
         self.read_version: int | None = None
         self.reads = Reads()
         self.pending = Pending()
         #: Fired although the committer never got its answer.
-        self.lost_watches: list[OneShotWatch] = []
+        self.lost_watches: list[Watch] = []
 
     @property
     def read_only(self) -> bool:
@@ -416,7 +416,7 @@ class MemoryTransaction:
         if begin < end:
             self.reads.ranges += self.pending.unknown_parts(begin, end)
 
-    def watch(self, key: bytes) -> OneShotWatch:
+    def watch(self, key: bytes) -> Watch:
         """Also reads the key serializably, as FoundationDB's watches do."""
         with self._db.lock:
             self._check_alive()
@@ -424,7 +424,7 @@ class MemoryTransaction:
             op = self.pending.op(key)
             if op is None or not op.independent:
                 self.reads.keys.add(key)
-        watch = OneShotWatch(key, self._db.disarm)
+        watch = Watch(key, self._db.disarm)
         self._watches.append(watch)
         return watch
 
@@ -444,7 +444,7 @@ class MemoryTransaction:
         if not self.read_only and db.after_answer is not None:
             db.after_answer()
 
-    def _commit_writes(self) -> list[OneShotWatch]:
+    def _commit_writes(self) -> list[Watch]:
         check_size(self._size + sum(2 * len(key) + RANGE_BYTES for key in self.reads.keys))
         self._check_age()
         try:
@@ -453,13 +453,13 @@ class MemoryTransaction:
             self._fire(self.lost_watches)
             raise
 
-    def _arm_watches(self) -> list[OneShotWatch]:
+    def _arm_watches(self) -> list[Watch]:
         """Compare with what was written since this transaction's read version, so that no change falls between."""
         version = self.read_version if self.read_only else self._db.version
         return [watch for watch in self._watches if not self._db.arm(watch, version or 0)]
 
     @staticmethod
-    def _fire(watches: list[OneShotWatch]) -> None:
+    def _fire(watches: list[Watch]) -> None:
         for watch in watches:
             watch.fire()
 
@@ -546,7 +546,7 @@ class MemoryDatabase:
         self.version = 1
         self._ticked = self.clock.monotonic()
         self._readers: dict[int, MemoryTransaction] = {}
-        self._watches: dict[bytes, list[OneShotWatch]] = {}
+        self._watches: dict[bytes, list[Watch]] = {}
         self._late: list[_Late] = []
         self._closed = False
         self.recovered = 0
@@ -619,7 +619,7 @@ class MemoryDatabase:
     def release(self, transaction: MemoryTransaction) -> None:
         self._readers.pop(id(transaction), None)
 
-    def commit(self, transaction: MemoryTransaction) -> list[OneShotWatch]:
+    def commit(self, transaction: MemoryTransaction) -> list[Watch]:
         """Commit and return the watches to fire, which the caller does without the lock."""
         self._land_due()
         if transaction.read_version is not None:
@@ -665,7 +665,7 @@ class MemoryDatabase:
         for watch in fired:
             watch.fire()
 
-    def _apply(self, transaction: MemoryTransaction) -> list[OneShotWatch]:
+    def _apply(self, transaction: MemoryTransaction) -> list[Watch]:
         self.release(transaction)
         self._check_conflicts(transaction)
         self.version = self._next_version()
@@ -735,7 +735,7 @@ class MemoryDatabase:
         if len(self._log) > 64 and self._log[len(self._log) // 2].version <= oldest:
             del self._log[: bisect_right(self._log, oldest, key=lambda committed: committed.version)]
 
-    def _due_watches(self, keys: list[bytes]) -> list[OneShotWatch]:
+    def _due_watches(self, keys: list[bytes]) -> list[Watch]:
         if not self._watches:
             return []
         changed = sorted(key for key in keys if key in self._watches)
@@ -745,7 +745,7 @@ class MemoryDatabase:
             due += self._watches.pop(self._rng.choice(sorted(self._watches)))
         return due
 
-    def arm(self, watch: OneShotWatch, read_version: int) -> bool:
+    def arm(self, watch: Watch, read_version: int) -> bool:
         """False when the key has been changed since; the watch must fire at once then."""
         if watch.done:
             return True
@@ -756,7 +756,7 @@ class MemoryDatabase:
         self._watches.setdefault(watch.key, []).append(watch)
         return True
 
-    def disarm(self, watch: OneShotWatch) -> None:
+    def disarm(self, watch: Watch) -> None:
         with self.lock:
             waiting = self._watches.get(watch.key, [])
             if watch in waiting:

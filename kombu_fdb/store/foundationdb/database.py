@@ -56,7 +56,7 @@ from kombu_fdb.errors import (
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.settings.location import default_cluster_file
 from kombu_fdb.store.foundationdb.binding import binding
-from kombu_fdb.store.protocol import KeyValue, OneShotWatch, check_key, check_value
+from kombu_fdb.store.protocol import KeyValue, Watch, check_key, check_value
 
 # -- errors ------------------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class FoundationDatabase:
         self._handle = handle
         self._place = place
         self._pid = os.getpid()
-        self._watches: dict[int, OneShotWatch] = {}
+        self._watches: dict[int, Watch] = {}
 
     @classmethod
     def open(
@@ -270,14 +270,14 @@ class FoundationDatabase:
         """How many watches of this handle wait; for tests that look for leaks."""
         return len(self._watches)
 
-    def arm(self, key: bytes, future: Any) -> OneShotWatch:
+    def arm(self, key: bytes, future: Any) -> Watch:
         """Fire with the future. Dictionary operations are atomic, so the network thread needs no lock."""
 
-        def release(watch: OneShotWatch) -> None:
+        def release(watch: Watch) -> None:
             self._watches.pop(id(watch), None)
             future.cancel()
 
-        watch = OneShotWatch(key, release)
+        watch = Watch(key, release)
         self._watches[id(watch)] = watch
 
         def ready(future: Any) -> None:
@@ -512,7 +512,7 @@ class FoundationTransaction:
         except self._fdb_error as error:
             raise explain(error) from error
 
-    def watch(self, key: bytes) -> OneShotWatch:
+    def watch(self, key: bytes) -> Watch:
         try:
             future = self._alive().watch(key)
         except self._fdb_error as error:

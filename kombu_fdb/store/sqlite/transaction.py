@@ -28,7 +28,7 @@ from kombu_fdb.store.protocol import (
     TRANSACTION_BYTES,
     VALUE_BYTES,
     KeyValue,
-    OneShotWatch,
+    Watch,
     check_key,
     check_size,
     check_value,
@@ -113,7 +113,7 @@ class SqliteTransaction:
         self._stamps: dict[bytes, tuple[bytes, bytes]] = {}
         self._stamped: list[tuple[bytes, bytes, bytes]] = []
         self._bells: list[bytes] = []
-        self._watches: list[OneShotWatch] = []
+        self._watches: list[Watch] = []
 
     # Reads
 
@@ -320,13 +320,13 @@ class SqliteTransaction:
 
     # Watches and the end
 
-    def watch(self, key: bytes) -> OneShotWatch:
+    def watch(self, key: bytes) -> Watch:
         # What can fail of arming one; after the commit nothing may.
         try:
             self._file.listener.open()
         except OSError as error:
             raise explain_os(error, f"{self._file.path}-bells") from error
-        watch = OneShotWatch(key, self._file.listener.disarm, seen=self.get(key))
+        watch = Watch(key, self._file.listener.disarm, seen=self.get(key))
         self._watches.append(watch)
         return watch
 

@@ -63,7 +63,7 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.locks import FairLock, Signal, Turn
 from kombu_fdb.primitives.threads import start
 from kombu_fdb.primitives.wakeup import readable, write
-from kombu_fdb.store.protocol import OneShotWatch
+from kombu_fdb.store.protocol import Watch
 from kombu_fdb.store.sqlite.files import Access, open_directory, open_pipe, open_sidecar
 
 # -- pipes -------------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Listener:
         self.lock = FairLock(clock)
         self._changed = Signal()
         #: Those that wait, by their keys.
-        self.watches: dict[bytes, dict[OneShotWatch, Hashable]] = {}
+        self.watches: dict[bytes, dict[Watch, Hashable]] = {}
         #: File name of the FIFO, "" as long as there is none.
         self.name = ""
         self._read_fd = self._write_fd = -1
@@ -207,12 +207,12 @@ class Listener:
         if self._thread is None:
             self.lock.run(self._open, LOCK_S)
 
-    def arm(self, watch: OneShotWatch, owner: Hashable) -> None:
+    def arm(self, watch: Watch, owner: Hashable) -> None:
         """Register ``watch``, after :meth:`open`; the caller must then read the value again. Raises as that does."""
         self.lock.run(lambda: self._arm(watch, owner), LOCK_S)
         self._changed.set()
 
-    def disarm(self, watch: OneShotWatch) -> None:
+    def disarm(self, watch: Watch) -> None:
         """Never raises: a watch that stays by mistake fires once, in vain."""
         with contextlib.suppress(StoreUnavailable):
             self.lock.run(lambda: self._disarm(watch), LOCK_S)
@@ -246,7 +246,7 @@ class Listener:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def compare(self, watches: Sequence[OneShotWatch]) -> None:
+    def compare(self, watches: Sequence[Watch]) -> None:
         """Fire those whose value is no longer the one they saw; all of them if that can't be told."""
         try:
             values = self._read_values([watch.key for watch in watches])
@@ -285,14 +285,14 @@ class Listener:
                 self._bells.remove(each)
             raise
 
-    def _arm(self, watch: OneShotWatch, owner: Hashable) -> None:
+    def _arm(self, watch: Watch, owner: Hashable) -> None:
         if self._closed or watch.done:
             return
         if not self.watches:
             self._drain()
         self.watches.setdefault(digest(watch.key), {})[watch] = owner
 
-    def _disarm(self, watch: OneShotWatch) -> None:
+    def _disarm(self, watch: Watch) -> None:
         bell = digest(watch.key)
         waiting = self.watches.get(bell, {})
         waiting.pop(watch, None)
@@ -309,7 +309,7 @@ class Listener:
             self._bells.remove(self.name)
         self._knock(ALL_KEYS)
 
-    def _due(self, news: bytes) -> list[OneShotWatch]:
+    def _due(self, news: bytes) -> list[Watch]:
         """Take the watches that this news is about out of the register."""
         digests = {news[i : i + DIGEST_BYTES] for i in range(0, len(news), DIGEST_BYTES)}
         if len(news) >= MUCH_NEWS_BYTES or ALL_KEYS in digests:
@@ -334,7 +334,7 @@ class Listener:
         with contextlib.suppress(StoreUnavailable):
             self.lock.run(self.close_files, CLOSE_S)
 
-    def _take_due(self, news: bytes) -> list[OneShotWatch]:
+    def _take_due(self, news: bytes) -> list[Watch]:
         try:
             return self.lock.run(lambda: self._due(news), LOCK_S)
         except StoreUnavailable:  # this process was stopped for a while: its time is up, the news are not
@@ -344,7 +344,7 @@ class Listener:
     def _compare_all(self) -> None:
         self.compare([watch for watch, _ in self._all_armed()])
 
-    def _all_armed(self) -> list[tuple[OneShotWatch, Hashable]]:
+    def _all_armed(self) -> list[tuple[Watch, Hashable]]:
         return [each for waiting in list(self.watches.values()) for each in list(waiting.items())]
 
     def _wait_until_armed(self) -> bool:
