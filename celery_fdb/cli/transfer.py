@@ -10,7 +10,7 @@ import click
 from celery_fdb.cli import json_object
 from celery_fdb.cli.terminal import Answer, Refused, Run, bar, command
 from celery_fdb.cli.where import Where
-from celery_fdb.operations.transfer import FileSource, Source, StoreSource, export_to, import_from
+from celery_fdb.operations.transfer import broker_source, export_to, file_source, import_from
 from kombu_fdb.primitives.plural import plural
 
 leased_option = click.option(
@@ -39,7 +39,7 @@ def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
     try:
         if file.exists() and not force:
             raise Refused("the file exists", path=str(file), fix="Name another file, or add --force.")
-        source = StoreSource(run.broker, leased=leased)
+        source = broker_source(run.broker, leased=leased)
         with bar(run, "export", source.header.messages) as advance:
             number = export_to(file, source, advance)
     except OSError as error:
@@ -64,9 +64,9 @@ def import_(
         raise click.UsageError("name a FILE, or --from URL")
     try:
         if file is not None:
-            source: Source = FileSource(file)
+            source = file_source(file)
         else:
-            source = StoreSource(run.also(_existing(Where(url=url, options=from_options))), leased=leased)
+            source = broker_source(run.also(_existing(Where(url=url, options=from_options))), leased=leased)
         with bar(run, "import", source.header.messages) as advance:
             done = import_from(source, run.made(), advance, again=again)
     except OSError as error:

@@ -37,11 +37,11 @@ from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.audit import Audit
-from kombu_fdb import Broker, Spot
+from kombu_fdb import Broker, Queue, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
-from kombu_fdb.model import Part, Peeked
+from kombu_fdb.model import Listed, Part, Peeked
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
@@ -130,14 +130,13 @@ class Asked(NamedTuple):
             raise AskedAnew(asked=self.number, gone=gone, still_there=self.number - gone)
 
 
-def messages_of(broker: Broker, queues: Iterable[str], state: State) -> Iterator[Peeked]:
-    """Those of each queue, one after the other."""
-    for queue in queues:
-        after: bytes | None = b""
-        while after is not None:
-            page = broker.queue(queue).page(PART, state=state, after=after)
-            yield from (each.message for each in page.messages)
-            after = page.following
+def listed(queue: Queue, state: State) -> Iterator[Listed]:
+    """Its messages in a state, with the beginnings of their payloads; some are read in one transaction."""
+    after: bytes | None = b""
+    while after is not None:
+        page = queue.page(PART, state=state, after=after)
+        yield from page.messages
+        after = page.following
 
 
 def _fingerprint(message: Peeked) -> bytes:
@@ -309,7 +308,7 @@ class Action:
         matches = request.filter.matches
         queues = sorted(dead_queues(broker, look(broker))) if self.everywhere else [request.queue]
         about = Asked.about(
-            messages_of(broker, queues, request.state),
+            (each.message for name in queues for each in listed(broker.queue(name), request.state)),
             lambda each: matches(each) and (not self.everywhere or died_elsewhere(each, each.queue)),
         )._replace(by=max((broker.queue(each).mark() for each in queues), default=b""))
         return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})

@@ -10,7 +10,7 @@ from kombu.exceptions import OperationalError
 
 from celery_fdb.inspection.overview import QueueView, look
 from celery_fdb.inspection.time_formats import seconds_of
-from celery_fdb.operations.action import WAITING, Asked, AskedAnew, Field, Outcome, Request, in_parts
+from celery_fdb.operations.action import WAITING, Asked, AskedAnew, Field, Outcome, Request, in_parts, listed
 from celery_fdb.operations.messages import Arguments, make, read_json
 from kombu_fdb import Broker, Queue
 from kombu_fdb.errors import InvalidArgument, QueueError
@@ -29,8 +29,6 @@ PUBLISH = (
 )
 #: How long workers may take to say which tasks they know.
 ANSWER_S = 1.0
-#: Of those, looked at in one transaction.
-LOOKED_AT = 1_000
 #: Messages that are deleted with their queue.
 MOST_DELETED = 100_000
 
@@ -85,14 +83,7 @@ def delete(broker: Broker, request: Request) -> Outcome:
 
 def _has_others(queue: Queue, asked: Asked) -> bool:
     """Whether a message has come since it was asked for. Reads all that wait."""
-    for state in WAITING:
-        after: bytes | None = b""
-        while after is not None:
-            page = queue.page(LOOKED_AT, state=state, after=after)
-            if not all(asked.had_come(each.position) for each in page.messages):
-                return True
-            after = page.following
-    return False
+    return not all(asked.had_come(each.position) for state in WAITING for each in listed(queue, state))
 
 
 def publish(broker: Broker, request: Request) -> Outcome:

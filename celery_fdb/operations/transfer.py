@@ -32,9 +32,9 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
-from kombu_fdb import Broker, QueueError
+from kombu_fdb import Broker, Queue, QueueError
 from kombu_fdb.engine.messages.publish import parts
 from kombu_fdb.engine.migration import MOST_BYTES, MOST_MESSAGES
 from kombu_fdb.engine.stored.work import DELAYED, READY
@@ -273,14 +273,14 @@ def verify(path: Path) -> int:
     return int(end["messages"])
 
 
-def read_entries(path: Path) -> Iterator[tuple[int, Entry]]:
-    """The entries with the numbers of their lines, between header and end. Raises ``FormatError``, ``OSError``."""
+def read_entries(path: Path) -> Iterator[tuple[bytes, Entry]]:
+    """The entries between header and end; their lines' numbers are the marks. Raises ``FormatError``, ``OSError``."""
     with path.open("rb") as file:
         next(file)
         before = None
         for number, line in enumerate(file, 2):
             if before is not None:
-                yield number - 1, _decode(before, number - 1)
+                yield (number - 1).to_bytes(8, "big"), _decode(before, number - 1)
             before = line
 
 
@@ -295,68 +295,67 @@ KEYS = 1_000
 Progress = Callable[[int], object]
 
 
-class Source(Protocol):
+class Source(NamedTuple):
     """Where an import comes from."""
 
-    @property
-    def header(self) -> Header: ...
-    def entries(self) -> Iterator[tuple[bytes, Entry]]:
-        """Everything in an order in which it can be stored; a message with a mark that is its alone, and stays so."""
+    header: Header
+    #: Everything in an order in which it can be stored; a message with a mark that is its alone, and stays so.
+    entries: Callable[[], Iterator[tuple[bytes, Entry]]]
 
 
 # -- from a store ------------------------------------------------------------------------------------------------------
 
 
-class StoreSource:
-    """An open broker as it is."""
+def broker_source(broker: Broker, *, leased: bool = False) -> Source:
+    """An open broker as it is.
 
-    def __init__(self, broker: Broker, *, leased: bool = False) -> None:
-        """``leased``: take what sessions hold too, as ready messages. Raises ``QueueError`` without it."""
-        self._broker = broker
-        self._leased = leased
-        counts = broker.queues().values()
-        if not leased:
-            _check_at_rest(broker, sum(each.leased for each in counts))
-        number = sum(each.ready + each.delayed + leased * each.leased for each in counts)
-        place = name_of(broker)
-        expected = min(max(0, number), MOST)  # a damaged counter tells anything
-        self.header = Header(hashlib.sha256(place.encode()).digest()[:16], place, SystemClock().wall_ms(), expected)
+    ``leased``: take what sessions hold too, as ready messages. Raises ``QueueError`` without it while any is held.
+    """
+    counts = broker.queues().values()
+    if not leased:
+        _check_at_rest(broker, sum(each.leased for each in counts))
+    number = sum(each.ready + each.delayed + leased * each.leased for each in counts)
+    place = name_of(broker)
+    expected = min(max(0, number), MOST)  # a damaged counter tells anything
+    header = Header(hashlib.sha256(place.encode()).digest()[:16], place, SystemClock().wall_ms(), expected)
+    return Source(header, lambda: _entries(broker, leased=leased))
 
-    def entries(self) -> Iterator[tuple[bytes, Entry]]:
-        for entry in self._topology():
-            yield b"", entry
-        migration = self._broker.migration
-        for each in migration.dedups():
-            yield b"", Dedup(*each)
-        for queue in self._broker.queues():
-            for number, message in enumerate(migration.dump(queue, leased=self._leased)):
-                yield _mark(message, number), message
 
-    def _topology(self) -> Iterator[Entry]:
-        topology = self._broker.topology
-        exchanges = topology.exchanges()
-        yield from exchanges
-        names = list(self._broker.queues())
-        for name in names:
-            declaration = _asked(self._broker.queue(name).declaration, name)
-            if declaration is not None:
-                yield declaration
-        known = {*PREDECLARED, *(each.name for each in exchanges)}
-        yield from [Binding(*each) for each in topology.bindings() if each[0] in known]
-        for name in names:
-            control = _asked(self._broker.queue(name).control, name)
-            if control != QueueControl():
-                yield Control(name, control)
-            if control.limited:
-                yield from self._limits(name)
+def _entries(broker: Broker, *, leased: bool) -> Iterator[tuple[bytes, Entry]]:
+    for entry in _topology(broker):
+        yield b"", entry
+    for each in broker.migration.dedups():
+        yield b"", Dedup(*each)
+    for queue in broker.queues():
+        for number, message in enumerate(broker.migration.dump(queue, leased=leased)):
+            yield _mark(message, number), message
 
-    def _limits(self, queue: str) -> Iterator[Entry]:
-        after: str | None = None
-        while page := self._broker.queue(queue).keys(after=after, limit=KEYS):
-            for key, counts in page.items():
-                if counts.limits is not None:
-                    yield Limits(queue, key, counts.limits)
-            after = next(reversed(page))
+
+def _topology(broker: Broker) -> Iterator[Entry]:
+    exchanges = broker.topology.exchanges()
+    yield from exchanges
+    queues = [broker.queue(name) for name in broker.queues()]
+    for queue in queues:
+        declaration = _asked(queue.declaration, queue.name)
+        if declaration is not None:
+            yield declaration
+    known = {*PREDECLARED, *(each.name for each in exchanges)}
+    yield from [Binding(*each) for each in broker.topology.bindings() if each[0] in known]
+    for queue in queues:
+        control = _asked(queue.control, queue.name)
+        if control != QueueControl():
+            yield Control(queue.name, control)
+        if control.limited:
+            yield from _limits(queue)
+
+
+def _limits(queue: Queue) -> Iterator[Entry]:
+    after: str | None = None
+    while page := queue.keys(after=after, limit=KEYS):
+        for key, counts in page.items():
+            if counts.limits is not None:
+                yield Limits(queue.name, key, counts.limits)
+        after = next(reversed(page))
 
 
 def _asked(ask: Callable[[], T], queue: str) -> T:
@@ -400,20 +399,13 @@ def _mark(message: StoredMessage, number: int) -> bytes:
 # -- from a file -------------------------------------------------------------------------------------------------------
 
 
-class FileSource:
+def file_source(path: Path) -> Source:
     """An export file. Raises ``FormatError`` unless it is whole, and ``OSError``."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        verify(path)
-        self.header = read_header(path)
-
-    def entries(self) -> Iterator[tuple[bytes, Entry]]:
-        for number, entry in read_entries(self._path):
-            yield number.to_bytes(8, "big"), entry
+    verify(path)
+    return Source(read_header(path), lambda: read_entries(path))
 
 
-def export_to(path: Path, source: StoreSource, progress: Progress) -> int:
+def export_to(path: Path, source: Source, progress: Progress) -> int:
     """Write an export file; it is there when it is complete. Returns the number of messages. Raises ``OSError``."""
 
     def entries() -> Iterator[Entry]:

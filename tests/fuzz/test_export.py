@@ -18,7 +18,7 @@ import pytest
 from kit.conformance.queue import Bench
 from store_rows import ODD, filled
 
-from celery_fdb.operations.transfer import FileSource, StoreSource, export_to, import_from
+from celery_fdb.operations.transfer import broker_source, export_to, file_source, import_from
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import View
@@ -34,7 +34,7 @@ def on(bench: Bench) -> Broker:
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
     with on(filled()) as broker:
-        export_to(tmp_path / "export", StoreSource(broker, leased=True), lambda _: None)
+        export_to(tmp_path / "export", broker_source(broker, leased=True), lambda _: None)
     return tmp_path / "export"
 
 
@@ -50,10 +50,10 @@ def test_a_changed_export_file(fuzz: Callable[..., None], export: Path, tmp_path
         bench = Bench(MemoryDatabase())
         with on(bench) as broker:
             with suppress(KombuFDBError):
-                import_from(FileSource(changed), broker, lambda _: None)
+                import_from(file_source(changed), broker, lambda _: None)
             look_and_take(bench, broker, tmp_path)
             with suppress(KombuFDBError):  # what the odd line declared may contradict
-                import_from(FileSource(export), broker, lambda _: None, again=True)
+                import_from(file_source(export), broker, lambda _: None, again=True)
             bench.put(b"new", queue="new")
             assert bench.payloads(1, "new") == [b"new"]
 
@@ -67,7 +67,7 @@ def look_and_take(bench: Bench, broker: Broker, folder: Path) -> None:
     bench.duties().run_once()
     found = bench.engine.messages.claim(bench.session, [*broker.queues()], 50) if broker.queues() else []
     bench.engine.messages.release([each.lease for each in found])
-    export_to(folder / "again", StoreSource(broker, leased=True), lambda _: None)
+    export_to(folder / "again", broker_source(broker, leased=True), lambda _: None)
 
 
 def signed(lines: list[bytes]) -> bytes:
@@ -96,4 +96,4 @@ def test_an_odd_end(export: Path, end: Any) -> None:
     last = end.encode() if isinstance(end, str) else json.dumps(end).encode()
     export.write_bytes(b"".join(line + b"\n" for line in [*lines, last]))
     with pytest.raises(KombuFDBError):
-        FileSource(export)
+        file_source(export)

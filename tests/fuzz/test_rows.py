@@ -21,7 +21,7 @@ from store_rows import QUEUES, damage, filled, rows_of, sort_of
 from celery_fdb.inspection.message import describe
 from celery_fdb.inspection.metrics import BrokerCollector
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations.transfer import FileSource, StoreSource, export_to, import_from
+from celery_fdb.operations.transfer import broker_source, export_to, file_source, import_from
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import HOUR
 from kombu_fdb.errors import FormatError, KombuFDBError
@@ -126,7 +126,7 @@ def look_from_outside(broker: Broker, folder: Path, *, may_refuse: bool) -> None
     registry = CollectorRegistry()
     registry.register(BrokerCollector(lambda: broker))
     assert b"celery_fdb_up 1.0" in generate_latest(registry)
-    source = StoreSource(broker, leased=True)
+    source = broker_source(broker, leased=True)
     try:
         export_to(folder / "export", source, lambda _: None)
     except FormatError:
@@ -134,7 +134,7 @@ def look_from_outside(broker: Broker, folder: Path, *, may_refuse: bool) -> None
         return
     copy = Broker.on(MemoryLocation("copy", "copy"), Opened(MemoryDatabase(), Bench(MemoryDatabase()).engine))
     with copy:
-        import_from(FileSource(folder / "export"), copy, lambda _: None)
+        import_from(file_source(folder / "export"), copy, lambda _: None)
 
 
 def work(bench: Bench) -> None:

@@ -24,7 +24,7 @@ from kit.sqlite_apart import open_apart
 from celery_fdb.cli import fdb
 from celery_fdb.history.options import History
 from celery_fdb.history.views.runs import history_of, page_of_runs
-from celery_fdb.operations.transfer import FileSource, StoreSource, export_to, import_from
+from celery_fdb.operations.transfer import broker_source, export_to, file_source, import_from
 from kombu_fdb import doctor
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.errors import StoreUnavailable
@@ -167,9 +167,9 @@ def exported_and_imported(database: SqliteDatabase) -> None:
     url, file = f"fdb+sqlite:///{database.path}", Path(f"{database.path}.export")
     with Broker.open(url) as broker, Broker.open(url, namespace="copy", synchronous="full") as copy:
         broker.queue("q").put(b"1")
-        export_to(file, StoreSource(broker), lambda _: None)
+        export_to(file, broker_source(broker), lambda _: None)
         assert_locked(database.path)
-        assert import_from(FileSource(file), copy, lambda _: None).messages == 1
+        assert import_from(file_source(file), copy, lambda _: None).messages == 1
         assert_locked(database.path)
 
 
