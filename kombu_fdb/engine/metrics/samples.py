@@ -111,7 +111,7 @@ def _traffic(now: QueueSample, before: QueueSample | None) -> int:
 def write(work: Work, series: Sequence[Series], sample: Sample) -> None:
     """Write the sample into its slot of each series, whatever is there."""
     work.tr.fill()
-    value = encode_json([sample.taken_ms, {name: _fields(each) for name, each in sample.queues.items()}])
+    value = _encode(sample)
     for each in series:
         work.tr.set(work.keys.sample(each.step_s, each.moment(sample.taken_ms) % each.slots), value)
 
@@ -126,6 +126,10 @@ def read_part(work: Work, series: Series, first: int) -> list[Sample]:
         if sample is not None and series.moment(sample.taken_ms) % series.slots == slot:
             found.append(sample)
     return [each for each in found if 0 <= work.now_ms - each.taken_ms < series.span_ms]
+
+
+def _encode(sample: Sample) -> bytes:
+    return encode_json([sample.taken_ms, {name: _fields(each) for name, each in sample.queues.items()}])
 
 
 def _fields(queue: QueueSample) -> list[int | None]:

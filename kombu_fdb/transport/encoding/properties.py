@@ -356,7 +356,7 @@ def task_id_of(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> str
     return task_id if utf8_bytes("task id", task_id) <= LONGEST_TASK_ID else ""
 
 
-def _dedup_of(headers: Mapping[str, Any], properties: Mapping[str, Any], window_s: float) -> tuple[str, int]:
+def dedup_of(headers: Mapping[str, Any], properties: Mapping[str, Any], window_s: float) -> tuple[str, int]:
     """The dedup id, "" if there is none, and its window in milliseconds."""
     if _DEDUP_IDS.isdisjoint(headers) and _SQS_DEDUP_ID not in properties:
         return "", 0
@@ -397,7 +397,7 @@ def steered_by(
                 fix="Publish once for each key, or bind each of the queues with one key.",
             )
     ttr = headers.get("x-ttr")
-    dedup_id, dedup_window_ms = _dedup_of(headers, properties, window_s)
+    dedup_id, dedup_window_ms = dedup_of(headers, properties, window_s)
     once_id, once_window_ms = _once_of(headers, window_s)
     return {
         "due_ms": due_ms(headers, properties, now_ms),

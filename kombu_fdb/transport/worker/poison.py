@@ -97,7 +97,7 @@ def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> N
     _tell(name, redeliveries, error, goes_back=held)
     qos.explain(tag, _details(error), reason="malformed")
     if held:
-        qos.release(tag, min(FIRST_PAUSE_MS << min(redeliveries, 16), LONGEST_PAUSE_MS))
+        qos.release(tag, _pause_ms(redeliveries))
 
 
 def _tell(name: str, redeliveries: int, error: Exception, *, goes_back: bool) -> None:
@@ -110,6 +110,10 @@ def _tell(name: str, redeliveries: int, error: Exception, *, goes_back: bool) ->
         error,
         exc_info=None if redeliveries else error,
     )
+
+
+def _pause_ms(redeliveries: int) -> int:
+    return min(FIRST_PAUSE_MS << min(redeliveries, 16), LONGEST_PAUSE_MS)
 
 
 def _class(error: BaseException) -> str:
