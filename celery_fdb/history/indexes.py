@@ -20,14 +20,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from celery_fdb.history.layout import SLOTS, HistoryKeys
+from celery_fdb.history.layout import NONCE_BYTES, SLOTS, GroupId, HistoryKeys
 from celery_fdb.history.options import LARGEST_SEGMENT, History
 from celery_fdb.history.run import ACTIVE, STATES, Follower, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import readable
+from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.ranges import MOST, is_number, is_whole
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
@@ -67,18 +69,13 @@ def _encoder() -> Callable[[Any], str]:
 _dumps = _encoder()
 
 
-class Group(NamedTuple):
-    """Runs and their value."""
-
-    runs: list[Run]
-    value: bytes
-
-
-class _Builder:
-    """One group, while it has room."""
+class Group:
+    """Runs that stand in one row, under the same key however often it is written."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
+        #: It may have been written.
+        self.tried = False
         self._texts: dict[str, int] = {}
         self._rows: list[str] = []
         self._room = GROUP_BYTES
@@ -110,19 +107,24 @@ class _Builder:
             row.pop()
         return _dumps(row)
 
-    def group(self) -> Group:
-        value = f"[{_dumps(list(self._texts))},[{','.join(self._rows)}]]"
-        return Group(self.runs, bytes((VERSION,)) + value.encode())
+    @cached_property
+    def id(self) -> GroupId:
+        """Where it stands in its segment, once all its runs are added."""
+        return GroupId(self.runs[-1].end_ms, random_id()[:NONCE_BYTES])
+
+    @property
+    def value(self) -> bytes:
+        return bytes((VERSION,)) + f"[{_dumps(list(self._texts))},[{','.join(self._rows)}]]".encode()
 
 
 def pack_groups(runs: Iterable[Run]) -> list[Group]:
     """Sorted by their ends, in as few groups as hold them."""
-    builders: list[_Builder] = []
+    groups: list[Group] = []
     for run in sorted(runs, key=lambda run: run.end_ms):
-        if not builders or not builders[-1].add(run):
-            builders.append(_Builder())
-            builders[-1].add(run)
-    return [each.group() for each in builders]
+        if not groups or not groups[-1].add(run):
+            groups.append(Group())
+            groups[-1].add(run)
+    return groups
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

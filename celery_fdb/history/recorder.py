@@ -45,9 +45,10 @@ from typing import Any, NamedTuple, Protocol
 from celery.utils.log import get_logger
 
 from celery_fdb.brokers.lazy import common_ms
+from celery_fdb.history.indexes import Group
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
-from celery_fdb.history.store import ActiveKey, HistoryStore, Unwritten
+from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock
@@ -103,7 +104,7 @@ class Recorder:
         self._flushing = threading.Lock()
         self._waiting: list[Any] = []
         self._weight = 0
-        self._unwritten: list[Unwritten] = []
+        self._unwritten: list[Group] = []
         self._numbers = 0
         self._ended: list[ActiveKey] = []
         #: Keys of runs that have not ended, whose rows may be written or not.
@@ -171,7 +172,7 @@ class Recorder:
     @property
     def waiting(self) -> int:
         """Runs that are not in the store yet."""
-        return len(self._waiting) + sum(len(each.group.runs) for each in self._unwritten)
+        return len(self._waiting) + sum(len(each.runs) for each in self._unwritten)
 
     def note(self, facts: Any, weight: int, active_key: ActiveKey | None) -> None:
         """A run has ended. Never blocks, raises nothing.

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from celery_fdb.history import indexes, layout, reading
 from celery_fdb.history.indexes import Group, decode, pack_groups
-from celery_fdb.history.layout import NONCE_BYTES, Counters, GroupId, HistoryKeys
+from celery_fdb.history.layout import Counters, HistoryKeys
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import RUNS_AT_ONCE, Cursor, Roots, Row, Wanted
 from celery_fdb.history.run import LOST, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import pack_int, pack_text
-from kombu_fdb.primitives.clock import Clock, random_id
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Patience, Retry
 
@@ -36,23 +36,23 @@ INDEXES = ("task", "state")
 LOST_RUNS = 100
 
 
-def write(tr: Transaction, keys: HistoryKeys, group_id: GroupId, group: Group, *, bounds: History, now_ms: int) -> bool:
+def write(tr: Transaction, keys: HistoryKeys, group: Group, *, bounds: History, now_ms: int) -> bool:
     """Store a group, its index entries, and what it adds to the counters. Returns whether a segment was opened."""
     tr.fill()
     number, opened = indexes.choose(tr, keys, bounds, now_ms)
-    tr.set(keys.group(number, group_id), group.value)
+    tr.set(keys.group(number, group.id), group.value)
     for kind in INDEXES:
         for name in {getattr(run, kind) for run in group.runs}:
-            tr.set(keys.index(number, kind, name) + group_id.packed, b"")
-    _index_runs(tr, keys, number, group_id, group.runs)
+            tr.set(keys.index(number, kind, name) + group.id.packed, b"")
+    _index_runs(tr, keys, number, group)
     tr.add(keys.segment_runs(number), len(group.runs))
-    _count(tr, keys, group.runs, group_id.end_ms // 1000)
+    _count(tr, keys, group.runs, group.id.end_ms // 1000)
     return opened
 
 
-def _index_runs(tr: Transaction, keys: HistoryKeys, number: int, group_id: GroupId, runs: Sequence[Run]) -> None:
-    by_id, by_root, packed = keys.index_by(number, "id"), keys.index_by(number, "root"), group_id.packed
-    for at, run in enumerate(runs):
+def _index_runs(tr: Transaction, keys: HistoryKeys, number: int, group: Group) -> None:
+    by_id, by_root, packed = keys.index_by(number, "id"), keys.index_by(number, "root"), group.id.packed
+    for at, run in enumerate(group.runs):
         place = packed + pack_int(at)
         tr.set(by_id + pack_text(run.id) + place, b"")
         named = {run.root, run.group} - {""}
@@ -102,16 +102,6 @@ T = TypeVar("T")
 ActiveKey = tuple[bytes, int]
 
 
-class Unwritten:
-    """A group on its way into the store, under the same key however often it is tried."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.id = GroupId(group.runs[-1].end_ms, random_id()[:NONCE_BYTES])
-        #: An earlier try may have committed.
-        self.tried = False
-
-
 class HistoryStore:
     """The history of one namespace. Thread-safe.
 
@@ -136,25 +126,23 @@ class HistoryStore:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def packed(self, runs: Sequence[Run]) -> list[Unwritten]:
-        """Runs that have ended, in groups."""
-        return [Unwritten(group) for group in pack_groups(runs)]
+    packed = staticmethod(pack_groups)
 
-    def write(self, unwritten: Unwritten, bounds: History) -> bool:
+    def write(self, group: Group, bounds: History) -> bool:
         """Store a group, once. Returns whether a segment was opened for it."""
 
         def body(tr: Transaction) -> bool:
-            if unwritten.tried and self._stands(tr, unwritten):
+            if group.tried and self._stands(tr, group):
                 return False
-            unwritten.tried = True
-            return write(tr, self.keys, unwritten.id, unwritten.group, bounds=bounds, now_ms=self._now())
+            group.tried = True
+            return write(tr, self.keys, group, bounds=bounds, now_ms=self._now())
 
         return self._write(body)
 
-    def _stands(self, tr: Transaction, unwritten: Unwritten) -> bool:
+    def _stands(self, tr: Transaction, group: Group) -> bool:
         """In the newest segments: an earlier try wrote it there. Read serializably, in case it is still on its way."""
         numbers = [each.number for each in indexes.read(tr, self.keys, limit=2)]
-        found = tr.get_many([self.keys.group(number, unwritten.id) for number in numbers])
+        found = tr.get_many([self.keys.group(number, group.id) for number in numbers])
         return any(each is not None for each in found)
 
     def activity(
@@ -178,8 +166,7 @@ class HistoryStore:
         def body(tr: Transaction) -> int:
             lost = lose(tr, self.keys, session, self._now())
             for group in pack_groups(lost):
-                group_id = GroupId(self._now(), random_id()[:NONCE_BYTES])
-                write(tr, self.keys, group_id, group, bounds=bounds, now_ms=self._now())
+                write(tr, self.keys, group, bounds=bounds, now_ms=self._now())
             return len(lost)
 
         total = 0

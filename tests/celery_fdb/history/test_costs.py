@@ -79,7 +79,7 @@ def test_flushes_do_not_conflict(bench: Bench, run: Make) -> None:
     one, two = (bench.counted.begin(timeout_s=5.0) for _ in range(2))
     for tr in (one, two):
         (unwritten,) = bench.store.packed([run()])
-        store.write(tr, bench.store.keys, unwritten.id, unwritten.group, bounds=LARGE, now_ms=bench.clock.wall_ms())
+        store.write(tr, bench.store.keys, unwritten, bounds=LARGE, now_ms=bench.clock.wall_ms())
     one.commit()
     two.commit()
     assert bench.store.kept() == 3
