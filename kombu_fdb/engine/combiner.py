@@ -89,11 +89,8 @@ class Served(NamedTuple):
     ended: bool = False
 
 
-class Collected(NamedTuple):
-    """What was granted; ``malformed``: leases whose messages can't be read, and why."""
-
-    deliveries: list[Delivery]
-    malformed: list[tuple[Lease, FormatError]]
+#: What was granted; and the leases whose messages can't be read, and why.
+Collected = tuple[list[Delivery], list[tuple[Lease, FormatError]]]
 
 
 class _Seat(NamedTuple):
@@ -198,7 +195,7 @@ def look(work: Work, demand: Demand, *, fired: bool) -> tuple[line.Sight, Collec
     if fired and (collected := _collect(work, demand)) is not None:
         return line.GRANTED_SIGHT, collected
     sight = line.look(work, demand)
-    return sight, (_collect(work, demand) if sight.stands == line.GRANTED else None) or Collected([], [])
+    return sight, (_collect(work, demand) if sight.stands == line.GRANTED else None) or ([], [])
 
 
 def _collect(work: Work, demand: Demand) -> Collected | None:
@@ -210,14 +207,15 @@ def _collect(work: Work, demand: Demand) -> Collected | None:
     timeouts = line.granted(stands[0][1] if stands else b"")
     if timeouts is None:
         return None
-    collected = Collected([], [])
+    deliveries: list[Delivery] = []
+    malformed: list[tuple[Lease, FormatError]] = []
     leases = keys.read(rows, bytes, int)
     decoded = [(Lease(demand.session, number), read_or(None, decode_lease, value)) for (_, number), value in leases]
     held = [(lease, what) for lease, what in decoded if what is not None]
     values = [value for _, (_, _, value) in held]
     for (lease, (queue, _, _)), opened in zip(held, read_all(work, values), strict=True):
         if isinstance(opened, FormatError):
-            collected.malformed.append((lease, opened))
+            malformed.append((lease, opened))
         else:
-            collected.deliveries.append(delivery_of(lease, queue, opened, timeouts.get(queue, 0)))
-    return collected
+            deliveries.append(delivery_of(lease, queue, opened, timeouts.get(queue, 0)))
+    return deliveries, malformed

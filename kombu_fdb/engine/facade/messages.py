@@ -124,10 +124,10 @@ class Messages(Group):
         ``fired``: it has changed, so more likely than not something was granted. What of it can't be read is
         dead-lettered.
         """
-        sight, collected = self._look(demand, fired=fired)
-        for lease, error in collected.malformed:
+        sight, (deliveries, malformed) = self._look(demand, fired=fired)
+        for lease, error in malformed:
             self._settle([lease], partial(settle.reject, cause=Cause.malformed(error)))
-        return sight, collected.deliveries
+        return sight, deliveries
 
     _look = read(combiner.look)
 

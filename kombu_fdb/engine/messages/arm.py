@@ -7,7 +7,6 @@ with another active consumer the change of that is watched instead.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from kombu_fdb.engine.messages.claim import states_of
 from kombu_fdb.engine.scheduling import single
@@ -19,17 +18,12 @@ from kombu_fdb.model import NO_SESSION, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 
 
-class Armed(NamedTuple):
-    """``hungry``: queues that have something to be claimed; the others are watched."""
-
-    hungry: set[str]
-    watches: dict[str, Watch]
-
-
-def arm(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> Armed:
-    """As :func:`arm_all`, for those that are empty; also says which are not."""
+def arm(
+    work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]
+) -> tuple[set[str], dict[str, Watch]]:
+    """The queues that have something to be claimed, and watches of the others, as of :func:`arm_all`."""
     hungry, others = _probe(work, queues, session_id, consumers)
-    return Armed(hungry, {queue: _watch(work, queue, others) for queue in queues if queue not in hungry})
+    return hungry, {queue: _watch(work, queue, others) for queue in queues if queue not in hungry}
 
 
 def arm_all(

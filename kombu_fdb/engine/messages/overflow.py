@@ -73,18 +73,11 @@ NOTHING = Load()
 NO_LIMIT = (None, None)
 
 
-class Verdict(NamedTuple):
-    """Of the queues that are full: those whose new messages are to be dead-lettered instead, and those to be shed."""
+def judge(work: Work, coming: Mapping[str, Load]) -> tuple[Collection[str], Mapping[str, Load]]:
+    """What becomes of what is ``coming`` to each queue. Raises ``CapacityExceeded``.
 
-    refusing: Collection[str]
-    overfull: Mapping[str, Load]
-
-
-NO_VERDICT = Verdict((), {})
-
-
-def judge(work: Work, coming: Mapping[str, Load]) -> Verdict:
-    """What becomes of what is ``coming`` to each queue. Raises ``CapacityExceeded``."""
+    Of the queues that are full: those whose new messages are to be dead-lettered instead, and those to be shed.
+    """
     refusing = []
     overfull = {}
     for (queue, new), ready in zip(coming.items(), _ready(work, coming), strict=True):
@@ -98,7 +91,7 @@ def judge(work: Work, coming: Mapping[str, Load]) -> Verdict:
             refusing.append(queue)
         else:
             overfull[queue] = new
-    return Verdict(refusing, overfull)
+    return refusing, overfull
 
 
 def shed(work: Work, queue: str, own: Load) -> int:

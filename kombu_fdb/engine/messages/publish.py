@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.dedup import without_duplicates
 from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
-from kombu_fdb.engine.messages.overflow import NO_LIMIT, NO_VERDICT, NOTHING, Load, Verdict, judge
+from kombu_fdb.engine.messages.overflow import NO_LIMIT, NOTHING, Load, judge
 from kombu_fdb.engine.scheduling import limits
 from kombu_fdb.engine.stored.work import PUBLISHED, Effects, Work
 from kombu_fdb.engine.transactions import Transactions
@@ -99,7 +99,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     if fills:  # the disk, unless all of them empty themselves
         work.tr.fill()
     # Of queues without a maximum nothing is reckoned.
-    refusing, overfull = _judge(work, declared, fresh, reached) if has_maximum else NO_VERDICT
+    refusing, overfull = _judge(work, declared, fresh, reached) if has_maximum else ((), {})
     keys: dict[str, set[str]] = {}
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
@@ -113,7 +113,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
                     keys.setdefault(name, set()).add(one.key)
             else:
                 refused = one if one.message_id else one._replace(message_id=work.ids())
-                publish_dead(work, DeadCopy(name, refused), Cause("maxlen"), beforehand=beforehand)
+                publish_dead(work, name, refused, Cause("maxlen"), beforehand=beforehand)
     if keys:
         limits.check_capacity(work, keys)
     return Published(reached, overfull)
@@ -135,8 +135,8 @@ def _judge(
     declared: Mapping[str, QueueDeclaration],
     fresh: Sequence[Publication | None],
     reached: Sequence[Sequence[str]],
-) -> Verdict:
-    """What becomes of what is ready now in queues that are full."""
+) -> tuple[Collection[str], Mapping[str, Load]]:
+    """What becomes of what is ready now in queues that are full; as :func:`.overflow.judge`."""
     coming: dict[str, Load] = {}
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is not None and publication.due_ms <= work.now_ms:
@@ -186,17 +186,19 @@ def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> Non
         put_ready(work, to, record)
 
 
-class DeadCopy(NamedTuple):
-    """A message from outside, which needs a message id, that dies as if in ``queue``. ``deaths``: its history."""
+def publish_dead(
+    work: Work,
+    queue: str,
+    publication: Publication,
+    cause: Cause,
+    *,
+    deaths: Sequence[Death] = (),
+    beforehand: bool = False,
+) -> None:
+    """Bury a message from outside, which needs a message id, as if it had died in ``queue``.
 
-    queue: str
-    publication: Publication
-    deaths: Sequence[Death] = ()
-
-
-def publish_dead(work: Work, copy: DeadCopy, cause: Cause, *, beforehand: bool = False) -> None:
-    """Bury a message that does not stand in the store. ``beforehand``: as for :func:`publish`."""
-    queue, publication, deaths = copy
+    ``deaths``: its history. ``beforehand``: as for :func:`publish`.
+    """
     record = Record.of(
         publication.message_id,
         publication.payload,
@@ -225,27 +227,8 @@ T = TypeVar("T")
 #: What a message takes beside its payload: keys, record head, conflict ranges.
 OVERHEAD_BYTES = 300
 
+#: Whose block this thread is in, and what it has published there.
 _current: ContextVar[tuple[object, list[Publication]] | None] = ContextVar("kombu_fdb_gathering", default=None)
-
-
-@contextmanager
-def gathering(engine: object) -> Iterator[list[Publication]]:
-    """Gather what is published through ``engine``."""
-    gathered: list[Publication] = []
-    token = _current.set((engine, gathered))
-    try:
-        yield gathered
-    finally:
-        _current.reset(token)
-
-
-def gather(engine: object, publications: Sequence[Publication]) -> bool:
-    """Keep these for the end of the block. False outside of one."""
-    current = _current.get()
-    if current is None or current[0] is not engine:
-        return False
-    current[1].extend(publications)
-    return True
 
 
 def weight(publication: Publication) -> tuple[int, int]:
@@ -384,7 +367,9 @@ class Publisher:
         """
         for publication in publications:
             self.check(publication)
-        if _current.get() is not None and gather(self, publications):
+        block = _current.get()
+        if block is not None and block[0] is self:
+            block[1].extend(publications)
             return self._run.read(lambda work: route(work, publications))[0]
         if self.doubts.found:
             return self._publish_again(publications, timeout_s)
@@ -431,8 +416,12 @@ class Publisher:
         several times and reads before anything is written. More than one transaction holds is published in front of it.
         Raises what ``publish`` raises.
         """
-        with gathering(self) as gathered:
+        gathered: list[Publication] = []
+        token = _current.set((self, gathered))
+        try:
             yield
+        finally:
+            _current.reset(token)
         *first, last = [*parts(gathered, weight)] or [[]]
         for part in first:
             self._publish_again(part, None)
@@ -524,10 +513,10 @@ class Publisher:
         self.check(burial.publication)
         if not burial.begin(self._run.clock, self._run.ids):
             return
-        dead, cause = DeadCopy(queue, burial.publication, deaths), Cause(reason, details)
+        dead, cause = burial.publication, Cause(reason, details)
 
         def body(work: Work) -> None:
-            publish_dead(work, dead, cause, beforehand=True)
+            publish_dead(work, queue, dead, cause, deaths=deaths, beforehand=True)
 
         self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt, now_ms=self._run.now())
 
