@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, message_table
-from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, or_none, rate, table
+from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, or_none, rate, table, yes_option
 from celery_fdb.inspection.filters import Filter, Scope
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe
@@ -25,28 +23,18 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 
 
-def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
-    options = (
-        click.option("--task", default="", help="A Celery task's name; shop.* for all that begin so."),
-        click.option("--key", help="The fairness key."),
-        click.option("--error", default="", help="The class of the exception of the last death, or attempt."),
-        click.option("--reason", default="", help="Why it died last."),
-        click.option("--text", default="", help="A part of the task's id, or of the message's."),
-        click.option("--arguments", default="", help="A part of the task's arguments."),
-        click.option(
-            "--since",
-            default="",
-            metavar="TIME",
-            help="Waits, or died, since 2031-12-31T23:59 UTC, or 10m, 12h or 7d ago.",
-        ),
-        click.option("--until", default="", metavar="TIME", help="Before then."),
-    )
-    return functools.reduce(lambda made, option: option(made), reversed(options), function)
-
-
 @command()
 @click.argument("queue")
-@_filters
+@click.option("--task", default="", help="A Celery task's name; shop.* for all that begin so.")
+@click.option("--key", help="The fairness key.")
+@click.option("--error", default="", help="The class of the exception of the last death, or attempt.")
+@click.option("--reason", default="", help="Why it died last.")
+@click.option("--text", default="", help="A part of the task's id, or of the message's.")
+@click.option("--arguments", default="", help="A part of the task's arguments.")
+@click.option(
+    "--since", default="", metavar="TIME", help="Waits, or died, since 2031-12-31T23:59 UTC, or 10m, 12h or 7d ago."
+)
+@click.option("--until", default="", metavar="TIME", help="Before then.")
 @click.option(
     "--state", type=click.Choice(["ready", "delayed", "leased"]), default="ready", show_default=True, help="Which ones."
 )
@@ -132,7 +120,7 @@ def publish(run: Run, *, queue: str, **fields: str) -> Answer:
 
 @command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@yes_option
 def delete(run: Run, *, queue: str, yes: bool) -> Answer:
     """Delete QUEUE with its bindings, limits and waiting messages. Refused while a process uses it."""
     known(run, queue)
@@ -143,7 +131,7 @@ def delete(run: Run, *, queue: str, yes: bool) -> Answer:
 
 @command()
 @click.argument("queue")
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@yes_option
 def purge(run: Run, *, queue: str, yes: bool) -> Answer:
     """Delete all ready and delayed messages of QUEUE. Leased ones stay."""
     known(run, queue)
@@ -156,9 +144,7 @@ def purge(run: Run, *, queue: str, yes: bool) -> Answer:
 @click.argument("key", required=False)
 def pause(run: Run, *, queue: str, key: str | None) -> Answer:
     """Stop delivering messages of QUEUE, or of one KEY of it. Messages that workers hold are not affected."""
-    known(run, queue)
-    outcome = _do(run, "pause", Request(queue, key=key))
-    return Answer({"queue": queue, "key": key, "paused": True}, [outcome.text])
+    return _switch(run, "pause", queue, key)
 
 
 @command()
@@ -166,9 +152,13 @@ def pause(run: Run, *, queue: str, key: str | None) -> Answer:
 @click.argument("key", required=False)
 def resume(run: Run, *, queue: str, key: str | None) -> Answer:
     """Deliver messages of QUEUE, or of one KEY of it, again. Waiting consumers wake up."""
+    return _switch(run, "resume", queue, key)
+
+
+def _switch(run: Run, name: str, queue: str, key: str | None) -> Answer:
     known(run, queue)
-    outcome = _do(run, "resume", Request(queue, key=key))
-    return Answer({"queue": queue, "key": key, "paused": False}, [outcome.text])
+    outcome = _do(run, name, Request(queue, key=key))
+    return Answer({"queue": queue, "key": key, "paused": name == "pause"}, [outcome.text])
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -236,8 +226,8 @@ def _asked(run: Run, name: str, queue: str, *, yes: bool) -> Request:
     """The request, once its question is answered; an empty queue needs no question. Raises ``click.Abort``."""
     action = ACTIONS[name]
     request = action.ask(run.broker, Request(queue))
-    if request.asked.number or name == "delete_queue":
-        run.confirm(clean(action.question(request)), yes=yes)
+    if not yes and (request.asked.number or name == "delete_queue"):
+        click.confirm(clean(action.question(request)), abort=True, err=True)
     return request
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
-from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, duration, rate, table
+from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, duration, rate, table, yes_option
 from celery_fdb.inspection.dead_letters import group
 from celery_fdb.inspection.filters import REASONS
 from celery_fdb.inspection.message import reason_of
@@ -35,19 +34,20 @@ def dead() -> None:
     """
 
 
+in_option = click.option("--in", "in_queue", is_flag=True, help="QUEUE is the queue that holds the dead letters.")
+
+
 def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
     """Which ones: all of the given conditions must hold."""
     options = (
-        click.option("--in", "in_queue", is_flag=True, help="QUEUE is the queue that holds the dead letters."),
+        in_option,
         click.option("--reason", help=f"For example {', '.join(REASONS)}."),
         click.option("--task", help="A Celery task's name."),
         click.option("--key", help="The fairness key."),
         click.option("--error", help="The class of the exception."),
-        click.option(
-            "--older-than", type=duration, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work."
-        ),
-        click.option(
-            "--younger-than", type=duration, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work."
+        *(
+            click.option(name, type=duration, metavar="SECONDS", help="Since the last death; 10m, 12h or 7d also work.")
+            for name in ("--older-than", "--younger-than")
         ),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
@@ -93,7 +93,7 @@ def list_(
 @command()
 @click.argument("queue")
 @click.argument("message_id", metavar="ID")
-@click.option("--in", "in_queue", is_flag=True, help="QUEUE is the queue that holds the dead letters.")
+@in_option
 @body_option
 def show(run: Run, *, queue: str, message_id: str, in_queue: bool, body: bool) -> Answer:
     """Show one dead letter with its whole history. ID is as in the list, or the task's id."""
@@ -105,7 +105,7 @@ def show(run: Run, *, queue: str, message_id: str, in_queue: bool, body: bool) -
 def _story(death: dict[str, Any]) -> Iterator[str]:
     """One death in lines; a traceback stays readable."""
     times = "" if death["count"] == 1 else f", {death['count']} times"
-    at = datetime.fromtimestamp(death["time"], UTC).isoformat(sep=" ", timespec="seconds")
+    at = _at(death["time"] * 1000)
     yield ""
     yield clean(f"{reason_of(death['reason'], death['details'])} in {death['queue']}{times}, the last time at {at}")
     for name, value in death["details"].items():
@@ -149,7 +149,7 @@ def replay(
     if wanted == [{}] and limit is None and _is_terminal():
         limit = letters.count().total()
         question = f"Replay all {plural(limit, 'dead letter')} of {clean(letters.dead_queue)}?"
-        (asked,) = _asked(run, letters, wanted, question, yes=yes)
+        (asked,) = _asked(letters, wanted, question, yes=yes)
         wanted = [{"where": asked.holds}]  # what has died meanwhile stays
     _check_reason(letters, conditions["reason"])
     count = 0
@@ -168,7 +168,7 @@ def replay(
 @id_arguments
 @_conditions
 @click.option("--all", "everything", is_flag=True, help="All of them.")
-@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+@yes_option
 def discard(
     run: Run, *, queue: str, ids: tuple[str, ...], in_queue: bool, everything: bool, yes: bool, **conditions: Any
 ) -> Answer:
@@ -183,17 +183,18 @@ def discard(
     if not yes:
         number = sum(letters.count(**each).total() for each in wanted)
         question = f"Delete {plural(number, 'dead letter')} of {clean(queue)} for good?"
-        asked = _asked(run, letters, wanted, question, yes=yes)
+        asked = _asked(letters, wanted, question, yes=False)
         if not everything:  # of all, some may be unreadable, and have no name
             wanted = [{**each, "where": about.holds} for each, about in zip(wanted, asked, strict=True)]
     count = sum(_discard(letters, mark, each) for each in wanted)
     return Answer({"queue": queue, "discarded": count}, [f"discarded {plural(count, 'message')}"])
 
 
-def _asked(run: Run, letters: DeadLetters, wanted: list[dict[str, Any]], question: str, *, yes: bool) -> list[Asked]:
+def _asked(letters: DeadLetters, wanted: list[dict[str, Any]], question: str, *, yes: bool) -> list[Asked]:
     """What the question is about. Raises ``click.Abort``, and ``AskedAnew`` if some are gone by the answer."""
     asked = _about(letters, wanted)
-    run.confirm(question, yes=yes)
+    if not yes:
+        click.confirm(question, abort=True, err=True)
     for before, now in zip(asked, _about(letters, wanted), strict=True):
         before.check(now)
     return asked
@@ -248,7 +249,7 @@ def _find(run: Run, letters: DeadLetters, wanted: str) -> Peeked:
 
 @command()
 @click.argument("queue")
-@click.option("--in", "in_queue", is_flag=True, help="QUEUE is the queue that holds the dead letters.")
+@in_option
 @click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Dead letters to count.")
 def causes(run: Run, *, queue: str, in_queue: bool, most: int) -> Answer:
     """Count the dead letters of QUEUE by task, error and reason, with the first and the last death of each."""
@@ -268,14 +269,14 @@ def causes(run: Run, *, queue: str, in_queue: bool, most: int) -> Answer:
     return Answer(document, [table("task error reason >dead first last", rows), among])
 
 
-def _at(ms: int) -> str:
+def _at(ms: float) -> str:
     return moment(ms).isoformat(sep=" ", timespec="seconds")
 
 
 @command()
 @click.argument("queue")
 @click.argument("message_id", metavar="ID")
-@click.option("--in", "in_queue", is_flag=True, help="QUEUE is the queue that holds the dead letters.")
+@in_option
 @click.option("--args", help="A JSON list; default: as they are.")
 @click.option("--kwargs", help="A JSON object; default: as they are.")
 def edit(run: Run, *, queue: str, message_id: str, in_queue: bool, args: str | None, kwargs: str | None) -> Answer:

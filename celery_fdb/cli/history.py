@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import click
 from rich.console import RenderableType
 
-from celery_fdb.cli.terminal import Answer, Run, clean, command, duration, table
+from celery_fdb.cli.terminal import Answer, Run, command, duration, table
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ENDED, STATES
 from celery_fdb.history.views.runs import RunsPage, RunView, active_runs, page_of_runs
@@ -25,16 +25,16 @@ SECONDS = "SECONDS"
 
 
 @command()
-@click.option("--task", "name", help="Only runs of this task.")
+@click.option("--task", default="", help="Only runs of this task.")
 @click.option(
     "--state",
     type=click.Choice(STATES, case_sensitive=False),
     metavar="STATE",
     help=f"STARTED: those that run now; {', '.join(ENDED)}.",
 )
-@click.option("--key", help="Only with this fairness key.")
-@click.option("--queue", help="Only from this queue.")
-@click.option("--worker", help="Only by this worker, such as celery@web-1.")
+@click.option("--key", default="", help="Only with this fairness key.")
+@click.option("--queue", default="", help="Only from this queue.")
+@click.option("--worker", default="", help="Only by this worker, such as celery@web-1.")
 @click.option("--since", type=duration, metavar=SECONDS, help="Ended at most so long ago; 10m, 12h or 7d also work.")
 @click.option("--until", type=duration, metavar=SECONDS, help="Ended at least so long ago.")
 @click.option("--arguments", default="", help="Only with this in their arguments.")
@@ -43,28 +43,20 @@ SECONDS = "SECONDS"
 def history(
     run: Run,
     *,
-    name: str | None,
     state: str | None,
-    key: str | None,
-    queue: str | None,
-    worker: str | None,
     since: float | None,
     until: float | None,
-    arguments: str,
     limit: int,
     after: str | None,
+    **texts: str,
 ) -> Answer:
     """List what ran, when, how long and with what result, newest first, if the app's workers keep a history."""
     now_ms = SystemClock().wall_ms()
     wanted = Wanted(
-        task=name or "",
         state=state or "",
-        key=key or "",
-        queue=queue or "",
-        worker=worker or "",
         since_ms=0 if since is None else max(now_ms - int(since * 1000), 0),
         until_ms=0 if until is None else max(now_ms - int(until * 1000), 1),
-        arguments=arguments,
+        **texts,
     )
     if state == STATES[0]:
         page = RunsPage(active_runs(run.broker, wanted, limit=limit), None)
@@ -92,13 +84,8 @@ def _table(runs: Sequence[RunView]) -> RenderableType:
         "task id state >ended >runtime >attempt queue key worker error",
         [
             (
-                *(
-                    each.task,
-                    each.id,
-                    _state(each),
-                    _ended(each, now_s),
-                ),
-                *(_runtime(each, now_s), each.attempt, each.queue, each.key, each.worker, _error(each)),
+                *(each.task, each.id, _state(each), _ended(each, now_s), _runtime(each, now_s)),
+                *(each.attempt, each.queue, each.key, each.worker, _error(each)),
             )
             for each in runs
         ],
@@ -151,14 +138,9 @@ def _life(life: Timeline) -> Iterator[RenderableType]:
     for each in life.runs[-1:]:
         yield from (f"{name}: {text}" for name, text in (("args", each.args), ("kwargs", each.kwargs)) if text)
         if each.traceback:
-            yield clean_lines(each.traceback)
+            yield each.traceback.rstrip()
     if not life.history:
         yield "History is off: only what is in the broker now is known. See celery_fdb.install(app, history=True)."
-
-
-def clean_lines(text: str) -> str:
-    """A traceback, line by line."""
-    return "\n".join(map(clean, text.rstrip().split("\n")))
 
 
 def _moment(moment_s: float) -> str:

@@ -6,6 +6,8 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import count
+from time import monotonic
 
 import click
 from rich.console import Group, RenderableType
@@ -30,7 +32,6 @@ from celery_fdb.inspection.overview import (
 from celery_fdb.inspection.time_formats import age, rate
 from celery_fdb.inspection.time_formats import limit as written
 from kombu_fdb.model import is_internal
-from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
 
@@ -49,20 +50,12 @@ def status(run: Run) -> Answer:
     """Count the ready, delayed, leased and dead messages of each queue, and the sessions."""
     overview = look(run.broker)
     totals = {name: overview.total(name) for name in ("ready", "delayed", "leased", "dead")}
-    about = [*summary(overview), *_newer(overview), *_set_aside(overview), ""]
-    return Answer({**as_json(overview), "totals": totals}, [*about, queue_table(overview.own_queues)])
-
-
-def _newer(overview: Overview) -> list[str]:
-    """What an older worker could not read, if there is something."""
-    number = sum(queue.newer for queue in overview.queues)
-    return [f"messages of a newer version: {number:,}; upgrade the workers"] if number else []
-
-
-def _set_aside(overview: Overview) -> list[str]:
-    """What the duties have set aside, if there is something."""
-    number = len(overview.asides)
-    return [f"set aside by duties: {number}; run `doctor` to see what and why"] if number else []
+    about = summary(overview)
+    if newer := sum(queue.newer for queue in overview.queues):  # an older worker could not read them
+        about.append(f"messages of a newer version: {newer:,}; upgrade the workers")
+    if overview.asides:
+        about.append(f"set aside by duties: {len(overview.asides)}; run `doctor` to see what and why")
+    return Answer({**as_json(overview), "totals": totals}, [*about, "", queue_table(overview.own_queues)])
 
 
 def summary(overview: Overview) -> list[str]:
@@ -146,13 +139,8 @@ def keys(run: Run, *, queue: str, limit: int, prefix: str | None) -> Answer:
         found = look_at_keys(run.broker, queue, top=limit)
     else:
         found = find_keys(run.broker, queue, limit, prefix=prefix).keys
-    return Answer([dataclasses.asdict(each) for each in found], [key_table(found)])
-
-
-def key_table(views: list[KeyView]) -> Table:
-    return table(
-        "key >ready >leased limits", [(view.key or NO_KEY, view.ready, view.leased, limits_of(view)) for view in views]
-    )
+    rows = [(view.key or NO_KEY, view.ready, view.leased, limits_of(view)) for view in found]
+    return Answer([dataclasses.asdict(each) for each in found], [table("key >ready >leased limits", rows)])
 
 
 def limits_of(view: KeyView) -> str:
@@ -183,10 +171,8 @@ def session_table(views: list[SessionView], quiet_s: Mapping[str, float | None])
         [
             (
                 *(view.id[:12], view.host, str(view.pid or ""), view.program, view.leased, f"{view.ttl_s:g} s"),
-                *(
-                    *_heard(view, quiet_s.get(view.id)),
-                    ", ".join(each for each in view.queues if not is_internal(each)),
-                ),
+                *_heard(view, quiet_s.get(view.id)),
+                ", ".join(each for each in view.queues if not is_internal(each)),
             )
             for view in views
         ],
@@ -205,24 +191,6 @@ def _heard(view: SessionView, quiet_s: float | None) -> tuple[str, str]:
 Speeds = dict[str, dict[str, float]]
 KeySpeeds = dict[str, Speeds]
 Look = tuple[Overview, Speeds, KeySpeeds, dict[str, float]]
-
-
-class Beats:
-    """For how long each session has been seen without a heartbeat, by our own clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seen: dict[str, tuple[str, float]] = {}
-
-    def silent_s(self, overview: Overview) -> dict[str, float]:
-        """Seconds since the first of the looks that saw the same beat."""
-        now = self._clock.monotonic()
-        was = self._seen
-        self._seen = {each.id: (each.beat, now) for each in overview.sessions}
-        for session, (beat, _) in list(self._seen.items()):
-            if was.get(session, ("", 0.0))[0] == beat:
-                self._seen[session] = was[session]
-        return {session: now - since for session, (_, since) in self._seen.items()}
 
 
 @command()
@@ -255,16 +223,22 @@ def _watch(run: Run, looks: Iterator[Look]) -> None:
 
 
 def _looks(run: Run, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
-    beats, before = Beats(SystemClock()), None
+    before = None
+    #: By session: its beat, and the moment of the first look that saw it, by our own clock.
+    seen: dict[str, tuple[str, float]] = {}
     pause = threading.Event()
-    while number is None or number > 0:
+    for looks in count(1):
         overview = look(run.broker, top_keys=keys, held=True)
         before = overview if before is None else before
-        yield overview, rates(before, overview), key_rates(before, overview), beats.silent_s(overview)
+        now_s = monotonic()
+        beats = [(each.id, each.beat, seen.get(each.id, ("", now_s))) for each in overview.sessions]
+        seen = {session: was if was[0] == beat else (beat, now_s) for session, beat, was in beats}
+        silent_s = {session: now_s - since_s for session, (_, since_s) in seen.items()}
+        yield overview, rates(before, overview), key_rates(before, overview), silent_s
         before = overview
-        number = None if number is None else number - 1
-        if number != 0:
-            pause.wait(interval_s)
+        if looks == number:
+            return
+        pause.wait(interval_s)
 
 
 def _screen(overview: Overview, speeds: Speeds, by_key: KeySpeeds, silent_s: dict[str, float]) -> Group:

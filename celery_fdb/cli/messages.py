@@ -116,7 +116,9 @@ def cancel(run: Run, *, task_id: str) -> Answer:
     app = run.where.app_of_broker
     if taken := run.broker.cancel(task_id):
         if app is not None:
-            _tell(app, taken[0])
+            from celery_fdb.tasks.revoking import tell  # imports much of Celery
+
+            tell(app, taken[0])
         told = "its result, if it has one, is REVOKED" if app else UNTOLD
         document = {"task_id": task_id, "cancelled": len(taken), "revoked": app is not None}
         return Answer(document, [f"cancelled: {plural(len(taken), 'message')} deleted; {told}"])
@@ -127,12 +129,6 @@ def cancel(run: Run, *, task_id: str) -> Answer:
             fix=f"To end it there, run: celery -A APP control terminate TERM {task_id}",
         )
     raise _no_task(task_id)
-
-
-def _tell(app: Any, taken: Peeked) -> None:
-    from celery_fdb.tasks.revoking import tell  # imports much of Celery
-
-    tell(app, taken)
 
 
 @command()

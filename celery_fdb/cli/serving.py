@@ -1,7 +1,5 @@
 """Commands that serve: ``metrics`` and ``web``.
 
-Listening, and the connections of a page server.
-
 Connections of the dashboard's server: none keeps its place by sending half a request, or by reading nothing.
 
 uvicorn waits for the rest of a request's head, and for a full socket, as long as the client stays, and takes

@@ -94,11 +94,6 @@ class Run:
     def close(self) -> None:
         self._open.close()
 
-    def confirm(self, question: str, *, yes: bool) -> None:
-        """Raises ``click.Abort`` unless ``yes`` was said, or is now."""
-        if not yes:
-            click.confirm(question, abort=True, err=True)
-
 
 def _console(where: Where, *, stderr: bool) -> Console:
     console = Console(stderr=stderr, no_color=where.no_color or None, markup=False, highlight=False, emoji=False)
@@ -205,6 +200,9 @@ def duration(text: str) -> float:
     if found is None:
         raise click.BadParameter(f"{text!r} is not a duration such as 90 (seconds), 10m, 12h or 7d")
     return found
+
+
+yes_option = click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 
 
 def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -1,6 +1,4 @@
-"""``tour``: a shop under a flood, a killed worker and a broken service; its acts, and its verdict.
-
-What happens to the shop: it is open, flooded, loses a worker, loses its payment service, and is whole.
+"""``tour``: a shop that is open, flooded, loses a worker, loses its payment service, and is whole; with a verdict.
 
 Everything is real: two Celery workers with two processes each, the dashboard, and one file as broker, or a FoundationDB
 node.
