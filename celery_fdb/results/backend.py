@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import celery
 from celery import states
@@ -54,23 +54,13 @@ from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.transport.errors import UNANSWERED, Unanswered, operational_errors
 
+logger = get_logger(__name__)
+
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
-logger = get_logger(__name__)
-
 #: What others' result backends read from the same setting; harmless here.
 _FOREIGN = frozenset({"additional_connection_errors", "result_chord_ordered"})
-
-
-class Settings(NamedTuple):
-    """Where the results are, and how they are treated."""
-
-    location: Location
-    options: Options
-    #: The broker's options if it is in the same place: then both share one open store.
-    client_options: Options
-    retry_policy: dict[str, Any]
 
 
 def full_url(url: str | None) -> str:
@@ -80,13 +70,17 @@ def full_url(url: str | None) -> str:
     return f"fdb+{url}" if url.startswith(("sqlite:", "memory:")) else url
 
 
-def settings_of(conf: Any, url: str) -> Settings:
-    """Those of ``result_backend_transport_options``.
+def settings_of(conf: Any, url: str) -> tuple[Location, Options, Options, dict[str, Any]]:
+    """Where the results are, their options, those of the client that opens their store, and the retry policy.
 
-    If the broker has the same URL, ``broker_transport_options`` hold where they are not overruled. Raises
-    ``OptionError``.
+    They stand in ``result_backend_transport_options``. If the broker has the same URL, ``broker_transport_options``
+    hold where they are not overruled, and the client's options are the broker's if both are in the same place: then
+    they share one open store. Raises ``OptionError``.
     """
-    _tell_of_newer_settings(conf)
+    if conf.get("result_compression") and tuple(celery.VERSION[:2]) < (5, 7):  # Celery ignores what it does not know
+        logger.warning(
+            "result_compression needs Celery 5.7, and this is %s: results are stored as they are", celery.__version__
+        )
     timeout_s = conf.broker_connection_timeout or None
     own: dict[str, Any] = dict(conf.get("result_backend_transport_options") or {})
     policy = dict(own.pop("retry_policy", None) or {})
@@ -94,21 +88,13 @@ def settings_of(conf: Any, url: str) -> Settings:
         own.pop(name, None)
     if url not in _broker_urls(conf):
         options = parse_options(own, connect_timeout=timeout_s)
-        return Settings(locate(parse_url(url), options), options, options, policy)
+        return locate(parse_url(url), options), options, options, policy
     brokers: dict[str, Any] = dict(conf.broker_transport_options or {})
     options = parse_options({**brokers, **own}, connect_timeout=timeout_s)
     of_broker = parse_options(brokers, connect_timeout=timeout_s)
     location = locate(parse_url(url), options)
     shared = location == locate(parse_url(url), of_broker)
-    return Settings(location, options, of_broker if shared else options, policy)
-
-
-def _tell_of_newer_settings(conf: Any) -> None:
-    """Celery itself ignores a setting that it does not know."""
-    if conf.get("result_compression") and tuple(celery.VERSION[:2]) < (5, 7):
-        logger.warning(
-            "result_compression needs Celery 5.7, and this is %s: results are stored as they are", celery.__version__
-        )
+    return location, options, of_broker if shared else options, policy
 
 
 def _broker_urls(conf: Any) -> list[str]:
@@ -128,12 +114,13 @@ class TimeoutUnanswered(Unanswered, CeleryTimeoutError):
     """The time to wait for a result is over, and the store does not answer: a caller may catch it as either."""
 
 
-class FdbBackend(ChordSupport, BaseBackend):
+class FdbBackend(ChordSupport):
     """``fdb://`` and ``fdb+sqlite://``."""
 
     supports_native_join = True
     supports_result_compression = True
     supports_failure_expires = True
+    expires: float | None
 
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
         """Raises ``OptionError`` for a URL or option that can't be right; touches no store."""
@@ -179,19 +166,14 @@ class FdbBackend(ChordSupport, BaseBackend):
         client = self.client
         store = self._store
         if store is None:
-            store = self._open(client)
-            self._store = store
+            store = self._store = ResultStore(
+                client.database,
+                self.location.namespace,
+                clock=self._clock,
+                timeout_s=self.options.operation_timeout,
+                sessions=client.engine.inspect.sessions,
+            )
         return store
-
-    def _open(self, client: Client) -> ResultStore:
-        timeout_s = self.options.operation_timeout
-        return ResultStore(
-            client.database,
-            self.location.namespace,
-            clock=self._clock,
-            timeout_s=timeout_s,
-            sessions=client.engine.inspect.sessions,
-        )
 
     def ensure(self, verb: Callable[[], T]) -> T:
         """Repeat what a worker has to store as ``retry_policy`` says: no caller is left to repeat it."""

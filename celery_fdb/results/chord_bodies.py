@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from celery import Celery, states
 from celery.app.task import Context
+from celery.backends.base import BaseBackend
 from celery.canvas import chord, group, maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult, allow_join_result
@@ -17,15 +18,10 @@ from celery.utils.log import get_logger
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_fdb.results.chords import CLAIM_MS, ChordOver, ChordStep, Return
+from celery_fdb.results.store import ResultStore
 from kombu_fdb.errors import KombuFDBError, StoreError
 
-if TYPE_CHECKING:
-    from celery_fdb.results.store import ResultStore
-    from kombu_fdb.process.client import Client
-
 logger = get_logger(__name__)
-
-T = TypeVar("T")
 
 #: An attribute of a task's request: the task's id, once its part was counted.
 COUNTED = "fdb_part_counted"
@@ -33,28 +29,12 @@ COUNTED = "fdb_part_counted"
 RENEW_S = CLAIM_MS / 3000
 
 
-class ChordSupport:
-    """The part of the backend that does chords."""
+class ChordSupport(BaseBackend):
+    """The part of the backend that does chords. How results are kept, and encoded, its subclass says."""
 
-    if TYPE_CHECKING:
-        app: Any
-        chord_expires: float | None
-        expires: float | None
-        encode: Any
-        decode: Any
-        encode_result: Any
-        decode_result: Any
-        exception_to_python: Any
-        chord_error_from_stack: Any
-
-        @property
-        def store(self) -> ResultStore: ...
-        @property
-        def client(self) -> Client: ...
-        def ensure(self, verb: Callable[[], T]) -> T: ...
-        def _moment(self, *seconds: float | None) -> int: ...
-        def _encode_checked(self, value: Any) -> bytes: ...
-        def _returned(self, request: Any, task_id: str, state: str, result: Any) -> Return | None: ...
+    @property
+    def store(self) -> ResultStore:
+        raise NotImplementedError
 
     # -- open --------------------------------------------------------------------------------------------------------
 
@@ -62,20 +42,16 @@ class ChordSupport:
         """Before the header is published. Forgets an earlier run of the same frozen chord."""
         group_id, results = header_result_args[:2]
         expires_ms = self._moment(self.chord_expires)
-        payload = self._encode_body(body)
+        try:
+            payload = self._encode_checked(body)
+        except (EncodeError, TypeError):  # only the tasks' serializer can: then only a task of the header publishes it
+            payload = None
         self.store.open_chord(group_id, payload, expires_ms)
         # A generator is not looked at: its tasks are made while they are published.
         if not isinstance(results, _regen) and any(isinstance(each, GroupResult) for each in results):
             # Groups inside of the header: their structure is needed when it is joined.
             saved = self._encode_checked({"result": self.app.GroupResult(*header_result_args).as_tuple()})
             self.store.save_group(group_id, saved, expires_ms)
-
-    def _encode_body(self, body: Any) -> bytes | None:
-        """None if only the tasks' serializer can encode it: then only a task of the header can publish it."""
-        try:
-            return self._encode_checked(body)
-        except (EncodeError, TypeError):
-            return None
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """Before the last header task is published."""
@@ -100,7 +76,7 @@ class ChordSupport:
             self.publish_body(request.group, maybe_signature(request.chord, app=self.app))
 
     def _claim(self, returned: Return, request: Any) -> ChordStep:
-        step = self.ensure(lambda: self.store.claim_chord(returned.part))
+        step: ChordStep = self.ensure(lambda: self.store.claim_chord(returned.part))
         if step is ChordStep.ADD:  # there was no result to store it with
             if self.ensure(lambda: self.store.add_part(returned)):
                 setattr(request, COUNTED, request.id)
@@ -198,7 +174,7 @@ class ChordSupport:
         self, task_id: str, exc: Any, traceback: Any = None, request: Any = None, **options: Any
     ) -> None:
         """Celery fails the rest of the task's chain, but not the members of a group, nor the body of a chord, in it."""
-        super().mark_as_failure(task_id, exc, traceback, request, **options)  # type: ignore[misc]  # a mixin
+        super().mark_as_failure(task_id, exc, traceback, request, **options)
         for each in getattr(request, "chain", None) or ():
             self._fail_outer(maybe_signature(each, app=self.app), exc)
 

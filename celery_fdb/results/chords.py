@@ -127,10 +127,6 @@ def _write(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> No
     tr.set(keys.chord(group_id), encode_json(asdict(chord)))
 
 
-def _number(value: bytes | None) -> int:
-    return decode_count(value)
-
-
 def open_(
     tr: Transaction, keys: ResultKeys, group_id: str, body: bytes | None, *, expires_ms: int, now_ms: int
 ) -> None:
@@ -172,10 +168,8 @@ def add(tr: Transaction, keys: ResultKeys, returned: Return, now_ms: int) -> boo
         return chord is not None
     if returned.lifetime_ms:
         _prolong(tr, keys, part.group_id, chord, now_ms=now_ms, lifetime_ms=returned.lifetime_ms)
-    if returned.payload is None:
-        records.write(tr, keys.part(part), ELSEWHERE + returned.state, b"", expires_ms=0)
-    else:
-        records.write(tr, keys.part(part), returned.state, returned.payload, expires_ms=0)
+    state = ELSEWHERE + returned.state if returned.payload is None else returned.state
+    records.write(tr, keys.part(part), state, returned.payload or b"", expires_ms=0)
     tr.add(keys.returned(part.group_id), 1)
     return True
 
@@ -191,8 +185,8 @@ def _prolong(tr: Transaction, keys: ResultKeys, group_id: str, value: bytes, *, 
         records.move_expiry(tr, keys, "chord", group_id, chord.expires_ms, expires_ms)
         chord.expires_ms = expires_ms
         _write(tr, keys, group_id, chord)
-        before_ms = records.prolong(tr, keys.group(group_id), expires_ms)  # the structure of a header with groups in it
-        if before_ms:
+        # The structure of a header with groups in it.
+        if before_ms := records.prolong(tr, keys.group(group_id), expires_ms):
             records.move_expiry(tr, keys, "group", group_id, before_ms, expires_ms)
 
 
@@ -214,7 +208,7 @@ def claim(tr: Transaction, keys: ResultKeys, part: ChordPart, now_ms: int) -> Ch
     if known is None:
         return ChordStep.ADD
     chord = _decode(value)
-    if not chord.is_complete(_number(returned), _number(joins)) or chord.claimed_by not in {None, part[1:]}:
+    if not chord.is_complete(decode_count(returned), decode_count(joins)) or chord.claimed_by not in {None, part[1:]}:
         return ChordStep.NOTHING
     chord.claimed_by = part.place, part.task_id
     _look_later(tr, keys, part.group_id, chord, now_ms + CLAIM_MS)
@@ -258,14 +252,12 @@ def _look_at(tr: Transaction, keys: ResultKeys, key: bytes) -> tuple[str, Chord,
         if value is None:
             return None
         chord = _decode(value)
-        return group_id, chord, chord.is_complete(_number(returned), _number(joins))
+        return group_id, chord, chord.is_complete(decode_count(returned), decode_count(joins))
     except FormatError:
         return None
 
 
-def parts(
-    tr: Transaction, keys: ResultKeys, group_id: str, begin: bytes | None = None
-) -> tuple[list[Return], bytes | None]:
+def parts(tr: Transaction, keys: ResultKeys, group_id: str, begin: bytes = b"") -> tuple[list[Return], bytes | None]:
     """Some of what the header tasks returned, in the order of the header, and where to go on; None at the end.
 
     Parts of a complete chord don't change, so they may be read in several transactions. Raises ``ChordOver``.

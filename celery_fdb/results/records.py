@@ -1,4 +1,4 @@
-"""Records of results: their keys and bytes, the index by which they expire, and what is wrong with one.
+"""Records of results: their keys and bytes, and the index by which they expire.
 
 Keys: every key of the result backend, in one table. ``docs/results.md`` is this page for readers.
 
@@ -153,9 +153,6 @@ class ResultKeys:
         return range_of(self.prefix)
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
-
-
 # -- expiry ------------------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +198,8 @@ class Record(NamedTuple):
 
 def write(tr: Transaction, key: bytes, state: str, payload: bytes, *, expires_ms: int, ring: bool = False) -> None:
     """Set a record that is not there, or was cleared. ``ring``: wake those who watch it."""
-    pieces = [] if len(payload) <= INLINE_BYTES else _pieces(payload)
+    starts = range(0, len(payload), INLINE_BYTES) if len(payload) > INLINE_BYTES else ()
+    pieces = [payload[start : start + INLINE_BYTES] for start in starts]
     name = state.encode()
     head = _HEAD.pack(RECORD_VERSION, len(pieces), len(name), expires_ms, len(payload))
     tail = name + (b"" if pieces else payload)
@@ -211,10 +209,6 @@ def write(tr: Transaction, key: bytes, state: str, payload: bytes, *, expires_ms
         tr.set(key, head + bytes(_STAMP_BYTES) + tail)
     for number, piece in enumerate(pieces):
         tr.set(key + pack_int(number), piece)
-
-
-def _pieces(payload: bytes) -> list[bytes]:
-    return [payload[start : start + INLINE_BYTES] for start in range(0, len(payload), INLINE_BYTES)]
 
 
 def decode(value: bytes) -> Record:

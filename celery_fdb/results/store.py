@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from celery.states import READY_STATES, SUCCESS
@@ -187,14 +188,12 @@ class ResultStore:
 
     def parts(self, group_id: str) -> list[Return]:
         """What the header tasks returned, in the order of the header. Raises ``ChordOver``."""
-        found, begin = self._read(lambda tr: chords.parts(tr, self.keys, group_id))
+        found: list[Return] = []
+        begin: bytes | None = b""
         while begin is not None:
-            more, begin = self._parts_from(group_id, begin)
+            more, begin = self._read(partial(chords.parts, keys=self.keys, group_id=group_id, begin=begin))
             found += more
         return found
-
-    def _parts_from(self, group_id: str, begin: bytes) -> tuple[list[Return], bytes | None]:
-        return self._read(lambda tr: chords.parts(tr, self.keys, group_id, begin))
 
     def chord_body(self, group_id: str) -> bytes | None:
         record = self._read(lambda tr: records.read(tr, self.keys.body(group_id)))
