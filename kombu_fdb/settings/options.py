@@ -13,7 +13,7 @@ import dataclasses
 import difflib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
@@ -326,15 +326,11 @@ def _tell_once(name: str, why: str) -> None:
 
 def options_table() -> str:
     """The table of docs/options.md, in Markdown."""
-    return "\n".join(_table_rows()) + "\n"
-
-
-def _table_rows() -> Iterator[str]:
-    yield "| option | default | unit | what it does |"
-    yield "|---|---|---|---|"
+    rows = ["| option | default | unit | what it does |", "|---|---|---|---|"]
     for each in dataclasses.fields(Options):
         default = f"{each.default:,}" if type(each.default) is int else repr(each.default)
-        yield f"| `{each.name}` | `{default}` | {each.metadata['unit']} | {each.metadata['about']} |"
+        rows.append(f"| `{each.name}` | `{default}` | {each.metadata['unit']} | {each.metadata['about']} |")
+    return "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":
