@@ -1,12 +1,6 @@
 """What a store is: ordered keys, optimistic transactions, versionstamps and watches; and what a transaction holds.
 
-FoundationDB's limits, held by every store, so that what works on one works on all.
-
-https://apple.github.io/foundationdb/known-limitations.html
-
-The seam: what a store must offer, in FoundationDB's terms. One screen; the queue is written once above it.
-
-Semantics are FoundationDB's (https://apple.github.io/foundationdb/developer-guide.html):
+The seam: the queue is written once above it, in FoundationDB's terms. Semantics are FoundationDB's (https://apple.github.io/foundationdb/developer-guide.html):
 
 * A transaction reads one consistent version and sees its own writes. It commits only if no key it read
   *serializably* was written by a transaction that committed after that version; otherwise ``Conflict``. Snapshot
@@ -18,13 +12,12 @@ Semantics are FoundationDB's (https://apple.github.io/foundationdb/developer-gui
   ``set_versionstamped_value`` (any change may fire it, spurious firing is allowed, only that change is promised).
   Compare what you read in the arming transaction: a change before that is not reported. A transaction that arms one
   has read the key serializably, so arm in one that only reads.
-* Limits: key 10,000 B, value 100,000 B, transaction 10,000,000 B (``LimitExceeded``); 5 s of age
+* Limits are FoundationDB's (https://apple.github.io/foundationdb/known-limitations.html), so that what works on one
+  store works on all: key 10,000 B, value 100,000 B, transaction 10,000,000 B (``LimitExceeded``); 5 s of age
   (``TransactionTooOld``).
 * ``begin(timeout_s)`` bounds each later call of that transaction. A commit that was sent and got no answer raises
   ``CommitUnknown(in_flight=True)``; a call that was not a commit raises ``StoreUnavailable``.
 * Every error that leaves a driver is a :exc:`~kombu_fdb.errors.KombuFDBError`.
-
-The watch every store hands out: fires once, from any thread, never after it was cancelled.
 """
 
 from __future__ import annotations
@@ -136,7 +129,9 @@ logger = logging.getLogger(__name__)
 
 
 class Watch:
-    """Fires once. ``release`` frees what the store holds for it, when it is cancelled.
+    """The watch every store hands out: fires once, from any thread, never after it was cancelled.
+
+    ``release`` frees what the store holds for it, when it is cancelled.
 
     Without a lock, as a signal handler may fire what it has interrupted: who takes the token decides what becomes of
     it, and who takes the callback calls it.

@@ -1,8 +1,7 @@
-"""Retry: run a verb until its transaction commits, within a deadline.
+"""Retry: run a verb until its transaction commits, within a deadline, also if the answer of a commit was lost.
 
-How long a caller waits for a store that does not answer: altogether, not for each transaction.
-
-Model. A verb by itself has a deadline of its own. What a public call does by several of them shares the call's
+Model of patience: how long a caller waits for a store that does not answer, altogether, not for each transaction. A
+verb by itself has a deadline of its own. What a public call does by several of them shares the call's
 (:meth:`Patience.within`): each gets what is left of it, and at least an attempt.
 
 What ends (a closing connection, a program that was told to stop) makes many calls, one after the other. They share
@@ -10,9 +9,8 @@ What ends (a closing connection, a program that was told to stop) makes many cal
 :data:`LEAST_S`. A commit gives everything back: a store that works, however much there is to do, is never cut short;
 one that only answers reads (a locked file, a full disk) is.
 
-The retry loop, and how it survives a commit whose answer was lost.
-
-Model. One logical transaction is a ``body`` that is run in fresh transactions until one commits. Its outcome may be
+Model of the loop. One logical transaction is a ``body`` that is run in fresh transactions until one commits. Its
+outcome may be
 
 * committed: the result of that run is returned;
 * refused (conflict, too old): run again after a pause, until the deadline;

@@ -1,12 +1,9 @@
-"""The FoundationDB binding: loaded once per process, also after a fork, its network thread, and gevent's waits.
-
-The binding under gevent: a real network thread, and waits that let other greenlets run.
+"""The FoundationDB binding: found, checked, and usable in this very process, even after a fork, and under gevent.
 
 The binding has an event model for gevent, from before ``threading`` could be patched: its network thread would be a
-greenlet, and the first call would stop the whole process for ever. Eventlet has no way to be called back from a thread
+greenlet, and the first call would stop the whole process for ever. Here it has a real network thread, and waits that
+let other greenlets run. Eventlet has no way to be called back from a thread
 that it does not know, so a process patched by it is refused.
-
-The ``fdb`` module, found, checked, and usable in this very process, even after a fork.
 
 Model. ``libfdb_c`` can be started once per process and never again; its work is done by one network thread. A child of
 a process that started it inherits a library that believes to be running, without the thread: every call would wait for
@@ -315,19 +312,15 @@ def _copy_to_memory() -> int:
     """A file descriptor. Raises ``StoreUnavailable`` where the system has no files in memory."""
     library = _known_library()
     try:
-        fd = _memory_file()
+        try:
+            fd = os.memfd_create("libfdb_c", os.MFD_CLOEXEC | MFD_EXEC)
+        except OSError:  # kernels before 6.3 know no such flag and need none
+            fd = os.memfd_create("libfdb_c", os.MFD_CLOEXEC)
         with open(library, "rb") as source, open(fd, "wb", closefd=False) as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
     except (AttributeError, OSError) as error:
         raise StoreUnavailable("the FoundationDB client library can't be copied", reason=str(error)) from error
     return fd
-
-
-def _memory_file() -> int:
-    try:
-        return os.memfd_create("libfdb_c", os.MFD_CLOEXEC | MFD_EXEC)
-    except OSError:  # kernels before 6.3 know no such flag and need none
-        return os.memfd_create("libfdb_c", os.MFD_CLOEXEC)
 
 
 def _known_library() -> str:
@@ -379,15 +372,7 @@ def _disarm() -> None:
     for name in ("TransactionRead", "Transaction", "Future", "Database", "Tenant"):
         owner = getattr(impl, name, None)
         if owner is not None:
-            owner.__del__ = _leave_alone
+            owner.__del__ = lambda _: None
 
 
-def _leave_alone(_: object) -> None:
-    pass
-
-
-def _register(before: Callable[[], None], in_child: Callable[[], None]) -> None:
-    os.register_at_fork(before=before, after_in_child=in_child)
-
-
-_register(_before_fork, _after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -1,6 +1,15 @@
-"""The FoundationDB store: a cluster, its TLS settings, transactions, and what its errors mean.
+"""The store on a FoundationDB cluster, over its own Python binding: its TLS settings, transactions and errors.
 
-What FoundationDB's error codes mean to us, depending on whether the commit had been sent.
+Model. A transaction here is one of FoundationDB's, with its ``timeout`` option set to what is left of the caller's
+time, so that no call waits longer.
+
+A watch is FoundationDB's own. It fires from the network thread, also when the cluster gives it up (spurious, the caller
+looks and arms another). It reads its key serializably, so a *writing* transaction that arms one can conflict on it.
+
+What fails: a process forks; see :mod:`~kombu_fdb.store.foundationdb.binding`. Database objects of the parent raise
+``ForkedError`` in the child, a new one opened there works.
+
+What FoundationDB's error codes mean to us, depending on whether the commit had been sent:
 
 =========================================== =============================== ==========================================
 FoundationDB                                before                          from the commit
@@ -14,25 +23,11 @@ other retryable ones (1009, 1037, 1213, ..) ``ClusterBusy``                 ``Cl
 all others                                  ``StoreUnavailable``            ``StoreUnavailable``
 =========================================== =============================== ==========================================
 
-The FoundationDB store: a cluster, its TLS settings, and transactions.
-
-TLS towards the cluster: which certificate, key and authorities the client library uses.
-
-They are the library's network options, so a process has one set of them, fixed when it first opens a cluster. What is
-not named here the library takes from ``FDB_TLS_CERTIFICATE_FILE``, ``FDB_TLS_KEY_FILE``, ``FDB_TLS_CA_FILE``,
-``FDB_TLS_VERIFY_PEERS`` and ``FDB_TLS_PASSWORD`` (https://apple.github.io/foundationdb/tls.html). Whether TLS is spoken
-at all is up to the cluster file: to a coordinator ``host:port:tls``.
-
-The store on a FoundationDB cluster, over its own Python binding.
-
-Model. A transaction here is one of FoundationDB's, with its ``timeout`` option set to what is left of the caller's
-time, so that no call waits longer. What errors mean stands in :mod:`~kombu_fdb.store.foundationdb.database`.
-
-A watch is FoundationDB's own. It fires from the network thread, also when the cluster gives it up (spurious, the caller
-looks and arms another). It reads its key serializably, so a *writing* transaction that arms one can conflict on it.
-
-What fails: a process forks; see :mod:`~kombu_fdb.store.foundationdb.binding`. Database objects of the parent raise
-``ForkedError`` in the child, a new one opened there works.
+TLS towards the cluster, which certificate, key and authorities the client library uses, are its network options, so a
+process has one set of them, fixed when it first opens a cluster. What is not named here the library takes from
+``FDB_TLS_CERTIFICATE_FILE``, ``FDB_TLS_KEY_FILE``, ``FDB_TLS_CA_FILE``, ``FDB_TLS_VERIFY_PEERS`` and
+``FDB_TLS_PASSWORD`` (https://apple.github.io/foundationdb/tls.html). Whether TLS is spoken at all is up to the cluster
+file: to a coordinator ``host:port:tls``.
 """
 
 from __future__ import annotations
@@ -159,29 +154,8 @@ def apply(fdb: Any, tls: Tls) -> None:
 
     Raises ``StoreUnavailable`` for a file that can't be read, or if the process has opened a cluster with others.
     """
-    if tls == Tls():
+    if tls == Tls() or getattr(fdb, _ATTRIBUTE, None) == tls:
         return
-    if getattr(fdb, _ATTRIBUTE, None) == tls:
-        return
-    _check_files(tls)
-    if fdb.impl._network_thread:
-        raise StoreUnavailable(
-            "this process has opened a cluster with other TLS settings",
-            fix="FoundationDB's client has one set per process: give every broker the same.",
-        )
-    options = fdb.options
-    setters = (options.set_tls_cert_path, options.set_tls_key_path, options.set_tls_ca_path)
-    for setter, value in zip((*setters, _verify(options)), tls, strict=True):
-        if value is not None:
-            setter(value)
-    setattr(fdb, _ATTRIBUTE, tls)
-
-
-def _verify(options: Any) -> Any:
-    return lambda constraints: options.set_tls_verify_peers(constraints.encode())
-
-
-def _check_files(tls: Tls) -> None:
     for name, path in tls._asdict().items():
         if name.endswith("_file") and path is not None and not os.access(path, os.R_OK):
             raise StoreUnavailable(
@@ -190,6 +164,21 @@ def _check_files(tls: Tls) -> None:
                 path=path,
                 fix="Check that it exists and that this user can read it.",
             )
+    if fdb.impl._network_thread:
+        raise StoreUnavailable(
+            "this process has opened a cluster with other TLS settings",
+            fix="FoundationDB's client has one set per process: give every broker the same.",
+        )
+    options = fdb.options
+    for setter, value in (
+        (options.set_tls_cert_path, tls.certificate_file),
+        (options.set_tls_key_path, tls.key_file),
+        (options.set_tls_ca_path, tls.ca_file),
+        (options.set_tls_verify_peers, None if tls.verify_peers is None else tls.verify_peers.encode()),
+    ):
+        if value is not None:
+            setter(value)
+    setattr(fdb, _ATTRIBUTE, tls)
 
 
 # -- the database ------------------------------------------------------------------------------------------------------
@@ -395,12 +384,7 @@ class FoundationTransaction:
         return value
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
-        try:
-            reader = self._reader(snapshot)
-            futures = [reader.get(key) for key in keys]
-            return [future.value for future in futures]
-        except self._fdb_error as error:
-            raise explain(error) from error
+        return self.get_together(keys, (), snapshot=snapshot)[0]
 
     def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
@@ -416,19 +400,14 @@ class FoundationTransaction:
             raise explain(error) from error
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
-        try:
-            reader, mode = self._reader(snapshot), binding().StreamingMode.want_all
-            # Each sends its request when it is made, so all are under way before the first answer is awaited.
-            answers = [reader.get_range(begin, end, limit, False, mode) for begin, end, limit in ranges]
-            return [[(row.key, row.value) for row in rows] for rows in answers]
-        except self._fdb_error as error:
-            raise explain(error) from error
+        return self.get_together((), ranges, snapshot=snapshot)[1]
 
     def get_together(
         self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
     ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
         try:
             reader, mode = self._reader(snapshot), binding().StreamingMode.want_all
+            # Each sends its request when it is made, so all are under way before the first answer is awaited.
             futures = [reader.get(key) for key in keys]
             answers = [reader.get_range(begin, end, limit, False, mode) for begin, end, limit in ranges]
             return [future.value for future in futures], [[(row.key, row.value) for row in rows] for rows in answers]

@@ -1,24 +1,21 @@
-"""The SQLite store: opens a file once per process, and begins transactions on it.
+"""The embedded store: one ordered table in a SQLite file, shared by the processes of one host.
 
-Which database files this process has open: each one once.
+Model of the open files: each one once. A file is its device and inode, whatever path led to it. The first handle that
+is *attached* opens it, the last one that is *detached* closes it, and a handle that comes while the last one closes
+opens it anew: SQLite itself knows how to have a file open twice. A fork waits until no thread attaches or detaches; the
+child begins with nothing.
 
-Model. A file is its device and inode, whatever path led to it. The first handle that is *attached* opens it, the last
-one that is *detached* closes it, and a handle that comes while the last one closes opens it anew: SQLite itself knows
-how to have a file open twice. A fork waits until no thread attaches or detaches; the child begins with nothing.
-
-The embedded store: one ordered table in a SQLite file, shared by the processes of one host.
-
-Model. A writing transaction notes what it changes, and takes its turn (:mod:`~kombu_fdb.store.sqlite.write_lock`) at
-its first read, or to commit. From then on it is alone, so nothing can conflict with it; a read finds written what was
-noted before. One that promised to be read-only reads a snapshot on a connection of its own, beside the writer. After
-the commit, and after the next writer was let in, bells are rung (:mod:`~kombu_fdb.store.sqlite.wakeups`).
+Model of the store. A writing transaction notes what it changes, and takes its turn
+(:mod:`~kombu_fdb.store.sqlite.write_lock`) at its first read, or to commit. From then on it is alone, so nothing can
+conflict with it; a read finds written what was noted before. One that promised to be read-only reads a snapshot on a
+connection of its own, beside the writer. After the commit, and after the next writer was let in, bells are rung
+(:mod:`~kombu_fdb.store.sqlite.wakeups`).
 
 The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a versionstamp;
 it is written with all the rest, and rolls back with them. Its order is the order of commits, because writers take
 turns.
 
-A process has a file open once, however many handles there are (:mod:`~kombu_fdb.store.sqlite.database`): a
-:class:`SqliteDatabase` is such a handle, with the options of its client.
+A :class:`SqliteDatabase` is a handle of an open file, with the options of its client.
 
 What fails:
 

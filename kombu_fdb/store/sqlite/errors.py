@@ -42,9 +42,14 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
         return LimitExceeded("over a limit of SQLite", reason=str(error))
     name = getattr(error, "sqlite_errorname", None)
     primary = (code or 0) & 0xFF
-    if primary == sqlite3.SQLITE_IOERR and _is_full(path):
+    try:
+        disk = os.statvfs(os.path.dirname(path))
+    except OSError:
+        disk = None
+    if primary == sqlite3.SQLITE_IOERR and disk and disk.f_bavail * disk.f_frsize < NO_SPACE_BYTES:
         primary = sqlite3.SQLITE_FULL
-    elif primary == sqlite3.SQLITE_CANTOPEN and _has_no_inode(path):
+    # For the log or its index; some file systems count none.
+    elif primary == sqlite3.SQLITE_CANTOPEN and disk and disk.f_files > 0 and disk.f_favail == 0:
         advice = f"Delete files on the file system of {path}: it has no inode left (`df -i`)"
         return StoreFull(path=path, reason=name or str(error), fix=advice)
     text, advice = _MEANINGS.get(primary, ("SQLite failed", ""))
@@ -88,23 +93,6 @@ def _in_the_way(path: str) -> str | None:
 
 def _usable(path: str, how: int) -> bool:
     return os.access(path, how, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _is_full(path: str) -> bool:
-    try:
-        disk = os.statvfs(os.path.dirname(path))
-    except OSError:
-        return False
-    return disk.f_bavail * disk.f_frsize < NO_SPACE_BYTES
-
-
-def _has_no_inode(path: str) -> bool:
-    """For the log or its index; some file systems count none."""
-    try:
-        disk = os.statvfs(os.path.dirname(path))
-    except OSError:
-        return False
-    return disk.f_files > 0 and disk.f_favail == 0
 
 
 def explain_os(error: OSError, path: str) -> StoreUnavailable:

@@ -1,18 +1,15 @@
 """The files of a SQLite store: the database, how it is connected to, what lies beside it, and who may read them.
 
-The file of a SQLite store: its place, its tables, and a connection to it.
-
 A process that has it open through SQLite must never open it, its ``-wal`` or its ``-shm`` by any other way: to close
 *any* descriptor of a file cancels *all* POSIX locks that the process has on it
 (https://www.sqlite.org/howtocorrupt.html, 2.2). Then other processes take the log away under it, with all that was
 committed since. So here files are looked at by their names (``stat``, ``chmod``, ``chown``), and only a file that
 no process can have open is made: it was not there before.
 
-The files beside a SQLite store: for all who may use the database, and safe from others' tricks.
-
-Model. The database's file says who may use the store: its owner, its group, its mode. What stands beside it follows, at
-each opening by a user who may change it: so a file that is opened to a group later (``chmod 660``) opens all of them,
-and what root makes belongs to the owner of the database.
+Model of the files beside it: for all who may use the database, and safe from others' tricks. The database's file says
+who may use the store: its owner, its group, its mode. What stands beside it follows, at each opening by a user who may
+change it: so a file that is opened to a group later (``chmod 660``) opens all of them, and what root makes belongs to
+the owner of the database.
 
 Other users who may write to the folder may put something in the way: a link to a user's ``authorized_keys``, a pipe
 that has no reader, a folder of their own. So nothing is followed, nothing blocks, and before a byte is written or a
@@ -183,20 +180,14 @@ def create(connection: sqlite3.Connection, wall_ms: int) -> None:
                 "this SQLite database belongs to another program", fix="Give the broker its own file"
             )
         connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # the first: a file that is not empty keeps its size
-        _set_wal(connection)
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if mode != "wal":  # a new file, a copy by VACUUM INTO, or one that was changed
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()  # readers beside a writer need it
+    if application_id != APPLICATION_ID:
         connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA application_id={APPLICATION_ID};COMMIT")
-    else:
-        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-        if mode != "wal":  # a copy by VACUUM INTO, or one that was changed
-            _set_wal(connection)
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(MEND_VERSION, (wall_ms * 1000,))
     connection.execute("COMMIT")
-
-
-def _set_wal(connection: sqlite3.Connection) -> None:
-    """Readers beside a writer need it. The file keeps it."""
-    connection.execute("PRAGMA journal_mode=WAL").fetchall()
 
 
 # -- beside it ---------------------------------------------------------------------------------------------------------
@@ -232,7 +223,7 @@ class Access:
     def check(self, status: os.stat_result, kind: int, path: str) -> None:
         """Raises ``StoreUnavailable`` unless it is of the kind (``stat.S_IFREG``...) and may be trusted."""
         if stat.S_IFMT(status.st_mode) != kind:
-            raise _wrong_kind(path)
+            raise StoreUnavailable("something else is in the way of a file of the store", path=path, fix=_remove(path))
         if kind == stat.S_IFREG and status.st_nlink > 1:
             raise StoreUnavailable("a file with a second name (hard link) is in the way", path=path, fix=_remove(path))
         if self.exposed and status.st_uid not in {os.geteuid(), 0, self.owner}:
@@ -365,10 +356,6 @@ def _explain(error: OSError, access: Access, kind: int, path: str) -> StoreUnava
             fix="Open it once as its owner, with `python -m kombu_fdb.doctor URL`: the files beside it follow",
         )
     return explain_os(error, path)
-
-
-def _wrong_kind(path: str) -> StoreUnavailable:
-    return StoreUnavailable("something else is in the way of a file of the store", path=path, fix=_remove(path))
 
 
 def _remove(path: str) -> str:

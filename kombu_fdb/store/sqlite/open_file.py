@@ -1,19 +1,17 @@
-"""An open SQLite file: its connections and locks, and what becomes of them in a forked child.
+"""An open SQLite file: its connections and locks, once for each file, however many handles of this process use it.
 
 Keeps SQLite's connections out of forked children: closed before the fork, opened again when needed.
 
-Model. Every open file is *guarded*. Before a fork each one lets no new transaction start, waits until the running
-ones have ended (``WAIT_S`` at most) and closes its connections, so that SQLite's library knows nothing of the file when
-the process is copied. After it the parent goes on. The child closes its copies of the lock files and pipes.
+Model of the fork. Every open file is *guarded*. Before a fork each one lets no new transaction start, waits until the
+running ones have ended (``WAIT_S`` at most) and closes its connections, so that SQLite's library knows nothing of the
+file when the process is copied. After it the parent goes on. The child closes its copies of the lock files and pipes.
 
 If the running transactions do not end in time, or C code forked without Python's hooks before it, the child inherits
 the library's knowledge of locks that only its parent has. Such a file is *tainted* in the child: opening it fails with
 the fix. The inherited connections are never closed there, and never freed.
 
-What a process holds of one database file: once for each file, however many handles use it.
-
-Model. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the file with
-each transaction. ``users`` are the transactions that hold a connection, ``lock`` is the right to write. Each
+Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
+file with each transaction. ``users`` are the transactions that hold a connection, ``lock`` is the right to write. Each
 transaction has one :class:`~kombu_fdb.primitives.locks.Turn` for both, made before anything is taken;
 ``return_writer``, ``return_reader`` and ``leave`` undo whatever was taken in its name, a half-done statement included.
 
@@ -53,7 +51,7 @@ class Users:
     """The transactions that hold a connection, and a barrier that keeps new ones out.
 
     Each step is one call into C and may be repeated, so an exception between any two leaves nothing behind that
-    :meth:`leave` does not mend.
+    leaving does not mend: to discard the turn from ``inside``, if it is there.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -61,18 +59,11 @@ class Users:
         self.inside: set[Turn] = set()
         self.stopped = False
 
-    def __len__(self) -> int:
-        return len(self.inside)
-
     def enter(self, user: Turn, deadline: float) -> None:
         """Raises ``StoreUnavailable`` if the barrier stood until the deadline."""
         self.inside.add(user)
         if self.stopped:  # looked at after the entry: either ``stop`` sees us, or we see it
             self.wait(user, deadline)
-
-    def leave(self, user: Turn) -> None:
-        """Also if it never entered."""
-        self.inside.discard(user)
 
     def stop(self, timeout_s: float) -> bool:
         """Keep new ones out, and wait for the others; False if some did not end in time."""
@@ -83,9 +74,6 @@ class Users:
                 return False
             self._clock.sleep(PAUSE_S)
         return True
-
-    def go_on(self) -> None:
-        self.stopped = False
 
     def wait(self, user: Turn, deadline: float) -> None:
         """Until the barrier is gone. Raises as :meth:`enter`."""
@@ -109,13 +97,7 @@ def refuse_tainted(path: str) -> None:
     for file in [file for file in _guarded if file.pid != os.getpid()]:
         _taint(file)  # C code forked, and the hooks did not run
         _guarded.discard(file)
-    if not _tainted:
-        return
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return
-    if (status.st_dev, status.st_ino) in _tainted:
+    if _tainted and _identity(path) in _tainted:
         raise StoreUnavailable(
             "this process was forked while its parent had the database open",
             path=path,
@@ -134,7 +116,7 @@ def _before() -> None:
 def _after_in_parent() -> None:
     _stopped.clear()
     while _stopping:
-        _stopping.pop().users.go_on()
+        _stopping.pop().users.stopped = False
 
 
 def _after_in_child() -> None:
@@ -254,13 +236,16 @@ class OpenFile:
             self.insist(lambda: self.space.bound(writer, now), deadline)
         return writer
 
-    def return_writer(self, turn: Turn, *, sound: bool = True) -> None:
+    def return_writer(self, turn: Turn) -> None:
         """Roll back what was not committed, and let the next one write. Idempotent."""
         writer = self._writer
         # Looked at first, as it is rarely so; it may be another's writer by now.
-        if (self.closed or not sound or (writer is not None and writer.in_transaction)) and self.lock.held_by(turn):
-            if writer is not None and (writer.in_transaction or not sound):
-                self._roll_back(sound)
+        if (self.closed or (writer is not None and writer.in_transaction)) and self.lock.held_by(turn):
+            try:
+                if writer is not None and writer.in_transaction:
+                    writer.execute("ROLLBACK")
+            except sqlite3.Error:
+                self.discard_writer()
             if self.closed:
                 self.discard_writer()
         self.lock.release(turn)
@@ -297,16 +282,6 @@ class OpenFile:
         self.space.forget()
         return connection
 
-    def _roll_back(self, sound: bool) -> None:
-        assert self._writer is not None
-        try:
-            if self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
-        except sqlite3.Error:
-            sound = False
-        if not sound:
-            self.discard_writer()
-
     def check_place(self) -> None:
         """Before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
         try:  # both at one look, as nearly always, or each is looked at
@@ -338,8 +313,8 @@ class OpenFile:
 
     def leave(self, turn: Turn) -> None:
         """The transaction has ended. Idempotent."""
-        self.users.leave(turn)
-        if self.closed and not len(self.users):
+        self.users.inside.discard(turn)
+        if self.closed and not self.users.inside:
             self.close()
 
     # Forks
@@ -372,11 +347,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def _check(path: str, identity: tuple[int, int]) -> None:
     try:
-        status = os.stat(path)
-        if (status.st_dev, status.st_ino) == identity:
+        if _identity(path) == identity:
             return
-    except (FileNotFoundError, NotADirectoryError):
-        pass
     except OSError:  # the folder was closed to us, and we have it open
         return
     raise StoreUnavailable(

@@ -1,12 +1,4 @@
-"""Wake-ups between processes that share a file: a bell for each connection that waits, and pipes that ring it.
-
-The directory of the bells: one named pipe for each listening process, and the file that tells of newcomers.
-
-Everything in it is reached through the directory's descriptor, and only pipes are written to: see
-:mod:`~kombu_fdb.store.sqlite.files`. ``generation`` grows by one byte with each newcomer. Not locked: a caller has
-the lock of this process's bells.
-
-How a commit in one process wakes another one: named pipes beside the database, no polling.
+"""How a commit in one process wakes another one: named pipes beside the database, no polling.
 
 Model. Every process that ever armed a watch owns one FIFO in ``<database>-bells/``, and reads it from one daemon thread
 while watches are armed. After a commit that rang bells (``set_versionstamped_value``) the writer puts an 8-byte digest
@@ -39,8 +31,6 @@ first throws away what lies in the pipe (all of it was written after commits tha
 
 A descriptor is closed by its last user only, the thread or the holder of the lock: a digest that is written to a
 number which meanwhile means another file would damage that (https://www.sqlite.org/howtocorrupt.html, 1.1).
-
-The writer's side of the bells: after a commit, a digest of each rung key goes into every listener's pipe.
 """
 
 from __future__ import annotations
@@ -74,7 +64,12 @@ SUFFIX = ".bell"
 
 
 class BellDirectory:
-    """``<database>-bells/``, made if absent. Raises ``StoreUnavailable`` for what is in the way."""
+    """``<database>-bells/``, made if absent. Raises ``StoreUnavailable`` for what is in the way.
+
+    One named pipe for each listening process, and the file ``generation``. Everything in it is reached through the
+    directory's descriptor, and only pipes are written to: see :mod:`~kombu_fdb.store.sqlite.files`. Not locked: a
+    caller has the lock of this process's bells.
+    """
 
     def __init__(self, path: str, access: Access) -> None:
         self.path = path
