@@ -35,14 +35,13 @@ def load(path):
     return yaml.safe_load(path.read_text())
 
 
-def jobs():
-    return [(path.stem, name, job) for path in WORKFLOWS for name, job in load(path)["jobs"].items()]
-
-
-def steps():
-    named = [(f"{workflow}/{name}", job.get("steps", [])) for workflow, name, job in jobs()]
-    named += [(path.parent.name, load(path)["runs"]["steps"]) for path in GITHUB.glob("actions/*/action.yml")]
-    return [pytest.param(step, id=f"{where}/{number}") for where, each in named for number, step in enumerate(each, 1)]
+@pytest.fixture(
+    params=[*WORKFLOWS, *GITHUB.glob("actions/*/action.yml")], ids=lambda path: path.parent.name + path.stem
+)
+def steps(request):
+    """Those of a file."""
+    text = load(request.param)
+    return [step for job in text.get("jobs", {"": text.get("runs")}).values() for step in job.get("steps", [])]
 
 
 def settings():
@@ -67,15 +66,15 @@ def asked_of_make(text):
         yield from line.split()
 
 
-@pytest.mark.parametrize("step", steps())
-def test_a_step_asks_for_what_there_is(step):
-    run = step.get("run", "")
-    assert set(asked_of_make(run)) <= targets()
-    assert set(re.findall(r"tox (?:run )?-e ([\w-]+)", run)) <= environments()
-    for script in re.findall(r"(?:^|\s)(\.ci/\w+|[\w/]+\.py)\b", run):
-        assert (ROOT / script).exists(), script
-    if step.get("uses", "").startswith("./"):
-        assert (ROOT / step["uses"]).exists(), step["uses"]
+def test_a_step_asks_for_what_there_is(steps):
+    for step in steps:
+        run = step.get("run", "")
+        assert set(asked_of_make(run)) <= targets()
+        assert set(re.findall(r"tox (?:run )?-e ([\w-]+)", run)) <= environments()
+        for script in re.findall(r"(?:^|\s)(\.ci/\w+|[\w/]+\.py)\b", run):
+            assert (ROOT / script).exists(), script
+        if step.get("uses", "").startswith("./"):
+            assert (ROOT / step["uses"]).exists(), step["uses"]
 
 
 def test_what_the_matrix_makes_exists():
@@ -94,12 +93,13 @@ def test_every_target_of_make_runs_an_environment_that_exists():
     assert set(re.findall(r"-e ([a-z][\w-]*)", (ROOT / "Makefile").read_text())) <= environments()
 
 
-@pytest.mark.parametrize("job", [pytest.param(job, id=f"{workflow}/{name}") for workflow, name, job in jobs()])
-def test_a_job_ends_and_calls_what_can_be_called(job):
-    if "uses" in job:
-        assert "workflow_call" in load(ROOT / job["uses"])[True]  # YAML reads the key `on` as true
-    else:
-        assert job["timeout-minutes"]
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_job_ends_and_calls_what_can_be_called(path):
+    for name, job in load(path)["jobs"].items():
+        if "uses" in job:
+            assert "workflow_call" in load(ROOT / job["uses"])[True]  # YAML reads the key `on` as true
+        else:
+            assert job.get("timeout-minutes"), name
 
 
 # -- what is allowed ---------------------------------------------------------------------------------------------------
@@ -114,14 +114,14 @@ def test_a_workflow_may_read_and_a_job_has_what_it_needs(path):
     assert "pull_request_target" not in workflow[True]
 
 
-@pytest.mark.parametrize("step", steps())
-def test_a_step_is_pinned_and_runs_no_text_of_strangers(step):
+def test_a_step_is_pinned_and_runs_no_text_of_strangers(steps):
     """A tag can be moved by an attacker who takes over its repository; a commit can't."""
-    action = step.get("uses", "./")
-    assert action.startswith("./") or re.search(r"@[0-9a-f]{40}$", action), action
-    if action.startswith("actions/checkout@"):
-        assert step["with"]["persist-credentials"] is False
-    assert "${{" not in step.get("run", ""), "pass it by env"
+    for step in steps:
+        action = step.get("uses", "./")
+        assert action.startswith("./") or re.search(r"@[0-9a-f]{40}$", action), action
+        if action.startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+        assert "${{" not in step.get("run", ""), "pass it by env"
 
 
 def test_a_commit_is_that_of_one_version_everywhere():

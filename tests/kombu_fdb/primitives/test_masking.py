@@ -12,22 +12,12 @@ from kombu_fdb.primitives.masking import MASK, masked, masked_text
 SECRET = "hunter2"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "password",
-            "DB_PASSWORD",
-            "x-auth-token",
-            "Authorization",
-            "api_key",
-            "apiKey",
-            "X-API-Key",
-            "client_secret",
-        ),
-        *("aws_access_key_id", "private-key", "Set-Cookie", "credentials", "passphrase", "passwd"),
-    ],
+NAMES = (
+    *("password", "DB_PASSWORD", "x-auth-token", "Authorization", "api_key", "apiKey", "X-API-Key", "client_secret"),
+    *("aws_access_key_id", "private-key", "Set-Cookie", "credentials", "passphrase", "passwd"),
 )
+
+
 @pytest.mark.parametrize(
     "shape",
     [
@@ -42,10 +32,11 @@ SECRET = "hunter2"
     ],
     ids=["name", "dict", "list", "repr", "error", "sentence", "header", "json"],
 )
-def test_a_named_secret_is_masked(name: str, shape: Any) -> None:
-    shown = repr({each: masked(each, value) for each, value in shape(name).items()})
-    assert SECRET not in shown
-    assert MASK in shown
+def test_a_named_secret_is_masked(shape: Any) -> None:
+    for name in NAMES:
+        shown = repr({each: masked(each, value) for each, value in shape(name).items()})
+        assert SECRET not in shown
+        assert MASK in shown, name
 
 
 @pytest.mark.parametrize(

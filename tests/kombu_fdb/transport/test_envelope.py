@@ -197,53 +197,24 @@ def test_due(headers: Any, properties: Any, expected: int) -> None:
     assert due_ms(headers, properties, NOW_MS) == expected
 
 
-#: Numbers that are numbers, and that nothing behind the edge can hold.
-TOO_LARGE = [
-    1e13,
-    1_795_320_004_851_654_922,
-    2**64,
-    10**400,
-    "1e300",
-    float("inf"),
-    "inf",
-    float("nan"),
-    "nan",
-    -float("inf"),
-]
-
-
-@pytest.mark.parametrize("number", TOO_LARGE, ids=lambda each: repr(each)[:20])
-@pytest.mark.parametrize(
-    "field", ["x-delay", "x-ttr", "DelaySeconds", "expiration", "dedup_window", "once_window", "priority"]
-)
-def test_a_number_out_of_range_is_refused_by_the_name_of_its_field(field: str, number: Any) -> None:
-    headers = {field: number, "dedup_id": "d", "once_id": "o"}
-    properties = {field: number} if field in ("DelaySeconds", "expiration", "priority") else {}
-    with pytest.raises(InvalidArgument, match=field):
-        encode(message(headers={} if properties else headers, **properties), "", "q", now_ms=now)
-
-
 def test_a_moment_at_the_end_of_time() -> None:
     last = "9999-12-31T23:59:59.999999-14:00"
     assert due_ms({"task": "t", "eta": last}, {}, NOW_MS) == LATEST_MS
 
 
-#: What kombu's decoders of types, each by its own error, make nothing of.
-IMPOSTORS = [
-    {"__type__": kind, "__value__": value}
-    for kind in ("uuid", "bytes", "base64", "datetime", "date", "time", "decimal", "no such type")
-    for value in ({"hex": 5}, {"nonsense": 1}, 5, None, [1], "\ud800", "no such", {"hex": "x" * 32}, {"int": -1})
-    if (kind, value) not in [("bytes", "no such"), ("base64", "no such"), ("decimal", 5)]
-]
+#: What kombu's decoders of types, each by its own error, make nothing of; and what they do understand.
+NO_VALUES = ({"hex": 5}, {"nonsense": 1}, 5, None, [1], "\ud800", "no such", {"hex": "x" * 32}, {"int": -1})
+UNDERSTOOD = [("bytes", "no such"), ("base64", "no such"), ("decimal", 5)]
 
 
-@pytest.mark.parametrize("impostor", IMPOSTORS, ids=str)
-def test_what_looks_like_an_encoded_type_and_is_none_is_delivered_as_it_is(impostor: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument):
-        there_and_back(headers=impostor)
-    for headers in ({"a": impostor}, {"a": [{"b": impostor}]}):
-        found = there_and_back(headers=headers, body=b"")["headers"]
-        assert found == headers or impostor["__type__"] == "base64", found
+@pytest.mark.parametrize("kind", ["uuid", "bytes", "base64", "datetime", "date", "time", "decimal", "no such type"])
+def test_what_looks_like_an_encoded_type_and_is_none_is_delivered_as_it_is(kind: str) -> None:
+    for impostor in [{"__type__": kind, "__value__": value} for value in NO_VALUES if (kind, value) not in UNDERSTOOD]:
+        with pytest.raises(InvalidArgument):
+            there_and_back(headers=impostor)
+        for headers in ({"a": impostor}, {"a": [{"b": impostor}]}):
+            found = there_and_back(headers=headers, body=b"")["headers"]
+            assert found == headers or kind == "base64", found
 
 
 class Odd:
@@ -258,17 +229,17 @@ def test_a_decoder_of_the_application_that_fails_ends_no_worker() -> None:
     assert there_and_back(headers={"a": Odd()})["headers"] == {"a": {"__type__": "odd", "__value__": 1}}
 
 
-@pytest.mark.parametrize("place", range(6))
 @pytest.mark.parametrize("value", [None, 5, "\ud800", [1], {"a": 1}, True])
-def test_meta_of_the_wrong_types_is_a_format_error_or_a_message(place: int, value: Any) -> None:
-    meta: list[Any] = ["text/plain", "utf-8", {}, {"body_encoding": "base64"}, "e", "k"]
-    meta[place] = value
-    text = json.dumps(meta).encode()
-    with suppress(FormatError):
-        found = open_delivery(delivery(HEAD.pack(VERSION, len(text)) + text + b"body"), 1)
-        assert isinstance(found["properties"]["delivery_info"]["exchange"], str)
-        assert "body_encoding" not in found["properties"]
-        assert found["content-type"] is None or isinstance(found["content-type"], str)
+def test_meta_of_the_wrong_types_is_a_format_error_or_a_message(value: Any) -> None:
+    for place in range(6):
+        meta: list[Any] = ["text/plain", "utf-8", {}, {"body_encoding": "base64"}, "e", "k"]
+        meta[place] = value
+        text = json.dumps(meta).encode()
+        with suppress(FormatError):
+            found = open_delivery(delivery(HEAD.pack(VERSION, len(text)) + text + b"body"), 1)
+            assert isinstance(found["properties"]["delivery_info"]["exchange"], str)
+            assert "body_encoding" not in found["properties"]
+            assert found["content-type"] is None or isinstance(found["content-type"], str)
 
 
 def nested(depth: int) -> Any:

@@ -27,7 +27,10 @@ def now() -> int:
 
 HUGE = 10**400
 NO_TEXT: list[Any] = [7, 0, 1.5, True, ["a"], {"a": 1}, b"a", UUID(int=7)]
-NO_NUMBER: list[Any] = ["soon", "", True, [1], {"a": 1}, math.nan, math.inf, -math.inf, "nan", "1e300", HUGE, 2**64]
+NO_NUMBER: list[Any] = [
+    *("soon", "", True, [1], {"a": 1}, math.nan, math.inf, -math.inf, "nan", "inf"),
+    *(1e13, 1_795_320_004_851_654_922, "1e300", HUGE, 2**64),  # numbers, and nothing behind the edge can hold them
+]
 NEGATIVE: list[Any] = [-1, -0.5, "-3000"]
 NO_WHOLE: list[Any] = ["high", "", "5.0", "-1", -1, 5.0, True, [5], math.nan, HUGE, "9" * 30]
 NO_MOMENT: list[Any] = ["soon", 5, 1.5, True, [1], {"a": 1}, "2031-13-01", HUGE]
@@ -79,33 +82,23 @@ def message(headers: Any = None, properties: Any = None) -> dict[str, Any]:
     }
 
 
-def shown(value: Any) -> str:
-    return f"{type(value).__name__} {value!r:.20}"
+ODD_HEADERS = {
+    name: [message({**others, name: value}) for value in values] for name, (others, values) in HEADERS.items()
+}
+ODD_PROPERTIES = {name: [message(None, {name: value}) for value in values] for name, values in PROPERTIES.items()}
+ODD = [each for odd in (ODD_HEADERS, ODD_PROPERTIES) for messages in odd.values() for each in messages]
 
 
-ODD_HEADERS = [
-    pytest.param(name, {**others, name: value}, id=f"{name} {shown(value)}")
-    for name, (others, values) in HEADERS.items()
-    for value in values
-]
-ODD_PROPERTIES = [
-    pytest.param(name, {name: value}, id=f"{name} {shown(value)}")
-    for name, values in PROPERTIES.items()
-    for value in values
-]
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header(name: str) -> None:
+    for odd in ODD_HEADERS[name]:
+        refuses(name, odd)
 
 
-ODD = [message(each.values[1]) for each in ODD_HEADERS] + [message(None, each.values[1]) for each in ODD_PROPERTIES]
-
-
-@pytest.mark.parametrize(("name", "headers"), ODD_HEADERS)
-def test_a_header(name: str, headers: dict[str, Any]) -> None:
-    refuses(name, message(headers))
-
-
-@pytest.mark.parametrize(("name", "properties"), ODD_PROPERTIES)
-def test_a_property(name: str, properties: dict[str, Any]) -> None:
-    refuses(name, message(None, properties))
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_a_property(name: str) -> None:
+    for odd in ODD_PROPERTIES[name]:
+        refuses(name, odd)
 
 
 def refuses(name: str, odd: dict[str, Any]) -> None:

@@ -199,14 +199,14 @@ def test_what_never_died_is_not_replayed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
-@pytest.mark.parametrize("position", [b"\x00", b"\xff" * 40, b"\x02", b"\x02x\x00", b"nonsense"])
-def test_a_made_up_position_leads_nowhere(bench: Bench, state: str, position: bytes) -> None:
+def test_a_made_up_position_leads_nowhere(bench: Bench, state: str) -> None:
     fill(bench)
     bench.put(b"another queue's", queue="r")
     bench.take(1, "r")
-    assert bench.engine.inspect.read_at("q", state, position) is None
-    page = bench.engine.inspect.page("q", View(state, after=position), 3)
-    assert all(each.message.queue == "q" for each in page.messages)
+    for position in (b"\x00", b"\xff" * 40, b"\x02", b"\x02x\x00", b"nonsense"):
+        assert bench.engine.inspect.read_at("q", state, position) is None
+        page = bench.engine.inspect.page("q", View(state, after=position), 3)
+        assert all(each.message.queue == "q" for each in page.messages)
 
 
 def test_an_unreadable_message_is_shown_as_its_bytes(bench: Bench) -> None:
