@@ -15,43 +15,34 @@ from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
+@pytest.fixture
+def database() -> Database:
+    return MemoryDatabase()
+
+
 class TestMemory(QueueConformance):
-    @pytest.fixture
-    def database(self) -> Database:
-        return MemoryDatabase()
+    pass
 
 
 class TestMemoryLimits(LimitsConformance):
-    @pytest.fixture
-    def database(self) -> Database:
-        return MemoryDatabase()
+    pass
 
 
 class TestMemoryDuties(DutiesConformance):
-    @pytest.fixture
-    def database(self) -> Database:
-        return MemoryDatabase()
+    pass
 
 
 class TestMemoryNewer(NewerConformance):
-    @pytest.fixture
-    def database(self) -> Database:
-        return MemoryDatabase()
+    pass
 
 
 class TestMemoryTurns(TurnsConformance):
-    @pytest.fixture
-    def database(self) -> Database:
-        return MemoryDatabase()
+    pass
 
 
 class TestMemoryLines(LineConformance):
-    @pytest.fixture
-    def database(self) -> Database:
-        return MemoryDatabase()
+    pass
 
 
 class TestMemoryOperators(OperatorsConformance):
-    @pytest.fixture
-    def database(self) -> Database:
-        return MemoryDatabase()
+    pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,23 +14,7 @@ from kit.costs import CountingDatabase, cost
 from kombu_fdb.keyspace.tuples import pack_text, range_of
 from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.store.protocol import Database
-from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.testing.memory import MemoryDatabase
-
-STORES = ["memory", "sqlite", pytest.param("foundationdb", marks=pytest.mark.foundationdb)]
-
-
-@pytest.fixture(params=STORES)
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    opened: Database
-    if request.param == "foundationdb":
-        opened = FoundationDatabase.open(request.getfixturevalue("cluster").cluster_file)
-    else:
-        opened = MemoryDatabase() if request.param == "memory" else SqliteDatabase.open(str(tmp_path / "broker.db"))
-    yield opened
-    opened.close()
 
 
 class Interrupted:
@@ -182,6 +165,7 @@ ENDS: dict[Callable[[Bench, Bench], None], QueueDeclaration] = {
 }
 
 
+@pytest.mark.parametrize("database", ["memory"], indirect=True)  # no store has a part in it: it is before a transaction
 @pytest.mark.parametrize("moment", range(6))
 @pytest.mark.parametrize("then", ["nothing", "declared again"])
 @pytest.mark.parametrize("verb", ENDS, ids=lambda verb: verb.__name__)
