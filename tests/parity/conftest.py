@@ -1,5 +1,6 @@
-"""Stores for the seeds' tests: ``broker`` through the public API and in real time, ``bench`` through the engine with a
-clock that stands still until it is moved. Both over the memory store, SQLite and a real FoundationDB."""
+"""Stores for the seeds' tests: ``broker`` through the public API and in real time, over each store; ``bench`` through
+the engine with a clock that stands still until it is moved, over the memory store: the suites in kit/conformance are
+over each."""
 
 from __future__ import annotations
 
@@ -19,10 +20,9 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.connect import Opened, open_store
+from kombu_fdb.process.connect import Opened
 from kombu_fdb.settings.location import Location, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.memory import MemoryDatabase
 
 #: No consumer is served by its safety look: what wakes one in these tests is a watch.
@@ -57,11 +57,6 @@ class Store:
         engine = Engine(self.memory, "default", Environment(SystemClock(), random_id, random.Random(1)))
         return Broker.on(self.location, Opened(self.memory, engine), **options)
 
-    def database(self) -> Database:
-        if self.memory is not None:
-            return self.memory
-        return open_store(self.location, parse_options(), timeout_s=10.0).database
-
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
@@ -93,13 +88,10 @@ def broker(another: Callable[..., Broker]) -> Broker:
 
 
 @pytest.fixture
-def bench(store: Store) -> Iterator[Bench]:
-    database = store.database()
-    bench = Bench(database, task_ids=True)
+def bench() -> Iterator[Bench]:
+    bench = Bench(MemoryDatabase(), task_ids=True)
     yield bench
     bench.check()
-    bench.clean()
-    database.close()
 
 
 @pytest.fixture

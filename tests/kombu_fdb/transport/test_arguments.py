@@ -38,17 +38,17 @@ QUEUE_ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("argument", QUEUE_ARGUMENTS)
-def test_a_queue_argument(channel: Any, argument: str) -> None:
-    value, what_of_it = QUEUE_ARGUMENTS[argument]
-    if what_of_it == "refused":
-        with pytest.raises(PreconditionFailed, match=argument):
-            channel.queue_declare("q", arguments={argument: value})
-        assert channel.engine.inspect.queue("q") is None
-    else:
-        channel.queue_declare("q", arguments={argument: value})
-        assert f"`{argument}`" in PAGE
-        assert (argument in KINDS) or what_of_it == "harmless"
+def test_queue_arguments(channel: Any) -> None:
+    for argument, (value, what_of_it) in QUEUE_ARGUMENTS.items():
+        queue = f"with {argument}"
+        if what_of_it == "refused":
+            with pytest.raises(PreconditionFailed, match=argument):
+                channel.queue_declare(queue, arguments={argument: value})
+            assert channel.engine.inspect.queue(queue) is None
+        else:
+            channel.queue_declare(queue, arguments={argument: value})
+            assert f"`{argument}`" in PAGE
+            assert (argument in KINDS) or what_of_it == "harmless", argument
 
 
 def test_a_stream_is_refused(channel: Any) -> None:
