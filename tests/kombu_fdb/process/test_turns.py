@@ -124,6 +124,18 @@ def test_of_a_fleet_only_the_observers_of_the_promoter_look_at_its_role_each_sec
     assert looks <= seconds * (near + far / ROLE_TTL_S) + far
 
 
+def test_a_session_that_comes_later_is_observed_from_the_next_sweep_on() -> None:
+    """It may be the promoter next."""
+    bench = Bench(MemoryDatabase())
+    duties = bench.duties()
+    bench.engine.sessions.open({})
+    duties.sweep()
+    later = bench.engine.sessions.open({})
+    observed = [duties._sweep.observes(later)]
+    duties.sweep()
+    assert [*observed, duties._sweep.observes(later)] == [False, True]
+
+
 @pytest.mark.parametrize("with_its_observers", [False, True])
 def test_a_promoter_that_dies_is_replaced(*, with_its_observers: bool) -> None:
     """By one of its observers in time; if they died with it, by one that looks more seldom."""

@@ -61,6 +61,15 @@ def test_whatever_happens_each_call_has_its_effect_once(script: list[list[Fault]
     assert bench.count() == len(script)
 
 
+def test_without_tokens_nothing_is_run_that_might_leave_a_doubt() -> None:
+    """Stores of results, history and schedules have none."""
+    bench = Bench()
+    retry = Retry(bench.counted, bench.clock, random.Random(0))
+    with pytest.raises(AssertionError):
+        retry(bench.add_one, timeout_s=10)
+    assert bench.runs == 0
+
+
 @pytest.mark.parametrize("fault", RETRYABLE)
 def test_what_may_happen_twice_runs_again_without_a_token(fault: Fault) -> None:
     bench = Bench()
