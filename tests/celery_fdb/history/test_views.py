@@ -405,8 +405,9 @@ def test_parents_in_a_circle_end_the_search(broker: Broker, keep: Keep, run: Mak
 
 def test_a_large_workflow_is_counted_whole(broker: Broker, keep: Keep, run: Make) -> None:
     """On its page and in the list; and it is found by what failed first, in an older segment than its newest run."""
-    keep(run("r", ago_s=9), run(root="r", parent="r", state=FAILURE, ago_s=9), bounds=History(runs=100))
-    keep(*[run(root="r", parent="r") for _ in range(700)], bounds=History(runs=1_000))
+    small = History(runs=100)
+    keep(run("r", ago_s=9), run(root="r", parent="r", state=FAILURE, ago_s=9), bounds=small)
+    keep(*[run(root="r", parent="r", ago_s=at // 250) for at in range(700)], bounds=small)
     for found in (workflow_of(broker, "r"), *all_pages(broker), *all_pages(broker, Wanted(state=FAILURE))):
         assert (found.state, found.tasks, found.done, found.failed, found.complete) == (FAILURE, 702, 701, 1, True)
     assert len(all_pages(broker, Wanted(state=FAILURE))) == len(all_pages(broker)) == 1
@@ -438,7 +439,7 @@ def test_a_page_of_workflows_ends_when_it_has_read_so_many_runs(
 ) -> None:
     monkeypatch.setattr(workflows, "MOST_ROWS", 300)
     for number in range(4):
-        keep(*[run(group=f"g{number}", ago_s=number) for _ in range(200)])
+        keep(*[run(group=f"g{number}", ago_s=number) for _ in range(200)], bounds=History())
     page = page_of_workflows(broker)
     assert [each.tasks for each in page.workflows] == [200, 200]
     assert [each.tasks for each in page_of_workflows(broker, cursor=page.cursor).workflows] == [200, 200]
@@ -559,7 +560,7 @@ def test_no_metrics_without_a_history(any_store: str, store: HistoryStore) -> No
 
 def test_a_real_canvas_has_ids_of_what_follows(app: Celery) -> None:
     """What ``requests.py`` reads from a message: the rest of a chain and the body of a chord."""
-    from celery_fdb.history.requests import _followers
+    from celery_fdb.history.recording.requests import _followers
 
     def nothing() -> None:
         pass
