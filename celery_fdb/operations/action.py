@@ -276,6 +276,8 @@ class Action:
     on_whole: bool = False
     #: Acts on one key of a queue as well as on the whole of it.
     takes_key: bool = False
+    #: What to say of its fields before it is done: "" for nothing.
+    doubt: Callable[[Request], str] | None = None
 
     def check(self, request: Request) -> None:
         """Refuse an action on a whole queue whose user meant one key. Raises ``InvalidArgument``."""
@@ -290,7 +292,8 @@ class Action:
         number = request.asked.tell(self.noun(request)) if is_counted else plural(len(request.spots), "message")
         told = request.untold or "Their results, if any, become REVOKED."
         which = f" that match {request.filter}" if request.filter else ""
-        return self.wording.format(target=request, number=number, told=told, which=which)
+        doubt = request.fields.get(ASKED_FIELD, "") if self.doubt is not None else ""
+        return f"{self.wording.format(target=request, number=number, told=told, which=which)} {doubt}".rstrip()
 
     def noun(self, request: Request) -> str:
         """What the messages of an action on many are called. Raises ``InvalidArgument``."""
@@ -303,6 +306,8 @@ class Action:
         if self.on_whole:
             about = Asked.of(broker, request.queue, request.key)
             return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})
+        if self.doubt is not None:
+            return request._replace(fields={**request.fields, ASKED_FIELD: self.doubt(request)})
         if not self.by_filter:
             return request
         matches = request.filter.matches
@@ -314,7 +319,12 @@ class Action:
         return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})
 
     def check_asked(self, broker: Broker, request: Request) -> None:
-        """Check before the first part. Raises ``AskedAnew`` if other messages match now, and ``InvalidArgument``."""
+        """Check before the first part. Raises ``InvalidArgument``, and ``AskedAnew`` if there is more to ask.
+
+        Other messages match now, or there is a doubt of which the question did not tell.
+        """
+        if self.doubt is not None and (doubt := self.doubt(request)) not in {"", request.fields.get(ASKED_FIELD)}:
+            raise AskedAnew("nothing was done yet", reason=doubt, fix="Do it again if that is meant so.")
         if self.by_filter and not self.on_waiting and not request.mark:
             request.asked.check(self.ask(broker, request).asked)
 

@@ -38,7 +38,14 @@ _ON_QUEUES_AND_KEYS = (
     ),
 )
 _ON_QUEUES = (
-    Action("publish", "Publish a task", "Publish a task to {target}?", queues.publish, fields=queues.PUBLISH),
+    Action(
+        "publish",
+        "Publish a task",
+        "Publish a task to {target}?",
+        queues.publish,
+        fields=queues.PUBLISH,
+        doubt=queues.unknown,
+    ),
     Action(
         "move",
         "Move messages",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from uuid import UUID
 
-from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_fdb.inspection.overview import QueueView, look
@@ -98,21 +97,22 @@ def publish(broker: Broker, request: Request) -> Outcome:
     broker.queue(view.name).put(
         payload, key=key, task_id=task_id, delay=_delay_s(given["delay"]), priority=_priority(given["priority"])
     )
-    return Outcome(f"Published {given['task']} {task_id} to {view.name}.{_unknown(request.app, given['task'])}")
+    return Outcome(f"Published {given['task']} {task_id} to {view.name}.")
 
 
-def _unknown(app: Celery | None, task: str) -> str:
+def unknown(request: Request) -> str:
     """What there is to say if no worker knows a task of this name; the name may be a typo."""
-    if app is None:
+    task = request.fields.get("task", "").strip()
+    if request.app is None or not task:
         return ""
     try:
-        answers = app.control.inspect(timeout=ANSWER_S).registered() or {}
+        answers = request.app.control.inspect(timeout=ANSWER_S).registered() or {}
     except OperationalError:
         return ""
     known = {str(each).partition(" ")[0] for names in answers.values() for each in names}
     if not answers or task in known:
         return ""
-    return " No worker that answered knows a task of this name, and one that does not know it makes it a dead letter."
+    return f"No worker that answered knows a task {task}, and one that does not know it makes it a dead letter."
 
 
 def _delay_s(text: str) -> float:

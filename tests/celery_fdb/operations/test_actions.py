@@ -701,13 +701,22 @@ def test_publish_a_task(app: Celery, broker: Broker, do: Do, spots: Do) -> None:
     ids=["known", "unknown", "no worker answers"],
 )
 def test_a_task_that_no_worker_knows_is_said(
-    app: Celery, broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch, known: list[str] | None, said: bool
+    app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch, known: list[str] | None, said: bool
 ) -> None:
     answers = None if known is None else {"w@test": ["shop.refund"], "v@test": known}
     monkeypatch.setattr(app.control, "inspect", lambda timeout: SimpleNamespace(registered=lambda: answers))
     broker.declare("q")
-    outcome = do("publish", app=app, fields={"task": "shop.charge"})
-    assert ("No worker that answered knows a task of this name" in outcome.text) == said
+    publish, request = ACTIONS["publish"], Request("q", app=app, fields={"task": "shop.charge"})
+    if said:
+        with pytest.raises(AskedAnew, match=r"No worker that answered knows a task shop\.charge"):
+            perform(broker, publish, request, LogAudit("ann"))
+        request = publish.ask(broker, request)
+        with pytest.raises(AskedAnew):
+            perform(
+                broker, publish, request._replace(fields={**request.fields, "task": "shop.chrage"}), LogAudit("ann")
+            )
+        assert not broker.queue("q").count()
+    perform(broker, publish, request, LogAudit("ann"))
     assert broker.queue("q").count() == 1
 
 

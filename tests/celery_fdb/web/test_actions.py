@@ -6,6 +6,7 @@ import html
 import logging
 import re
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -363,6 +364,24 @@ def test_a_test_message_is_published(operator: Any, broker: Broker) -> None:
     operator.submit("/act", **given, confirmed="yes")
     assert broker.queue("jobs").count() == 1
     assert "shop.pay" in operator.see("/messages", queue="jobs")
+
+
+def test_an_unknown_name_of_a_task_is_said_before_it_is_published(
+    operator: Any, broker: Broker, app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the question, which is the form; and it is published if that is meant so."""
+    answers = {"w@test": ["shop.pay"]}
+    monkeypatch.setattr(app.control, "inspect", lambda timeout: SimpleNamespace(registered=lambda: answers))
+    broker.declare("jobs")
+    given = {"action": "publish", "queue": "jobs", "task": "shop.typo", "confirmed": "yes"}
+    page = operator.submit("/act", status=422, **given)
+    said = "No worker that answered knows a task shop.typo"
+    assert said in page
+    assert said in operator.see("/act", action="publish", queue="jobs", task="shop.typo")
+    assert not broker.queue("jobs").count()
+    asked = re.search(r'name="asked" value="([^"]+)"', page)
+    assert "Published shop.typo" in operator.submit("/act", **given, asked=html.unescape(asked[1]))
+    assert "Published shop.pay" in operator.submit("/act", **{**given, "task": "shop.pay"})
 
 
 def test_a_queue_is_moved_purged_and_deleted(operator: Any, broker: Broker) -> None:
