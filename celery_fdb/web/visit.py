@@ -57,7 +57,7 @@ def environment() -> Environment:
         "clock": clock,
     }
     made.globals["carried"] = carried
-    made.filters |= {"tone": tone, "state": state_name, "moment": moment_of, "plain": plain}
+    made.filters |= {"tone": tone, "state": state_name, "moment": moment_of, "picked": picked, "plain": plain}
     return made
 
 
@@ -87,6 +87,15 @@ def number(value: float | None) -> str:
 def moment_of(seconds: float) -> datetime:
     """Seconds since 1970."""
     return moment(seconds * 1000)
+
+
+def picked(text: str, zone: tzinfo) -> datetime | None:
+    """What was chosen as a date and time, in the zone, which is that of a text without one; None for nothing."""
+    try:
+        found = datetime.fromisoformat(text.strip())
+        return (found if found.tzinfo else found.replace(tzinfo=zone)).astimezone(zone)
+    except (ValueError, OverflowError):
+        return None
 
 
 def clock(moment: Any, form: str = "") -> str:

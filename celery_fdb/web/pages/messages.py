@@ -17,7 +17,6 @@ from celery_fdb.inspection.dead_letters import Groups, dead_queues, group, group
 from celery_fdb.inspection.filters import FIELDS, REASONS, SPOKEN, Filter, Scope, search
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import offered, offered_on_all, offered_on_cause
 from celery_fdb.web.page import NotThere
@@ -50,8 +49,6 @@ def messages(visit: Visit, broker: Broker) -> Response:
         states=STATES,
         rows=rows,
         wanted=wanted,
-        since=_local(visit, wanted.since_ms),
-        until=_local(visit, wanted.until_ms),
         kept=kept,
         choices={
             "task": visit.tasks(*(row.title for row in rows if row.envelope is not None)),
@@ -127,11 +124,6 @@ def _state(visit: Visit) -> State:
         if asked == each:
             return each
     raise NotThere("Messages are ready, delayed or leased.")
-
-
-def _local(visit: Visit, ms: int | None) -> str:
-    """For an input of the filter."""
-    return "" if ms is None else f"{moment(ms).astimezone(visit.zone):%Y-%m-%dT%H:%M}"
 
 
 def _after(visit: Visit) -> bytes:

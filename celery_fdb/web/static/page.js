@@ -9,7 +9,32 @@
     minute: { hour: "2-digit", minute: "2-digit", hourCycle: "h23" },
     day: { month: "short", day: "numeric" },
   };
+  const zone = (moment) => {
+    const parts = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" }).formatToParts(moment);
+    return parts.find((each) => each.type === "timeZoneName").value;
+  };
+  // One shows and takes the reader's time; what is sent is the moment, which stays the same until another is chosen.
+  const choose = (input) => {
+    const sent = Object.assign(document.createElement("input"), { type: "hidden", name: input.name });
+    const say = () => {
+      input.labels[0].querySelector("[data-zone]").textContent = zone(sent.value ? new Date(sent.value) : new Date());
+    };
+    if (input.dataset.moment) {
+      const moment = new Date(input.dataset.moment);
+      sent.value = moment.toISOString();
+      input.value = new Date(moment - moment.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+    }
+    input.removeAttribute("name");
+    input.addEventListener("input", () => {
+      sent.value = input.value && new Date(input.value).toISOString();
+      say();
+    });
+    input.after(sent);
+    say();
+  };
   const localise = (root) => {
+    for (const each of root.querySelectorAll(".plot [data-zone]")) { each.textContent = zone(new Date()); }
+    for (const each of root.querySelectorAll("input[type=datetime-local][name]")) { choose(each); }
     for (const each of root.querySelectorAll("time[datetime]")) {
       const moment = new Date(each.dateTime);
       if (Number.isNaN(moment.valueOf())) { continue; }

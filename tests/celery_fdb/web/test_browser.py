@@ -323,6 +323,62 @@ def test_typing_filters_without_a_button(window: Window) -> None:
     assert not window.complaints()
 
 
+@pytest.fixture
+def berlin(window: Window) -> Iterator[None]:
+    window.browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
+    yield
+    window.browser.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+
+
+PICKED = "input[type=datetime-local]"
+CHOOSE = """const each = document.querySelector(arguments[0]);
+    each.value = arguments[1];
+    each.dispatchEvent(new Event("input", { bubbles: true }))"""
+
+
+@pytest.mark.usefixtures("berlin")
+def test_times_to_filter_by_are_in_the_zone_of_the_table_and_addresses_in_utc(window: Window, shop: Shop) -> None:
+    """Also of the hour that a day has twice: what was not chosen anew stays the moment that it was."""
+    for hour, zone in (("00", "GMT+2"), ("01", "GMT+1")):
+        window.open("/runs", since=f"2026-10-25T{hour}:30:15Z")
+        assert window.find(PICKED).get_attribute("value") == "2026-10-25T02:30"
+        assert zone in window.text("label:has(input[type=datetime-local])")
+        window.find("input[name=task]").send_keys("shop.pay")
+        until(lambda: "task=shop.pay" in window.browser.current_url)
+        (since,) = parse_qs(urlsplit(window.browser.current_url).query)["since"]
+        assert since == f"2026-10-25T{hour}:30:15.000Z"
+        window.wait_for("tbody time", "GMT[+]1")
+    for path, query in (("/runs", {}), ("/workflows", {}), ("/messages", {"queue": "mails"})):
+        window.open(path, **query)
+        window.run(CHOOSE, PICKED, "2026-07-01T12:00")
+        until(lambda: "since=2026-07-01T10%3A00%3A00.000Z" in window.browser.current_url)
+        window.browser.refresh()
+        assert window.find(PICKED).get_attribute("value") == "2026-07-01T12:00"
+        assert "GMT+2" in window.text("label:has(input[type=datetime-local])")
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_message_is_due_when_the_reader_chose(window: Window, shop: Shop) -> None:
+    with Broker.open(shop.url) as broker:
+        broker.queue("mails").put("x", delay=3_600)
+        window.open("/messages", queue="mails", state="delayed")
+        window.find("#select-all").click()
+        window.find("button[value=reschedule]").click()
+        window.wait_for("main form", "Due, GMT")
+        window.run(CHOOSE, PICKED, "2041-05-05T12:00")
+        window.find("button[value=reschedule]").click()
+        window.wait_for(".notice", "to 2041-05-05 10:00:00 UTC")
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_chart_says_in_which_zone_its_times_are(window: Window) -> None:
+    window.open("/queue", queue="payments")
+    until(lambda: window.browser.find_elements("css selector", ".plot") or window.browser.refresh())
+    zone = window.text("#live time") or window.run("return document.querySelector('.plot [data-zone]').textContent")
+    assert re.search(r"GMT\+[12]", zone)
+    assert window.text(".plot [data-zone]") in {"GMT+1", "GMT+2"}
+
+
 def test_the_theme_is_chosen_and_kept(window: Window) -> None:
     window.look(theme="light")
     window.open("/")
