@@ -55,7 +55,7 @@ CELERYS_HINT = " (m/h/dM/MY/d)"
 #: Characters of a text.
 LONGEST = 500
 #: What a foreign entry may end in.
-BROKEN = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+BROKEN = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RuntimeError)
 
 
 class Told(NamedTuple):

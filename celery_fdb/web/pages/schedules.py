@@ -2,13 +2,14 @@
 
 They come from two sides: what a beat that runs ``celery_fdb.beat.Scheduler`` tells the store, and, with an app, what
 its configuration has. Of an entry that no beat has told of, the last run is that of its task in the history, whatever
-has published it, and the next one follows from it as beat would compute it.
+has published it, and the next one follows from it as beat would compute it. The runs behind the next one follow from
+the app's configuration, if beat tells of the same timing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -18,7 +19,7 @@ from starlette.responses import Response
 
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
-from celery_fdb.inspection.schedules import Told, configured, entry_of, schedule_of, text_of
+from celery_fdb.inspection.schedules import BROKEN, Told, configured, entry_of, fit, schedule_of, text_of
 from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import offered_on_schedule
@@ -29,14 +30,18 @@ from kombu_fdb import Broker
 MOST_ENTRIES, MOST_TASKS = 500, 50
 #: A beat that is so many times later than it has said is silent.
 LATE = 3
+#: Next runs that are shown.
+MOST_FOLLOWING = 3
+#: What a configured entry may end in.
+WRONG = (ImproperlyConfigured, *BROKEN)
 
 
 class Row(NamedTuple):
     """``timing``: as Celery writes it. ``problem``: why there is no more to say of the entry.
 
     ``last``: when beat published it last, ``run``: the last run of its task in the history. ``heard``: when a beat told
-    of it last. ``state``: what that means: *beat* has it, beat is *silent*, it is *gone* from beat's schedule, or it is
-    *configured* and no beat has told of it.
+    of it last. ``following``: its next runs, in the zone of its schedule. ``state``: what it means: *beat* has it,
+    beat is *silent*, it is *gone* from beat's schedule, or it is *configured* and no beat has told of it.
     """
 
     name: str
@@ -45,7 +50,7 @@ class Row(NamedTuple):
     queue: str = ""
     last: datetime | None = None
     run: RunView | None = None
-    following: datetime | None = None
+    following: Sequence[datetime] = ()
     state: str = "configured"
     heard: datetime | None = None
     problem: str = ""
@@ -69,7 +74,13 @@ def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[Row]:
     heard = any(_is_heard(each, now) for each in told.values())
     names = sorted({*written, *told})[:MOST_ENTRIES]
     rows = [
-        _told_row(told[name], runs, now, gone=heard or (app is not None and name not in written))
+        _told_row(
+            told[name],
+            _timing(app, told[name], written.get(name)),
+            runs,
+            now,
+            gone=heard or (app is not None and name not in written),
+        )
         if name in told
         else _configured_row(app, name, written[name], runs, now)
         for name in names
@@ -81,7 +92,7 @@ def _acted_on(row: Row, *, paused: bool, configured: bool) -> Row:
     """With what can be done to it."""
     told = row.state in {"beat", "silent"}
     actions = offered_on_schedule(told=told, paused=paused, configured=configured and not row.problem)
-    return row._replace(paused=paused, actions=actions, following=None if paused else row.following)
+    return row._replace(paused=paused, actions=actions, following=() if paused else row.following)
 
 
 class _Runs:
@@ -109,15 +120,22 @@ class _Runs:
 # -- what beat has told ------------------------------------------------------------------------------------------------
 
 
-def _told_row(told: Told, runs: _Runs, now: datetime, *, gone: bool) -> Row:
+def _timing(app: Celery | None, told: Told, written: Any) -> Any:
+    """As the app configures it, if that is what beat tells of; else None."""
+    try:
+        timing = None if written is None else entry_of(app, told.name, written).schedule
+        return timing if timing is not None and fit(text_of(timing)) == told.timing else None
+    except WRONG:
+        return None
+
+
+def _told_row(told: Told, timing: Any, runs: _Runs, now: datetime, *, gone: bool) -> Row:
     """``gone``: what an entry is that no beat tells of any more; else beat is silent."""
     state = "beat" if _is_heard(told, now) else "gone" if gone else "silent"
-    last, following = (None if each is None else moment(each) for each in (told.last_ms, told.next_ms))
+    last, first = (None if each is None else moment(each) for each in (told.last_ms, told.next_ms))
+    following = _from(timing, first) if state == "beat" else []
     heard = moment(told.told_ms)
-    run = runs.last(told.task)
-    return Row(
-        told.name, told.task, told.timing, told.queue, last, run, following if state == "beat" else None, state, heard
-    )
+    return Row(told.name, told.task, told.timing, told.queue, last, runs.last(told.task), following, state, heard)
 
 
 def _is_heard(told: Told, now: datetime) -> bool:
@@ -133,21 +151,45 @@ def _configured_row(app: Celery | None, name: str, written: Any, runs: _Runs, no
         task, timing = str(entry.task), entry.schedule
         run = runs.last(task)
         queue = str((entry.options or {}).get("queue", ""))
-        return Row(name, task, text_of(timing), queue, None, run, _following(timing, run, now))
-    except (ImproperlyConfigured, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        return Row(name, task, text_of(timing), queue, None, run, _from(timing, _first(timing, run, now)))
+    except WRONG as error:
         return Row(name, problem=f"{type(error).__name__}: {error}")
 
 
-def _following(timing: Any, last: RunView | None, now: datetime) -> datetime | None:
+# -- next runs ---------------------------------------------------------------------------------------------------------
+
+
+def _first(timing: Any, last: RunView | None, now: datetime) -> datetime | None:
     """An interval runs next one interval after its last run; if that is not known, neither is this."""
+    if type(timing) is not schedule:
+        return _after(timing, now)
+    if last is None or last.started is None:
+        return None
+    return max(_after(timing, moment(last.started * 1000)) or now, now)
+
+
+def _after(timing: Any, last: datetime) -> datetime | None:
+    """When it runs next if it has run then."""
     if type(timing) is schedule:
-        if last is None or last.started is None:
-            return None
         interval: timedelta = timing.run_every
-        return max(moment(last.started * 1000) + interval, now)
+        return last + interval
     if isinstance(timing, crontab):
-        start, distance, _ = timing.remaining_delta(timing.maybe_make_aware(now))
+        start, distance, _ = timing.remaining_delta(timing.maybe_make_aware(last))
         following: datetime = start + distance
         return following
-    found: Any = timing.remaining_estimate(timing.maybe_make_aware(now))
-    return now + found if isinstance(found, timedelta) else None
+    left: Any = timing.remaining_estimate(timing.maybe_make_aware(last))
+    return timing.maybe_make_aware(timing.now()) + left if isinstance(left, timedelta) else None
+
+
+def _from(timing: Any, first: datetime | None) -> list[datetime]:
+    """The first and those behind it, in the zone of the schedule; only that one, in UTC, if the timing is not known."""
+    found = [] if first is None else [first.astimezone(UTC)]
+    try:
+        while timing is not None and found and len(found) < MOST_FOLLOWING:
+            later = _after(timing, found[-1])
+            if later is None or later.astimezone(UTC) <= found[-1]:
+                break
+            found.append(later.astimezone(UTC))
+        return [each.astimezone(timing.tz) for each in found] if timing is not None else found
+    except WRONG:
+        return found

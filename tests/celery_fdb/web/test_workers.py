@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.control import Inspect
-from celery.schedules import crontab
+from celery.schedules import crontab, schedule
 from kombu.exceptions import OperationalError
 
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import SessionView
-from celery_fdb.inspection.schedules import Told, schedule_of
+from celery_fdb.inspection.schedules import Told, schedule_of, text_of
 from celery_fdb.web import User
 from celery_fdb.web.pages.schedules import rows_of
 from celery_fdb.web.pages.workers import FRESH_S, Row, worker_of
@@ -263,13 +263,13 @@ def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker
     for unwritten in store.packed([Run("t", "shop.remind", state="SUCCESS", start_ms=began, end_ms=began + 5)]):
         store.write(unwritten, History())
     rows = {each.name: each for each in rows_of(app, broker, NOW)}
-    assert rows["often"].following == NOW + timedelta(seconds=240)
+    assert rows["often"].following == [NOW + timedelta(seconds=240 + 300 * number) for number in range(3)]
     assert rows["often"].run is not None
     assert rows["often"].last is None, "no beat has told of it"
     assert rows["often"].queue == "mails"
-    following = rows["nightly"].following
-    assert following is not None
-    assert (following.hour, following.minute) == (3, 15)
+    assert [(each.day, each.hour, each.minute) for each in rows["nightly"].following] == [
+        (day, 3, 15) for day in (6, 7, 8)
+    ]
     assert rows["nightly"].run is None
     assert rows["broken"].problem
     assert rows["empty"].problem
@@ -300,7 +300,59 @@ def test_without_an_app_what_beat_has_told_is_shown(viewer: Any, broker: Broker)
         "fdb web</code>",
     ):
         assert text in page
-    assert page.count("<time datetime") == 3, "last and next of the one; when the other was last reported"
+    assert page.count("<time datetime") == 2, "the last of the one; when the other was last reported"
+    assert f"{datetime.fromtimestamp(now_ms / 1000 + 240, UTC):%Y-%m-%d %H:%M:%S} UTC" in page
+
+
+class Odd(schedule):
+    """As an application may write one."""
+
+    def __init__(self, left: Any) -> None:
+        super().__init__(60.0)
+        self.left = left
+
+    def remaining_estimate(self, last_run_at: datetime) -> Any:
+        if isinstance(self.left, Exception):
+            raise self.left
+        return self.left
+
+
+def test_the_next_runs_are_in_the_zone_of_the_schedule(visit: Any, app: Celery, broker: Broker) -> None:
+    """Across the night in which its clocks are set back; and of an entry of which beat tells, if it has that timing."""
+    app.conf.timezone = "Europe/Berlin"
+    nightly, first = crontab(hour=2, minute=30, app=app), datetime(2026, 10, 24, 0, 30, tzinfo=UTC)
+    app.conf.beat_schedule = {name: {"task": "t", "schedule": nightly} for name in ("told", "untold", "other")}
+    first_ms = int(first.timestamp() * 1000)
+    now = first - timedelta(hours=1)
+    told = Told("told", "t", text_of(nightly), "", None, first_ms, 0, int(now.timestamp() * 1000), 60.0)
+    schedule_of(broker).tell([told, told._replace(name="other", timing="every hour")])
+    rows = {each.name: each for each in rows_of(app, broker, now)}
+    wanted = ["2026-10-24 02:30 CEST", "2026-10-25 02:30 CEST", "2026-10-26 02:30 CET"]
+    for name in ("told", "untold"):
+        assert [f"{each:%Y-%m-%d %H:%M %Z}" for each in rows[name].following] == wanted
+    assert rows["other"].following == [first]
+    page = visit(app=app, clock=ManualClock(wall_ms=int(now.timestamp() * 1000))).see("/schedules")
+    assert "2026-10-26 02:30:00 CET" in page
+
+
+@pytest.mark.parametrize(
+    ("timing", "problem"),
+    [
+        (Odd(RuntimeError("never")), "RuntimeError"),
+        (Odd(ValueError("no")), "ValueError"),
+        (Odd(timedelta.max), "OverflowError"),
+        (Odd(None), ""),
+        (Odd(timedelta(0)), ""),
+        (schedule(0.0), ""),
+        (schedule(timedelta.max), ""),
+    ],
+    ids=["never", "raises", "too far", "does not say", "stands still", "always", "too long"],
+)
+def test_a_schedule_that_does_not_run_again_is_a_row(operator: Any, app: Celery, timing: Any, problem: str) -> None:
+    app.conf.beat_schedule = {"odd": {"task": "t", "schedule": timing}, "even": {"task": "even.task", "schedule": 60.0}}
+    page = operator.see("/schedules")
+    assert "even.task" in page
+    assert problem in page
 
 
 @pytest.mark.parametrize("has_app", [True, False])
