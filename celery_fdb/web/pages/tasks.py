@@ -14,6 +14,7 @@ from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, RunsPage, a
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.message import view_of
+from celery_fdb.inspection.overview import look
 from celery_fdb.operations.actions import offered
 from celery_fdb.operations.workers import offered_on_task
 from celery_fdb.web.pages.messages import allowed, arguments_of, known
@@ -23,6 +24,8 @@ from kombu_fdb.engine.stored.task_index import MOST_OF_TASK
 
 PERIODS = {"hour": HOUR_S, "day": DAY_S}
 FILTERS = ("task", "state", "key", "queue", "worker", "since", "until", "arguments")
+#: Of a session's id, by which it is found.
+SESSION_DIGITS = 12
 #: Of a state or a filter; longer ones match nothing.
 LONGEST = 200
 
@@ -62,11 +65,18 @@ def runs(visit: Visit, broker: Broker) -> Response:
 
 
 def task(visit: Visit, broker: Broker) -> Response:
-    """Where its messages are, its runs, and what became of it; without an id, the way to one."""
+    """Where its messages are, its runs, and what became of it; without an id, the way to one.
+
+    The id of a session leads to it, as does its beginning in which the command line shows it.
+    """
     task_id = visit.asked("id").strip()
     life = _life(visit, broker, task_id) if task_id else None
     now_ms = visit.settings.clock.wall_ms()
     rows = [view_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
+    if life is None and not rows and len(task_id) >= SESSION_DIGITS:
+        for each in look(broker, queues=()).sessions:
+            if each.id.startswith(task_id):
+                return visit.redirect(f"{visit.url('sessions')}#{each.id}")
     return visit.page(
         "task",
         id=task_id,

@@ -284,6 +284,19 @@ def test_all_is_reached_by_keyboard(window: Window) -> None:
     assert window.run("return document.querySelector('button[value=replay]').disabled") is False
 
 
+def test_why_a_message_died_and_what_it_says_is_seen_at_once(window: Window) -> None:
+    """Its body, where that may be shown, its error and its traceback stand above all that it has besides."""
+    window.open("/messages", queue="payments.dead")
+    window.find("tbody th a").click()
+    window.wait_for("#body", "Body")
+    window.find('a[href$="#body"]').click()
+    window.wait_for("#body + pre", r"\[")
+    for what in ("#body + pre", "section[aria-label=Death] strong", "section[aria-label=Death] pre"):
+        shown = window.run("return document.querySelector(arguments[0]).getBoundingClientRect().bottom + scrollY", what)
+        assert 0 < shown < WIDE[1], what
+    assert "in pay" in window.text("section[aria-label=Death] pre")
+
+
 def test_a_person_replays_a_dead_letter(window: Window, shop: Shop) -> None:
     with Broker.open(shop.url) as broker:
         before = broker.queue("payments.dead").count()

@@ -145,6 +145,23 @@ def test_sessions_show_who_is_alive(viewer: Any, broker: Broker) -> None:
     job.ack()
 
 
+def test_a_session_is_found_by_what_is_shown_of_it(viewer: Any, broker: Broker) -> None:
+    """Whole on the pages, where it leads there; and by its beginning, as the command line shows it."""
+    broker.queue("jobs").put("a")
+    with broker.queue("jobs").take(0):
+        (session,) = broker.inspect.sessions()
+        id_ = session.session_id.hex()
+        leads_to = f"/sessions#{id_}"
+        page = viewer.see("/messages", queue="jobs", state="leased")
+        for each in (page, viewer.see(html.unescape(re.search(r'href="(/message\?[^"]+)"', page)[1]))):
+            assert f'<a href="{leads_to}"><code>{id_}</code></a>' in each
+        assert f'<tr id="{id_}">' in viewer.see("/sessions")
+        for asked in (id_, id_[:12]):
+            answer = viewer.get("/task", params={"id": asked}, follow_redirects=False)
+            assert answer.headers["location"] == leads_to
+        assert "Nothing is known" in viewer.see("/task", id=id_[:11])
+
+
 def test_sessions_show_how_old_the_last_heartbeat_is(viewer: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows from look to look until it is longer than the session lives without one."""
     with Broker.open(url, session_ttl=3_000.0) as broker:  # the next heartbeat is minutes away
@@ -222,7 +239,7 @@ def test_a_store_that_is_away_is_a_page_with_the_next_step(visit: Any, tmp_path:
     person = visit(f"fdb+sqlite:///{tmp_path}/nowhere.db")
     page = person.see("/", 503)
     assert "<h1>Nothing here yet" in page
-    assert "there is no broker yet" in page
+    assert f"<p>There is no broker yet at {tmp_path}/nowhere.db</p>" in page
     assert "Check the path." in page
     assert not (tmp_path / "nowhere.db").exists()
     Broker.open(f"fdb+sqlite:///{tmp_path}/nowhere.db").close()
