@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.states import FAILURE, SUCCESS
+from celery.states import FAILURE, RETRY, SUCCESS
 
 from celery_fdb.history.options import History
 from celery_fdb.history.run import ACTIVE, Follower, Run
@@ -158,6 +158,20 @@ def test_an_active_run_shows_how_long_it_runs(visit: Any, store: HistoryStore) -
     page = visit(clock=clock).see("/runs", state="STARTED")
     assert "1 min 5 s so far" in page
     assert "<code>t</code>" in page
+
+
+def test_a_run_that_waits_for_its_retry_is_run_now_on_its_page(
+    operator: Any, broker: Broker, app: Celery, keep: Any
+) -> None:
+    keep(run("t", state=RETRY))
+    app.send_task("shop.pay", task_id="t", queue="jobs", countdown=3_600)
+    page = operator.see("/task", id="t")
+    form = next(each for each in page.split("<form")[1:] if ">Run now</button>" in each)
+    given = dict(re.findall(r'name="(queue|back|selected)" value="([^"]+)"', form))
+    given = {name: html.unescape(value) for name, value in given.items()}
+    assert "ready now, instead of waiting until due" in operator.submit("/act", action="run_now", **given)
+    assert "Made 1 message of jobs ready" in operator.submit("/act", action="run_now", confirmed="yes", **given)
+    assert broker.queue("jobs").stats().ready == 1
 
 
 def test_a_chord_is_a_tree(viewer: Any, keep: Any) -> None:
