@@ -14,14 +14,8 @@ from kit.costs import CountingDatabase, cost
 
 from kombu_fdb.model import ClaimTerms, Delivery, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 
 TOKEN = 1
-
-
-@pytest.fixture
-def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
 
 
 @pytest.fixture

@@ -10,15 +10,9 @@ from kit.costs import CountingDatabase, cost
 from kombu_fdb.engine.combiner import Served
 from kombu_fdb.errors import Outrun
 from kombu_fdb.model import ClaimTerms, KeyLimits
-from kombu_fdb.testing.memory import MemoryDatabase
 
 TOKEN = 1
 WINDOW = 10
-
-
-@pytest.fixture
-def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
 
 
 @pytest.fixture

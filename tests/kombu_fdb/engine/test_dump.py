@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -17,13 +16,6 @@ from kombu_fdb.model import NO_PRIORITY, Publication, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase())
-    yield bench
-    bench.check()
 
 
 def dumped(bench: Bench, **how: bool) -> list[StoredMessage]:

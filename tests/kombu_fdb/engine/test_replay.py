@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from kit.conformance.queue import Bench
 
@@ -12,14 +10,6 @@ from kombu_fdb.engine.dead_letters import replay_row
 from kombu_fdb.errors import QueueError
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase(), task_ids=True)
-    yield bench
-    bench.check()
 
 
 def die(bench: Bench, *payloads: bytes, key: str = "") -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from kit.conformance.queue import Bench
 
@@ -12,13 +10,6 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.model import StoredMessage
 from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase(), task_ids=True)
-    yield bench
-    bench.check()
 
 
 @pytest.fixture

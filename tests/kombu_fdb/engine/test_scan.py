@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +11,7 @@ from kombu_fdb.engine import dead_letters
 from kombu_fdb.engine.dead_letters import Wanted, error_of
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.kombu_payload import ATTEMPTS
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.encoding.envelope import payload_of
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase())
-    yield bench
-    bench.check()
 
 
 def reject(bench: Bench, payload: bytes, **details: Any) -> int:

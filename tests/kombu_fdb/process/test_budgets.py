@@ -67,11 +67,6 @@ class SlowDatabase:
         self._inner.close()
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
-
-
 def fill(bench: Bench) -> None:
     """Queues that are gone or unused, a dead process's own, and messages that are due, dead and expired."""
     engine, keys, dead = bench.engine, bench.engine.keys, bench.engine.sessions.open({}, ttl_s=10.0)

@@ -18,7 +18,6 @@ from kombu_fdb.process import combiner_client
 from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Rivalry
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
-from kombu_fdb.testing.memory import MemoryDatabase
 
 QUEUES = ["q"]
 LONGEST_S = 5.0
@@ -83,11 +82,6 @@ class Consumer:
         assert pause_s is not None
         self._clock.advance(pause_s)
         return pause_s
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 def test_a_lone_consumer_is_the_first(bench: Bench) -> None:

@@ -14,7 +14,6 @@ from kombu_fdb.model import Delivery
 from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Rivalry
 from kombu_fdb.process.membership import CLAIM_TIMEOUTS, Membership
 from kombu_fdb.settings.options import Options
-from kombu_fdb.testing.memory import MemoryDatabase
 
 #: Enough for the longest pause between two looks.
 LONGEST_S = 1.0
@@ -63,11 +62,6 @@ class Consumer:
     @property
     def payloads(self) -> list[bytes]:
         return [each.payload for each in self.hand]
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 def demands(bench: Bench) -> list[bytes]:

@@ -15,16 +15,10 @@ from kombu_fdb.errors import Outrun
 from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming.fetcher import LONGEST_REST_S
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 OPTIONS = Options()
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 class Connection(SimulatedTransport):

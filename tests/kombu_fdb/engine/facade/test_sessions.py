@@ -12,12 +12,6 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import QueueNotFound, SessionLost, StoreFull
 from kombu_fdb.model import SessionId
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 def end(bench: Bench) -> None:

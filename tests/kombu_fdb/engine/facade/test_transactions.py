@@ -7,12 +7,6 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, StoreFull, StoreUnavailable
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 def full(*, fills: bool = False, moves: bool = False) -> StoreFull:

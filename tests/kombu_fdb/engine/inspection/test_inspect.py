@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from kit.conformance.queue import Bench
 
@@ -13,13 +11,6 @@ from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication, QueueControl, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase(), task_ids=True)
-    yield bench
-    bench.check()
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 50])

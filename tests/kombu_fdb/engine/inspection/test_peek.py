@@ -9,12 +9,6 @@ from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
 from kombu_fdb.model import KeyLimits, QueueControl
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -22,13 +22,6 @@ LOST = [
     pytest.param((Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED), id="conflict-then-applied"),
 ]
 LARGE = b"large" * CHUNK_BYTES
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase(), task_ids=True)
-    yield bench
-    bench.check()
 
 
 def spot(bench: Bench, state: str = "ready", queue: str = "q") -> Spot:

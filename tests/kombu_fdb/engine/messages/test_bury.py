@@ -9,13 +9,7 @@ from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.model import Death, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.encoding.envelope import payload_of
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase(), task_ids=True)
 
 
 def test_a_copy_from_outside_is_what_the_message_was(bench: Bench) -> None:

@@ -14,12 +14,6 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, KeyLimits
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
 
 
 @pytest.fixture

@@ -9,12 +9,6 @@ from kit.costs import CountingDatabase
 from kombu_fdb.engine.messages import dedup
 from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, CountingTransaction
@@ -16,13 +14,6 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 
 LARGE = b"x" * (INLINE_BYTES + 1)
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase(), task_ids=True)
-    yield bench
-    bench.check()
 
 
 def test_those_behind_a_duplicate_are_stored(bench: Bench) -> None:

@@ -29,11 +29,6 @@ LOST = [
 ]
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
-
-
 def lose(bench: Bench, faults: tuple[Fault, ...]) -> None:
     database = bench.database
     assert isinstance(database, MemoryDatabase)

@@ -36,11 +36,6 @@ class QueueBy:
         return self.snapshot.popleft()[1:] if self.snapshot else None
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
-
-
 def keyed(delivery: Delivery) -> tuple[str, int]:
     return delivery.key, int(delivery.payload)
 

@@ -10,12 +10,6 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 def write(bench: Bench, session: bytes, first: int, want: int) -> bytes:

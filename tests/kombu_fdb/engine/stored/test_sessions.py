@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.stored.session import UNREADABLE_TTL_S, description_of
 from kombu_fdb.keyspace.codec import encode_json
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase())
-    yield bench
-    bench.check()
 
 
 def test_a_session_tells_when_it_beat_by_its_own_clock(bench: Bench) -> None:

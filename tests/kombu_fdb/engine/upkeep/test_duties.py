@@ -17,12 +17,6 @@ from kombu_fdb.process.upkeep import duty_cycle
 from kombu_fdb.process.upkeep.duty_cycle import LIVING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
 
 
 @pytest.fixture

@@ -6,12 +6,6 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.routing.tables import PREDECLARED, Exchange
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 def epoch(bench: Bench, name: str) -> bytes:

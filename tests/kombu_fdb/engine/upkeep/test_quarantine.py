@@ -7,14 +7,8 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.upkeep.quarantine import LONGEST_ERROR, Aside
 from kombu_fdb.keyspace.codec import encode_json
-from kombu_fdb.testing.memory import MemoryDatabase
 
 ASIDE = Aside("promote", "jobs", "too large", 3, 1_700_000_000_000)
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 def test_all_of_it_is_kept(bench: Bench) -> None:

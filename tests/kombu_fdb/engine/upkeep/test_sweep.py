@@ -13,12 +13,6 @@ from kombu_fdb.engine.stored.work import LOST, Effects
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.model import ClaimTerms, SessionId
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
-
-
-@pytest.fixture
-def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.processes import Seen
 from kombu_fdb.process.upkeep import duty_cycle
 from kombu_fdb.process.upkeep.duty_cycle import Reclaim
-from kombu_fdb.testing.memory import MemoryDatabase
 
 PID, TTL_S = 77, 8.0
 
@@ -30,11 +29,6 @@ class Host:
         self.asked += 1
         name = self.running.get(pid)
         return None if name is None else Seen(name, self.share * self.bench.clock.monotonic())
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 @pytest.fixture

@@ -10,14 +10,8 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.model import Delivery
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming.dispatch import Plan
 from kombu_fdb.transport.consuming.receiver import deliver_next
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench(MemoryDatabase())
 
 
 def contested(bench: Bench, prefetch: int) -> tuple[Consumer, Consumer]:

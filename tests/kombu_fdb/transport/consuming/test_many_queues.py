@@ -7,15 +7,8 @@ from kit.conformance.consumer import Consumer
 from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
 
-from kombu_fdb.testing.memory import MemoryDatabase
-
 MANY, FEW = 500, 3
 BUSY = [f"q{number}" for number in (7, 77, 444)]
-
-
-@pytest.fixture
-def counted() -> CountingDatabase:
-    return CountingDatabase(MemoryDatabase())
 
 
 def busy_claim(counted: CountingDatabase, queues: list[str], *, contested: bool) -> Cost:
