@@ -11,15 +11,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from kit.processes import until
 from kit.starter import Forked, Starter
 
 from kombu_fdb.testing.fdbserver import SingleNodeCluster
@@ -108,7 +109,7 @@ class Worker:
         return text in self.log.read_text()
 
     def wait_ready(self) -> None:
-        until(lambda: self.said("ready.") or self.process.poll() is not None)
+        until(lambda: self.said("ready.") or self.process.poll() is not None, DEADLINE_S)
         assert self.process.poll() is None, self.log.read_text()
 
     def kill(self) -> None:
@@ -129,18 +130,9 @@ class Worker:
             raise AssertionError(f"{self.name} did not end:\n{self.log.read_text()}") from None
 
 
-def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S, say: Callable[[], Any] | None = None) -> Any:
-    """Wait until ``condition`` is true; its value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain{': ' + str(say()) if say else ''}"
-        time.sleep(0.01)
-    return value
-
-
 @pytest.fixture(name="until")
 def _until() -> Callable[..., Any]:
-    return until
+    return partial(until, timeout_s=DEADLINE_S)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])

@@ -458,7 +458,7 @@ def test_fdbserver_stopped_and_started_under_load(broker: Any, app: Any, start: 
             app.note.apply_async(("meanwhile",), **options)
         assert time.monotonic() - began < most_s, "within its deadline, every time"
     broker.cluster.start()
-    until(lambda: _publishes(app, "after"), 20)
+    until(lambda: _publishes(app, "after"), timeout_s=20)
     names = [f"before{number}" for number in range(100)]
     until(lambda: broker.marks("run", "after") and set(names) <= set(broker.count("run")), say=worker.log.read_text)
     broker.allow("across")

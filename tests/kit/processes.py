@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 __all__ = ["DEADLINE_S", "Program", "fork", "in_child", "until"]
 
@@ -83,9 +83,10 @@ def fork(work: Callable[[], object]) -> ForkProcess:
     return child
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what has no event to wait for."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
+def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S, say: Callable[[], object] | None = None) -> Any:
+    """Wait for what has no event to wait for; its value. ``say``: what it looked like in the end."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, say() if say else "waited in vain"
+        time.sleep(0.005)
+    return value

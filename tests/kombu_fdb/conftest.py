@@ -1,12 +1,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
+from kombu_fdb.store.foundationdb.database import FoundationDatabase
+from kombu_fdb.store.protocol import Database
+from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """Each store."""
+    database: Database
+    if request.param == "memory":
+        database = MemoryDatabase(clock=ManualClock())  # no transaction is too old on a busy machine
+    elif request.param == "sqlite":
+        database = SqliteDatabase.open(str(tmp_path / "broker.db"))
+    else:
+        database = FoundationDatabase.open(request.getfixturevalue("cluster").cluster_file)
+    yield database
+    database.close()
 
 
 @pytest.fixture

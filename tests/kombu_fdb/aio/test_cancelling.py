@@ -15,7 +15,7 @@ import weakref
 from contextlib import suppress
 
 import pytest
-from kit.processes import fork
+from kit.processes import fork, until
 
 from kombu_fdb import Broker, LeaseLost, StoreUnavailable, aio
 from kombu_fdb.aio.calls import Calls
@@ -42,13 +42,6 @@ def submitted(monkeypatch):
 
     monkeypatch.setattr(Calls, "submit", submit_and_note)
     return futures
-
-
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 def settle_down(submitted):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from kit.processes import until
 
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreError
@@ -27,13 +27,6 @@ def url(any_store: str) -> str:
 def broker(url: str) -> Iterator[Broker]:
     with Broker.open(url) as broker:
         yield broker
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def placed(broker: Broker) -> tuple[int, int]:

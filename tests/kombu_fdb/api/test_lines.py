@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
+from kit.processes import until
 
 from kombu_fdb import Broker
 from kombu_fdb.api import taking
@@ -41,19 +40,6 @@ def process() -> Iterator[Processes]:
         yield another
         for client in clients:
             client.close()
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor() as pool:
-        yield pool
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 def combiner(broker: Broker) -> int:

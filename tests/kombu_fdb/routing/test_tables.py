@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import rule
 from kit.conformance.queue import Bench
+from kit.machines import Machine, run
 
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, NotEquivalent
@@ -18,7 +16,6 @@ from kombu_fdb.model import Publication
 from kombu_fdb.routing import tables
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, matches
 from kombu_fdb.store.protocol import Database
-from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
 
 WORDS = ("a", "b")
@@ -50,10 +47,8 @@ kinds = st.sampled_from(["direct", "topic", "topic", "fanout"])
 binding_keys = st.sampled_from(BINDING_KEYS)
 
 
-class Tables(RuleBasedStateMachine):
+class Tables(Machine):
     """Three processes. What one changes, the others know with their next look."""
-
-    database: Database
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,26 +123,9 @@ class Tables(RuleBasedStateMachine):
         self.bench.clean()
 
 
-def test_tables_in_memory() -> None:
-    class InMemory(Tables):
-        database = MemoryDatabase()
-
-    check(InMemory, 60)
-
-
-def test_tables_in_sqlite() -> None:
-    with TemporaryDirectory() as folder:
-        database_ = SqliteDatabase.open(str(Path(folder) / "broker.db"))
-
-        class InSqlite(Tables):
-            database = database_
-
-        check(InSqlite, 12)
-        database_.close()
-
-
-def check(machine: type[Tables], examples: int) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
+@pytest.mark.parametrize(("database", "examples"), [("memory", 60), ("sqlite", 12)], indirect=["database"])
+def test_tables(database: Database, examples: int) -> None:
+    run(Tables, database, examples=examples, steps=40)
 
 
 @pytest.mark.parametrize(("binding", "number"), [("#", 15), ("*", 2), ("a.#", 7), ("", 1), ("*.#.b", 6)])

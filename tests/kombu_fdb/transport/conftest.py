@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.processes import until
 from kombu import Connection
 
 from kombu_fdb.process.upkeep import duty_cycle
@@ -52,15 +53,6 @@ def connection(connect: Callable[..., Connection]) -> Connection:
 @pytest.fixture
 def channel(connection: Connection) -> Any:
     return connection.default_channel
-
-
-def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> Any:
-    """Wait until ``condition`` is true; its value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-    return value
 
 
 @pytest.fixture(name="until")

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, precondition, rule
 from kit.conformance.queue import Bench
+from kit.machines import Machine, run
 from kit.simulation import twin
 
 from kombu_fdb.model import Delivery, KeyLimits, QueueControl
 from kombu_fdb.store.protocol import Database
-from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -60,10 +57,8 @@ class QueueBy:
         return self.snapshot.popleft()[0] if self.snapshot else None
 
 
-class Ring(RuleBasedStateMachine):
+class Ring(Machine):
     """One consumer; each message is a number, in the order in which they came."""
-
-    database: Database
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,27 +178,9 @@ class Ring(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(900)  # a busy machine
-def test_the_ring_in_memory() -> None:
-    class InMemory(Ring):
-        database = MemoryDatabase(clock=ManualClock())  # no transaction is too old on a busy machine
-
-    check(InMemory, 120)
-
-
-def test_the_ring_in_sqlite() -> None:
-    with TemporaryDirectory() as folder:
-        database_ = SqliteDatabase.open(str(Path(folder) / "broker.db"))
-
-        class InSqlite(Ring):
-            database = database_
-
-        check(InSqlite, 15)
-        database_.close()
-
-
-def check(machine: type[Ring], examples: int) -> None:
-    chosen = settings(max_examples=examples, stateful_step_count=40, deadline=None, database=None)
-    run_state_machine_as_test(machine, settings=chosen)
+@pytest.mark.parametrize(("database", "examples"), [("memory", 120), ("sqlite", 15)], indirect=["database"])
+def test_the_ring(database: Database, examples: int) -> None:
+    run(Ring, database, examples=examples, steps=40)
 
 
 def turns_by_turns(ring: Ring) -> None:

@@ -5,21 +5,19 @@ The model is for one consumer and keys without limits that could park them: ther
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from hypothesis import settings
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import rule
 from kit.conformance.queue import Bench
+from kit.machines import Machine, run
 
 from kombu_fdb.engine.scheduling.fair import ARRIVALS
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
 from kombu_fdb.store.protocol import Database
-from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
 
 keys = st.sampled_from(["", "a", "b", "c", "d"])
@@ -92,10 +90,8 @@ class Order:
         return taken
 
 
-class Turns(RuleBasedStateMachine):
+class Turns(Machine):
     """One consumer. A message's payload is its number."""
-
-    database: Database
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,27 +175,9 @@ class Turns(RuleBasedStateMachine):
         self.bench.clean()
 
 
-def check(machine: type[Turns], examples: int) -> None:
-    chosen = settings(max_examples=examples, stateful_step_count=30, deadline=None, database=None)
-    run_state_machine_as_test(machine, settings=chosen)
-
-
-def test_the_order_in_memory() -> None:
-    class InMemory(Turns):
-        database = MemoryDatabase()
-
-    check(InMemory, 150)
-
-
-def test_the_order_in_sqlite() -> None:
-    with TemporaryDirectory() as folder:
-        database_ = SqliteDatabase.open(str(Path(folder) / "broker.db"))
-
-        class InSqlite(Turns):
-            database = database_
-
-        check(InSqlite, 20)
-        database_.close()
+@pytest.mark.parametrize(("database", "examples"), [("memory", 150), ("sqlite", 20)], indirect=["database"])
+def test_the_order(database: Database, examples: int) -> None:
+    run(Turns, database, examples=examples, steps=30)
 
 
 # -- chance ------------------------------------------------------------------------------------------------------------

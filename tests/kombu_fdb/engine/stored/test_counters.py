@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-from hypothesis import settings
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule
 from kit.conformance.queue import Bench
+from kit.machines import Machine, run
 
 from kombu_fdb.model import Delivery, KeyLimits
 from kombu_fdb.store.protocol import Database
-from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.testing.memory import MemoryDatabase
 
 keys = st.sampled_from(["", "a", "b", "t/1"])
 
 
-class Counters(RuleBasedStateMachine):
-    database: Database
-
+class Counters(Machine):
     def __init__(self) -> None:
         super().__init__()
         self.bench = Bench(self.database, task_ids=True)
@@ -76,23 +70,6 @@ class Counters(RuleBasedStateMachine):
         self.bench.clean()
 
 
-def test_in_memory() -> None:
-    class InMemory(Counters):
-        database = MemoryDatabase()
-
-    check(InMemory, 60)
-
-
-def test_in_sqlite() -> None:
-    with TemporaryDirectory() as folder:
-        database_ = SqliteDatabase.open(str(Path(folder) / "broker.db"))
-
-        class InSqlite(Counters):
-            database = database_
-
-        check(InSqlite, 15)
-        database_.close()
-
-
-def check(machine: type[Counters], examples: int) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples, deadline=None))
+@pytest.mark.parametrize(("database", "examples"), [("memory", 60), ("sqlite", 15)], indirect=["database"])
+def test_counters_equal_a_scan(database: Database, examples: int) -> None:
+    run(Counters, database, examples=examples)
