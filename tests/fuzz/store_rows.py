@@ -17,7 +17,7 @@ from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.encoding.envelope import encode
 
-__all__ = ["QUEUES", "damage", "filled", "rows_of", "sort_of"]
+__all__ = ["QUEUES", "damage", "filled", "mutated", "replace", "rows_of", "sort_of", "write_all"]
 
 #: What the queues are called; those of "safe" are never touched.
 QUEUES = ("plain", "fair", "expiring", "single", "full", "plain.dead", "safe")
@@ -29,11 +29,7 @@ def filled() -> Bench:
     bench = Bench(MemoryDatabase())
     keys = bench.engine.keys
 
-    def load(tr: Transaction) -> None:
-        for suffix, value in _rows():
-            tr.set(keys.prefix + suffix, value)
-
-    bench.write(load)
+    bench.write(lambda tr: write_all(tr, ((keys.prefix + suffix, value) for suffix, value in _rows())))
     return bench
 
 
@@ -124,6 +120,18 @@ def mutated(rng: random.Random, row: KeyValue, prefix: bytes) -> KeyValue:
     if which != 1:
         value = rng.choice((_scrambled, _other_json))(rng, value)
     return key, value
+
+
+def replace(tr: Transaction, row: KeyValue, damaged: KeyValue, *, beside: bool) -> None:
+    """``beside``: the row itself stays, too."""
+    if not beside:
+        tr.clear(row[0])
+    tr.set(*damaged)
+
+
+def write_all(tr: Transaction, rows: Iterable[KeyValue]) -> None:
+    for key, value in rows:
+        tr.set(key, value)
 
 
 def damage(rng: random.Random, bench: Bench, row: KeyValue) -> KeyValue:

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 
 from celery.states import FAILURE, STARTED, SUCCESS
 from prometheus_client import CollectorRegistry, generate_latest
-from store_rows import mutated
+from store_rows import mutated, replace, write_all
 
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
@@ -49,10 +49,10 @@ def test_a_damaged_row_of_the_history_stops_nothing_else(fuzz: Callable[..., Non
     def target(rng: random.Random) -> None:
         with MemoryStores(), Broker.open(URL) as broker:
             store = history_of(broker)
-            load(store, rows())
+            store._write(lambda tr: write_all(tr, rows()))
             row = rng.choice(rows())
             key, value = mutated(rng, row, store.keys.prefix)
-            damage(store, row, (key, value), beside=rng.random() < 0.3)
+            store._write(partial(replace, row=row, damaged=(key, value), beside=rng.random() < 0.3))
             try:
                 look_around(broker)
                 go_on(broker, store, is_counted=b"segment" not in row[0])
@@ -86,23 +86,6 @@ def run(id_: str, **fields: object) -> Run:
 def keep(store: HistoryStore, *runs: Run) -> None:
     for unwritten in store.packed(runs):
         store.write(unwritten, BOUNDS)
-
-
-def load(store: HistoryStore, found: list[KeyValue]) -> None:
-    def body(tr) -> None:
-        for key, value in found:
-            tr.set(key, value)
-
-    store._write(body)
-
-
-def damage(store: HistoryStore, row: KeyValue, damaged: KeyValue, *, beside: bool) -> None:
-    def body(tr) -> None:
-        if not beside:
-            tr.clear(row[0])
-        tr.set(*damaged)
-
-    store._write(body)
 
 
 def look_around(broker: Broker) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 
 from celery.states import STARTED, SUCCESS
-from store_rows import mutated
+from store_rows import mutated, replace, write_all
 
 from celery_fdb.results import chords
 from celery_fdb.results.chords import ChordOver, ChordStep, Return
@@ -21,7 +21,7 @@ from celery_fdb.results.records import INLINE_BYTES, ChordPart
 from celery_fdb.results.store import Outcome, ResultStore
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.tuples import unpack
-from kombu_fdb.store.protocol import KeyValue, Transaction
+from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -38,8 +38,8 @@ def test_a_damaged_row_of_the_results_stops_nothing_else(fuzz: Callable[..., Non
         sort = rng.choice(sorted({sort_of(row) for row in rows()}))
         row = rng.choice([each for each in rows() if sort_of(each) == sort and b"safe" not in each[0]])
         damaged = mutated(rng, row, store.keys.prefix)
-        load(store, rows())
-        damage(store, row, damaged, beside=rng.random() < 0.3)
+        store._write(lambda tr: write_all(tr, rows()))
+        store._write(partial(replace, row=row, damaged=damaged, beside=rng.random() < 0.3))
         try:
             look_around(store)
             go_on(store, clock)
@@ -94,23 +94,6 @@ def with_few_within(work: Callable[[], object]) -> None:
         work()
     finally:
         chords.JOINED_WITHIN = before
-
-
-def load(store: ResultStore, found: list[KeyValue]) -> None:
-    def body(tr: Transaction) -> None:
-        for key, value in found:
-            tr.set(key, value)
-
-    store._write(body)
-
-
-def damage(store: ResultStore, row: KeyValue, damaged: KeyValue, *, beside: bool) -> None:
-    def body(tr: Transaction) -> None:
-        if not beside:
-            tr.clear(row[0])
-        tr.set(*damaged)
-
-    store._write(body)
 
 
 def look_around(store: ResultStore) -> None:
