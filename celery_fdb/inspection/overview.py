@@ -256,25 +256,26 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
     known = broker.inspect.sessions(held=held)
     sessions = [_session(each) for each in known if not each.is_internal]
     consumers = Counter(queue for each in known if each.open for queue in each.consumed)
+    by_key = broker.inspect.key_totals() if top_keys else {}
     views = [
-        dataclasses.replace(
-            _queue(name, counts, facts[name], now_ms), totals=totals.get(name, {}), consumers=consumers[name]
+        _queue(
+            name,
+            counts,
+            facts[name],
+            now_ms,
+            totals=totals.get(name, {}),
+            consumers=consumers[name],
+            keys=look_at_keys(broker, name, top=top_keys) if top_keys else [],
+            key_totals=by_key.get(name, {}),
         )
         for name in names
     ]
-    if top_keys:
-        by_key = broker.inspect.key_totals()
-        views = [
-            dataclasses.replace(
-                each, keys=look_at_keys(broker, each.name, top=top_keys), key_totals=by_key.get(each.name, {})
-            )
-            for each in views
-        ]
     asides = [each._asdict() for each in broker.inspect.set_aside()]
     return Overview(now_ms, str(broker.location), views, sessions, totals.get("", {}).get(LATE, 0), asides)
 
 
-def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int) -> QueueView:
+def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int, **besides: Any) -> QueueView:
+    """``besides``: fields that are told elsewhere."""
     own, dead = counts[name], counts.get(name + DEAD_SUFFIX, QueueCounts())
     is_dead = name.endswith(DEAD_SUFFIX)
     age_s = None if facts.oldest_ms is None or not own.ready else max(now_ms - facts.oldest_ms, 0) / 1000
@@ -292,6 +293,7 @@ def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_
         passing=facts.can_vanish,
         ready_bytes=own.ready_bytes,
         newer=own.newer,
+        **besides,
     )
 
 

@@ -16,7 +16,7 @@ All verbs take the same conditions (:class:`~kombu_fdb.api.arguments.Conditions`
   may be called again for the same letter, and an exception it raises ends the call between two parts.
 
 Every verb walks the queue once, in transactions of bounded size, up to the letter that was the last one when it began
-(``engine.dead_letters.scan.py``). It may be interrupted at any time, by ``stop``, an exception or a kill, and called
+(``engine/dead_letters.py``). It may be interrupted at any time, by ``stop``, an exception or a kill, and called
 again. To take single letters as jobs, ask for the queue they are in: ``broker.queue(letters.dead_queue).take()``.
 """
 

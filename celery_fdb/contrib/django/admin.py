@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path, re_path, reverse
 
-from celery_fdb.contrib.django.models import MANAGE, VIEW, DeadLetter, Queue, Session, allows
+from celery_fdb.contrib.django.models import MANAGE, VIEW, DeadLetter, Queue, Session, allows, fit
 
 View = Callable[..., HttpResponseBase]
 
@@ -99,8 +99,6 @@ class QueueAdmin(StoreAdmin):
         return page(request, path, around=around, log_of=self._log_of)
 
     def _log_of(self, queue: str) -> str:
-        from celery_fdb.contrib.django.models import fit
-
         name = quote(fit(queue)) or NO_NAME
         return reverse("admin:celery_fdb_queue_history", args=(name,), current_app=self.admin_site.name)
 

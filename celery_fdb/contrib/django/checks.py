@@ -64,27 +64,13 @@ _loading = ContextVar("loading", default=False)
 
 def check_settings(**_: Any) -> list[CheckMessage]:
     """``CELERY_FDB`` and what it names."""
-    try:
-        settings = conf.read()
-        if settings.broker_url is None:
-            conf.celery_app(settings)
-    except OptionError as error:
-        return [_told(Error, error, "E001")]
-    try:
-        url, options = conf.broker_of(settings)
-    except OptionError as error:
-        return [_told(Warning, error, "W001")]
-    try:
-        locate(parse_url(url), parse_options(options))
-    except OptionError as error:
-        return [_told(Error, error, "E002")]
-    return []
+    return _read()[2]
 
 
 def check_project(**_: Any) -> list[CheckMessage]:
     """The Celery app beside Django's settings."""
     found = [*_check_admin(), *_check_libraries(), *_check_tasks()]
-    settings = _settings()
+    settings = _read()[0]
     if settings is not None and settings.broker_url is None:
         app = conf.celery_app(settings)
         found += [*_check_urls(app), *_check_pickle(app), *_check_options(app)]
@@ -93,8 +79,9 @@ def check_project(**_: Any) -> list[CheckMessage]:
 
 def check_store_files(**_: Any) -> list[CheckMessage]:
     """The file, or the cluster file and client library. Opens nothing."""
-    settings = _settings()
-    location = None if settings is None or not settings.checks else _location(settings)
+    settings, location, _wrong = _read()
+    if settings is None or not settings.checks:
+        return []
     if isinstance(location, SqliteLocation):
         return [*_check_file(location)]
     if isinstance(location, ClusterLocation):
@@ -104,9 +91,8 @@ def check_store_files(**_: Any) -> list[CheckMessage]:
 
 def check_deployment(**_: Any) -> list[CheckMessage]:
     """``check --deploy``: opens the store."""
-    settings = _settings()
-    location = None if settings is None else _location(settings)
-    if settings is None or location is None:
+    location = _read()[1]
+    if location is None:
         return []
     return [*_check_answers(), *_check_namespace(location), *_check_atomic_requests()]
 
@@ -257,23 +243,21 @@ def _check_atomic_requests() -> Messages:
 # -- how ---------------------------------------------------------------------------------------------------------------
 
 
-def _settings() -> conf.Settings | None:
-    """None if they are wrong, which :func:`check_settings` reports."""
+def _read() -> tuple[conf.Settings | None, Location | None, list[CheckMessage]]:
+    """The settings and where they lead, each None unless it is right; and what is wrong, if anything is."""
+    settings = None
+    kind: type[Error | Warning] = Error
+    number = "E001"
     try:
-        settings = conf.read()
-        if settings.broker_url is None:
-            conf.celery_app(settings)
-    except OptionError:
-        return None
-    return settings
-
-
-def _location(settings: conf.Settings) -> Location | None:
-    try:
+        read = conf.read()
+        if read.broker_url is None:
+            conf.celery_app(read)
+        settings, kind, number = read, Warning, "W001"
         url, options = conf.broker_of(settings)
-        return locate(parse_url(url), parse_options(options))
-    except OptionError:
-        return None
+        kind, number = Error, "E002"
+        return settings, locate(parse_url(url), parse_options(options)), []
+    except OptionError as error:
+        return settings, None, [_told(kind, error, number)]
 
 
 def _told(kind: type[Error | Warning], error: KombuFDBError, number: str) -> CheckMessage:
