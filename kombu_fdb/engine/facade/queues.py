@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from kombu_fdb.engine.scheduling import limits, single
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
@@ -15,6 +15,8 @@ from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
 from kombu_fdb.primitives import ranges
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+
+T = TypeVar("T")
 
 #: Transactions in which the process that changed limits carries the change out; the duties do what is left.
 MOST_PARTS = 2_000
@@ -174,25 +176,23 @@ class Queues(Group):
 
     def set_control(self, queue: str, control: QueueControl) -> None:
         """Pause or resume a queue, choose when newcomers get their turn, limit every key without limits of its own."""
-        self._run.write(lambda work: limits.set_control(work, queue, control))
-        self._run.routing.forget_queue(queue)
-        self.follow_limits(queue)
+        self._change(queue, lambda work: limits.set_control(work, queue, control))
 
     def change_control(self, queue: str, *, every_key: Mapping[str, Any] | None = None, **changes: Any) -> None:
         """Change these fields of the queue's control, and of its ``every_key``, in one transaction; others stay."""
-        self._run.write(lambda work: limits.change_control(work, queue, changes, every_key or {}))
-        self._run.routing.forget_queue(queue)
-        self.follow_limits(queue)
+        self._change(queue, lambda work: limits.change_control(work, queue, changes, every_key or {}))
 
     def limit(self, queue: str, key: str, limits_: KeyLimits | None) -> None:
         """Set the limits of one key; None removes them. They count from the next claim on."""
-        self._run.write(lambda work: limits.limit(work, queue, key, limits_))
-        self._run.routing.forget_queue(queue)
-        self.follow_limits(queue)
+        self._change(queue, lambda work: limits.limit(work, queue, key, limits_))
 
     def change_limits(self, queue: str, key: str, **changes: Any) -> KeyLimits:
         """Change these limits of one key, in one transaction; its others stay. Returns all of them."""
-        changed = self._run.write(lambda work: limits.change(work, queue, key, changes))
+        return self._change(queue, lambda work: limits.change(work, queue, key, changes))
+
+    def _change(self, queue: str, verb: Callable[[Work], T]) -> T:
+        """Change what is set of a queue, and carry the change out."""
+        changed = self._run.write(verb)
         self._run.routing.forget_queue(queue)
         self.follow_limits(queue)
         return changed
