@@ -198,7 +198,8 @@ def send(app: Celery, rows: Iterable[Row]) -> None:
         return
     with app.producer_pool.acquire(block=True) as producer, batched(producer, BATCH_MESSAGES):
         for row in rows:
-            with _once(app, producer, row.id) as once:
+            once = _Once(producer, row.id)
+            with everywhere(app, once):
                 _signature(app, row).apply_async(producer=once)
 
 
@@ -211,13 +212,6 @@ def is_brokers(app: Celery, error: BaseException) -> bool:
     with app.connection_for_write() as connection:
         kinds = (OperationalError, *connection.recoverable_connection_errors)
     return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
-
-
-@contextmanager
-def _once(app: Celery, producer: Any, row_id: str) -> Iterator[Any]:
-    once = _Once(producer, row_id)
-    with everywhere(app, once):
-        yield once
 
 
 class _Once:
