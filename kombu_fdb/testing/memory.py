@@ -548,20 +548,16 @@ class MemoryDatabase:
         self._readers: dict[int, MemoryTransaction] = {}
         self._watches: dict[bytes, list[Watch]] = {}
         self._late: list[_Late] = []
-        self._closed = False
+        self.closed = False
         self.recovered = 0
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> MemoryTransaction:
-        if self._closed:
+        if self.closed:
             raise StoreUnavailable("the database was closed")
         return MemoryTransaction(self, timeout_s, read_only)
 
     def close(self) -> None:
-        self._closed = True
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        self.closed = True
 
     def items(self, begin: bytes = b"", end: bytes = b"\xff") -> list[KeyValue]:
         """Everything committed, without transaction, faults or cost; for invariants."""

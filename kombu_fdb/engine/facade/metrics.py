@@ -20,7 +20,7 @@ class Metrics(Group):
     _key_totals = read(keytotals.read_next)
     _samples = read(samples.read_part)
     _fold = write(keytotals.fold)
-    _forget = write(totals.forget_all)
+    _forget = write(totals.forget)
     totals = read(totals.read)
 
     def __init__(self, run: Transactions, inspect: Inspection) -> None:

@@ -84,8 +84,8 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     record = read_or(None, decode_record, value) or Record.unreadable(value, work.ids())
     record = record._replace(priority=record.priority or priority_of(place))
     came = _came(work, queue, record, payload)
-    way = _way(work, queue, came)
-    targets = [target for target in way.queues if not _goes_in_circles(record.deaths, queue, target, cause.reason)]
+    queues, way, is_declared = _way(work, queue, came)
+    targets = [target for target in queues if not _goes_in_circles(record.deaths, queue, target, cause.reason)]
     if targets and work.rests:
         _rest(work, message, record)
         return
@@ -100,9 +100,9 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     keys = (came.routing_key,)
     death = Death(queue, cause.reason, 1, work.now_ms, came.exchange, keys, details, first=not record.deaths)
     deaths = _remember(record.deaths, death, most_bytes)
-    record = record._replace(redeliveries=0, seen=False, deaths=deaths, way=Way(way.exchange, way.routing_key))
+    record = record._replace(redeliveries=0, seen=False, deaths=deaths, way=way)
     for target, copy in zip(targets, _copies(work, record, targets, place, payload), strict=True):
-        _put(work, target, copy, declared=way.declared)
+        _put(work, target, copy, declared=is_declared)
 
 
 def _rest(work: Work, message: Message[bytes], record: Record) -> None:
@@ -124,16 +124,8 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     put_ready(work, to, record._replace(expires_ms=expires_ms))
 
 
-class _Way(NamedTuple):
-    """Where dead letters go, and by which exchange and key; ``declared``: as the queue's arguments say."""
-
-    queues: list[str]
-    exchange: str = ""
-    routing_key: str = ""
-    declared: bool = False
-
-
-def _way(work: Work, queue: str, came: Way) -> _Way:
+def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:
+    """To which queues its dead letters go, by which exchange and key, and whether its arguments say so."""
     declaration = work.routing.queue(work.tr, queue)
     exchange, routing_key = declaration.dead_letter_exchange, declaration.dead_letter_routing_key
     if exchange is not None:
@@ -141,10 +133,10 @@ def _way(work: Work, queue: str, came: Way) -> _Way:
             routing_key = came.routing_key
         queues = _route(work, exchange, routing_key)
         if queues:
-            return _Way(queues, exchange, routing_key, declared=True)
+            return queues, Way(exchange, routing_key), True
     if queue.endswith(DEAD_SUFFIX) or not work.policy.keep_dead:
-        return _Way([])
-    return _Way([queue + DEAD_SUFFIX], routing_key=queue + DEAD_SUFFIX)
+        return [], Way("", ""), False
+    return [queue + DEAD_SUFFIX], Way("", queue + DEAD_SUFFIX), False
 
 
 def _came(work: Work, queue: str, record: Record, payload: bytes) -> Way:

@@ -144,8 +144,3 @@ def fold(work: Work, queue: str, names: Sequence[str]) -> None:
         work.tr.clear_range(*work.keys.key_totals_of(queue, name))
     for event, number in sums.items():
         work.tr.add(work.keys.key_total(queue, OTHERS, event), number)
-
-
-def forget(work: Work, queue: str) -> None:
-    """The queue is gone."""
-    work.tr.clear_range(*work.keys.key_totals(queue))

@@ -120,13 +120,8 @@ def read(work: Work) -> dict[str, dict[str, int]]:
     return found
 
 
-def forget_all(work: Work, queues: Sequence[str]) -> None:
+def forget(work: Work, queues: Sequence[str]) -> None:
     """These queues are gone."""
     for queue in queues:
-        forget(work, queue)
-
-
-def forget(work: Work, queue: str) -> None:
-    """The queue is gone."""
-    work.tr.clear_range(*work.keys.totals(queue))
-    keytotals.forget(work, queue)
+        work.tr.clear_range(*work.keys.totals(queue))
+        work.tr.clear_range(*work.keys.key_totals(queue))

@@ -114,7 +114,7 @@ def delete_queue(
         work.tr.clear_range(*whole)
     for key in (work.keys.fair(queue), work.keys.control(queue), work.keys.single(queue), work.keys.relimit(queue)):
         work.tr.clear(key)
-    totals.forget(work, queue)
+    totals.forget(work, [queue])
     _unbind_queue(work, queue)
     return last
 

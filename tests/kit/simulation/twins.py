@@ -164,8 +164,8 @@ def _everything_delayed(keys: Keyspace, queue: str, _now_ms: int) -> tuple[bytes
 
 
 def _first_grave(*args: Any) -> Any:
-    way = _way(*args)
-    return way._replace(queues=way.queues[:1])
+    queues, *rest = _way(*args)
+    return queues[:1], *rest
 
 
 def _same_turn(scheduler: Any, key: str, items: Rank, _round: int, stamp: Stamp, allowance: Any) -> Any:
