@@ -15,10 +15,9 @@ while beat was restarted is no longer reported, and a beat clears it, and its pa
 publishes an entry, a beat looks whether it is paused: so all beats pause at once.
 
 A beat reports its schedule to the store, so that pages show it without the app, and learns which entries are paused.
-
-Model. After each tick beat hands over its schedule. Entries that were published since their last report are reported,
-at most once a second; all of them each :data:`ALL_S`. A beat that sleeps long reports when it wakes. If the store does
-not answer within :data:`TIMEOUT_S`, beat goes on and tries again after :data:`PAUSE_S`: nothing is lost but what pages
+After each tick beat hands over its schedule. Entries that were published since their last report are reported, at most
+once a second; all of them each :data:`ALL_S`. A beat that sleeps long reports when it wakes. If the store does not
+answer within :data:`TIMEOUT_S`, beat goes on and tries again after :data:`PAUSE_S`: nothing is lost but what pages
 show. A broker of another kind gets no reports. Before an entry is published, beat asks whether it is paused; while the
 store does not answer, the last answer holds. A paused entry's ticks pass by, and are not made up for.
 """

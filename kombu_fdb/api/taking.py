@@ -25,10 +25,10 @@ A loop over jobs::
         with job:
             work(job.payload)
 
-Model. A consumer takes one job when it is asked for one, and holds none itself: what the loop has is all that is held,
-and a loop that is left holds nothing. It waits as ``take`` does, and *ends* when ``limit`` jobs were taken, when none
-has come for ``timeout`` seconds, when :meth:`Consumer.stop` was called, or with its broker. Any other error is raised
-from the loop, and the same consumer may be asked again.
+A consumer takes one job when it is asked for one, and holds none itself: what the loop has is all that is held, and a
+loop that is left holds nothing. It waits as ``take`` does, and *ends* when ``limit`` jobs were taken, when none has
+come for ``timeout`` seconds, when :meth:`Consumer.stop` was called, or with its broker. Any other error is raised from
+the loop, and the same consumer may be asked again.
 """
 
 from __future__ import annotations

@@ -1,24 +1,22 @@
 """Migration: a queue's messages out of one store, and into another.
 
-Dump: all messages of a queue, in an order in which they can be stored again elsewhere (``migration.py``).
-
-Ready messages come by rank, oldest first. Those with a key come sub-queue after sub-queue, each oldest first, and the
-sub-queues in the order of their first messages: so the keys get their first turns in the same order again. Then the
-delayed ones, by due time. Leased ones, if they are asked for, come before all others, as ready ones that were handed
-out once more: they were at the head of the queue.
+Dump: all messages of a queue, in an order in which they can be stored again elsewhere. Ready messages come by rank,
+oldest first. Those with a key come sub-queue after sub-queue, each oldest first, and the sub-queues in the order of
+their first messages: so the keys get their first turns in the same order again. Then the delayed ones, by due time.
+Leased ones, if they are asked for, come before all others, as ready ones that were handed out once more: they were at
+the head of the queue.
 
 Read in many short transactions, so what moves meanwhile may be missed, or met twice: dump a queue that rests. What
 can't be read is dumped as the bytes it is; but for a newer version's messages, which are more than their records: who
 can't read them can't dump their queue.
 
-Restore: store messages of another store (``migration.py``), each once, however often one tries.
-
-Model. An *import* has an id, and each of its messages a *mark* that is its alone. The transaction that stores a message
-also sets ``("imported", id, mark)``, having read it serializably as absent. So whatever is killed, and whenever, the
-next try stores exactly what is missing; two that run at once share the work. A message that was consumed meanwhile
-keeps its mark and does not come again. When all is there, ``("import", id)`` says so, and the marks are cleared, in
-parts, by the duties if need be: from then on the import is over, and an importer that still tries, or tries again,
-changes nothing. The marks of an import that is not done stay: it may go on a year later.
+Restore: messages of another store are stored here, each once, however often one tries. An *import* has an id, and each
+of its messages a *mark* that is its alone. The transaction that stores a message also sets ``("imported", id, mark)``,
+having read it serializably as absent. So whatever is killed, and whenever, the next try stores exactly what is missing;
+two that run at once share the work. A message that was consumed meanwhile keeps its mark and does not come again. When
+all is there, ``("import", id)`` says so, and the marks are cleared, in parts, by the duties if need be: from then on
+the import is over, and an importer that still tries, or tries again, changes nothing. The marks of an import that is
+not done stay: it may go on a year later.
 
 Messages keep their ids, so that one that was noted is found; one whose chunks would fall upon another's gets a new id.
 Limits of the queues are not asked: nothing may be lost on the way.

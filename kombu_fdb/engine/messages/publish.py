@@ -6,18 +6,16 @@ A publish to the default exchange reads nothing and never conflicts: the positio
 queue order is commit order. ("Read the last index, add a random suffix" would cost a read and lose the order.)
 A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py``.
 
-Gathering what one thread publishes, so that it is stored in one transaction with something else.
+Gathering: what one thread publishes in a block is stored in one transaction with something else. A block *gathers* from
+its begin to its end, for one engine and one thread or greenlet. Meanwhile what it publishes is only checked; at the end
+the engine stores all of it. If the block ends by an exception it is forgotten. A block inside of a block gathers for
+itself.
 
-Model. A block *gathers* from its begin to its end, for one engine and one thread or greenlet. Meanwhile what it
-publishes is only checked; at the end the engine stores all of it. If the block ends by an exception it is forgotten.
-A block inside of a block gathers for itself.
-
-Publishing again what may be stored already: Celery's and kombu's default after a lost connection.
-
-Model. A publish whose outcome is unknown (``store/tokens.py``) leaves its messages here, each with the doubt about
-their transaction. When the same message is published again in this process, the doubt is settled first: what has
-been stored counts as published, by the earlier call; what has not is fenced, so that it never will be, and is stored
-now. So it is stored once, whichever thread repeats it, and nothing is written for that while all goes well.
+Publishing again what may be stored already, as Celery and kombu do by default after a lost connection. A publish whose
+outcome is unknown (``store/tokens.py``) leaves its messages here, each with the doubt about their transaction. When the
+same message is published again in this process, the doubt is settled first: what has been stored counts as published,
+by the earlier call; what has not is fenced, so that it never will be, and is stored now. So it is stored once,
+whichever thread repeats it, and nothing is written for that while all goes well.
 
 The same message is one that says the same: exchange, routing key, payload (in which the task's id stands), key,
 priority and times, but not the moments reckoned from them. Each doubtful message answers for one repetition: of two

@@ -1,19 +1,15 @@
 """How a Celery worker and the transport share a message: the worker's options, its request, its hold, and its end.
 
-Options of celery-fdb on tasks that don't have them: Celery makes attributes of those, and nothing reads them.
+Options of celery-fdb on tasks that don't have them: Celery makes attributes of those, and nothing reads them. A task
+has the options of its class, which ``celery_fdb.install(app)`` sees to. Without it nothing of ``celery_fdb`` is loaded,
+so the transport looks when a worker has started, and the doctor does when it is given an app.
 
-A task has the options of its class, which ``celery_fdb.install(app)`` sees to. Without it nothing of ``celery_fdb`` is
-loaded, so the transport looks when a worker has started, and the doctor does when it is given an app.
-
-How a Celery worker and the transport share a message: its request, its hold, and the worker's end.
-
-What goes wrong with a task while no callback of its consumer is on the stack. Guarantee: POISON-ENDS.
-
-Model. Of a task's message Celery makes a *request*, and goes on with it later: when its ETA has come, when a place in
-the pool is free, when a child tells how it ended. An exception there has no message to it any more. From the pool's
-semaphore it ends the worker. From a timer or a callback of the pool it is logged, and the message stays leased and
-takes one of the worker's places for as long as the worker lives; a few of them, and it consumes nothing. What raises is
-a result backend that can't store under such an id, or an object too deep to be pickled for the child.
+What goes wrong with a task while no callback of its consumer is on the stack (guarantee POISON-ENDS). Of a task's
+message Celery makes a *request*, and goes on with it later: when its ETA has come, when a place in the pool is free,
+when a child tells how it ended. An exception there has no message to it any more. From the pool's semaphore it ends the
+worker. From a timer or a callback of the pool it is logged, and the message stays leased and takes one of the worker's
+places for as long as the worker lives; a few of them, and it consumes nothing. What raises is a result backend that
+can't store under such an id, or an object too deep to be pickled for the child.
 
 So what Celery calls there is wrapped, once for each class of requests (Celery makes one for each task): the message
 goes back as one that was tried, as in ``poison.py``. Errors of the connection pass, and so does what is raised after
