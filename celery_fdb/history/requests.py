@@ -31,7 +31,6 @@ from billiard.exceptions import Terminated, TimeLimitExceeded
 from celery import bootsteps, states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import worker_shutdown
-from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 
@@ -39,7 +38,7 @@ from celery_fdb.history.options import History
 from celery_fdb.history.recorder import CLOSING_S, Recorder, Source, Upkeep
 from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Follower, Run, bounded, id_text
 from celery_fdb.history.store import ActiveKey, HistoryStore
-from celery_fdb.tasks.failures import ERROR_LENGTH, TRACEBACK_LENGTH, details_of
+from celery_fdb.tasks.failures import ERROR_LENGTH, TRACEBACK_LENGTH, details_of, mix_in
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked_text
@@ -345,12 +344,7 @@ class Keeper(bootsteps.StartStopStep):
     recorder: Recorder
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        requests: dict[type, type] = {}
-        fields = {"recorder": self.recorder}
-        for task in consumer.app.tasks.values():
-            base = symbol_by_name(task.Request)
-            if not issubclass(base, HistoryRequest):
-                task.Request = requests.setdefault(base, type("Request", (HistoryRequest, base), fields))
+        mix_in(consumer.app, HistoryRequest, recorder=self.recorder)
         worker_shutdown.connect(self._on_shutdown)
         super().__init__(consumer, **kwargs)
 

@@ -258,15 +258,20 @@ def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
 # -- the worker --------------------------------------------------------------------------------------------------------
 
 
+def mix_in(app: Celery, mixin: type, **fields: Any) -> None:
+    """Give each task of the app a ``Request`` with ``mixin`` before its own, unless it has one. ``fields``: of it."""
+    requests: dict[type, type] = {}
+    for task in app.tasks.values():
+        base = symbol_by_name(task.Request)
+        if not issubclass(base, mixin):
+            task.Request = requests.setdefault(base, type("Request", (mixin, base), fields))
+
+
 class FailureStep(bootsteps.Step):
     """Made with the consumer, before it builds its tasks' strategies."""
 
     def __init__(self, consumer: Any, **_: Any) -> None:
-        requests: dict[type, type] = {}
-        for task in consumer.app.tasks.values():
-            base = symbol_by_name(task.Request)
-            if not issubclass(base, FailureRequest):
-                task.Request = requests.setdefault(base, type("Request", (FailureRequest, base), {}))
+        mix_in(consumer.app, FailureRequest)
         self._explain_strangers(consumer)
 
     @staticmethod
