@@ -187,7 +187,7 @@ class Recorder:
             if active_key is not None:
                 self._ended.append(active_key)
             if self._weight + weight > MOST_BYTES:
-                self._drop(1)
+                self._drop()
                 return
             self._weight += weight
             self._waiting.append(facts)
@@ -201,11 +201,11 @@ class Recorder:
             self._failed_once = True
             logger.warning("the history of a run is not kept: %r", error, exc_info=error)
         with self._lock:
-            self._drop(1)
+            self._drop()
 
-    def _drop(self, number: int) -> None:
-        self.dropped += number
-        self._untold += number
+    def _drop(self) -> None:
+        self.dropped += 1
+        self._untold += 1
 
     # -- flushing ----------------------------------------------------------------------------------------------------
 

@@ -104,11 +104,9 @@ class Transactions:
         """Run a verb that only looks."""
         return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.timeouts.call_s)
 
-    def work(self, tr: Transaction, effects: Effects, now_ms: int | None = None) -> Work:
+    def work(self, tr: Transaction, effects: Effects) -> Work:
         """What a verb gets for one run in ``tr``."""
-        if now_ms is None:
-            now_ms = self.clock.wall_ms()
-        return Work(tr, self.keys, self.routing, self.policy, self.ids, now_ms, effects)
+        return Work(tr, self.keys, self.routing, self.policy, self.ids, self.clock.wall_ms(), effects)
 
     def part(self, verb: Callable[Concatenate[Work, int, P], T], most: int, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """A step of as many messages as its transaction holds, down to one if some of them are in the way."""

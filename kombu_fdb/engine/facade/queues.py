@@ -197,9 +197,9 @@ class Queues(Group):
         self.follow_limits(queue)
         return changed
 
-    def follow_limits(self, queue: str, most_parts: int = MOST_PARTS) -> None:
-        """Do what a change of the queue's limits has left to do (``limits.py``), in up to so many transactions."""
-        for _ in range(most_parts):
+    def follow_limits(self, queue: str) -> None:
+        """Do what a change of the queue's limits has left to do (``limits.py``); after many parts, leave the rest."""
+        for _ in range(MOST_PARTS):
             if not self.follow_limits_part(queue):
                 return
 
