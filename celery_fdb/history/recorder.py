@@ -15,7 +15,7 @@ What happens at each failure:
 * the store does not answer: groups stay unwritten, runs wait, up to :data:`MOST_BYTES`; what comes then is dropped and
   counted, and the count is stored with a later flush. No task waits, none fails.
 * the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
-  finds that their session has ended (:mod:`celery_fdb.history.recorder`).
+  finds that their session has ended (:class:`Upkeep`).
 * the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S`, and no longer than the process is
   patient with a store that does not answer (``kombu_fdb/store/retry.py``).
 * the process forks: the child has no thread, and never writes what its parent has buffered.

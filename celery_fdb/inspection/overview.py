@@ -1,9 +1,8 @@
 """What is in a broker now, on which hosts, which sessions are silent, and what needs attention.
 
-Hosts: by which names a page, or the metrics, may be asked for.
-
-The check is against DNS rebinding: a page of another site whose name was made to lead to this machine is refused, since
-the browser still sends that site's name. An IP address is always ours: only a name can be made to lead elsewhere.
+Hosts: by which names a page, or the metrics, may be asked for. The check is against DNS rebinding: a page of another
+site whose name was made to lead to this machine is refused, since the browser still sends that site's name. An IP
+address is always ours: only a name can be made to lead elsewhere.
 
 The overview is plain data, for the command line, the metrics and the admin pages.
 

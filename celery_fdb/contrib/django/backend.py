@@ -13,7 +13,7 @@ A task becomes the Celery task ``celery_fdb.django.run`` in the Celery queue of 
 it (``-Q default,mail``). Its ``run_after`` is an ETA, which waits in the broker's store; its priority, -100 to 100,
 becomes one of Celery's ten: 0 becomes 4. ``OPTIONS``: ``fair_key``, a header's value for every task of this backend;
 ``app``, as ``CELERY_FDB["APP"]``; ``modules``, where tasks are defined besides ``tasks.py`` of the installed apps. Only
-tasks from there are run, whatever a message names (``backend.py``).
+tasks from there are run, whatever a message names.
 
 Like ``delay()``, ``enqueue()`` sends at once. Inside a transaction, send after the commit:
 ``transaction.on_commit(partial(task.enqueue, order_id))``.
