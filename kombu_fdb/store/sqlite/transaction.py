@@ -92,6 +92,9 @@ class SqliteTransaction:
     # Of the class, what most transactions never set: one is made for each message.
     _turn: Turn | None = None
     _cursor: sqlite3.Cursor | None = None
+    #: It reads only, on a connection of its own.
+    _reads = False
+    _connection: sqlite3.Connection | None = None
     _ended = False
     _sent = False
     _stamp = b""
@@ -334,7 +337,8 @@ class SqliteTransaction:
         if self._ended:
             raise StoreError("the transaction has ended")
         self._write()
-        if self._cursor is not None:
+        cursor, turn = self._cursor, self._turn
+        if cursor is not None and turn is not None:
             try:
                 self._file.check_place()
             except StoreUnavailable:
@@ -342,10 +346,11 @@ class SqliteTransaction:
                 raise
             self._sent = True
             try:
-                self._cursor.execute("COMMIT")
+                cursor.execute("COMMIT")
             except sqlite3.Error as error:
                 raise self._failed(error) from error
-            self._release()
+            self._file.return_writer(turn)  # as _release does
+            self._turn = self._cursor = None
         self._ended = True
         if self._bells:
             self._file.ringer.ring(self._bells)
@@ -383,23 +388,23 @@ class SqliteTransaction:
             raise StoreError("the transaction has ended")
         if self._owner.closed:
             raise StoreUnavailable("the database was closed", path=self._file.path)
-        self._turn = Turn()
+        file, deadline = self._file, self._deadline
+        turn = self._turn = Turn()
         try:
-            cursor = self._begin()
+            if self._reads:
+                connection = self._connection = file.take_reader(turn, deadline)
+            else:
+                connection = file.take_writer(turn, self._owner.synchronous, deadline)
+            cursor = connection.cursor()
+            begin = "BEGIN" if self._reads else "BEGIN IMMEDIATE"
+            try:
+                cursor.execute(begin)
+            except sqlite3.Error:
+                file.insist(partial(cursor.execute, begin), deadline)
         except BaseException:
             self.cancel()
             raise
         self._cursor = cursor
-        return cursor
-
-    def _begin(self) -> sqlite3.Cursor:
-        assert self._turn is not None
-        file, deadline = self._file, self._deadline
-        cursor = file.take_writer(self._turn, self._owner.synchronous, deadline).cursor()
-        try:
-            cursor.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error:
-            file.insist(partial(cursor.execute, "BEGIN IMMEDIATE"), deadline)
         return cursor
 
     def _failed(self, error: sqlite3.Error) -> StoreError:
@@ -422,7 +427,7 @@ class SqliteTransaction:
 class ReadingTransaction(SqliteTransaction):
     """One that promised not to write: a snapshot beside the writer, on a connection of its own."""
 
-    _connection: sqlite3.Connection | None = None
+    _reads = True
     _most = -1
 
     def commit(self) -> None:
@@ -435,32 +440,21 @@ class ReadingTransaction(SqliteTransaction):
         if self._watches:
             self._arm()
 
-    def _begin(self) -> sqlite3.Cursor:
-        assert self._turn is not None
-        self._connection = self._file.take_reader(self._turn, self._deadline)
-        cursor = self._connection.cursor()
-        self._file.insist(partial(cursor.execute, "BEGIN"), self._deadline)
-        return cursor
-
     def _refuse(self, key: bytes, value: bytes = b"") -> None:
         raise StoreError("write in a transaction that was begun read-only")
 
     def _release(self) -> None:
         assert self._turn is not None
         connection = self._connection
-        sound = connection is None or self._rolled_back(connection)
+        sound = True
+        try:
+            if connection is not None and connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            sound = False
         # Forgotten first: a connection that is returned twice would serve two threads.
         self._cursor = self._connection = None
         if connection is not None:
             self._file.return_reader(connection, sound=sound)
         self._file.leave(self._turn)
         self._turn = None
-
-    @staticmethod
-    def _rolled_back(connection: sqlite3.Connection) -> bool:
-        try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            return False
-        return True
