@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 
 import click
 from rich.console import RenderableType
@@ -15,7 +14,7 @@ from celery_fdb.history.run import ENDED, STATES
 from celery_fdb.history.views.runs import RunsPage, RunView, active_runs, page_of_runs
 from celery_fdb.history.views.timeline import Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
-from celery_fdb.inspection.time_formats import age
+from celery_fdb.inspection.time_formats import age, moment
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -144,12 +143,7 @@ def _life(life: Timeline) -> Iterator[RenderableType]:
 
 
 def _moment(moment_s: float) -> str:
-    try:
-        return (
-            datetime.fromtimestamp(moment_s, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", " UTC")
-        )
-    except (OverflowError, ValueError, OSError):
-        return f"{moment_s:.0f} s"
+    return moment(moment_s * 1000).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", " UTC")
 
 
 def _tree(workflow: Workflow) -> Iterator[str]:
