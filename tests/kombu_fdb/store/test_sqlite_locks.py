@@ -341,7 +341,7 @@ def test_a_commit_into_a_file_that_lost_its_name_is_refused(database: SqliteData
     write(database)
     lost = Path(database.path).with_name(victim)
     lost.rename(lost.with_name("elsewhere"))
-    with pytest.raises(StoreUnavailable, match=rf"deleted or replaced.*{victim}'.*Put it back"):
+    with pytest.raises(StoreUnavailable, match=rf"deleted or replaced.*{victim}\).*Put it back"):
         commit(database, lambda tr: tr.set(b"b", b"1"))
     lost.with_name("elsewhere").rename(lost)
     commit(database, lambda tr: tr.set(b"c", b"1"))
