@@ -304,15 +304,10 @@ def _listen(address: str, port: int) -> socket.socket:
         raise cannot_listen(address, port, error) from error
 
 
-def _prefix(path: str) -> str:
-    """As ASGI has it: a slash before it and none behind it, whatever was written."""
-    inner = path.strip("/")
-    return f"/{inner}" if inner else ""
-
-
 def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> None:
     import uvicorn
 
+    prefix = given["root_path"].strip("/")
     config = uvicorn.Config(
         application,
         proxy_headers=bool(given["forwarded_allow_ips"]),
@@ -322,7 +317,7 @@ def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> 
         backlog=BACKLOG,
         log_level="warning",
         server_header=False,
-        root_path=_prefix(given["root_path"]),
+        root_path=f"/{prefix}" if prefix else "",  # as ASGI has it
         timeout_graceful_shutdown=GRACE_S,
     )
     host, port = listener.getsockname()[:2]

@@ -110,7 +110,9 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
         def run(where: Where, /, *, as_json: bool, **options: Any) -> None:
             for value in options.values():
                 check_text(value)
-            named = _named(where, options.pop("broker"), options.pop("broker_options"))
+            url, settings = options.pop("broker"), options.pop("broker_options")
+            # What stands behind the command counts more than what stands before it.
+            named = replace(where, url=where.url if url is None else url, options=settings or where.options)
             sys.exit(_run(function, Run(named, as_json=as_json), options))
 
         as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -131,11 +133,6 @@ def _naming_a_broker() -> list[click.Parameter]:
     ]
     # The group has the environment's variable; one more for each command would be a surprise.
     return [click.Option([name], allow_from_autoenv=False, **settings) for name, settings in about]
-
-
-def _named(where: Where, url: str | None, options: dict[str, Any]) -> Where:
-    """``where`` of the group; what stands behind the command counts more."""
-    return replace(where, url=where.url if url is None else url, options=options or where.options)
 
 
 def _run(function: Callable[..., Answer | None], run: Run, options: dict[str, Any]) -> int:
@@ -166,21 +163,18 @@ def in_json(document: Any) -> str:
 
 def _complain(run: Run, error: KombuFDBError) -> int:
     """One line that names the fix."""
-    code = _code(error)
+    if isinstance(error, InvalidArgument):
+        code = WRONG_USAGE
+    elif isinstance(error, StoreError) and not isinstance(error, (LimitExceeded, CommitUnknown)):
+        code = UNREACHABLE
+    else:
+        code = NOT_DONE
     text = clean(SECRET.sub("**", str(error)))
     if run.as_json:
         click.echo(json.dumps({"error": text, "kind": type(error).__name__, "code": code}))
     else:
         click.echo(f"Error: {text}", err=True)
     return code
-
-
-def _code(error: KombuFDBError) -> int:
-    if isinstance(error, InvalidArgument):
-        return WRONG_USAGE
-    if isinstance(error, StoreError) and not isinstance(error, (LimitExceeded, CommitUnknown)):
-        return UNREACHABLE
-    return NOT_DONE
 
 
 # -- what an option takes ----------------------------------------------------------------------------------------------

@@ -251,20 +251,15 @@ def _select_newest(fdb: Any) -> int:
             refused = error.with_traceback(None)  # its frames keep this local
         else:
             return version
-    raise _mismatch(fdb) from refused
-
-
-def _mismatch(fdb: Any) -> ClientUnusable:
-    """The binding is of a newer series than the library."""
-    capi = sys.modules["fdb.impl"]._capi
-    newest = int(capi.fdb_get_max_api_version())
+    # The binding is of a newer series than the library.
+    newest = int(sys.modules["fdb.impl"]._capi.fdb_get_max_api_version())
     series = f"{newest // 100}.{newest // 10 % 10}"
-    return ClientUnusable(
+    raise ClientUnusable(
         "the FoundationDB binding and the client library don't match",
-        binding=getattr(fdb, "LATEST_API_VERSION", "before 7.3"),
+        binding="before 7.3" if known is None else known,
         library=newest,
         fix=f"Install the binding of the library's series: `pip install 'foundationdb=={series}.*'`",
-    )
+    ) from refused
 
 
 class _DlInfo(ctypes.Structure):

@@ -127,16 +127,13 @@ class Space:
         with contextlib.suppress(sqlite3.Error):  # no space for all of it; then it goes on in the space that it has
             _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if copied < frames and self._left(connection) < limits.log:
-            raise self._kept_by_a_reader()
-
-    def _kept_by_a_reader(self) -> StoreFull:
-        error = StoreFull(
-            path=self._path,
-            reason="a reader keeps the log from being emptied",
-            fix=f"Free space on the file system of {self._path}, or stop the program that reads from it",
-        )
-        error.retryable, error.retry_s = True, FULL_S
-        return error
+            error = StoreFull(
+                path=self._path,
+                reason="a reader keeps the log from being emptied",
+                fix=f"Free space on the file system of {self._path}, or stop the program that reads from it",
+            )
+            error.retryable, error.retry_s = True, FULL_S
+            raise error
 
     def _left(self, connection: sqlite3.Connection) -> int:
         """Pages of the disk that are left if the whole log is copied."""
