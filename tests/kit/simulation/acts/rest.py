@@ -64,12 +64,21 @@ def _heal(world: World) -> None:
         world.database.land_late_commits()
     if not world.processes:
         world.start(0)
-    for slot, process in list(world.processes.items()):
+    for process in world.processes.values():
         process.asleep_until = process.cut_until = 0.0
         process.link.cut = False
-        if process.membership.lost and process.connection is not None:  # the safety look of its receiver
-            process.connection.bell.ring()
-            world.perform(Step("look", "turn", slot, 1))
+    _look(world)
+    _tick(world)
+    _look(world)  # those that only now have heard that they were fenced
+
+
+def _look(world: World) -> None:
+    """The safety looks of receivers whose session is lost: they begin another one, as their programs drain."""
+    for slot, process in list(world.processes.items()):
+        if process.membership.lost and process.connection is not None:
+            with process.connection.draining():
+                process.connection.bell.ring()
+                world.perform(Step("look", "turn", slot, 1))
 
 
 def _tick(world: World) -> None:
