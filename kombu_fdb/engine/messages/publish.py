@@ -43,7 +43,7 @@ from typing import Any, NamedTuple, TypeVar
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.dedup import without_duplicates
-from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
+from kombu_fdb.engine.messages.message import Message, Subqueue, from_outside, put_delayed, put_ready
 from kombu_fdb.engine.messages.overflow import NO_LIMIT, NOTHING, Load, judge
 from kombu_fdb.engine.scheduling import limits
 from kombu_fdb.engine.stored.work import PUBLISHED, Effects, Work
@@ -111,7 +111,8 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
                     keys.setdefault(name, set()).add(one.key)
             else:
                 refused = one if one.message_id else one._replace(message_id=work.ids())
-                publish_dead(work, name, refused, Cause("maxlen"), beforehand=beforehand)
+                copied = refused.payload if beforehand else b""
+                bury(work, dead_of(work, name, refused), Cause("maxlen"), payload=copied)
     if keys:
         limits.check_capacity(work, keys)
     return Published(reached, overfull)
@@ -184,18 +185,10 @@ def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> Non
         put_ready(work, to, record)
 
 
-def publish_dead(
-    work: Work,
-    queue: str,
-    publication: Publication,
-    cause: Cause,
-    *,
-    deaths: Sequence[Death] = (),
-    beforehand: bool = False,
-) -> None:
-    """Bury a message from outside, which needs a message id, as if it had died in ``queue``.
+def dead_of(work: Work, queue: str, publication: Publication, deaths: Sequence[Death] = ()) -> Message[bytes]:
+    """A message from outside, which needs a message id, to be buried as if it had died in ``queue``.
 
-    ``deaths``: its history. ``beforehand``: as for :func:`publish`.
+    ``deaths``: its history.
     """
     record = Record.of(
         publication.message_id,
@@ -208,7 +201,7 @@ def publish_dead(
         task_id=publication.task_id,
         priority=publication.priority,
     )
-    bury(work, from_outside(work, queue, record), cause, payload=publication.payload if beforehand else b"")
+    return from_outside(work, queue, record)
 
 
 def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
@@ -514,7 +507,7 @@ class Publisher:
         dead, cause = burial.publication, Cause(reason, details)
 
         def body(work: Work) -> None:
-            publish_dead(work, queue, dead, cause, deaths=deaths, beforehand=True)
+            bury(work, dead_of(work, queue, dead, deaths), cause, payload=dead.payload)
 
         self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt, now_ms=self._run.now())
 
