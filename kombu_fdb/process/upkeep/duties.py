@@ -5,8 +5,8 @@ budget means at once. It remembers where it stopped, and begins there. What it c
 (``round_robin.py``).
 
 Most are rows of a table (:func:`routines`): which subjects there are, the step of each, and the pause. The others have
-a class of their own, for what they remember. The sweep (``duty_cycle.py``) and what is brought back for this version
-are done by every process, the others by the one that holds the role (``duty_cycle.py``).
+a class of their own, for what they remember. The sweep and what is brought back for this version are done by every
+process, the others by the one that holds the role (``duty_cycle.py``).
 """
 
 from __future__ import annotations
@@ -235,8 +235,6 @@ class UnusedQueues(Duty):
         super().__init__(engine, clock, guard)
         self._interval_s = interval_s
         self._observer: Observer[str] = Observer()
-        #: Queues deleted so far.
-        self.expired = 0
 
     def run(self, budget: Budget) -> float:
         found = self._engine.queues.expiring()
@@ -247,7 +245,7 @@ class UnusedQueues(Duty):
         return 0.0 if budget.is_spent else self._interval_s
 
     def _expire(self, queue: str, last_use: bytes) -> None:
-        self.expired += self._engine.queues.expire(queue, last_use)
+        self._engine.queues.expire(queue, last_use)
 
 
 class ExpiredHeads(Duty):

@@ -335,20 +335,14 @@ TURN_TRANSACTIONS = 50
 
 
 class Role:
-    """A role that one process holds at a time, as this one sees it."""
+    """The role ``promoter``, which one process holds at a time, as this one sees it."""
 
     def __init__(
-        self,
-        engine: Engine,
-        clock: Clock,
-        name: str,
-        session_id: SessionId,
-        observes: Callable[[SessionId], bool],
+        self, engine: Engine, clock: Clock, session_id: SessionId, observes: Callable[[SessionId], bool]
     ) -> None:
         """``observes``: whether this process observes a session in the ring."""
         self._engine = engine
         self._clock = clock
-        self._name = name
         self._session_id = session_id
         self._observes = observes
         self._observer: Observer[str] = Observer()
@@ -370,21 +364,21 @@ class Role:
         if now < self._look_at:
             return False
         self._renew_at = 0.0
-        record = self._engine.sessions.role_record(self._name)
-        self._observer.look([] if record is None else [(self._name, record, ROLE_TTL_S)], now)
+        record = self._engine.sessions.role_record(PROMOTER)
+        self._observer.look([] if record is None else [(PROMOTER, record, ROLE_TTL_S)], now)
         if record is not None and not record.startswith(self._session_id) and not self._observer.silent():
             holder = SessionId(record[: len(self._session_id)])
-            seldom = self._observer.is_alive(self._name) and not self._observes(holder)
+            seldom = self._observer.is_alive(PROMOTER) and not self._observes(holder)
             self._look_at = now + (ROLE_TTL_S if seldom else ROLE_INTERVAL_S)
             return False
-        if self._engine.sessions.hold_role(self._name, self._session_id, record):
+        if self._engine.sessions.hold_role(PROMOTER, self._session_id, record):
             self._renew_at = now + ROLE_INTERVAL_S / 2
         return self.held
 
     def leave(self) -> None:
         """Give it to the next, at once."""
         self._renew_at = 0.0
-        self._engine.sessions.leave_role(self._name, self._session_id)
+        self._engine.sessions.leave_role(PROMOTER, self._session_id)
 
 
 class Duties:
@@ -404,19 +398,16 @@ class Duties:
         guard = Guard(engine.upkeep, clock, report or _warn)
         self._clock = clock
         self._sweep = Sweep(engine, clock, guard, rng, session_id, sweep_interval_s)
-        self._role = Role(engine, clock, PROMOTER, session_id, self._sweep.observes)
-        self._promotion = duties.Promotion(engine, clock, guard)
+        self._role = Role(engine, clock, session_id, self._sweep.observes)
         self._newer = duties.newer(engine, guard)
-        self._unused = duties.UnusedQueues(engine, clock, guard, sweep_interval_s)
-        self._leftovers = duties.Leftovers(engine, clock, guard)
         self._duties: list[Duty] = [
-            self._promotion,
+            duties.Promotion(engine, clock, guard),
             self._sweep,
             self._newer,
-            self._unused,
+            duties.UnusedQueues(engine, clock, guard, sweep_interval_s),
             duties.ExpiredHeads(engine, clock, guard),
             *duties.routines(engine, guard, sweep_interval_s),
-            self._leftovers,
+            duties.Leftovers(engine, clock, guard),
             duties.Ghosts(engine, clock, guard),
             duties.Totals(engine, clock, guard),
             duties.Samples(engine, clock, guard),
@@ -466,28 +457,6 @@ class Duties:
     def stop(self) -> None:
         """Give the role to the next, at once."""
         self._role.leave()
-
-    # -- one of them, to its end -----------------------------------------------------------------------------------
-
-    def sweep(self) -> int:
-        """Look at the neighbours; end those that are dead. Returns how many messages came back."""
-        before = self._sweep.released
-        self._sweep.run(Budget(self._clock))
-        return self._sweep.released - before
-
-    def promote(self) -> float:
-        """If this process has the role, make due messages ready. Returns the seconds until the next look."""
-        return self._promotion.run(Budget(self._clock)) if self._role.hold() else ROLE_INTERVAL_S
-
-    def expire_queues(self) -> int:
-        """Delete queues with ``x-expires`` that were unused for as long. Returns how many."""
-        before = self._unused.expired
-        self._unused.run(Budget(self._clock))
-        return self._unused.expired - before
-
-    def clear_leftovers(self) -> None:
-        """Clear rows of processes that are gone."""
-        self._leftovers.run(Budget(self._clock))
 
 
 def _warn(duty: str, subject: str, error: Exception) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kit.conformance.invariants import check_counts, check_whereabouts, leftovers, messages
+from kit.duties import SingleDuties
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.work import Policy, Work
 from kombu_fdb.engine.topology import control
@@ -31,7 +32,7 @@ from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, en
 from kombu_fdb.keyspace.tuples import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, Publication, QueueCounts, SessionId
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.upkeep.duty_cycle import ROLE_TTL_S, Duties
+from kombu_fdb.process.upkeep.duty_cycle import ROLE_TTL_S
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
@@ -63,8 +64,8 @@ class Bench:
             timeouts=Timeouts(call_s=30.0),
         )
 
-    def duties(self, session: SessionId | None = None) -> Duties:
-        return Duties(
+    def duties(self, session: SessionId | None = None) -> SingleDuties:
+        return SingleDuties(
             self.engine,
             self.clock,
             random.Random(7),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from kit.duties import SingleDuties
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.process.upkeep.duty_cycle import TURN_TRANSACTIONS, Duties
+from kombu_fdb.process.upkeep.duty_cycle import TURN_TRANSACTIONS
 
 __all__ = ["SimulatedDuties"]
 
@@ -21,7 +22,7 @@ class Counted(Protocol):
     answered: int
 
 
-class SimulatedDuties(Duties):
+class SimulatedDuties(SingleDuties):
     """The real ones; each turn has ``turn`` transactions, if that is not 0, and all the time there is."""
 
     def __init__(self, *args: Any, frames: Sequence[Counted], turn: int, **given: Any) -> None:
