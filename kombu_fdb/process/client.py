@@ -47,14 +47,7 @@ from typing import Any, Generic, TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import Doubts
-from kombu_fdb.errors import (
-    ClientUnusable,
-    CommitUnknown,
-    ForkedError,
-    KombuFDBError,
-    StoreError,
-    StoreUnavailable,
-)
+from kombu_fdb.errors import ClientUnusable, CommitUnknown, ForkedError, KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.locks import FairLock, Turn, surely
@@ -246,10 +239,7 @@ class Client:
 
     def join(self, tr: Any) -> Transaction:
         """A caller's own FoundationDB transaction, for ``Publisher.publish_in``. Raises ``OptionError``."""
-        self.check_process()
-        if self._opened is None:
-            raise StoreUnavailable("the connection is closed", location=str(self.location))
-        return connect.join(self._opened.database, self.location, tr)
+        return connect.join(self._open_store.database, self.location, tr)
 
     def check_process(self) -> None:
         """Raises ``ForkedError`` in another process than the one that made this client."""

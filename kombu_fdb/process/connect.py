@@ -18,7 +18,7 @@ from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock, random_id
-from kombu_fdb.settings.location import FOUR_SLASHES, ClusterLocation, Location, MemoryLocation, SqliteLocation
+from kombu_fdb.settings.location import FOUR_SLASHES, ClusterLocation, Location, SqliteLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Database, Transaction
 
@@ -54,7 +54,14 @@ def open_store(location: Location, options: Options, *, timeout_s: float) -> Ope
     except BaseException:
         database.close()
         raise
-    return Opened(database, _engine(database, location, options))
+    engine = Engine(
+        database,
+        location.namespace,
+        Environment(SystemClock(), random_id, random.Random()),
+        policy=Policy(max_message_size=options.max_message_size, delivery_limit=options.delivery_limit),
+        timeouts=Timeouts(call_s=options.operation_timeout, publish_s=options.publish_timeout),
+    )
+    return Opened(database, engine)
 
 
 def verify(database: Database, location: Location, *, timeout_s: float) -> None:
@@ -85,9 +92,15 @@ def join(database: Database, location: Location, tr: Any) -> Transaction:
 def _open_database(location: Location, options: Options, timeout_s: float) -> Database:
     if isinstance(location, SqliteLocation):
         return _open_sqlite(location, options, timeout_s)
-    if isinstance(location, MemoryLocation):
-        return _open_memory(location)
-    return _open_cluster(location, options, timeout_s)
+    if isinstance(location, ClusterLocation):
+        return _open_cluster(location, options, timeout_s)
+    if open_memory is None:
+        raise StoreUnavailable(
+            "stores in memory are for tests",
+            location=str(location),
+            fix="Use the fixture fdb_broker of the pytest plugin, or kombu_fdb.testing.stores.MemoryStores.",
+        )
+    return open_memory(location.name)
 
 
 def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -> Database:
@@ -109,16 +122,6 @@ def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -
     return SqliteDatabase.open(str(location.path), synchronous=options.synchronous, timeout_s=timeout_s)
 
 
-def _open_memory(location: MemoryLocation) -> Database:
-    if open_memory is None:
-        raise StoreUnavailable(
-            "stores in memory are for tests",
-            location=str(location),
-            fix="Use the fixture fdb_broker of the pytest plugin, or kombu_fdb.testing.stores.MemoryStores.",
-        )
-    return open_memory(location.name)
-
-
 def _open_cluster(location: ClusterLocation, options: Options, timeout_s: float) -> Database:
     with _importing:
         from kombu_fdb.store.foundationdb.database import FoundationDatabase, Tls
@@ -128,14 +131,4 @@ def _open_cluster(location: ClusterLocation, options: Options, timeout_s: float)
         connection_string=location.connection_string,
         tls=Tls(options.tls_certificate_file, options.tls_key_file, options.tls_ca_file, options.tls_verify_peers),
         timeout_s=timeout_s,
-    )
-
-
-def _engine(database: Database, location: Location, options: Options) -> Engine:
-    return Engine(
-        database,
-        location.namespace,
-        Environment(SystemClock(), random_id, random.Random()),
-        policy=Policy(max_message_size=options.max_message_size, delivery_limit=options.delivery_limit),
-        timeouts=Timeouts(call_s=options.operation_timeout, publish_s=options.publish_timeout),
     )

@@ -1,15 +1,13 @@
-"""The threads of a process's sessions, and what they do once the store answers again.
+"""The threads that keep a session, and the calls that have to be done later.
 
-Deferred calls: what has to be done later, and which thread does it where no session has a duties thread.
-
-Model. A call is *open* from :meth:`DeferredCalls.add` until it has succeeded. Meanwhile it waits, or one thread has it
-in hand; one that fails waits again. So of several threads that run calls, each call is run by one at a time, and none
-is lost: neither to another thread nor to an exception out of a signal handler.
+Model of deferred calls. A call is *open* from :meth:`DeferredCalls.add` until it has succeeded. Meanwhile it waits, or
+one thread has it in hand; one that fails waits again. So of several threads that run calls, each call is run by one at
+a time, and none is lost: neither to another thread nor to an exception out of a signal handler.
 
 Finalizers add calls. They run in any thread at any moment, also in one that holds a lock, so nothing here takes a
 lock that another thread might have to wait for.
 
-The threads that keep a session.
+The threads:
 
 * The heartbeat thread beats, and does nothing else, so that neither a long sweep, nor a task on Celery's event loop,
   nor a consumer that works for an hour makes a live process look dead.
@@ -17,8 +15,8 @@ The threads that keep a session.
   it is late. It does nothing else, and nothing as long as greenlets run. (Eventlet's locks are for one thread only.)
 * The duties thread sweeps, promotes, expires (``duty_cycle.py``), and does the client's deferred calls.
 
-Both outlive every store error: they say so once, try again, and say once that it is over. They end when they are told
-to, or when the session is lost. Neither keeps the process alive.
+The heartbeat and the duties outlive every store error: they say so once, try again, and say once that it is over. They
+end when they are told to, or when the session is lost. Neither keeps the process alive.
 """
 
 from __future__ import annotations

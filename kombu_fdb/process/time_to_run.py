@@ -69,18 +69,16 @@ class TimesToRun:
             due = monotonic() + ttr_s
             self.timers[lease] = _Timer(due, started, gone)
             heapq.heappush(self._order, (due, next(self._numbers), lease))
-            self._throw_away_stopped()
+            if (
+                len(self._order) > 2 * len(self.timers) + MOST_STOPPED
+            ):  # else short jobs with long times fill the memory
+                self._order = [each for each in self._order if self._is_running(each)]
+                heapq.heapify(self._order)
             if self._thread is None or not self._thread.is_alive():  # it was interrupted before it began
                 self._thread = threading.Thread(target=self._run, name="kombu-fdb-overdue", daemon=True)
                 start(self._thread)
             if self._order[0][0] == due:
                 self._changed.set()
-
-    def _throw_away_stopped(self) -> None:
-        """Short jobs with long times to run would fill the memory."""
-        if len(self._order) > 2 * len(self.timers) + MOST_STOPPED:
-            self._order = [each for each in self._order if self._is_running(each)]
-            heapq.heapify(self._order)
 
     def _is_running(self, entry: tuple[float, int, Lease]) -> bool:
         due, _number, lease = entry
@@ -133,7 +131,10 @@ class TimesToRun:
             released = self._release(list(timers), counted)
         except StoreError as error:
             logger.warning("%s can't be released yet: %s", plural(len(timers), "overdue message"), error)
-            self._try_again(timers, counted)
+            with self._lock:  # again, unless their consumers have settled them meanwhile
+                for lease, timer in timers.items():
+                    if lease in self.timers:
+                        self.watch(lease, RETRY_S, started=lambda: counted, gone=timer.gone)
         except KombuFDBError as error:  # e.g. forked: they are not ours
             logger.debug("overdue messages were not released: %s", error)
             self.forget(timers)
@@ -143,10 +144,3 @@ class TimesToRun:
                 timer.gone()
             if released:
                 logger.warning("not settled within the time to run, and released: %s", plural(released, "message"))
-
-    def _try_again(self, timers: dict[Lease, _Timer], counted: bool) -> None:
-        """Unless their consumers have settled them meanwhile."""
-        with self._lock:
-            for lease, timer in timers.items():
-                if lease in self.timers:
-                    self.watch(lease, RETRY_S, started=lambda: counted, gone=timer.gone)

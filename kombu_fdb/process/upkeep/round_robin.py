@@ -13,6 +13,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -32,16 +33,14 @@ SHOW_INTERVAL_S = 60.0
 TROUBLE = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
 
 
+@dataclass(slots=True)
 class _Failing:
     """One subject that is set aside."""
 
-    __slots__ = ("shown_at", "since_ms", "times", "until")
-
-    def __init__(self, since_ms: int) -> None:
-        self.since_ms = since_ms
-        self.times = 0
-        self.until = 0.0
-        self.shown_at = -SHOW_INTERVAL_S
+    since_ms: int
+    times: int = 0
+    until: float = 0.0
+    shown_at: float = -SHOW_INTERVAL_S
 
 
 class Guard:
