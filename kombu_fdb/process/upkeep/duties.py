@@ -11,7 +11,7 @@ process, the others by the one that holds the role (``duty_cycle.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -252,12 +252,9 @@ class ExpiredHeads(Duty):
     """Drop what has outlived the time to live of its queue, at the queue's head, as soon as that is over."""
 
     name = "drop expired heads"
-
-    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        super().__init__(engine, clock, guard)
-        self._queues: list[str] = []
-        #: When to look which queues have a time to live.
-        self._look_at = 0.0
+    _queues: Sequence[str] = ()
+    #: When to look which queues have a time to live.
+    _look_at = 0.0
 
     def run(self, budget: Budget) -> float:
         now = self._clock.monotonic()
@@ -351,11 +348,8 @@ class Totals(Duty):
     """Forget the totals of queues that are gone, and all but the busiest keys."""
 
     name = "trim totals"
-
-    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        super().__init__(engine, clock, guard)
-        #: What is left of a walk.
-        self._steps: Iterator[None] | None = None
+    #: What is left of a walk.
+    _steps: Iterator[None] | None = None
 
     def run(self, budget: Budget) -> float:
         self._steps = self._steps or self._engine.metrics.trim_steps()
