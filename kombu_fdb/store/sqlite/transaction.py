@@ -187,8 +187,16 @@ class SqliteTransaction:
             self._stamps.pop(key, None)
 
     def clear_run(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            self.clear(key)
+        lengths = list(map(len, keys))
+        self._size = size = self._size + 3 * sum(lengths) + MUTATION_BYTES * len(keys)
+        if size > self._most or max(lengths) > KEY_BYTES:
+            self._refuse(max(keys, key=len))
+        self._clears = True
+        self._rows.update(dict.fromkeys(keys))
+        if self._sums or self._stamps:
+            for key in keys:
+                self._sums.pop(key, None)
+                self._stamps.pop(key, None)
 
     def fill(self, *, moving: bool = False) -> None:
         if moving:

@@ -283,6 +283,21 @@ class StoreConformance:
         rows = commit(database, lambda tr: tr.get_range(*key.range()))
         assert [name for name, _ in key.strip(rows)] == [b"0", b"3", b"4"]
 
+    def test_clear_run_clears_what_was_noted_of_its_keys(self, database: Database, key: Keys) -> None:
+        names = [b"a", b"b", b"c"]
+        commit(database, lambda tr: [tr.set(key(name), bytes(8)) for name in (*names, b"d")])
+
+        def body(tr: Transaction) -> None:
+            tr.get_range(*key.range())
+            tr.set(key(b"a"), b"1")
+            tr.add(key(b"b"), 1)
+            tr.set_versionstamped_value(key(b"c"))
+            tr.clear_run([key(name) for name in names])
+
+        commit(database, body)
+        rows = commit(database, lambda tr: tr.get_range(*key.range()))
+        assert [name for name, _ in key.strip(rows)] == [b"d"]
+
     def test_keys_are_ordered_as_bytes(self, database: Database, key: Keys) -> None:
         names = [b"", b"\0", b"\0\0", b"\0\xff", b"\x01", b"A", b"a", b"\x7f", b"\x80", b"\xfe", b"\xfe\xff"]
         commit(database, lambda tr: [tr.set(key(name), name) for name in reversed(names)])

@@ -12,7 +12,8 @@ import pytest
 from kit.conformance.store import TIMEOUT_S, Capability, StoreConformance, commit, lacks, read
 from kit.sqlite_apart import open_apart
 
-from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.errors import LimitExceeded, StoreError
+from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, Database, Transaction
 from kombu_fdb.store.sqlite import files as sqlite_files
 from kombu_fdb.store.sqlite import transaction as sqlite_transaction
 from kombu_fdb.store.sqlite import wakeups as sqlite_bell
@@ -172,4 +173,16 @@ def test_a_copy_that_is_not_in_wal_mode(tmp_path: Path) -> None:
     commit(database, lambda tr: tr.set(b"a", b"2"))
     reader.cancel()
     assert read(database, b"a") == b"2"
+    database.close()
+
+
+def test_a_run_that_is_too_large_is_refused(path: str) -> None:
+    database = SqliteDatabase.open(path)
+    with pytest.raises(LimitExceeded):
+        commit(database, lambda tr: tr.clear_run([b"a", bytes(KEY_BYTES + 1)]))
+    many = [b"%09d" % number + bytes(4_000) for number in range(TRANSACTION_BYTES // 12_000)]
+    with pytest.raises(LimitExceeded):
+        commit(database, lambda tr: tr.clear_run(many))
+    with pytest.raises(StoreError, match="read-only"):
+        database.begin(timeout_s=TIMEOUT_S, read_only=True).clear_run([b"a"])
     database.close()
