@@ -1,5 +1,5 @@
 "use strict";
-// Selecting messages, tables on a phone, moments in the reader's time zone, and where one is in the bar.
+// Selecting messages, tables on a phone, moments in the reader's time zone, where one is in the bar, and the focus.
 {
   const second = { hour: "numeric", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" };
   const forms = {
@@ -73,4 +73,8 @@
     document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   });
   document.addEventListener("htmx:afterSettle", () => dress(document));
+  // What reads itself again would take the focus away with what has it.
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    if (event.detail.elt === event.detail.target && event.detail.elt.contains(document.activeElement)) { event.preventDefault(); }
+  });
 }

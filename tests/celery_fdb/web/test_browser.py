@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -258,6 +259,49 @@ def test_charts_are_there_for_who_comes_first(window: Window, shop: Shop) -> Non
     window.open("/queue", queue="payments")
     assert len(window.browser.find_elements("css selector", "figure")) == 3
     assert not window.complaints()
+
+
+#: What a person can act on; and what of it has the focus, whether that is seen, and whether the page has been left.
+STOPS = """return [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
+    .filter((each) => each.checkVisibility({ visibilityProperty: true }) && !each.disabled && each.type !== "hidden")
+    .map((each) => each.outerHTML.slice(0, 200))"""
+FOCUS = """const each = document.activeElement, style = getComputedStyle(each), box = each.getBoundingClientRect();
+    const isSeen = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0
+        && box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+    return [each.outerHTML.slice(0, 200), isSeen, each === document.body]"""
+
+
+def test_all_of_each_page_is_reached_by_keyboard(window: Window) -> None:
+    """By Tab, whatever one can act on, one after the other, to the end and out again; and one sees where one is."""
+    from selenium.webdriver import Keys
+
+    for path, query in pages(window):
+        window.open(path, **query)
+        stops, found, unseen = window.run(STOPS), Counter[str](), []
+        assert stops
+        is_within = not window.run(FOCUS)[2]  # a page may begin in one of its fields, and is then left and begun anew
+        for _ in range(4 * len(stops) + 20):  # a date has a stop for each of its parts
+            window.press(Keys.TAB)
+            stop, is_seen, has_left = window.run(FOCUS)
+            if has_left and not is_within:
+                break
+            if has_left:
+                is_within = False
+                continue
+            found[stop] += 1
+            unseen += [] if is_seen else [stop]
+        else:
+            pytest.fail(f"{path} {query}: Tab does not leave the page")
+        assert (list(Counter(stops) - found), unseen) == ([], []), f"{path} {query}"
+
+
+def test_what_has_the_focus_stays_where_a_page_reads_itself_again(window: Window) -> None:
+    window.open("/sessions")
+    window.run("document.querySelector('#found .scroll').focus()")
+    window.run("document.addEventListener('htmx:beforeRequest', () => { document.body.dataset.asked = 'yes'; })")
+    until(lambda: window.run("return document.body.dataset.asked"))
+    until(lambda: not window.run("return document.querySelector('.htmx-request')"))
+    assert window.run("return document.activeElement.className") == "scroll"
 
 
 def test_all_is_reached_by_keyboard(window: Window) -> None:
