@@ -14,24 +14,6 @@ def where(bench, task_id="t"):
     return [(found.queue, found.state, found.payload) for found in bench.engine.inspect.find_task(task_id)]
 
 
-def test_a_ready_task_is_found_and_cancelled(broker):
-    queue = broker.queue("q")
-    queue.put("a", task_id="t-1")
-    queue.put("b", task_id="t-2")
-    [found] = broker.find("t-1")
-    assert (found.task_id, found.queue, found.state, found.payload) == ("t-1", "q", "ready", b"a")
-    assert len(broker.cancel("t-1")) == 1
-    assert len(broker.cancel("t-1")) == 0
-    assert broker.find("t-1") == []
-    assert queue.take(0).payload == b"b"
-
-
-def test_an_unknown_task_is_nowhere(broker):
-    assert broker.find("nobody") == []
-    assert len(broker.cancel("nobody")) == 0
-    assert len(broker.cancel("")) == 0
-
-
 def test_a_delayed_task_is_cancelled_before_it_is_due(bench):
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 60_000)
     task_id = b"a".hex()
@@ -57,13 +39,6 @@ def test_a_dead_task_is_found_and_cancelled_in_its_dead_queue(bench):
     assert where(bench, b"a".hex()) == [("q.dead", "ready", b"a")]
     assert len(bench.engine.messages.cancel(b"a".hex())) == 1
     assert bench.counts("q.dead") == (0, 0, 0)
-
-
-def test_a_replayed_task_is_found_in_its_queue_again(bench):
-    bench.put(b"a")
-    bench.engine.messages.reject([bench.take()[0].lease])
-    bench.engine.dead_letters.replay("q", 1)
-    assert where(bench, b"a".hex()) == [("q", "ready", b"a")]
 
 
 def test_a_task_that_runs_is_shown_and_left_to_its_worker(bench):

@@ -6,14 +6,11 @@ import json
 import os
 import struct
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 
 from kombu_fdb.api.dead_letters import DeadLetters
-from kombu_fdb.api.job import Job
-from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, Wanted
-from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
+from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION
 from kombu_fdb.errors import InvalidArgument, QueueNotFound
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -136,16 +133,6 @@ def test_replay_by_condition(bench, letters, conditions):
     assert letters.replay(**conditions) == 0
     assert letters.discard(task="mail") == 1
     assert [each.payload for each in letters.list()] == [b"plain"]
-
-
-def test_replay_of_one(jobs):
-    jobs.put("1")
-    job_id = jobs.put("2")
-    for _ in range(2):
-        jobs.take(0).bury()
-    assert jobs.dead_letters.replay(message_id=job_id) == 1
-    assert jobs.dead_letters.replay(message_id=job_id) == 0
-    assert jobs.take(0).payload == b"2"
 
 
 def test_priority_is_kept_through_death_and_replay(bench, letters):
@@ -304,15 +291,6 @@ def test_a_condition_that_raises_moves_nothing(bench, letters):
     assert bench.counts("q.dead") == (1, 0, 0)
 
 
-def test_limit_counts_those_that_match(bench, letters):
-    for number in range(6):
-        die(bench, b"%d" % number, reason=("rejected", "malformed")[number % 2])
-    assert letters.replay(2, reason="malformed") == 2
-    assert bench.payloads() == [b"1", b"3"]
-    assert letters.discard(1, reason="malformed") == 1
-    assert [each.payload for each in letters.list()] == [b"0", b"2", b"4"]
-
-
 @pytest.mark.parametrize("size", [10, 300_000])
 def test_discard_deletes_all_there_is_of_a_message(bench, letters, size):
     bench.put(os.urandom(size))
@@ -345,34 +323,3 @@ def test_a_letter_in_a_queue_with_keys_is_counted_among_its_keys(bench):
 
 
 # -- how large a history may be ----------------------------------------------------------------------------------------
-
-
-def test_details_are_cut_to_what_a_record_holds(bench, letters):
-    """Ends, not beginnings, of tracebacks: the last line says what happened."""
-    die(bench, b"1", error="ä" * 50_000, traceback="x" * 100_000 + "the end", attempts=[{"error": "e" * 100}] * 1000)
-    (death,) = letters.list()[0].deaths
-    assert len(json.dumps(death.details)) <= DETAILS_BYTES + 200
-    assert death.details["traceback"].endswith("the end")
-    assert fitted({"error": "short"}) == {"error": "short"}
-
-
-def test_only_the_latest_deaths_keep_their_details(bench):
-    names = [f"q{number}" for number in range(8)]
-    for here, there in pairwise(names):
-        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": there}
-        bench.engine.queues.declare(QueueDeclaration(here, arguments=arguments))
-    bench.put(b"1", queue=names[0])
-    for name in names[:-1]:
-        (each,) = bench.take(1, name)
-        bench.engine.messages.reject([each.lease], error="x" * 15_000)
-    (last,) = bench.take(1, names[-1])
-    assert [death.queue for death in last.deaths] == names[-2::-1]
-    assert [bool(death.details) for death in last.deaths] == [True] * MOST_DETAILED + [False] * 3
-
-
-def test_an_exceptions_class_is_noted(broker, jobs):
-    jobs.put("1")
-    jobs.take(0).bury(error=TimeoutError("slow"))
-    assert jobs.dead_letters.list(error="TimeoutError")[0].deaths[0].details["error"] == "slow"
-    assert isinstance(broker.queue("jobs.dead").take(0), Job)
-    assert Wanted() == Wanted()

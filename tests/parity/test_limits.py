@@ -27,21 +27,7 @@ def test_max_length_bytes_refuses_with_the_item_and_the_sizes(broker):
     assert jobs.stats().ready_bytes == 3
 
 
-def test_max_length_bytes_drops_the_oldest(broker):
-    jobs = broker.declare("jobs", arguments={"x-max-length-bytes": 10})
-    for payload in ("aaaa", "bbbb", "cccc"):
-        jobs.put(payload)
-    assert [job.payload for job in jobs.take_many(5, 0)] == [b"bbbb", b"cccc"]
-
-
 # -- priority ----------------------------------------------------------------------------------------------------------
-
-
-def test_max_priority(broker):
-    jobs = broker.declare("jobs", arguments={"x-max-priority": 3})
-    jobs.put("three", priority=3)
-    jobs.put("nine", priority=9)
-    assert [job.payload for job in jobs.take_many(5, 0)] == [b"three", b"nine"]
 
 
 @pytest.mark.parametrize("key", ["", "k"])
@@ -82,16 +68,6 @@ def test_ageing_by_argument(broker):
 def test_a_misspelt_argument_is_an_error(broker, misspelt, meant):
     with pytest.raises(InvalidArgument, match=f"Did you mean {meant}[?]"):
         broker.declare("jobs", arguments={misspelt: 60_000})
-
-
-def test_other_arguments_of_rabbitmq_are_kept(broker):
-    others = {
-        "x-queue-type": "quorum",
-        "x-max-in-memory-length": 5,
-        "x-priority": 1,
-        "x-dead-letter-strategy": "at-least-once",
-    }
-    assert broker.declare("jobs", arguments=others).declaration().arguments == others
 
 
 # -- time to run -------------------------------------------------------------------------------------------------------

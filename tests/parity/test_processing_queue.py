@@ -1,4 +1,4 @@
-"""FoundationDB's processing queue, feature by feature (seeds/foundationdb-processing-queue.txt)."""
+"""FoundationDB's processing queue: what of its features the conformance suites do not ask for."""
 
 from __future__ import annotations
 
@@ -18,15 +18,6 @@ def jobs(broker):
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------
-
-
-def test_lease_has_exactly_one_owner(another):
-    one, other = another().queue("jobs"), another().queue("jobs")
-    one.put("1")
-    job = one.take(0)
-    assert other.take(0) is None
-    assert other.stats().leased == 1
-    job.ack()
 
 
 def test_extend_checks_ownership(another, sweep):
@@ -70,18 +61,6 @@ def test_lease_stolen(another, sweep):
     assert late.queue("jobs").take(PATIENCE_S).payload == b"2", "with a new session"
 
 
-def test_job_gone(another, sweep):
-    """Swept, taken and settled by another one: nothing is left to be found."""
-    late, other = another(), another()
-    late.queue("jobs").put("1")
-    job = late.queue("jobs").take(0)
-    sweep(other, late)
-    other.queue("jobs").take(PATIENCE_S).ack()
-    with pytest.raises(LeaseLost):
-        job.ack()
-    assert late.queue("jobs").find(job.id) is None
-
-
 @pytest.mark.parametrize("how", ["ack", "release", "bury"])
 def test_settling_twice(jobs, how):
     jobs.put("1")
@@ -94,14 +73,6 @@ def test_settling_twice(jobs, how):
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
-
-
-def test_attempts(jobs):
-    jobs.put("1")
-    for attempt in (1, 2, 3):
-        job = jobs.take(0)
-        assert job.attempts == attempt
-        job.release()
 
 
 @pytest.mark.parametrize(("attempt", "minutes"), [(1, 1), (2, 5), (3, 25), (4, 25)])
@@ -154,17 +125,6 @@ def test_dead_letters_with_the_last_error(broker):
     assert death.details == {"error": "attempt 3", "error_class": "builtins.ValueError"}
 
 
-def test_dead_letter_reader(broker, jobs):
-    for number in range(3):
-        jobs.put(str(number))
-        jobs.take(0).bury(error=f"error {number}")
-    assert [each.deaths[0].details["error"] for each in jobs.dead_letters.list(10)] == ["error 0", "error 1", "error 2"]
-    job = broker.queue("jobs.dead").take(0)
-    assert (job.payload, job.deaths[0].reason) == (b"0", "rejected")
-    job.ack()
-    assert jobs.dead_letters.count().total() == 2
-
-
 @pytest.mark.parametrize("size", [10, 300_000])
 def test_replay(broker, size):
     """Id, payload, key and history stay, attempts count anew; dying again is noted beside the first time."""
@@ -185,41 +145,4 @@ def test_replay(broker, size):
     ]
 
 
-def test_replay_of_many(bench):
-    """More than one transaction holds; what has outlived its time among the dead is gone."""
-    for number in range(230):
-        bench.put(b"%d" % number)
-    bench.engine.messages.reject([each.lease for each in bench.take(230)])
-    assert bench.engine.dead_letters.replay("q", 205) == 205
-    assert bench.counts("q") == (205, 0, 0)
-    bench.later(15 * 24 * 3600)
-    assert bench.engine.dead_letters.replay("q", 100) == 0
-    assert bench.counts("q.dead") == (0, 0, 0)
-    assert bench.payloads(300) == [b"%d" % number for number in range(205)]
-
-
-def test_batch_size(jobs):
-    jobs.put_many([str(number) for number in range(20)])
-    first = jobs.take_many(16)
-    assert [job.payload for job in first] == [b"%d" % number for number in range(16)]
-    assert len(jobs.take_many(16)) == 4
-    assert jobs.take_many(16, 0) == []
-
-
 # -- clocks ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("jump_s", [-3600, 3600])
-def test_clock_skew_steals_nothing(bench, jump_s):
-    """The observer's wall clock is an hour off; only observed silence counts."""
-    live = bench.engine.sessions.open({})
-    bench.put(b"1")
-    bench.take(session=live)
-    duties = bench.duties()
-    bench.clock.jump_wall(jump_s)
-    for _ in range(10):
-        duties.sweep()
-        bench.later(5.0)
-        assert bench.engine.sessions.beat(live)
-        bench.engine.sessions.beat(bench.session)
-    assert bench.payloads() == []

@@ -1,4 +1,4 @@
-"""FoundationDB's queue recipe, feature by feature (seeds/foundationdb-queue-recipe.txt)."""
+"""FoundationDB's queue recipe: what of its features the conformance suites do not ask for."""
 
 from __future__ import annotations
 
@@ -33,13 +33,6 @@ def test_conflict_free_enqueue(key):
     bench.put(b"mine", key=key)
     assert [(cost.conflict_keys, cost.conflict_ranges) for cost in counted.transactions] == [(1, 0), (1, 0)]
     assert bench.payloads() == [b"first", b"rival", b"mine"], "commit order"
-
-
-def test_fifo_by_key_order(another):
-    one, other = another().queue("q"), another().queue("q")
-    for number in range(20):
-        (one, other)[number % 2].put(str(number))
-    assert [job.payload for job in one.take_many(100)] == [b"%d" % number for number in range(20)]
 
 
 def test_first_and_last_by_range_read(broker):
