@@ -16,9 +16,10 @@ when it wants to be called again, and rings when a watch has fired.
 
 What happens at each failure: waiting consumers also look by themselves, the one right behind the first at least twice a
 second; it is woken when it becomes that. A consumer that sees the same first one twice, with work both times and its
-patience over in between, evicts it and looks again. If the first two are dead, the third does so. A consumer that was
-evicted, or whose claim was given up (``membership.py``), finds that out at its next look and joins anew. An owner that
-ends leaves the line, or abandons its demand, which the duties thread then ends.
+patience over in between, evicts it and looks again; what one has seen, the others of its connection know. If the first
+two are dead, the third does so. A consumer that was evicted, or whose claim was given up (``membership.py``), finds
+that out at its next look and joins anew. An owner that ends leaves the line, or abandons its demand, which the duties
+thread then ends.
 """
 
 from __future__ import annotations
