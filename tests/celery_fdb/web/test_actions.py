@@ -425,7 +425,7 @@ def test_a_question_is_put_anew_if_it_is_about_others_now(operator: Any, broker:
     assert "Delete 3 dead letters of jobs.dead for good?" in question
     broker.dead_letters("jobs.dead").discard(1)
     anew = operator.submit("/act", status=422, action="discard_all", **fields(question))
-    assert "nothing was changed (asked=3, gone=1, still_there=2)" in anew
+    assert "nothing was changed (asked: 3, gone: 1, still there: 2)" in anew
     assert "Delete 2 dead letters of jobs.dead for good?" in anew
     assert broker.queue("jobs.dead").count() == 2
     assert "Discarded 2 dead letters" in operator.submit("/act", action="discard_all", **fields(anew))
