@@ -66,7 +66,7 @@ def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> OpenF
 
     def work() -> OpenFile:
         identity = identify(path)
-        file = next((file for file in _open if file.identity == identity), None)
+        file = next((file for file in _open if file.is_at(identity)), None)
         if file is None:
             file = OpenFile(path, identity, clock, read_values)
         file.handles.add(handle)

@@ -282,6 +282,15 @@ class OpenFile:
         self.space.forget()
         return connection
 
+    def is_at(self, identity: tuple[int, int]) -> bool:
+        """Whether it is this file. One that was deleted, and that no connection keeps, has left its number."""
+        if self.identity != identity or self._writer is not None or self._readers:
+            return self.identity == identity
+        try:
+            return _identity(self.path) == identity
+        except OSError:  # the folder was closed to us
+            return True
+
     def check_place(self) -> None:
         """Before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
         try:  # both at one look, as nearly always, or each is looked at

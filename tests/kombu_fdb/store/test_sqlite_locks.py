@@ -361,6 +361,17 @@ def test_a_file_that_was_replaced_is_another_one(database: SqliteDatabase) -> No
         assert read(other, b"a") is None
 
 
+def test_the_number_of_a_deleted_file_may_be_anothers(database: SqliteDatabase) -> None:
+    """As long as a connection keeps the file, it may not: then this is the same file by another name."""
+    write(database)
+    moved = str(Path(database.path).rename(Path(database.path).with_name("moved.db")))
+    with contextlib.closing(SqliteDatabase.open(moved)) as same, pytest.raises(StoreUnavailable, match="deleted or"):
+        write(same)
+    database.file.close_connections()
+    with contextlib.closing(SqliteDatabase.open(moved)) as other:
+        write(other)
+
+
 def test_the_directory_goes(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     database = SqliteDatabase.open(str(tmp_path / "gone" / "broker.db"))
