@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.process.session_threads import BEATS
-from kombu_fdb.routing.tables import Exchange
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -132,13 +132,25 @@ def test_a_task_longer_than_ten_ttls_starts_once(broker: Any, app: Any, start: A
     assert len(broker.marks("start", "long")) == 1
 
 
+def freeze(worker: Any, engine: Any) -> None:
+    """Outside of a transaction: on SQLite, no process writes while another stands still in one of its own."""
+    for attempt in itertools.count():
+        os.killpg(worker.process.pid, signal.SIGSTOP)
+        try:
+            engine.queues.declare(QueueDeclaration(f"frozen{attempt}"))
+        except StoreUnavailable:
+            os.killpg(worker.process.pid, signal.SIGCONT)
+        else:
+            return
+
+
 def test_a_worker_frozen_for_longer_than_its_ttl(broker: Any, app: Any, start: Any, until: Any, engine: Any) -> None:
     """Another one takes over, once; thawed, its late ack changes nothing, and it works on."""
     frozen = start("-c", "1", name="frozen")
     app.hold.delay("long")
     until(lambda: broker.marks("start", "long"))
     other = start("-c", "1", name="other")
-    os.killpg(frozen.process.pid, signal.SIGSTOP)
+    freeze(frozen, engine)
     until(lambda: len(broker.marks("start", "long")) == 2)
     os.killpg(frozen.process.pid, signal.SIGCONT)
     until(lambda: frozen.said("declared dead"), say=frozen.log.read_text)
@@ -419,7 +431,7 @@ def test_a_task_that_lets_nothing_else_run_runs_once(
 def test_when_it_is_frozen_it_runs_elsewhere(computing: Any, broker: Any, start: Any, until: Any, engine: Any) -> None:
     worker, task = computing
     start("-c", "1", name="other")
-    os.killpg(worker.process.pid, signal.SIGSTOP)
+    freeze(worker, engine)
     until(lambda: broker.count("start")[task] == 2)
     allow_computing(broker)
     until(lambda: broker.marks("end", task))
