@@ -22,7 +22,7 @@ from celery.states import FAILURE
 from celery_fdb.history import indexes, layout
 from celery_fdb.history.indexes import GROUP_SPAN_MS, decode
 from celery_fdb.history.layout import GroupId, HistoryKeys, Range
-from celery_fdb.history.run import Run, id_text
+from celery_fdb.history.run import FAILED, Run, id_text
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.layout import readable
 from kombu_fdb.keyspace.tuples import pack_int, range_of
@@ -206,8 +206,19 @@ def runs_of(
     return sorted(runs, key=lambda run: (run.start_ms or run.end_ms, run.end_ms)), last
 
 
+def _split_group(behind: int, key: bytes) -> GroupId:
+    return HistoryKeys.split_group(key[behind:])
+
+
 def _split_run(behind: int, key: bytes) -> tuple[GroupId, int]:
     return HistoryKeys.split_run(key[behind:])
+
+
+def found_by(wanted: Wanted) -> list[tuple[str, str]]:
+    """By which runs a workflow is found: their task, or, of what has failed, their states; by any if that is empty."""
+    if wanted.task:
+        return [("task", wanted.task)]
+    return [("state", each) for each in FAILED] if wanted.state == FAILURE else []
 
 
 class Roots(NamedTuple):
@@ -227,11 +238,10 @@ def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted
     rows = tr.get_range(*range_of(prefix), limit=MOST_OF_SEGMENT, snapshot=True)
     named: set[GroupId] | None = None
     read = len(rows)
-    if rows and (wanted.task or wanted.state == FAILURE):
-        kind, name = ("task", wanted.task) if wanted.task else ("state", FAILURE)
+    for kind, name in found_by(wanted) if rows else ():
         behind = keys.index(number, kind, name)
         found = tr.get_range(*range_of(behind), limit=MOST_OF_SEGMENT, snapshot=True)
-        named = {group for group, _ in readable(found, lambda key: keys.split_group(key[len(behind) :]))}
+        named = (named or set()) | {group for group, _ in readable(found, partial(_split_group, len(behind)))}
         read += len(found)
     newest: dict[str, int] = {}
     matching: set[str] = set()

@@ -69,6 +69,8 @@ ENDED: tuple[str, ...] = (
     states.IGNORED,
 )
 STATES = (ACTIVE, *ENDED)
+#: After these nothing of a chain follows.
+FAILED = frozenset({states.FAILURE, states.REVOKED, states.REJECTED})
 
 #: Characters of a name that are kept.
 NAME_LENGTH = 200

@@ -20,15 +20,15 @@ which it has read so many rows; the next one goes on there.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery import states
 
-from celery_fdb.history.reading import RUNS_AT_ONCE, Wanted
-from celery_fdb.history.run import ACTIVE, Run, bounded, id_text
+from celery_fdb.history.reading import RUNS_AT_ONCE, Wanted, found_by
+from celery_fdb.history.run import ACTIVE, FAILED, Run, bounded, id_text
 from celery_fdb.history.views.runs import history_of, kept_by
 from celery_fdb.history.views.timeline import TaskUnknown, fix_id
 from kombu_fdb import Broker
@@ -38,8 +38,10 @@ from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.transport.encoding.envelope import open_payload
 
-#: Runs of a workflow that are counted, and how many tasks, roots and groups are looked up.
-MOST_RUNS, MOST_STEPS = 20_000, 100
+#: Runs of a workflow that are counted, how many roots and groups are looked up, and how many tasks.
+MOST_RUNS, MOST_FAMILIES, MOST_STEPS = 20_000, 500, 100
+#: Active runs that are looked at; where there are more, each workflow may have some of them.
+MOST_ACTIVE = 1_000
 #: Workflows that a page of the list looks at; rows of the index after which it begins no further segment, or runs after
 #: which it looks at no further workflow.
 MOST_LOOKED_AT, MOST_ROWS = 100, 20_000
@@ -48,8 +50,6 @@ MOST_QUEUES, MOST_MESSAGES = 10, 200
 #: Levels of a tree; what is deeper stands below the last one.
 MOST_DEPTH = 100
 PENDING, NOT_RUN = states.PENDING, "NOT_RUN"
-#: After these nothing of a chain follows.
-FAILED = frozenset({states.FAILURE, states.REVOKED, states.REJECTED})
 DONE = frozenset({states.SUCCESS, states.IGNORED})
 WAITING: tuple[State, ...] = ("ready", "delayed", "leased")
 #: As a chain names the group that follows in it.
@@ -149,7 +149,7 @@ class _Page:
 
     def read(self, after: tuple[int, int, str] | None) -> WorkflowsPage:
         if after is None:
-            for _, run in self._history.active():
+            for _, run in self._history.active(limit=MOST_ACTIVE):
                 self._look_at(run.root or run.group or (run.id if run.followers else ""))
         looked_at, rows, numbers = 0, 0, self._history.segments()
         last = f"{numbers[0] + 1}.0." if numbers else None  # before all of them
@@ -212,9 +212,9 @@ class _Search:
         self._waiting = waiting
         self._history_only = history_only
         self._history = history_of(broker)
-        self._active = [run for _, run in self._history.active()]
+        self._active = [run for _, run in self._history.active(limit=MOST_ACTIVE)]
         self.nodes: dict[str, Node] = {}
-        self.complete = self.saw_all_that_waits = True
+        self.complete, self.saw_all_that_waits = len(self._active) < MOST_ACTIVE, True
         #: Runs that were read by a root or group, and at most.
         self.read, self._most = 0, most
         self._parents: dict[str, str] = {}
@@ -225,7 +225,9 @@ class _Search:
         self._families: set[str] = set()
         self._steps: deque[tuple[str, str]] = deque()
         self._taken: set[tuple[str, str]] = set()
-        self._counted: dict[tuple[str, int, int, int], Run] = {}
+        self._counted: dict[tuple[str, int, int], Run] = {}
+        #: How many of them are of a root or group.
+        self._known = Counter[str]()
         #: Of tasks, when the run that tells their state began and ended.
         self._newest: dict[str, tuple[int, int]] = {}
 
@@ -234,16 +236,18 @@ class _Search:
         self._look_for("task", task_id)
         self._look_for("family", task_id)
         steps = 0
-        while self._steps and steps < MOST_STEPS:
+        while self._steps and steps < MOST_STEPS and len(self._families) < MOST_FAMILIES:
             kind, id_ = self._steps.popleft()
             if kind == "family":
                 self._expand(id_)
-            elif steps and id_ in self.nodes and self.nodes[id_].runs:
+                continue
+            if id_ in self.nodes and self.nodes[id_].runs:
                 continue  # its runs have been found by its root or group
-            else:
-                self._look_up(id_)
+            self._look_up(id_)
             steps += 1
-        self.complete &= not self._steps
+        # The runs of what follows are of a family that was read; where its message is was not asked.
+        self.complete &= all(kind == "task" and id_ in self.nodes for kind, id_ in self._steps)
+        self.saw_all_that_waits &= not self._steps
         self._look_into_queues()
 
     def _look_for(self, kind: str, id_: str) -> None:
@@ -260,9 +264,11 @@ class _Search:
 
     def _expand(self, id_: str) -> None:
         self._families.add(id_)
-        found = self._history.runs_of_workflow(id_, limit=self._most - self.read)
+        # Those of a group were mostly read with those of their root.
+        most = self._most - len(self._counted) + self._known[id_]
+        found = self._history.runs_of_workflow(id_, limit=most)
         self.read += len(found)
-        self.complete &= self.read < self._most
+        self.complete &= len(found) < most
         self._add_runs(found)
         self._add_runs(run for run in self._active if id_ in {run.root, run.group})
 
@@ -304,12 +310,14 @@ class _Search:
 
         That of a dead worker is noticed, and so ends, when the task may long have run elsewhere.
         """
-        mark = (run.id, run.start_ms, run.end_ms, run.retries)
-        if mark in self._counted:
+        mark = (run.id, run.start_ms or run.end_ms, run.retries)
+        known = self._counted.get(mark)
+        if known is not None and known.end_ms >= run.end_ms:
             return False
         self._counted[mark] = run
         node = self._node(run.id, run.task)
-        node.runs += 1
+        self._known.update({} if known else dict.fromkeys({run.root, run.group}, 1))
+        node.runs += known is None  # it may have ended since the active ones were read
         order = (run.start_ms or run.end_ms, run.end_ms)
         if order >= self._newest.get(run.id, order):
             self._newest[run.id] = order
@@ -354,8 +362,9 @@ class _Search:
         """When the newest run ended by which it is found in the index; None while one goes on."""
         if any(node.state == ACTIVE for node in self.nodes.values()):
             return None
-        kind = Wanted(task=wanted.task, state="" if wanted.task or wanted.state != states.FAILURE else states.FAILURE)
-        return max((run.end_ms for run in self._counted.values() if kind.matches(run)), default=0)
+        named = found_by(wanted)
+        counted = self._counted.values()
+        return max((r.end_ms for r in counted if not named or any(getattr(r, k) == v for k, v in named)), default=0)
 
     def workflow(self) -> Workflow:
         tree = _Tree(self.nodes, self._groups, self._followers, self._parents)
@@ -364,7 +373,7 @@ class _Search:
         _conclude(whole)
         first = min(tasks, key=lambda each: each.started or math.inf, default=whole)
         state = _of_parts({each.state for each in tasks} - {NOT_RUN})
-        goes_on = state in {ACTIVE, PENDING} or any(each.state == ACTIVE for each in tasks)
+        goes_on = state in {ACTIVE, PENDING} or any(each.state in {ACTIVE, states.RETRY, *WAITING} for each in tasks)
         return Workflow(
             id=first.id,
             name=first.task,

@@ -10,10 +10,10 @@ from celery.states import FAILURE, SUCCESS
 from starlette.responses import Response
 
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.run import ACTIVE
+from celery_fdb.history.run import ACTIVE, FAILED
 from celery_fdb.history.views.runs import HistoryOff
 from celery_fdb.history.views.timeline import TaskUnknown
-from celery_fdb.history.views.workflows import DONE, FAILED, Node, Workflow, below, page_of_workflows, workflow_of
+from celery_fdb.history.views.workflows import DONE, Node, Workflow, below, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.web.page import NotThere
 from celery_fdb.web.visit import Visit

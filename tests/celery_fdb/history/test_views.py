@@ -22,7 +22,7 @@ from celery_fdb.history import reading
 from celery_fdb.history.layout import ERROR
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Roots, Wanted
-from celery_fdb.history.run import LOST, PUBLISHED, Follower, Run
+from celery_fdb.history.run import FAILED, LOST, PUBLISHED, Follower, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import metrics, workflows
 from celery_fdb.history.views.metrics import TaskCollector
@@ -432,6 +432,53 @@ def test_a_group_of_many_chains_is_counted_whole(broker: Broker, keep: Keep, run
         keep(run(f"a{number}", followers=(last,), **of), run(last.id, parent=f"a{number}", **of))
     found = workflow_of(broker, "r")
     assert (found.state, found.tasks, found.done, found.complete) == (SUCCESS, 300, 300, True)
+
+
+@pytest.mark.parametrize("state", sorted(FAILED))
+def test_what_failed_is_found_by_however_it_did(broker: Broker, keep: Keep, run: Make, state: str) -> None:
+    keep(run("a", ago_s=9, root="r"), run("b", ago_s=5, root="r", state=state))
+    assert [each.state for each in all_pages(broker, Wanted(state=FAILURE))] == [FAILURE]
+
+
+def test_a_workflow_of_many_groups_is_counted_whole(
+    broker: Broker, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of a root and of a group counts once."""
+    monkeypatch.setattr(workflows, "MOST_RUNS", 500)
+    keep(run("r", ago_s=9), *[run(root="r", parent="r", group=f"g{at // 3}") for at in range(450)])
+    for found in (workflow_of(broker, "r"), *all_pages(broker)):
+        assert (found.state, found.tasks, found.complete) == (SUCCESS, 451, True)
+
+
+def test_a_long_chain_that_waits_is_counted_whole(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(run("c", followers=tuple(Follower(f"c{at}", "t") for at in range(150))))
+    found = workflow_of(broker, "c")
+    assert (found.state, found.tasks, found.complete) == (STARTED, 151, True)
+
+
+def test_a_success_is_not_claimed_where_not_all_active_runs_are_known(
+    broker: Broker, store: HistoryStore, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflows, "MOST_ACTIVE", 2)
+    keep(run("a", root="r"), run("b", root="r"))
+    active = {number: run(state=STARTED, end_ms=0, runtime_s=None) for number in range(2)}
+    store.activity(b"s", {**active, 2: run(state=STARTED, end_ms=0, runtime_s=None, root="r")})
+    found = workflow_of(broker, "a")
+    assert (found.state, found.complete) == ("", False)
+
+
+def test_a_workflow_has_not_ended_while_a_task_is_to_be_retried(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(run("a", root="r", state=FAILURE), run("b", root="r", state=RETRY))
+    found = workflow_of(broker, "a")
+    assert (found.state, found.ended) == (FAILURE, None)
+
+
+def test_a_run_that_ends_while_one_looks_is_one(broker: Broker, store: HistoryStore, keep: Keep, run: Make) -> None:
+    ended = run("a", root="r")
+    keep(ended)
+    store.activity(b"s", {1: ended._replace(state=STARTED, end_ms=0, runtime_s=None)})
+    found = workflow_of(broker, "a")
+    assert (found.state, [each.runs for each in found.roots]) == (SUCCESS, [1])
 
 
 def test_a_page_of_workflows_ends_when_it_has_read_so_many_runs(
