@@ -258,7 +258,7 @@ def _moment_ms(name: str, text: str, zone: tzinfo) -> int | None:
     try:
         moment = datetime.fromisoformat(text.strip())
         aware = moment if moment.tzinfo else moment.replace(tzinfo=zone)
-        return min(max(int(aware.timestamp() * 1000), 0), LATEST_MS)
+        return min(max(int(aware.timestamp() * 1000), 1), LATEST_MS)  # 0 is no bound of the history
     except (ValueError, OverflowError):
         fix = "Write it as 2031-12-31T23:59, or with a zone as 2031-12-31T23:59+00:00."
         raise InvalidArgument(f"{name} must be a date and time", given=shown(text), fix=fix) from None

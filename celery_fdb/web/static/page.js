@@ -24,6 +24,7 @@
       sent.value = moment.toISOString();
       input.value = new Date(moment - moment.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
     }
+    input.max = "9999-12-31T23:59"; // a longer year is no moment that can be sent
     input.removeAttribute("name");
     input.addEventListener("input", () => {
       sent.value = input.value && new Date(input.value).toISOString();
@@ -74,7 +75,10 @@
   });
   document.addEventListener("htmx:afterSettle", () => dress(document));
   // What reads itself again would take the focus away with what has it.
-  document.addEventListener("htmx:beforeRequest", (event) => {
-    if (event.detail.elt === event.detail.target && event.detail.elt.contains(document.activeElement)) { event.preventDefault(); }
-  });
+  for (const each of ["htmx:beforeRequest", "htmx:beforeSwap"]) { // it may get the focus while the answer is on its way
+    document.addEventListener(each, (event) => {
+      const { target, requestConfig } = event.detail;
+      if (requestConfig?.elt === target && target.contains(document.activeElement)) { event.preventDefault(); }
+    });
+  }
 }

@@ -304,6 +304,14 @@ def test_what_has_the_focus_stays_where_a_page_reads_itself_again(window: Window
     assert window.run("return document.activeElement.className") == "scroll"
 
 
+def test_what_gets_the_focus_while_the_answer_is_on_its_way_keeps_it(window: Window) -> None:
+    window.open("/sessions")
+    window.run("""document.addEventListener("htmx:beforeSend", () => document.querySelector("#found .scroll").focus());
+        document.addEventListener("htmx:afterRequest", () => { document.body.dataset.answered = "yes"; })""")
+    until(lambda: window.run("return document.body.dataset.answered"))
+    assert window.run("return document.activeElement.className") == "scroll"
+
+
 def test_all_is_reached_by_keyboard(window: Window) -> None:
     from selenium.webdriver import Keys
 
@@ -412,6 +420,16 @@ def test_times_to_filter_by_are_in_the_zone_of_the_table_and_addresses_in_utc(wi
         window.browser.refresh()
         assert window.find(PICKED).get_attribute("value") == "2026-07-01T12:00"
         assert "GMT+2" in window.text("label:has(input[type=datetime-local])")
+
+
+def test_a_year_that_no_moment_has_can_not_be_typed(window: Window) -> None:
+    """The address would keep the moment before, and the field show another."""
+    window.open("/runs")
+    window.find(PICKED).send_keys("0101120261")
+    window.find(PICKED).send_keys("0100AM")
+    until(lambda: window.find(PICKED).get_attribute("value"))
+    assert len(window.find(PICKED).get_attribute("value")) == len("2026-01-01T01:00")
+    assert not window.complaints()
 
 
 @pytest.mark.usefixtures("berlin")

@@ -57,6 +57,7 @@ def test_runs_are_found_by_time_and_by_arguments_if_those_may_be_seen(visit: Any
         return re.findall(r"<code>(r\d)</code>", person.see("/runs", **asked))
 
     assert found(since="2026-01-01T01:00", until="2026-01-01T02:30") == ["r2", "r1"]
+    assert found(until="0001-01-01T00:00") == [], "a moment before all is a bound, too"
     assert found(arguments="acme") == ["r2"]
     assert "must be a date" in person.see("/runs", 422, since="yesterday")
     assert "hidden" in blind.see("/runs", 404, arguments="acme")
