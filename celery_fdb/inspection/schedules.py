@@ -53,8 +53,8 @@ from kombu_fdb.store.retry import Retry
 CELERYS_HINT = " (m/h/dM/MY/d)"
 #: Characters of a text.
 LONGEST = 500
-#: What a foreign entry may end in.
-BROKEN = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RuntimeError)
+#: What a foreign entry may end in: a schedule of one's own has errors of its own.
+BROKEN = (Exception,)
 
 
 class Told(NamedTuple):

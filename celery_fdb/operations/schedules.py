@@ -6,8 +6,7 @@ publishes, the app's configuration tells.
 
 from __future__ import annotations
 
-from celery.beat import Scheduler, SchedulingError
-from celery.exceptions import ImproperlyConfigured
+from celery.beat import Scheduler
 
 from celery_fdb.inspection.schedules import BROKEN, configured, entry_of, schedule_of
 from celery_fdb.operations.action import Outcome, Request
@@ -38,6 +37,6 @@ def run_now(_: Broker, request: Request) -> Outcome:
     try:
         entry = entry_of(request.app, request.queue, written)
         result = Scheduler(request.app, lazy=True).apply_async(entry, advance=False)
-    except (SchedulingError, ImproperlyConfigured, *BROKEN) as error:
+    except BROKEN as error:
         raise QueueError("the entry could not be published", entry=request.queue, reason=str(error)[:500]) from error
     return Outcome(f"Published {entry.task} {result.id} of {request.queue}.")

@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from celery import Celery
-from celery.exceptions import ImproperlyConfigured
 from celery.schedules import crontab, schedule
 from starlette.responses import Response
 
@@ -30,10 +29,8 @@ from kombu_fdb import Broker
 MOST_ENTRIES, MOST_TASKS = 500, 50
 #: A beat that is so many times later than it has said is silent.
 LATE = 3
-#: Next runs that are shown.
-MOST_FOLLOWING = 3
-#: What a configured entry may end in.
-WRONG = (ImproperlyConfigured, *BROKEN)
+#: Next runs that are shown, in whole seconds.
+MOST_FOLLOWING, SECOND = 3, timedelta(seconds=1)
 
 
 class Row(NamedTuple):
@@ -125,7 +122,7 @@ def _timing(app: Celery | None, told: Told, written: Any) -> Any:
     try:
         timing = None if written is None else entry_of(app, told.name, written).schedule
         return timing if timing is not None and fit(text_of(timing)) == told.timing else None
-    except WRONG:
+    except BROKEN:
         return None
 
 
@@ -152,7 +149,7 @@ def _configured_row(app: Celery | None, name: str, written: Any, runs: _Runs, no
         run = runs.last(task)
         queue = str((entry.options or {}).get("queue", ""))
         return Row(name, task, text_of(timing), queue, None, run, _from(timing, _first(timing, run, now)))
-    except WRONG as error:
+    except BROKEN as error:
         return Row(name, problem=f"{type(error).__name__}: {error}")
 
 
@@ -187,9 +184,9 @@ def _from(timing: Any, first: datetime | None) -> list[datetime]:
     try:
         while timing is not None and found and len(found) < MOST_FOLLOWING:
             later = _after(timing, found[-1])
-            if later is None or later.astimezone(UTC) <= found[-1]:
-                break
+            if later is None or later.astimezone(UTC) - found[-1] < SECOND:
+                break  # one that does not look at its last run has no others
             found.append(later.astimezone(UTC))
         return [each.astimezone(timing.tz) for each in found] if timing is not None else found
-    except WRONG:
+    except BROKEN:
         return found

@@ -304,6 +304,10 @@ def test_without_an_app_what_beat_has_told_is_shown(viewer: Any, broker: Broker)
     assert f"{datetime.fromtimestamp(now_ms / 1000 + 240, UTC):%Y-%m-%d %H:%M:%S} UTC" in page
 
 
+class OddError(Exception):
+    """Of an application."""
+
+
 class Odd(schedule):
     """As an application may write one."""
 
@@ -315,6 +319,12 @@ class Odd(schedule):
         if isinstance(self.left, Exception):
             raise self.left
         return self.left
+
+
+def test_a_schedule_that_does_not_look_at_its_last_run_has_one_next_run(app: Celery, broker: Broker) -> None:
+    app.conf.beat_schedule = {"odd": {"task": "t", "schedule": Odd(timedelta(hours=1))}}
+    (row,) = rows_of(app, broker, datetime.now(UTC))
+    assert len(row.following) == 1
 
 
 def test_the_next_runs_are_in_the_zone_of_the_schedule(visit: Any, app: Celery, broker: Broker) -> None:
@@ -340,13 +350,14 @@ def test_the_next_runs_are_in_the_zone_of_the_schedule(visit: Any, app: Celery, 
     [
         (Odd(RuntimeError("never")), "RuntimeError"),
         (Odd(ValueError("no")), "ValueError"),
+        (Odd(OddError("no")), "OddError"),
         (Odd(timedelta.max), "OverflowError"),
         (Odd(None), ""),
         (Odd(timedelta(0)), ""),
         (schedule(0.0), ""),
         (schedule(timedelta.max), ""),
     ],
-    ids=["never", "raises", "too far", "does not say", "stands still", "always", "too long"],
+    ids=["never", "raises", "raises its own", "too far", "does not say", "stands still", "always", "too long"],
 )
 def test_a_schedule_that_does_not_run_again_is_a_row(operator: Any, app: Celery, timing: Any, problem: str) -> None:
     app.conf.beat_schedule = {"odd": {"task": "t", "schedule": timing}, "even": {"task": "even.task", "schedule": 60.0}}
