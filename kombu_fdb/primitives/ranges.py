@@ -37,6 +37,7 @@ from kombu_fdb.model import (
     Publication,
     QueueControl,
 )
+from kombu_fdb.primitives.masking import plain
 
 #: The largest whole number that JSON carries everywhere.
 MOST = 2**53 - 1
@@ -287,9 +288,9 @@ class Shown(str):
 
 
 def shown(value: object) -> Shown:
-    """Short, whatever it is: a number of a million digits can't even be printed."""
+    """Short and on one line, whatever it is: a number of a million digits can't even be printed."""
     try:
-        return Shown(repr(value)[:80])
+        return Shown(plain(repr(value)[:80]))
     except Exception:  # noqa: BLE001 - a foreign __repr__
         return Shown(f"<{type(value).__name__}>")
 

@@ -517,6 +517,17 @@ WRONG = [
 ]
 
 
+def test_an_error_is_one_line_whatever_was_given(jobs):
+    class Given:
+        def __repr__(self):
+            return "two\nlines, \x1b[31mred"
+
+    for wrong in (Given(), "two\nlines"):
+        with pytest.raises(InvalidArgument) as caught:
+            jobs.put("x", delay=wrong)
+        assert str(caught.value).isprintable()
+
+
 def test_a_wrong_argument_is_an_invalid_argument_and_a_value_error(jobs):
     for number, call in enumerate(WRONG):
         try:
