@@ -323,8 +323,8 @@ class Action:
 
         Other messages match now, or there is a doubt of which the question did not tell.
         """
-        if self.doubt is not None and (doubt := self.doubt(request)) not in {"", request.fields.get(ASKED_FIELD)}:
-            raise AskedAnew("nothing was done yet", reason=doubt, fix="Do it again if that is meant so.")
+        if self.doubt is not None and self.doubt(request) not in {"", request.fields.get(ASKED_FIELD)}:
+            raise AskedAnew("nothing was done yet", fix="Confirm again if this is what you want.")
         if self.by_filter and not self.on_waiting and not request.mark:
             request.asked.check(self.ask(broker, request).asked)
 

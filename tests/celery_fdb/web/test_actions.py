@@ -376,7 +376,7 @@ def test_an_unknown_name_of_a_task_is_said_before_it_is_published(
     given = {"action": "publish", "queue": "jobs", "task": "shop.typo", "confirmed": "yes"}
     page = operator.submit("/act", status=422, **given)
     said = "No worker that answered knows a task shop.typo"
-    assert said in page
+    assert page.count(said) == 2, "the question, and what comes back with it; the error tells what to do"
     assert said in operator.see("/act", action="publish", queue="jobs", task="shop.typo")
     assert not broker.queue("jobs").count()
     asked = re.search(r'name="asked" value="([^"]+)"', page)
