@@ -127,7 +127,7 @@ def tone(state: str) -> str:
 
 #: What there is to do for those who may not act.
 READ_ONLY = (
-    "This dashboard only shows, at least to you. To act, start it with --write or read_only=False; in Django, your "
+    "This dashboard is read-only, at least for you. To act, start it with --write or read_only=False; in Django, your "
     "user needs the permission celery_fdb.manage_queue."
 )
 #: Rows of a table, and choices of a form; a page says how many there are.

@@ -59,7 +59,8 @@ def workflows(visit: Visit, broker: Broker) -> Response:
         found = page_of_workflows(broker, wanted, cursor=visit.asked("cursor") or None)
     except HistoryOff:
         return visit.page("no_history", title="Workflows", here="workflows")
-    return visit.page("workflows", found=found, given=given, states=STATES)
+    tasks = visit.tasks(*(each.name for each in found.workflows))
+    return visit.page("workflows", found=found, given=given, states=STATES, tasks=tasks)
 
 
 def workflow(visit: Visit, broker: Broker) -> Response:

@@ -293,8 +293,8 @@ def test_a_dashboard_that_only_shows_has_no_buttons_and_refuses(viewer: Any, bro
         page = viewer.see(address)
         assert 'name="action"' not in page
         assert 'type="checkbox" name="selected"' not in page
-    assert "only shows" in viewer.see("/queues"), "and how to change that"
-    assert "only shows" in viewer.submit("/act", action="pause", queue="jobs", status=403)
+    assert "is read-only" in viewer.see("/queues"), "and how to change that"
+    assert "is read-only" in viewer.submit("/act", action="pause", queue="jobs", status=403)
     assert not broker.queue("jobs").control().paused
 
 

@@ -235,6 +235,7 @@ def test_workflows_are_asked_for_by_name_and_state(viewer: Any, keep: Any) -> No
         ({"until": "2100-01-01T00:00"}, True),
     ):
         assert ("shop.start" in viewer.get("/workflows", params=asked).text) is is_there
+    assert '<datalist id="known-task"><option value="shop.start">' in viewer.see("/workflows")
 
 
 def test_a_long_chain_is_cut_and_no_error(viewer: Any, keep: Any) -> None:
