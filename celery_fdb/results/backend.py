@@ -232,7 +232,7 @@ class FdbBackend(ChordSupport):
         payload: bytes = ensure_bytes(self.encode(value))
         if len(payload) > self.options.max_message_size:
             raise ResultTooLarge(
-                f"the result is too large (size={len(payload)}, max_message_size={self.options.max_message_size}). "
+                f"the result is too large (size: {len(payload)}, max message size: {self.options.max_message_size}). "
                 "Store the data elsewhere and return a reference, or raise max_message_size in "
                 "result_backend_transport_options (9,000,000 at most)."
             )

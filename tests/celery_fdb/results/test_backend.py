@@ -208,7 +208,7 @@ def test_a_result_of_a_megabyte(make_app: MakeApp, compression: str | None, scan
 
 def test_a_result_over_the_maximum_is_refused_with_the_fix(make_app: MakeApp, scan: Any) -> None:
     app = make_app(result_backend_transport_options={"max_message_size": 5000})
-    with pytest.raises(ResultTooLarge, match=r"size=.*max_message_size=5000.*reference"):
+    with pytest.raises(ResultTooLarge, match=r"size: .*, max message size: 5000.*reference"):
         app.backend.store_result("a", "x" * 5000, states.SUCCESS)
     assert scan(app.backend.store) == []
 
