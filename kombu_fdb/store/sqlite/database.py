@@ -5,11 +5,20 @@ is *attached* opens it, the last one that is *detached* closes it, and a handle 
 opens it anew: SQLite itself knows how to have a file open twice. A fork waits until no thread attaches or detaches; the
 child begins with nothing.
 
-Model of the store. A writing transaction notes what it changes, and takes its turn
-(:mod:`~kombu_fdb.store.sqlite.write_lock`) at its first read, or to commit. From then on it is alone, so nothing can
-conflict with it; a read finds written what was noted before. One that promised to be read-only reads a snapshot on a
-connection of its own, beside the writer. After the commit, and after the next writer was let in, bells are rung
-(:mod:`~kombu_fdb.store.sqlite.wakeups`).
+Model of a transaction. A writing one *notes* what it changes. Each key stands in one of three places, by what was last
+done to it: a *row*, its new value, or None if it is cleared; a *sum*, to be added to what is stored; a *stamp*, a value
+that the versionstamp completes. Keys that the versionstamp completes have no name yet, so they are a list. All of it is
+*written* at the commit, or before a read that might have to see it, by few statements, each prepared once. So a row
+that changes twice is written once, and a transaction that only writes needs the right to write only when it commits.
+
+It begins with its first read, or when it writes what it has noted, and from then on it is alone
+(:mod:`~kombu_fdb.store.sqlite.write_lock`), so nothing can conflict with it. It ends with ``commit`` or ``cancel``. Its
+*turn* is made before anything is taken in its name (the lock, a connection, SQLite's transaction), and everything is
+undone by that turn: so ``cancel`` mends whatever an exception at any moment has left, and may be called again if it was
+cut short itself. A write that an exception cut short ends the transaction: half of what was noted is never committed. A
+commit that one cut short has happened, or has not. After the commit, and after the next writer was let in, bells are
+rung (:mod:`~kombu_fdb.store.sqlite.wakeups`), also if an exception cut it short. A transaction that promised to be
+read-only reads a snapshot on a connection of its own, beside the writer.
 
 The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a versionstamp;
 it is written with all the rest, and rolls back with them. Its order is the order of commits, because writers take
@@ -36,17 +45,462 @@ What fails:
 from __future__ import annotations
 
 import os
+import sqlite3
+import struct
 import threading
 from collections.abc import Hashable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
-from kombu_fdb.errors import ForkedError, OptionError, StoreUnavailable
+from kombu_fdb.errors import ForkedError, OptionError, StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.locks import FairLock, Turn, surely
+from kombu_fdb.store.protocol import (
+    KEY_BYTES,
+    TRANSACTION_BYTES,
+    VALUE_BYTES,
+    KeyValue,
+    Watch,
+    check_key,
+    check_size,
+    check_value,
+)
 from kombu_fdb.store.sqlite import open_file
-from kombu_fdb.store.sqlite.errors import explain_os
+from kombu_fdb.store.sqlite.errors import explain, explain_os
 from kombu_fdb.store.sqlite.files import check_library, check_path, identify
 from kombu_fdb.store.sqlite.open_file import CLOSE_S, OpenFile
-from kombu_fdb.store.sqlite.transaction import ReadingTransaction, SqliteTransaction
+from kombu_fdb.store.sqlite.space import CLEARING, FILLING, FULL_S, MOVING
+
+#: Keys asked for in one statement, and of so few each by a part of its own: for ``IN`` SQLite makes a table first, in
+#: twice the time.
+MOST_PARAMETERS, FEW = 500, 8
+#: The plan is ours: after an ``ANALYZE`` of a broker that holds little, as it mostly does, SQLite would look for some
+#: keys by scanning the table, for good. So the index of the keys is called in a file of each schema.
+KV = "kv INDEXED BY sqlite_autoindex_kv_1"
+GET = f"SELECT v FROM {KV} WHERE k=?"
+RANGE = f"SELECT k, v FROM {KV} WHERE k>=? AND k<? ORDER BY k LIMIT ?"
+RANGE_REVERSE = f"SELECT k, v FROM {KV} WHERE k>=? AND k<? ORDER BY k DESC LIMIT ?"
+SET = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v"
+CLEAR = f"DELETE FROM {KV} WHERE k=?"
+CLEAR_RANGE = f"DELETE FROM {KV} WHERE k>=? AND k<?"
+BYTE_MAX = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v WHERE excluded.v>v"
+
+#: What FoundationDB counts for one mutation and its conflict range, apart from their bytes.
+MUTATION_BYTES = 64
+STAMP_BYTES = 10
+#: The key of the row that holds the version; see ``files.SCHEMA``.
+VERSION = 0
+#: What keys and values are given to SQLite as: of ``bytes`` Python looks up first whether they are to be adapted to it
+#: (https://docs.python.org/3/library/sqlite3.html#sqlite3-adapters), which takes as long as all the rest.
+blob = bytearray
+
+_pack_stamp = struct.Struct(">QH").pack
+
+
+@lru_cache
+def _get_so_many(number: int) -> str:
+    """Of few keys one row: what is stored of each, or NULL."""
+    if number <= FEW:
+        return f"SELECT {','.join([f'({GET})'] * number)}"
+    return f"SELECT k, v FROM {KV} WHERE k IN ({','.join('?' * number)})"
+
+
+def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
+    """Of so many bytes, with wrap-around, as FoundationDB adds; None for a sum of 0."""
+    total = (int.from_bytes((stored or b"")[:width], "little") + delta) % (1 << 8 * width)
+    return total.to_bytes(width, "little") if total else None
+
+
+class Owner(Hashable, Protocol):
+    """Whose transaction it is: a handle of the file."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def synchronous(self) -> str: ...
+
+
+class SqliteTransaction:
+    """One that may write: alone from its first read, or from its commit, to its end."""
+
+    # Of the class, what most transactions never set: one is made for each message.
+    _turn: Turn | None = None
+    _cursor: sqlite3.Cursor | None = None
+    #: It reads only, on a connection of its own.
+    _reads = False
+    _connection: sqlite3.Connection | None = None
+    _ended = False
+    _sent = False
+    _stamp = b""
+    #: Something is cleared.
+    _clears = False
+    #: As of :meth:`~kombu_fdb.store.protocol.Transaction.fill`.
+    _fills = False
+    _moves = False
+    #: Of all that was noted, as FoundationDB counts it.
+    _size = 0
+    _most = TRANSACTION_BYTES
+
+    def __init__(self, file: OpenFile, owner: Owner, timeout_s: float) -> None:
+        self._file = file
+        self._owner = owner
+        self._deadline = file.clock.monotonic() + timeout_s
+        self._rows: dict[bytes, bytes | None] = {}
+        self._sums: dict[bytes, tuple[int, int]] = {}
+        self._stamps: dict[bytes, tuple[bytes, bytes]] = {}
+        self._stamped: list[tuple[bytes, bytes, bytes]] = []
+        self._bells: list[bytes] = []
+        self._watches: list[Watch] = []
+
+    # Reads
+
+    def get(self, key: bytes, *, snapshot: bool = False) -> bytes | None:
+        if key in self._rows and not self._ended:
+            return self._rows[key]
+        if key in self._sums or key in self._stamps:
+            self._write()
+        row = self._run(GET, (blob(key),)).fetchone()
+        return None if row is None else row[0]
+
+    def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
+        self._write()
+        found = self._stored(keys)
+        return [found.get(key) for key in keys]
+
+    def _stored(self, keys: Sequence[bytes | int]) -> dict[Any, Any]:
+        """What is stored of these keys, None or nothing of those that are not there."""
+        found: dict[Any, Any] = {}
+        for first in range(0, len(keys), MOST_PARAMETERS):
+            some = [*keys[first : first + MOST_PARAMETERS]]
+            # Few different statements, so that they stay prepared: the last key fills up to a power of two.
+            size = 1 << (len(some) - 1).bit_length()
+            some += [some[-1]] * (size - len(some))
+            rows = self._run(_get_so_many(size), [blob(key) if key else key for key in some]).fetchall()
+            found.update(zip(some, rows[0], strict=True) if size <= FEW else rows)
+        return found
+
+    def get_range(
+        self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
+    ) -> list[KeyValue]:
+        if limit < 0:
+            raise ValueError("limit is negative")
+        self._write()
+        return self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), limit or -1)).fetchall()
+
+    def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
+        return [self.get_range(begin, end, limit=limit) for begin, end, limit in ranges]
+
+    def get_together(
+        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
+    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
+        return self.get_many(keys), self.get_ranges(ranges)
+
+    # Blind writes: noted
+
+    @property
+    def read_only(self) -> bool:
+        return not self._size
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self._size = size = self._size + 3 * len(key) + len(value) + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES or len(value) > VALUE_BYTES:
+            self._refuse(key, value)
+        self._rows[key] = value
+        if self._sums or self._stamps:
+            self._sums.pop(key, None)
+            self._stamps.pop(key, None)
+
+    def clear(self, key: bytes) -> None:
+        self._size = size = self._size + 3 * len(key) + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES:
+            self._refuse(key)
+        self._clears = True
+        self._rows[key] = None
+        if self._sums or self._stamps:
+            self._sums.pop(key, None)
+            self._stamps.pop(key, None)
+
+    def clear_run(self, keys: Sequence[bytes]) -> None:
+        lengths = list(map(len, keys))
+        self._size = size = self._size + 3 * sum(lengths) + MUTATION_BYTES * len(keys)
+        if size > self._most or max(lengths) > KEY_BYTES:
+            self._refuse(max(keys, key=len))
+        self._clears = True
+        self._rows.update(dict.fromkeys(keys))
+        if self._sums or self._stamps:
+            for key in keys:
+                self._sums.pop(key, None)
+                self._stamps.pop(key, None)
+
+    def fill(self, *, moving: bool = False) -> None:
+        if moving:
+            self._moves = True
+        else:
+            self._fills = True
+
+    def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
+        self._size = size = self._size + 3 * len(key) + width + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES:
+            self._refuse(key)
+        before = self._sums.get(key)
+        if key in self._rows:
+            self._rows[key] = _sum(self._rows[key], delta, width)
+        elif key in self._stamps or (before is not None and before[1] != width):
+            self._write()
+            self._sums[key] = delta, width
+        else:
+            self._sums[key] = (delta if before is None else before[0] + delta), width
+
+    def set_versionstamped_key(self, prefix: bytes, suffix: bytes, value: bytes) -> None:
+        length = len(prefix) + STAMP_BYTES + len(suffix)
+        self._size = size = self._size + 3 * length + len(value) + MUTATION_BYTES
+        if size > self._most or length > KEY_BYTES or len(value) > VALUE_BYTES:
+            self._refuse(bytes(length), value)
+        self._stamped.append((prefix, suffix, value))
+
+    def set_versionstamped_value(self, key: bytes, prefix: bytes = b"", suffix: bytes = b"") -> None:
+        length = len(prefix) + STAMP_BYTES + len(suffix)
+        self._size = size = self._size + 3 * len(key) + length + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES or length > VALUE_BYTES:
+            self._refuse(key, bytes(length))
+        self._rows.pop(key, None)
+        self._sums.pop(key, None)
+        self._stamps[key] = prefix, suffix
+        self._bells.append(key)
+
+    def _refuse(self, key: bytes, value: bytes = b"") -> None:
+        """Raises: a key, a value or all of it is too large."""
+        check_key(key)
+        check_value(value)
+        check_size(self._size)
+
+    # Writes that are more than noted
+
+    def clear_range(self, begin: bytes, end: bytes) -> None:
+        check_key(begin)
+        check_key(end)
+        self._size = size = self._size + 6 * (len(begin) + len(end)) + MUTATION_BYTES
+        if size > self._most:
+            self._refuse(begin)
+        self._write()
+        self._clears = True
+        self._bound()
+        self._run(CLEAR_RANGE, (begin, end))
+
+    def byte_max(self, key: bytes, value: bytes) -> None:
+        self._size = size = self._size + 3 * len(key) + len(value) + MUTATION_BYTES
+        if size > self._most or len(key) > KEY_BYTES or len(value) > VALUE_BYTES:
+            self._refuse(key, value)
+        self._write()
+        self._run(BYTE_MAX, (key, value))
+
+    def _write(self) -> None:
+        """What was noted, with what is stored of the sums and of the version, which is read at once."""
+        if not (self._rows or self._stamped or self._sums or self._stamps):
+            return
+        cursor = self._cursor or self._start()
+        self._ended = True  # until all of it is written
+        rows, sums, stamped, stamps = self._rows, self._sums, self._stamped, self._stamps
+        self._rows, self._sums, self._stamped, self._stamps = {}, {}, [], {}
+        asked: list[bytes | int] = [*sums]
+        if not self._stamp and (stamped or stamps):
+            asked.append(VERSION)
+        try:
+            if asked[1:] == [VERSION]:  # most messages ask for one counter and the version
+                row = cursor.execute(_get_so_many(2), (blob(asked[0]), VERSION)).fetchone()
+                stored: dict[Any, Any] = dict(zip(asked, row, strict=True))
+            else:
+                stored = self._stored(asked)
+            kept: list[tuple[bytearray | int, bytearray | int]] = []
+            if (version := stored.get(VERSION)) is not None:
+                kept.append((VERSION, version + 1))
+                self._stamp = _pack_stamp(version + 1, 0)
+            stamp = self._stamp
+            for prefix, suffix, value in stamped:
+                kept.append((blob(prefix + stamp + suffix), blob(value)))
+            for key, (prefix, suffix) in stamps.items():
+                kept.append((blob(key), blob(prefix + stamp + suffix)))
+            for key, (delta, width) in sums.items():
+                total = _sum(stored.get(key), delta, width)
+                if total is not None:
+                    kept.append((blob(key), blob(total)))
+                elif stored.get(key) is not None:
+                    rows[key] = None
+            gone = []
+            for key, new in rows.items():
+                if new is None:
+                    gone.append((blob(key),))
+                else:
+                    kept.append((blob(key), blob(new)))
+            self._clears = self._clears or bool(gone)
+            if not self._file.space.plenty:
+                self._bound()
+            if gone:
+                cursor.executemany(CLEAR, gone)
+            if kept:
+                cursor.executemany(SET, kept)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        self._ended = False
+
+    def _bound(self) -> None:
+        """How much of a disk with little space the transaction may use depends on what it does."""
+        try:
+            if self._cursor is None:
+                self._start()
+            if self._fills or self._moves:
+                self._file.grant(FILLING if self._fills else MOVING)
+            elif self._clears:
+                self._file.grant(CLEARING)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    # Conflicts: none, writers take turns
+
+    def add_read_conflict_key(self, key: bytes) -> None:
+        pass
+
+    def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
+        pass
+
+    # Watches and the end
+
+    def watch(self, key: bytes) -> Watch:
+        # What can fail of arming one; after the commit nothing may.
+        try:
+            self._file.listener.open()
+        except OSError as error:
+            raise explain_os(error, f"{self._file.path}-bells") from error
+        watch = Watch(key, self._file.listener.disarm, seen=self.get(key))
+        self._watches.append(watch)
+        return watch
+
+    def commit(self) -> None:
+        if self._ended:
+            raise StoreError("the transaction has ended")
+        self._write()
+        cursor, turn = self._cursor, self._turn
+        if cursor is not None and turn is not None:
+            try:
+                self._file.check_place()
+            except StoreUnavailable:
+                self.cancel()
+                raise
+            self._sent = True
+            try:
+                cursor.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+            self._file.return_writer(turn)  # as _release does
+            self._turn = self._cursor = None
+        self._ended = True
+        if self._bells:
+            self._file.ringer.ring(self._bells)
+            self._bells = []
+        if self._watches:
+            self._arm()
+
+    def cancel(self) -> None:
+        self._ended = True
+        if self._turn is not None:
+            self._release()
+        if self._sent and self._bells:
+            self._file.ringer.ring(self._bells)
+            self._bells = []
+
+    def _arm(self) -> None:
+        """Register, then compare with what this transaction saw: nothing can fall between. Never raises."""
+        listener = self._file.listener
+        try:
+            for watch in self._watches:
+                listener.arm(watch, self._owner)
+        except StoreUnavailable:
+            for watch in self._watches:
+                watch.fire()
+        listener.compare(self._watches)
+
+    def _run(self, sql: str, parameters: Sequence[Any]) -> sqlite3.Cursor:
+        try:
+            return (self._cursor or self._start()).execute(sql, parameters)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def _start(self) -> sqlite3.Cursor:
+        if self._ended or self._turn is not None:  # or an exception cut its beginning short
+            raise StoreError("the transaction has ended")
+        if self._owner.closed:
+            raise StoreUnavailable("the database was closed", path=self._file.path)
+        file, deadline = self._file, self._deadline
+        turn = self._turn = Turn()
+        try:
+            if self._reads:
+                connection = self._connection = file.take_reader(turn, deadline)
+            else:
+                connection = file.take_writer(turn, self._owner.synchronous, deadline)
+            cursor = connection.cursor()
+            begin = "BEGIN" if self._reads else "BEGIN IMMEDIATE"
+            try:
+                cursor.execute(begin)
+            except sqlite3.Error:
+                file.insist(partial(cursor.execute, begin), deadline)
+        except BaseException:
+            self.cancel()
+            raise
+        self._cursor = cursor
+        return cursor
+
+    def _failed(self, error: sqlite3.Error) -> StoreError:
+        explained = explain(error, self._file.path)
+        if isinstance(explained, StoreFull):
+            self._file.space.forget()
+            explained.fills, explained.moves = self._fills, self._moves
+            # A transaction that moves something has used up its share, which no reader that ends gives back.
+            explained.retryable, explained.retry_s = self._clears and not self._moves, FULL_S
+        self.cancel()
+        return explained
+
+    def _release(self) -> None:
+        """Idempotent, so nothing is forgotten before it is returned."""
+        assert self._turn is not None
+        self._file.return_writer(self._turn)
+        self._turn = self._cursor = None
+
+
+class ReadingTransaction(SqliteTransaction):
+    """One that promised not to write: a snapshot beside the writer, on a connection of its own."""
+
+    _reads = True
+    _most = -1
+
+    def commit(self) -> None:
+        if self._ended:
+            raise StoreError("the transaction has ended")
+        if self._cursor is not None:
+            self._run("COMMIT", ())
+            self._release()
+        self._ended = True
+        if self._watches:
+            self._arm()
+
+    def _refuse(self, key: bytes, value: bytes = b"") -> None:
+        raise StoreError("write in a transaction that was begun read-only")
+
+    def _release(self) -> None:
+        assert self._turn is not None
+        connection = self._connection
+        sound = True
+        try:
+            if connection is not None and connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            sound = False
+        # Forgotten first: a connection that is returned twice would serve two threads.
+        self._cursor = self._connection = None
+        if connection is not None:
+            self._file.return_reader(connection, sound=sound)
+        self._file.leave(self._turn)
+        self._turn = None
+
 
 # -- open files --------------------------------------------------------------------------------------------------------
 

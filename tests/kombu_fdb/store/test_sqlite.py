@@ -14,8 +14,8 @@ from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import LimitExceeded, StoreError
 from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, Database, Transaction
+from kombu_fdb.store.sqlite import database as sqlite_database
 from kombu_fdb.store.sqlite import files as sqlite_files
-from kombu_fdb.store.sqlite import transaction as sqlite_transaction
 from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -117,8 +117,8 @@ def write(path: str, values: dict[bytes, bytes]) -> None:
 
 @pytest.mark.parametrize("schema", [sqlite_files.SCHEMA, SCHEMA_BEFORE], ids=["now", "before"])
 def test_no_statement_walks_over_all_rows(schema: str) -> None:
-    found = [sqlite_transaction.GET, sqlite_transaction.RANGE, sqlite_transaction.RANGE_REVERSE]
-    cleared = [sqlite_transaction.CLEAR, sqlite_transaction.CLEAR_RANGE]
+    found = [sqlite_database.GET, sqlite_database.RANGE, sqlite_database.RANGE_REVERSE]
+    cleared = [sqlite_database.CLEAR, sqlite_database.CLEAR_RANGE]
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(schema)
         for statement in found + cleared:
