@@ -27,7 +27,7 @@ from rich.table import Table
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.errors import Outrun, StoreUnavailable
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.process.combiner_client import CombinerClient, Rivalry

@@ -44,7 +44,7 @@ IMPORTERS = {
     *("kombu_fdb/primitives/threads.py", "kombu_fdb/process/session_threads.py"),
     *("kombu_fdb/store/foundationdb/binding.py", "kombu_fdb/store/foundationdb/binding.py"),
     *(
-        "kombu_fdb/transport/encoding/fairkey.py",
+        "kombu_fdb/transport/fairkey.py",
         "celery_fdb/contrib/django/conf.py",
         "celery_fdb/contrib/django/backend.py",
     ),

@@ -20,7 +20,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, is_internal
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.transport.encoding.envelope import open_delivery
+from kombu_fdb.transport.envelope import open_delivery
 
 STATES: tuple[State, ...] = ("ready", "delayed", "leased")
 URL_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")

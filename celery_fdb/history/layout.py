@@ -1,6 +1,6 @@
 """Where each row of the history stands, and the counters of one slot of time.
 
-``docs/keyspace.md`` is this page for readers. All keys are tuples (``kombu_fdb/keyspace/tuples.py``) behind
+``docs/keyspace.md`` is this page for readers. All keys are tuples (``kombu_fdb/keyspace/layout.py``) behind
 ``("celery-fdb", namespace, "history")``, so the history shares a namespace with the queues and the results and collides
 with none of their keys.
 
@@ -54,7 +54,7 @@ from celery import states
 
 from celery_fdb.history.run import ENDED, Run
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.tuples import pack, pack_int, pack_text, range_of, unpack, unpack_as
+from kombu_fdb.keyspace.layout import pack, pack_int, pack_text, range_of, unpack, unpack_as
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 

@@ -24,8 +24,7 @@ from celery_fdb.history.indexes import GROUP_SPAN_MS, decode
 from celery_fdb.history.layout import GroupId, HistoryKeys, Range
 from celery_fdb.history.run import FAILED, Run, id_text
 from kombu_fdb.errors import FormatError, InvalidArgument
-from kombu_fdb.keyspace.layout import readable
-from kombu_fdb.keyspace.tuples import pack_int, range_of
+from kombu_fdb.keyspace.layout import pack_int, range_of, readable
 from kombu_fdb.store.protocol import Transaction
 
 P = TypeVar("P")

@@ -20,7 +20,7 @@ from celery_fdb.history.options import History
 from celery_fdb.history.reading import RUNS_AT_ONCE, Cursor, Roots, Row, Wanted
 from celery_fdb.history.run import LOST, Run
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.tuples import pack_int, pack_text
+from kombu_fdb.keyspace.layout import pack_int, pack_text
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.store.retry import Patience, Retry

@@ -20,7 +20,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed, Peeked, Spot
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked
-from kombu_fdb.transport.encoding.envelope import Envelope, open_payload
+from kombu_fdb.transport.envelope import Envelope, open_payload
 
 #: Headers that repeat a task's arguments.
 ARGUMENT_HEADERS = frozenset({"argsrepr", "kwargsrepr"})

@@ -39,8 +39,8 @@ from celery.schedules import crontab, schedule
 from celery_fdb.brokers.lazy import Holding, broker_of, common_ms
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, KombuFDBError, OptionError
-from kombu_fdb.keyspace.tuples import pack as pack_key
-from kombu_fdb.keyspace.tuples import range_of, unpack_as
+from kombu_fdb.keyspace.layout import pack as pack_key
+from kombu_fdb.keyspace.layout import range_of, unpack_as
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.ranges import MOST, is_number
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction

@@ -33,7 +33,7 @@ from kombu_fdb.errors import FormatError, InvalidArgument, QueueError
 from kombu_fdb.model import Listed, Part, Peeked
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
-from kombu_fdb.transport.encoding.envelope import Envelope, open_payload, payload_of
+from kombu_fdb.transport.envelope import Envelope, open_payload, payload_of
 
 # -- a task's message --------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from celery_fdb.results import records
 from celery_fdb.results.records import ChordPart, ResultKeys
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.keyspace.codec import decode_count, decode_json, encode_json
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.primitives.ranges import is_whole
 from kombu_fdb.store.protocol import Transaction
 

@@ -2,7 +2,7 @@
 
 Keys: every key of the result backend, in one table. ``docs/results.md`` is this page for readers.
 
-All keys are tuples (``kombu_fdb/keyspace/tuples.py``) behind ``("celery-fdb", namespace, "result")``, so results share
+All keys are tuples (``kombu_fdb/keyspace/layout.py``) behind ``("celery-fdb", namespace, "result")``, so results share
 a namespace with the queues and collide with none of their keys.
 
 ==========================================  =============================================  ==================================================
@@ -50,7 +50,7 @@ from typing import NamedTuple
 from kombu.exceptions import EncodeError
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.tuples import pack, pack_int, range_of, unpack_as
+from kombu_fdb.keyspace.layout import pack, pack_int, range_of, unpack_as
 from kombu_fdb.store.protocol import KeyValue, Transaction
 
 # -- errors ------------------------------------------------------------------------------------------------------------

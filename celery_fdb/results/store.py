@@ -17,8 +17,7 @@ from celery_fdb.brokers.lazy import common_ms
 from celery_fdb.results import chords, records
 from celery_fdb.results.chords import ChordStep, Return
 from celery_fdb.results.records import ChordPart, Record, ResultKeys
-from kombu_fdb.keyspace.layout import readable
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of, readable
 from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction, Watch

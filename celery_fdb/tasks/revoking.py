@@ -19,8 +19,7 @@ from kombu.serialization import loads, prepare_accept_content
 
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, Peeked
-from kombu_fdb.transport.encoding.envelope import open_delivery
-from kombu_fdb.transport.encoding.properties import task_id_of
+from kombu_fdb.transport.envelope import open_delivery, task_id_of
 
 logger = logging.getLogger(__name__)
 

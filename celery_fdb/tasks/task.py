@@ -60,7 +60,7 @@ from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, Kind, is_number, maybe, refused, whole
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.encoding.properties import text_of
+from kombu_fdb.transport.envelope import text_of
 from kombu_fdb.transport.errors import amqp_errors
 from kombu_fdb.transport.worker.requests import OPTIONS
 

@@ -10,7 +10,7 @@
                 build(job.payload)
 
 It is the same store and engine: what Celery or Kombu puts there can be counted, peeked at, paused, limited and replayed
-here. Their messages have an envelope (``transport/encoding/envelope.py``), so put and take each kind by the same means.
+here. Their messages have an envelope (``transport/envelope.py``), so put and take each kind by the same means.
 All brokers and Kombu connections of a process with equal options share one client, and so one session: one heartbeat,
 which begins when something is first taken.
 

@@ -50,8 +50,7 @@ from kombu_fdb.keyspace.codec import (
     record_of,
     redelivered,
 )
-from kombu_fdb.keyspace.layout import Keyspace, Range, read_or, split_place
-from kombu_fdb.keyspace.tuples import range_of, unpack_as
+from kombu_fdb.keyspace.layout import Keyspace, Range, range_of, read_or, split_place, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, Stamp, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import KeyValue

@@ -11,7 +11,7 @@ The head's redelivery count stands at a fixed offset: a message that comes back 
 head, key and task id stand where they do here; a lease begins with its number, and with queue and place as here. So an
 older process counts, delays, promotes, releases, moves and deletes a message that it can't read. Where it would have to
 read the message, it keeps it for a newer process (``engine/stored/newer.py``). Whatever an older process would misread
-raises the number, be it in the record, the history or the payload's envelope (``transport/encoding/envelope.py``).
+raises the number, be it in the record, the history or the payload's envelope (``transport/envelope.py``).
 
 Version 2 of a record is version 1 with four facts that it has no room for: the way by which the message came to its
 queue (in the extras), which death was its first, since when it has died in this way, and, as the highest bit of the

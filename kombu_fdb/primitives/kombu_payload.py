@@ -1,7 +1,7 @@
 """What stands in front of a kombu message's body.
 
 A payload is ``version (1 byte), length of meta (4 bytes), meta (JSON list), body``.
-``transport/encoding/envelope.py`` reads and writes all of it; tools that look into queues only need the task.
+``transport/envelope.py`` reads and writes all of it; tools that look into queues only need the task.
 """
 
 from __future__ import annotations

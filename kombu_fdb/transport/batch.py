@@ -25,7 +25,7 @@ from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts
 from kombu_fdb.errors import InvalidArgument, KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Death, Publication
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.transport.encoding.envelope import payload_of, without_deaths
+from kombu_fdb.transport.envelope import payload_of, without_deaths
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 from kombu_fdb.transport.kombu_versions import BatchPublishError, batched
 

@@ -32,9 +32,7 @@ from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.consuming.receiver import Receiver
 from kombu_fdb.transport.declaring import DeclaringChannel, one_call, settle_orphaned
-from kombu_fdb.transport.encoding.envelope import encode, open_delivery
-from kombu_fdb.transport.encoding.fairkey import KeyOf
-from kombu_fdb.transport.encoding.properties import whole_of
+from kombu_fdb.transport.envelope import KeyOf, encode, open_delivery, whole_of
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 from kombu_fdb.transport.holding.qos import Message, QoS
 from kombu_fdb.transport.holding.unacked import Connected, Credit, Settling, Subscription, next_tag

@@ -40,8 +40,9 @@ from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
-from kombu_fdb.transport.encoding.fairkey import KeyOf, key_reader
+from kombu_fdb.transport.envelope import KeyOf
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
+from kombu_fdb.transport.fairkey import key_reader
 from kombu_fdb.transport.holding.unacked import next_tag
 from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.older_kombu import BatchingChannel

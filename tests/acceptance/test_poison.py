@@ -13,7 +13,7 @@ import pytest
 from kombu import Exchange, Producer
 
 from kombu_fdb.model import Publication
-from kombu_fdb.transport.encoding.envelope import payload_of
+from kombu_fdb.transport.envelope import payload_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

@@ -31,7 +31,7 @@ from celery_fdb.results import store as results_store
 from celery_fdb.results.chords import Return
 from celery_fdb.results.records import ChordPart
 from celery_fdb.results.store import Outcome, ResultStore
-from kombu_fdb.keyspace.tuples import unpack as unpack_key
+from kombu_fdb.keyspace.layout import unpack as unpack_key
 from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock

@@ -14,7 +14,7 @@ from kit.conformance.queue import Bench
 from store_rows import damage
 
 from kombu_fdb.engine.scheduling.line import ENDED, GRANTED
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.testing.memory import MemoryDatabase
 
 SORTS = ("line", "demand", "served")

@@ -20,7 +20,7 @@ from celery_fdb.results.chords import ChordOver, ChordStep, Return
 from celery_fdb.results.records import INLINE_BYTES, ChordPart
 from celery_fdb.results.store import Outcome, ResultStore
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.tuples import unpack
+from kombu_fdb.keyspace.layout import unpack
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase

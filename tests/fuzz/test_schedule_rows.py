@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from celery_fdb.inspection.schedules import ScheduleStore, Told, schedule_of
 from celery_fdb.web import dashboard
 from kombu_fdb import Broker
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.stores import MemoryStores

@@ -22,7 +22,7 @@ from kit.processes import DEADLINE_S, fork
 
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError
-from kombu_fdb.transport.encoding.envelope import open_payload
+from kombu_fdb.transport.envelope import open_payload
 
 from .app import WHO, app, step, tell
 

@@ -47,7 +47,7 @@ from django.utils.module_loading import autodiscover_modules
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.conf import RUN, holding, no_tasks
 from kombu_fdb.errors import FormatError
-from kombu_fdb.transport.encoding.envelope import open_payload
+from kombu_fdb.transport.envelope import open_payload
 
 try:
     from django.tasks import task_backends

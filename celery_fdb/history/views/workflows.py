@@ -36,7 +36,7 @@ from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.masking import masked_text
-from kombu_fdb.transport.encoding.envelope import open_payload
+from kombu_fdb.transport.envelope import open_payload
 
 #: Runs of a workflow that are counted, how many roots and groups are looked up, and how many tasks.
 MOST_RUNS, MOST_FAMILIES, MOST_STEPS = 20_000, 500, 100

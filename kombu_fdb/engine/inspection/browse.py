@@ -19,8 +19,7 @@ from kombu_fdb.engine.stored.batches import Room
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import Record, control_of, decode_lease, decode_round, outline_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, priority_of, read_or, readable, split_place
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, priority_of, range_of, read_or, readable, split_place
 from kombu_fdb.model import NO_SESSION, Peeked, Rank, RoundSnapshot, SessionId
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 

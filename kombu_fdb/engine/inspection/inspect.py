@@ -17,8 +17,7 @@ from kombu_fdb.keyspace.codec import (
     limits_of,
     published_at,
 )
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, readable
-from kombu_fdb.keyspace.tuples import pack, range_of
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, pack, range_of, readable
 from kombu_fdb.model import (
     URGENT,
     KeyCounts,

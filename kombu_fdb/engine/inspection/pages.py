@@ -46,8 +46,7 @@ from kombu_fdb.engine.stored.task_index import STAMP_BYTES, places
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, read_or, split_place
-from kombu_fdb.keyspace.tuples import range_of, unpack_as
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, range_of, read_or, split_place, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, Listed, Page, Peeked, Place, Rank, Spot, Stamp, View
 from kombu_fdb.store.protocol import KeyValue
 

@@ -12,8 +12,7 @@ from kombu_fdb.engine.messages.claim import states_of
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.scheduling.window import QueueState
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.keyspace.layout import read_or
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of, read_or
 from kombu_fdb.model import NO_SESSION, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 

@@ -32,8 +32,7 @@ from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import CLAIMED, Work
 from kombu_fdb.errors import FormatError, Outrun
 from kombu_fdb.keyspace.codec import Record, control_of
-from kombu_fdb.keyspace.layout import counted, has_key, split_place
-from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
+from kombu_fdb.keyspace.layout import STAMP_LENGTH, counted, has_key, range_of, split_place
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.store.protocol import KeyValue
 

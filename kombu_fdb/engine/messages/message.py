@@ -37,8 +37,7 @@ from kombu_fdb.keyspace.codec import (
     size_of,
     traces_of,
 )
-from kombu_fdb.keyspace.layout import split_place
-from kombu_fdb.keyspace.tuples import STAMP_CODE, TEXT_CODE
+from kombu_fdb.keyspace.layout import STAMP_CODE, TEXT_CODE, split_place
 from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
 

@@ -17,8 +17,7 @@ from kombu_fdb.engine.stored.batches import came_by, rows_from
 from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Record, decode_record
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, priority_of, read_or, split_place
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, priority_of, range_of, read_or, split_place
 from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
 

@@ -38,8 +38,7 @@ from kombu_fdb.engine.messages.message import Message, delete, take_out
 from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
 from kombu_fdb.keyspace.codec import decode_amount, decode_count, size_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, Range, split_place
-from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
+from kombu_fdb.keyspace.layout import EVERY_RANK, STAMP_LENGTH, Range, range_of, split_place
 from kombu_fdb.store.protocol import KeyValue
 
 DROP_HEAD = "drop-head"

@@ -16,8 +16,7 @@ from kombu_fdb.engine.stored.runs import runs_of
 from kombu_fdb.engine.stored.work import ACKED, LATE, RETURNED, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered, seen
-from kombu_fdb.keyspace.layout import key_of, read_or, split_place
-from kombu_fdb.keyspace.tuples import TEXT_CODE
+from kombu_fdb.keyspace.layout import TEXT_CODE, key_of, read_or, split_place
 from kombu_fdb.model import Lease, Place
 from kombu_fdb.store.protocol import KeyValue
 

@@ -65,8 +65,7 @@ from kombu_fdb.engine.stored import runs
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_round, published_at
-from kombu_fdb.keyspace.layout import Keyspace, readable
-from kombu_fdb.keyspace.tuples import STAMP_LENGTH, range_of
+from kombu_fdb.keyspace.layout import STAMP_LENGTH, Keyspace, range_of, readable
 from kombu_fdb.model import URGENT, Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 

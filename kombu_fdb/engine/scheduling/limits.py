@@ -55,8 +55,7 @@ from kombu_fdb.keyspace.codec import (
     encode_limits,
     limits_of,
 )
-from kombu_fdb.keyspace.layout import Keyspace, counted, has_key, readable
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import Keyspace, counted, has_key, range_of, readable
 from kombu_fdb.model import LONGEST_KEY, KeyLimits, QueueControl, Rank
 from kombu_fdb.primitives.ranges import check_control, check_limits, check_text
 from kombu_fdb.store.protocol import KeyValue

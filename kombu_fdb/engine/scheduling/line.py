@@ -62,7 +62,7 @@ from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Demand, SessionId
 from kombu_fdb.store.protocol import KeyValue, Watch
 

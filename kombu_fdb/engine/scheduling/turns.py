@@ -20,8 +20,7 @@ from typing import NamedTuple
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_count
-from kombu_fdb.keyspace.layout import Keyspace, readable, split_place
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import Keyspace, range_of, readable, split_place
 from kombu_fdb.model import Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 

@@ -13,8 +13,7 @@ publishes it. A message without a task id has no row and pays nothing.
 from __future__ import annotations
 
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.keyspace.layout import read_or
-from kombu_fdb.keyspace.tuples import STAMP_CODE, range_of
+from kombu_fdb.keyspace.layout import STAMP_CODE, range_of, read_or
 
 #: A versionstamp and the 2 bytes that order the messages of one transaction.
 STAMP_BYTES = 12

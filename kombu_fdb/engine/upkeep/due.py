@@ -29,8 +29,7 @@ from kombu_fdb.engine.stored.batches import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_record, due_from, expires_ms_of, names_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, read_or
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, range_of, read_or
 from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue
 

@@ -22,8 +22,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import Keyspace, range_of
 from kombu_fdb.primitives.masking import masked_text, plain
 from kombu_fdb.routing.tables import PREDECLARED
 

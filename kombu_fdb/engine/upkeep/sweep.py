@@ -22,8 +22,7 @@ from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import LOST, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease
-from kombu_fdb.keyspace.layout import split_place
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of, split_place
 from kombu_fdb.model import SessionId
 
 LEASES_PER_TRANSACTION = 200

@@ -12,7 +12,7 @@ pass, and a message that no worker can handle keeps none of them busy, nor their
 first attempt only. The error is kept for its dead letter, which it becomes when it has come back as often as it may. A
 message without acks, such as a broadcast, is logged and gone.
 
-A task's headers and body are looked at before Celery's task consumer gets them (``encoding/properties.py``), since some
+A task's headers and body are looked at before Celery's task consumer gets them (``envelope.py``), since some
 of them are used only later, when a process, a thread or a greenlet is free: if they are wrong, the message is
 dead-lettered at once.
 
@@ -28,7 +28,7 @@ import traceback
 from typing import Any
 
 from kombu_fdb.primitives.ranges import last_lines
-from kombu_fdb.transport.encoding.properties import body_fault, fault_of, is_timelimit
+from kombu_fdb.transport.envelope import body_fault, fault_of, is_timelimit
 
 logger = logging.getLogger(__name__)
 

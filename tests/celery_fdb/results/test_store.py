@@ -17,7 +17,7 @@ from celery_fdb.results.chords import ChordOver, ChordStep, Return
 from celery_fdb.results.records import INLINE_BYTES, ChordPart
 from celery_fdb.results.store import SWEEP_ROWS, Outcome, ResultStore
 from kombu_fdb.errors import CommitUnknown, FormatError, StoreUnavailable
-from kombu_fdb.keyspace.tuples import pack
+from kombu_fdb.keyspace.layout import pack
 from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.protocol import Database

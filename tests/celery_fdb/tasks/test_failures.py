@@ -22,7 +22,7 @@ from kombu_fdb.primitives.kombu_payload import headers_of
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.stores import MemoryStores
-from kombu_fdb.transport.encoding.envelope import without_deaths
+from kombu_fdb.transport.envelope import without_deaths
 
 
 @pytest.fixture

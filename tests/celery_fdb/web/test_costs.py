@@ -31,8 +31,7 @@ from celery_fdb.inspection.schedules import Told, schedule_of
 from celery_fdb.web import application, dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import Record
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.keyspace.tuples import pack_stamp
+from kombu_fdb.keyspace.layout import Keyspace, pack_stamp
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.kombu_payload import HEAD, VERSION

@@ -25,7 +25,7 @@ from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import due, sweep
 from kombu_fdb.errors import FormatError, LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record, decode_record
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.process.upkeep.duty_cycle import TURN_TRANSACTIONS, Duties
 from kombu_fdb.process.upkeep.round_robin import ASIDE_PAUSE_S

@@ -11,7 +11,7 @@ from kombu_fdb.engine.stored.task_index import places
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, names_of, outline_of, size_of
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import QueueCounts
 from kombu_fdb.store.protocol import KeyValue
 

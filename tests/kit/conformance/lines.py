@@ -14,7 +14,7 @@ from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Sight
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.codec import INLINE_BYTES
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, KeyLimits, Lease
 from kombu_fdb.routing.tables import QueueDeclaration
 

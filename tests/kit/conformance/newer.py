@@ -17,7 +17,7 @@ from kit.costs import CountingDatabase
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, INLINE_BYTES, encode_amount
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, QueueCounts, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction

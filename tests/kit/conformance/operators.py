@@ -7,7 +7,7 @@ import pytest
 from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.errors import MessageTooLarge, QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import CHUNK_BYTES, INLINE_BYTES
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Listed, Publication, Spot, View
 
 __all__ = ["OperatorsConformance"]

@@ -29,7 +29,7 @@ from kombu_fdb.errors import (
     SessionLost,
 )
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, encode_amount
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, Publication, QueueCounts, SessionId
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.upkeep.duty_cycle import ROLE_TTL_S

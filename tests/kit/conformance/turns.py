@@ -11,7 +11,7 @@ import pytest
 from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.engine.scheduling import limits
 from kombu_fdb.engine.scheduling.fair import ARRIVALS, MOST_LOOKS
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
 
 __all__ = ["TurnsConformance"]

@@ -17,8 +17,7 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling.turns import tenant_of
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_count, decode_lease, decode_record, names_of, outline_of
-from kombu_fdb.keyspace.layout import Keyspace, has_key, split_place
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import Keyspace, has_key, range_of, split_place
 from kombu_fdb.model import Rank, SessionId
 from kombu_fdb.routing.tables import PREDECLARED, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue

@@ -17,8 +17,7 @@ from kit.costs import Cost, CountingDatabase
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.keyspace.codec import Record
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.keyspace.tuples import pack_stamp
+from kombu_fdb.keyspace.layout import Keyspace, pack_stamp
 from kombu_fdb.model import Lease, Publication, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.sqlite.database import SqliteDatabase

@@ -11,7 +11,7 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.engine import migration
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import NO_PRIORITY, Publication, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import Transaction

@@ -21,7 +21,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.topology import control
 from kombu_fdb.errors import QueueError, SessionLost
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, KeyLimits, SessionId, Spot, View
 from kombu_fdb.testing.memory import MemoryDatabase
 

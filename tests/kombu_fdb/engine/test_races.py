@@ -26,7 +26,7 @@ from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.errors import Outrun, SessionLost
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase

@@ -8,7 +8,7 @@ from kit.conformance.queue import Bench
 from kombu_fdb.engine import dead_letters
 from kombu_fdb.engine.dead_letters import replay_row
 from kombu_fdb.errors import QueueError
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.routing.tables import QueueDeclaration
 
 

@@ -11,7 +11,7 @@ from kombu_fdb.engine import dead_letters
 from kombu_fdb.engine.dead_letters import Wanted, error_of
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.kombu_payload import ATTEMPTS
-from kombu_fdb.transport.encoding.envelope import payload_of
+from kombu_fdb.transport.envelope import payload_of
 
 
 def reject(bench: Bench, payload: bytes, **details: Any) -> int:

@@ -29,7 +29,7 @@ from kombu_fdb.keyspace.codec import (
     seen,
     size_of,
 )
-from kombu_fdb.keyspace.tuples import pack, pack_int, pack_stamp
+from kombu_fdb.keyspace.layout import pack, pack_int, pack_stamp
 from kombu_fdb.model import Death, Way
 from kombu_fdb.primitives.ranges import MOST
 

@@ -20,8 +20,7 @@ from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
-from kombu_fdb.keyspace.layout import has_key, split_place
-from kombu_fdb.keyspace.tuples import pack, pack_int, pack_stamp, unpack
+from kombu_fdb.keyspace.layout import has_key, pack, pack_int, pack_stamp, split_place, unpack
 from kombu_fdb.model import Death, KeyLimits, QueueControl
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration

@@ -15,8 +15,7 @@ from celery_fdb.results.chords import Chord
 from kombu_fdb.engine.messages import dedup
 from kombu_fdb.errors import FormatError, InvalidArgument, QueueError
 from kombu_fdb.keyspace import codec
-from kombu_fdb.keyspace.layout import Keyspace, split_place
-from kombu_fdb.keyspace.tuples import pack, pack_int, pack_stamp, unpack
+from kombu_fdb.keyspace.layout import Keyspace, pack, pack_int, pack_stamp, split_place, unpack
 from kombu_fdb.model import Death, KeyLimits, Publication, QueueControl, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, MOST, check_control, check_limits, check_publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.tuples import Element, pack, pack_stamp, range_of, unpack
+from kombu_fdb.keyspace.layout import Element, pack, pack_stamp, range_of, unpack
 
 elements = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"])), st.binary(), st.integers(min_value=0, max_value=2**64 - 2)

@@ -18,9 +18,8 @@ from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.model import Death, Delivery, Lease
 from kombu_fdb.primitives.kombu_payload import HEAD, VERSION
 from kombu_fdb.primitives.ranges import LATEST_MS
-from kombu_fdb.transport.encoding import envelope
-from kombu_fdb.transport.encoding.envelope import encode, open_delivery, payload_of, without_deaths
-from kombu_fdb.transport.encoding.properties import due_ms, ttl_ms
+from kombu_fdb.transport import envelope
+from kombu_fdb.transport.envelope import due_ms, encode, open_delivery, payload_of, ttl_ms, without_deaths
 
 NOW_MS = 1_800_000_000_000
 

@@ -13,7 +13,7 @@ from kombu.serialization import disable_insecure_serializers, enable_insecure_se
 
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.transport import batched
-from kombu_fdb.transport.encoding.fairkey import key_reader
+from kombu_fdb.transport.fairkey import key_reader
 
 
 def by_customer(task: str, args: Any, kwargs: Any, headers: Any) -> Any:

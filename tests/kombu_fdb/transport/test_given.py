@@ -1,4 +1,4 @@
-"""What a publisher can write that makes no sense: refused, with nothing stored (transport/encoding/properties.py)."""
+"""What a publisher can write that makes no sense: refused, with nothing stored (transport/envelope.py)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from celery_fdb import FdbTask
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Publication
 from kombu_fdb.transport.batch import encode_again
-from kombu_fdb.transport.encoding.envelope import encode, open_payload, payload_of
-from kombu_fdb.transport.encoding.fairkey import key_reader
+from kombu_fdb.transport.envelope import encode, open_payload, payload_of
+from kombu_fdb.transport.fairkey import key_reader
 
 NOW_MS = 1_800_000_000_000
 

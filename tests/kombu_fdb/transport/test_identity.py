@@ -11,7 +11,7 @@ from kombu import Producer, Queue
 
 from kombu_fdb import Broker
 from kombu_fdb.transport import batched
-from kombu_fdb.transport.encoding.properties import dedup_of, task_id_of
+from kombu_fdb.transport.envelope import dedup_of, task_id_of
 
 
 @pytest.fixture

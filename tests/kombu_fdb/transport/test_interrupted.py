@@ -33,8 +33,7 @@ from kombu_fdb.store import retry
 from kombu_fdb.store import tokens as store_tokens
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
-from kombu_fdb.transport import channel
-from kombu_fdb.transport.encoding import envelope
+from kombu_fdb.transport import channel, envelope
 from kombu_fdb.transport.holding import unacked as holding
 
 #: Where an exception may strike: what runs in the thread that takes, puts and settles.

@@ -18,8 +18,7 @@ from kombu.exceptions import ChannelError
 from kombu_fdb.errors import FormatError, LimitExceeded, QueueError, StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.transport.consuming.fetcher import Fetcher
-from kombu_fdb.transport.encoding.envelope import payload_of
-from kombu_fdb.transport.encoding.properties import body_fault, fault_of
+from kombu_fdb.transport.envelope import body_fault, fault_of, payload_of
 from kombu_fdb.transport.worker import poison
 
 LIMITED = Queue("q", queue_arguments={"x-delivery-limit": 3})

@@ -1,4 +1,4 @@
-"""What Celery takes for granted of a task's headers (transport/encoding/properties.py)."""
+"""What Celery takes for granted of a task's headers (transport/envelope.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kombu_fdb.transport.encoding import properties as tasks
-from kombu_fdb.transport.encoding.properties import fault_of, is_timelimit
+from kombu_fdb.transport import envelope as tasks
+from kombu_fdb.transport.envelope import fault_of, is_timelimit
 
 
 @pytest.mark.parametrize("limits", [None, [None, None], [1, None], (0.5, 300), [10**300, 1e308]])

@@ -17,8 +17,7 @@ from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, rank_of
 from kombu_fdb.keyspace.codec import decode_control, decode_limits
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.keyspace.tuples import pack_int
+from kombu_fdb.keyspace.layout import Keyspace, pack_int
 from kombu_fdb.model import KeyLimits, QueueControl, Rank
 
 __all__ = ["Key", "KeyLedger"]

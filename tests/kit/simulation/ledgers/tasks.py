@@ -8,8 +8,7 @@ from __future__ import annotations
 from kit.simulation.ledgers.rows import Row
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.stored.task_index import STAMP_BYTES
-from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.keyspace.tuples import STAMP_CODE
+from kombu_fdb.keyspace.layout import STAMP_CODE, Keyspace
 
 __all__ = ["TaskLedger"]
 

@@ -9,7 +9,7 @@ from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
 from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.model import Death, KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.transport.encoding.envelope import payload_of
+from kombu_fdb.transport.envelope import payload_of
 
 
 def test_a_copy_from_outside_is_what_the_message_was(bench: Bench) -> None:

@@ -12,7 +12,7 @@ from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.messages.bury import REST_MS
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import StoreFull
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, KeyLimits
 
 

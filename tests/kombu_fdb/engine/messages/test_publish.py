@@ -8,7 +8,7 @@ from kit.costs import CountingDatabase, CountingTransaction
 
 from kombu_fdb.errors import CapacityExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase

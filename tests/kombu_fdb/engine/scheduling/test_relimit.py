@@ -11,7 +11,7 @@ from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.scheduling import limits
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.store.sqlite.database import SqliteDatabase

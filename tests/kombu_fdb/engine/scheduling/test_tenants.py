@@ -10,7 +10,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Database

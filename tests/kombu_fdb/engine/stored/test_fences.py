@@ -11,7 +11,7 @@ from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
 
 from kombu_fdb.errors import QueueNotFound, SessionLost
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase

@@ -11,7 +11,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.store.sqlite.database import SqliteDatabase

@@ -11,7 +11,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
 
-from kombu_fdb.keyspace.tuples import pack_text, range_of
+from kombu_fdb.keyspace.layout import pack_text, range_of
 from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database

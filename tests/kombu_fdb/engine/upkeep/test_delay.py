@@ -8,7 +8,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.upkeep import due
-from kombu_fdb.keyspace.tuples import range_of
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
 

@@ -26,13 +26,12 @@ from uuid import UUID
 from kombu.serialization import loads
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.transport.encoding.properties import KEYS, text_of
+from kombu_fdb.transport.envelope import KeyOf, explicit_key, text_of
 
 logger = logging.getLogger(__name__)
 
 JSON = "application/json"
 
-KeyOf = Callable[[Mapping[str, Any]], str]
 KeyFunction = Callable[[str, Any, Any, Mapping[str, Any]], Any]
 
 
@@ -43,18 +42,6 @@ def key_reader(option: str | None) -> KeyOf:
     if ":" in option:
         return _by_function(_import(option), option)
     return lambda message: explicit_key(message) or _text(option, (message.get("headers") or {}).get(option))
-
-
-def explicit_key(message: Mapping[str, Any]) -> str:
-    """The key that the publisher has named."""
-    headers, properties = message.get("headers") or {}, message.get("properties") or {}
-    if KEYS.isdisjoint(headers) and "MessageGroupId" not in properties:
-        return ""
-    given = (("fair_key", headers), ("MessageGroupId", properties), ("MessageGroupId", headers))
-    for name, source in given:
-        if source.get(name) is not None:
-            return text_of(name, source[name])
-    return ""
 
 
 def _text(name: str, value: Any) -> str:

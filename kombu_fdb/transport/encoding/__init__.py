@@ -1,1 +1,0 @@
-"""What a message says, and the bytes it is stored as."""
