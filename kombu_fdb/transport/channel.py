@@ -34,8 +34,7 @@ from kombu_fdb.transport.consuming.receiver import Receiver
 from kombu_fdb.transport.declaring import DeclaringChannel, one_call, settle_orphaned
 from kombu_fdb.transport.envelope import KeyOf, encode, open_delivery, whole_of
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
-from kombu_fdb.transport.holding.qos import Message, QoS
-from kombu_fdb.transport.holding.unacked import Connected, Credit, Settling, Subscription, next_tag
+from kombu_fdb.transport.unacked import Connected, Credit, Message, QoS, Settling, Subscription, next_tag
 
 #: A direct get meets at most this many expired messages.
 MOST_EXPIRED = 1000

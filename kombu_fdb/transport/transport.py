@@ -8,7 +8,7 @@ Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "
   which checks the store and goes on with the same consumers;
 * *closed*, in one of two ways. ``close_connection`` after normal use releases what is unsettled, at once.
   ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases
-  (``holding/qos.py``);
+  (``unacked.py``);
 * *collected* by Python without having been closed. Nothing but the program and its event loop refers to a transport, so
   that an abandoned one is garbage. What it held goes back, uncounted, by another thread
   (``transport/declaring.py``).
@@ -43,9 +43,9 @@ from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
 from kombu_fdb.transport.envelope import KeyOf
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
 from kombu_fdb.transport.fairkey import key_reader
-from kombu_fdb.transport.holding.unacked import next_tag
 from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.older_kombu import BatchingChannel
+from kombu_fdb.transport.unacked import next_tag
 from kombu_fdb.transport.worker.requests import end_stopping_worker, is_stopping, join_workers
 
 # -- addresses ---------------------------------------------------------------------------------------------------------

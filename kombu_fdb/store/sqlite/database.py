@@ -50,7 +50,7 @@ import struct
 import threading
 from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 from kombu_fdb.errors import ForkedError, OptionError, StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, SystemClock
@@ -111,15 +111,6 @@ def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
     return total.to_bytes(width, "little") if total else None
 
 
-class Owner(Hashable, Protocol):
-    """Whose transaction it is: a handle of the file."""
-
-    @property
-    def closed(self) -> bool: ...
-    @property
-    def synchronous(self) -> str: ...
-
-
 class SqliteTransaction:
     """One that may write: alone from its first read, or from its commit, to its end."""
 
@@ -141,7 +132,7 @@ class SqliteTransaction:
     _size = 0
     _most = TRANSACTION_BYTES
 
-    def __init__(self, file: OpenFile, owner: Owner, timeout_s: float) -> None:
+    def __init__(self, file: OpenFile, owner: SqliteDatabase | OpenFile, timeout_s: float) -> None:
         self._file = file
         self._owner = owner
         self._deadline = file.clock.monotonic() + timeout_s

@@ -21,7 +21,7 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
-from kombu_fdb.transport.holding.unacked import Room
+from kombu_fdb.transport.unacked import Room
 
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
 LINE_FIRST_S = 0.25

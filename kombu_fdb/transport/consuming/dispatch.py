@@ -2,7 +2,7 @@
 
 Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it;
 then it is *held* until it is settled. How many of both a channel may have is its credit's business
-(``holding/unacked.py``).
+(``unacked.py``).
 
 Of a queue with one active consumer only the first one here is served, until it ends; the store decides whether it is
 the active one of all (``engine/scheduling/single.py``).
@@ -29,7 +29,7 @@ from time import monotonic
 
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.locks import unless_mine
-from kombu_fdb.transport.holding.unacked import Arrival, Credit, Room, Subscription, next_tag
+from kombu_fdb.transport.unacked import Arrival, Credit, Room, Subscription, next_tag
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.consuming.watch_set import BUSY, Drain, IdleTracker, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
-from kombu_fdb.transport.holding.unacked import MANY_ACKS, Arrival, Credit, Subscription
+from kombu_fdb.transport.unacked import MANY_ACKS, Arrival, Credit, Subscription
 from kombu_fdb.transport.worker.poison import is_workers
 
 #: The first one of a line looks into so many queues without asking. A consumer of more queues also watches their bells

@@ -23,8 +23,7 @@ from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming import fetcher
 from kombu_fdb.transport.consuming.watch_set import Drain, WatchSet
-from kombu_fdb.transport.holding.qos import QoS
-from kombu_fdb.transport.holding.unacked import Credit, Settling, Subscription
+from kombu_fdb.transport.unacked import Credit, QoS, Settling, Subscription
 
 __all__ = ["Flag", "Letter", "SimulatedClient", "SimulatedTransport"]
 

@@ -36,7 +36,7 @@ from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch
 from kombu_fdb.transport.consuming.fetcher import Fetcher
-from kombu_fdb.transport.holding.unacked import Credit
+from kombu_fdb.transport.unacked import Credit
 
 __all__ = ["TWINS", "Twin", "twin"]
 

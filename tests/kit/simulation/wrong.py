@@ -19,7 +19,7 @@ from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch
 from kombu_fdb.transport.consuming.fetcher import Fetcher
-from kombu_fdb.transport.holding.unacked import Credit
+from kombu_fdb.transport.unacked import Credit
 
 __all__ = [
     "clear_after_the_look",

@@ -23,12 +23,11 @@ from kombu.mixins import ConsumerMixin
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.process import session_threads
 from kombu_fdb.process.client import Client
-from kombu_fdb.transport import batched
+from kombu_fdb.transport import batched, unacked
 from kombu_fdb.transport import channel as channel_module
 from kombu_fdb.transport import transport as transport_module
 from kombu_fdb.transport.consuming import dispatch as dispatch_module
 from kombu_fdb.transport.consuming import receiver
-from kombu_fdb.transport.holding import unacked
 
 DEADLINE_S = 60.0
 #: Seconds after which a connection counts as not drained, where a test waits for that.

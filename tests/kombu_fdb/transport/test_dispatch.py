@@ -8,9 +8,9 @@ import pytest
 from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.transport import unacked
 from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.holding import unacked
-from kombu_fdb.transport.holding.unacked import Arrival, Credit, Subscription
+from kombu_fdb.transport.unacked import Arrival, Credit, Subscription
 
 GROUP_S = 0.002
 PATIENCE_S = 5.0

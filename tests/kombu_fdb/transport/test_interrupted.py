@@ -33,8 +33,7 @@ from kombu_fdb.store import retry
 from kombu_fdb.store import tokens as store_tokens
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
-from kombu_fdb.transport import channel, envelope
-from kombu_fdb.transport.holding import unacked as holding
+from kombu_fdb.transport import channel, envelope, unacked
 
 #: Where an exception may strike: what runs in the thread that takes, puts and settles.
 API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.taking)
@@ -43,7 +42,7 @@ MODULES = (
     channel,
     client,
     session_threads,
-    holding,
+    unacked,
     membership,
     retry,
     store_tokens,

@@ -10,9 +10,9 @@ import pytest
 from kombu import Connection
 
 from kombu_fdb.model import Delivery, Lease
+from kombu_fdb.transport import unacked
 from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.holding import unacked
-from kombu_fdb.transport.holding.unacked import Arrival, Credit, Subscription
+from kombu_fdb.transport.unacked import Arrival, Credit, Subscription
 
 
 class Worked:

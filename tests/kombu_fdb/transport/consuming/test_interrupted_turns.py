@@ -14,9 +14,9 @@ from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.transport import unacked
 from kombu_fdb.transport.consuming import claiming, dispatch, fetcher
-from kombu_fdb.transport.holding import unacked
-from kombu_fdb.transport.holding.unacked import Arrival
+from kombu_fdb.transport.unacked import Arrival
 
 TURNS = frozenset(str(each.__file__) for each in (claiming, dispatch, fetcher, unacked, unacked))
 MESSAGES = 6

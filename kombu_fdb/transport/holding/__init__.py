@@ -1,1 +1,0 @@
-"""What a channel holds, how much more it may hold, and how that is settled."""
