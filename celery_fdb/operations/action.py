@@ -39,8 +39,8 @@ from celery_fdb.inspection.overview import look
 from celery_fdb.operations.audit import Audit
 from kombu_fdb import Broker, Queue, Spot
 from kombu_fdb.api.arguments import State
-from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
+from kombu_fdb.keyspace.layout import STAMP_BYTES
 from kombu_fdb.model import Listed, Part, Peeked
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.plural import plural

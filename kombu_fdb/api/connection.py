@@ -25,8 +25,8 @@ from typing import Protocol
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.primitives.locks import unless_mine
-from kombu_fdb.primitives.weakly import weakly
+from kombu_fdb.primitives.threads import unless_mine
+from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.combiner_client import Rivalry
 from kombu_fdb.settings.options import Options

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple, TypeVar
 from kombu_fdb.engine.messages import dedup, message
 from kombu_fdb.engine.messages.message import put_delayed, put_ready, subqueue
 from kombu_fdb.engine.messages.publish import BATCH_BYTES
-from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import DELAYED, NEWER, READY, Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Group, Transactions, read, write
@@ -50,7 +49,7 @@ from kombu_fdb.keyspace.codec import (
     record_of,
     redelivered,
 )
-from kombu_fdb.keyspace.layout import Keyspace, Range, range_of, read_or, split_place, unpack_as
+from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, Range, range_of, read_or, split_place, unpack_as
 from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, Stamp, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import KeyValue

@@ -92,7 +92,7 @@ STAMP_CODE = b"\x33"
 #: From here on FoundationDB's binding writes another form.
 _NO_INT = 2**64 - 1
 #: Length of a packed versionstamp without its code.
-STAMP_LENGTH = 12
+STAMP_BYTES = 12
 
 
 def pack(*elements: Element) -> bytes:
@@ -181,8 +181,8 @@ def _unpack_element(packed: bytes, position: int) -> tuple[Element, int]:
     if INT_ZERO <= code <= INT_ZERO + 8 and position + code - INT_ZERO < len(packed):
         end = position + 1 + code - INT_ZERO
         return int.from_bytes(packed[position + 1 : end], "big"), end
-    if code == STAMP_CODE[0] and position + STAMP_LENGTH < len(packed):
-        end = position + 1 + STAMP_LENGTH
+    if code == STAMP_CODE[0] and position + STAMP_BYTES < len(packed):
+        end = position + 1 + STAMP_BYTES
         return packed[position + 1 : end], end
     raise FormatError("unreadable key", key=packed)
 
@@ -226,7 +226,6 @@ EVERY_RANK = Rank(b"")
 #: Ranks are one packed integer each.
 _RANKS = [Rank(pack_int(URGENT - priority)) for priority in range(URGENT + 1)]
 #: Behind a rank: a stamp and its code.
-_STAMP_BYTES = 13
 _PACKED_RANKS: dict[bytes, Rank] = {rank: rank for rank in _RANKS}
 #: Tags of ranges in which messages wait.
 _OF_MESSAGES = frozenset({"ready", "keyed", "delayed"})
@@ -457,7 +456,7 @@ class Keyspace:
     def split_ring(self, queue: str, entry: bytes) -> tuple[Rank, int, Stamp, str]:
         """Packed rank, round, 12-byte stamp, key."""
         rank, round_, stamp, key = unpack_as(entry[len(self.ring(queue)) :], int, int, bytes, str)
-        if round_ > MOST_ROUNDS or len(stamp) != _STAMP_BYTES - 1:
+        if round_ > MOST_ROUNDS or len(stamp) != STAMP_BYTES:
             raise FormatError("unreadable turn of a key", queue=queue, entry=entry[:200])
         return _rank_of(rank, entry), round_, Stamp(stamp), key
 
@@ -685,8 +684,8 @@ def key_of(place: Place) -> str:
 
 def split_place(place: Place) -> tuple[str, Rank]:
     """Key ("" for none) and packed rank of a place. Raises ``FormatError``."""
-    packed = place[:-_STAMP_BYTES]
-    if place[-_STAMP_BYTES : 1 - _STAMP_BYTES] != STAMP_CODE:
+    packed = place[: -STAMP_BYTES - 1]
+    if place[-STAMP_BYTES - 1 : -STAMP_BYTES] != STAMP_CODE:
         raise FormatError("unreadable place", place=place[:200])
     return _subqueue_of(packed)
 

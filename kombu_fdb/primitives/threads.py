@@ -1,11 +1,172 @@
-"""Threads and greenlets: start one although a signal handler may interrupt, and tell whether this is an event loop."""
+"""Threads and greenlets, and a lock that survives an exception at any moment.
+
+Model of the lock. Python runs signal handlers between any two calls, so what they raise (a soft time limit, a killed
+greenlet) may fall between taking a lock and noting that it was taken. Hence nothing is noted here. A thread that wants
+the lock makes a :class:`Turn` and appends it to a queue, in one call into C; *the head of the queue has the lock*. To
+leave is to remove the turn and to wake the new head. Both may be done twice, and for a turn that never stood in the
+queue, so :meth:`FairLock.release` repairs whatever an interrupted ``acquire`` or ``release`` has left behind.
+
+A signal handler runs inside the code that it interrupts, and that goes on only when the handler has ended. So a handler
+must not wait for its own thread: a lock that this thread has or waits for already is refused at once.
+
+The rule for callers: make the turn first, and release it by :func:`surely`: once at the end, and once more when an
+exception came out, as one exception can't cut both short. (``with`` on a ``threading.Lock`` depends on where the
+interpreter looks for signals; a ``Condition`` never does, as its own methods can be interrupted.)
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
+
+from kombu_fdb.errors import StoreError, StoreUnavailable
+from kombu_fdb.primitives.clock import Clock, SystemClock
+
+T = TypeVar("T")
+
+
+def surely(work: Callable[[], T], undo: Callable[[], object]) -> T:
+    """Do ``work``, and in any case ``undo`` afterwards: again if an exception may have cut it short."""
+    try:
+        try:
+            return work()
+        finally:
+            undo()
+    except BaseException:
+        undo()
+        raise
+
+
+def would_wait_for_itself() -> StoreError:
+    return StoreError(
+        "this thread has a write transaction open already, and would wait for itself",
+        fix="End that transaction first, or write in another thread: a signal handler or a callback that runs "
+        "inside a transaction must not use the broker.",
+    )
+
+
+def unless_mine(lock: threading.RLock) -> threading.RLock:
+    """For a ``with`` around lines that wait for nothing. Raises ``StoreError`` in a thread that is inside already.
+
+    An ``RLock``, as only that one knows its owner: the lines are for one caller at a time, whatever its thread.
+    """
+    if lock._is_owned():  # type: ignore[attr-defined]  # not in the stubs; conditions are built on it
+        raise would_wait_for_itself()
+    return lock
+
+
+class Signal:
+    """Wakes one sleeping thread. Each method is one call into C, and setting it twice is setting it once."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        try:  # noqa: SIM105 - suppress is Python, and can be interrupted
+            self._lock.release()
+        except RuntimeError:  # it is set
+            pass
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Sleep until it is set, and unset it. False if that did not happen within ``timeout_s`` (None: no limit)."""
+        return self._lock.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0))
+
+
+class Turn:
+    """A place in the queue for a lock. Used once."""
+
+    # Of the class, and no ``__init__``: one is made for each transaction.
+    _signal: Signal | None = None
+    #: Its owner has begun to leave.
+    over = False
+    #: The thread or greenlet that it belongs to.
+    thread = 0
+
+    def listen(self) -> Signal:
+        """Call it before the look that decides whether to sleep: a wake-up from then on is not lost."""
+        if self._signal is None:
+            self._signal = Signal()
+        return self._signal
+
+    def wake(self) -> None:
+        signal = self._signal
+        if signal is not None:
+            signal.set()
+
+
+class FairLock:
+    """A lock that is handed to its waiters in the order they came; for threads and for greenlets."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._queue: deque[Turn] = deque()
+
+    def __len__(self) -> int:
+        """How many have it or wait for it."""
+        return len(self._queue)
+
+    @property
+    def head(self) -> Turn | None:
+        """Whose turn it is."""
+        try:
+            return self._queue[0]
+        except IndexError:
+            return None
+
+    def acquire(self, turn: Turn, timeout_s: float) -> bool:
+        """False: it was not given within ``timeout_s``, or is :attr:`mine`; and ``turn`` has left the queue."""
+        queue, turn.thread = self._queue, threading.get_ident()
+        queue.append(turn)
+        return queue[0] is turn or self._wait(turn, self._clock.monotonic() + timeout_s)
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread, or greenlet, has it or waits for it, further up the stack."""
+        thread = threading.get_ident()
+        return any(each.thread == thread for each in list(self._queue))
+
+    def release(self, turn: Turn) -> None:
+        """Leave, whether ``turn`` has the lock, waits for it, has left or never came."""
+        turn.over = True
+        try:  # noqa: SIM105 - suppress takes longer than all of this
+            self._queue.remove(turn)
+        except ValueError:
+            pass
+        if self._queue and (head := self.head) is not None:
+            head.wake()
+
+    def run(self, work: Callable[[], T], timeout_s: float) -> T:
+        """Do ``work`` with the lock. Raises :meth:`refusal` if it was not free within ``timeout_s``."""
+        turn = Turn()
+
+        def in_turn() -> T:
+            if not self.acquire(turn, timeout_s):
+                raise self.refusal("another thread of this process hangs in the SQLite store")
+            return work()
+
+        return surely(in_turn, lambda: self.release(turn))
+
+    def refusal(self, text: str) -> StoreError:
+        """Why it was not given: ``StoreUnavailable`` with this text, or ``StoreError`` as it is :attr:`mine`."""
+        return would_wait_for_itself() if self.mine else StoreUnavailable(text)
+
+    def _wait(self, turn: Turn, deadline: float) -> bool:
+        signal = turn.listen()
+        others = [each.thread for each in list(self._queue) if each is not turn]
+        while self.head is not turn and turn.thread not in others:
+            if not signal.wait(deadline - self._clock.monotonic()):
+                break
+        if self.head is turn:
+            return True
+        self.release(turn)
+        return False
 
 
 def start(thread: threading.Thread) -> None:

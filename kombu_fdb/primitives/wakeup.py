@@ -20,7 +20,9 @@ import contextlib
 import select
 import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+from weakref import WeakMethod
 
 try:
     from posix import write  # eventlet's of ``os`` waits in the event loop, also where a pipe must not block
@@ -155,3 +157,20 @@ def readable(timeout_s: float | None, *descriptors: int) -> bool:
         return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
     except (OSError, ValueError):  # closed by another thread
         return False
+
+
+R = TypeVar("R")
+
+
+def weakly(method: Callable[..., R], *args: Any, otherwise: R) -> Callable[[], R]:
+    """``method(*args)`` of a bound method; ``otherwise`` once its object was collected.
+
+    For timers and watches, which outlive the connections they serve and must not keep them alive.
+    """
+    reference = WeakMethod(method)
+
+    def call() -> R:
+        alive = reference()
+        return otherwise if alive is None else alive(*args)
+
+    return call

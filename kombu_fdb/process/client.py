@@ -50,8 +50,8 @@ from kombu_fdb.engine.messages.publish import Doubts
 from kombu_fdb.errors import ClientUnusable, CommitUnknown, ForkedError, KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.primitives.locks import FairLock, Turn, surely
 from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.threads import FairLock, Turn, surely
 from kombu_fdb.process import connect
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.session_threads import Attendant, DeferredCalls, move, open_session

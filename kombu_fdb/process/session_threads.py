@@ -40,9 +40,8 @@ from typing import TypeVar
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.primitives.locks import Signal
 from kombu_fdb.primitives.processes import see
-from kombu_fdb.primitives.threads import instead_of_threads, start, start_native
+from kombu_fdb.primitives.threads import Signal, instead_of_threads, start, start_native
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.upkeep.duty_cycle import Duties, SessionSteps

@@ -23,7 +23,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import FormatError, KombuFDBError, LimitExceeded, StoreError
 from kombu_fdb.model import LONGEST_NAME, Delivery, Lease, Publication, SessionId
 from kombu_fdb.primitives.ranges import check_text
-from kombu_fdb.primitives.weakly import weakly
+from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options

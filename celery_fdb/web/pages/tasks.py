@@ -20,7 +20,7 @@ from celery_fdb.operations.workers import offered_on_task
 from celery_fdb.web.pages.messages import allowed, arguments_of, known
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
-from kombu_fdb.engine.stored.task_index import MOST_OF_TASK
+from kombu_fdb.engine.messages.message import MOST_OF_TASK
 
 PERIODS = {"hour": HOUR_S, "day": DAY_S}
 FILTERS = ("task", "state", "key", "queue", "worker", "since", "until", "arguments")

@@ -23,8 +23,8 @@ stand then.
 
 Cancel: delete the messages of a task that no worker has begun, by its id; and find where a task is.
 
-Both use the index (``task_index.py``), so they read as many rows as the task has messages, whatever else is in the
-store. A leased message belongs to its consumer, and stays: only the worker can stop what it runs.
+Both use the index (``messages/message.py``), so they read as many rows as the task has messages, whatever else is in
+the store. A leased message belongs to its consumer, and stays: only the worker can stop what it runs.
 """
 
 from __future__ import annotations
@@ -36,17 +36,26 @@ from kombu_fdb.engine.messages.message import (
     Message,
     Subqueue,
     forget,
+    places,
     put_delayed,
     put_ready,
     read_beginnings,
     take_out,
     with_payload,
 )
-from kombu_fdb.engine.stored.task_index import STAMP_BYTES, places
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import decode_lease, decode_record, names_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, range_of, read_or, split_place, unpack_as
+from kombu_fdb.keyspace.layout import (
+    EVERY_RANK,
+    STAMP_BYTES,
+    Keyspace,
+    Range,
+    range_of,
+    read_or,
+    split_place,
+    unpack_as,
+)
 from kombu_fdb.model import NO_PRIORITY, URGENT, Listed, Page, Peeked, Place, Rank, Spot, Stamp, View
 from kombu_fdb.store.protocol import KeyValue
 

@@ -29,8 +29,17 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from kombu_fdb.engine.messages.message import Message, Subqueue, delete_rest, forget, put_delayed, put_ready, subqueue
-from kombu_fdb.engine.stored import copies, newer, task_index
+from kombu_fdb.engine.messages.message import (
+    Message,
+    Subqueue,
+    delete_rest,
+    forget,
+    put_delayed,
+    put_ready,
+    subqueue,
+    unindex,
+)
+from kombu_fdb.engine.stored import copies, newer
 from kombu_fdb.engine.stored.work import DEAD, Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import Record, decode_record, encode_json
@@ -94,7 +103,7 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
         delete_rest(work, record, place)
         return
     work.tr.fill(moving=True)
-    task_index.forget(work, record.task_id, place)
+    unindex(work, record.task_id, place)
     most_bytes = min(HISTORY_BYTES, HISTORIES_BYTES // len(targets))
     details = fitted(cause.details or {}, min(DETAILS_BYTES, most_bytes // 2))
     keys = (came.routing_key,)

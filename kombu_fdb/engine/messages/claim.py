@@ -1,7 +1,7 @@
 """Claim: move ready messages under leases of a session, in one transaction.
 
 The head of the queue is read as a snapshot, and what is taken is a conflict: two claims conflict if they want the same
-message, or if one puts a message back between those that the other takes (``runs.py``), and a publish conflicts with
+message, or if one puts a message back between those that the other takes (``batches.py``), and a publish conflicts with
 nothing. The session's record is read serializably, so a claim can't commit beside the sweep that ends its session.
 Guarantees: ONE-PLACE (ready key cleared and lease written by one commit), ONE-OWNER.
 
@@ -32,7 +32,7 @@ from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import CLAIMED, Work
 from kombu_fdb.errors import FormatError, Outrun
 from kombu_fdb.keyspace.codec import Record, control_of
-from kombu_fdb.keyspace.layout import STAMP_LENGTH, counted, has_key, range_of, split_place
+from kombu_fdb.keyspace.layout import STAMP_BYTES, counted, has_key, range_of, split_place
 from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.store.protocol import KeyValue
 
@@ -160,14 +160,14 @@ def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValu
 
 
 def take_rows(work: Work, states: Mapping[str, QueueState], rows: Rows, *, apart: bool = False) -> None:
-    """Take what was chosen out of the ready ranges. The first messages of a plain queue are a run (``runs.py``).
+    """Take what was chosen out of the ready ranges. The first messages of a plain queue are a run (``batches.py``).
 
     Those of each rank are one: what is published meanwhile stands behind the last of its rank, and so in none.
     ``apart``: as in ``Window``.
     """
     runs: list[tuple[str, bytes, list[KeyValue]]] = []
     for queue, row in rows:
-        rank, state = row[0][:-STAMP_LENGTH], states[queue]
+        rank, state = row[0][:-STAMP_BYTES], states[queue]
         stands_behind = runs and (queue, rank) == runs[-1][:2]
         if stands_behind and not apart and not state.fair and state.control.ageing is None:
             runs[-1][2].append(row)

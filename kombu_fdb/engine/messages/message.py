@@ -15,6 +15,14 @@ effects what became more and what less (COUNTS).
 
 A record that can't be read is moved like any other: what has to be known of it is patched, or found in its place. One
 that has to be read is an error of the caller's (``FormatError``), or :meth:`.Record.unreadable` stands for it.
+
+Model of the index by task, which finds a task's messages wherever they wait. A message's place ends in its stamp, and a
+row ``("task", task_id, stamp)`` holds what stands before the stamp there. The row is written wherever a message gets a
+stamp (publish, promote, release with a delay, burial, replay) and cleared wherever its stamp ends (the same verbs, and
+ack, deletion, purge, expiry), in the same transaction. A claim and the return to the old place leave stamp and row
+alone, and cost nothing for it: a row whose place is empty is that of a message under a lease, or of one that is kept
+for a newer version. A task may have several messages at a time: one per queue it was routed to, and the next attempt
+beside the one that publishes it. A message without a task id has no row and pays nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from kombu_fdb.engine.scheduling import turns
-from kombu_fdb.engine.stored import runs, task_index
+from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
@@ -37,7 +45,7 @@ from kombu_fdb.keyspace.codec import (
     size_of,
     traces_of,
 )
-from kombu_fdb.keyspace.layout import STAMP_CODE, TEXT_CODE, split_place
+from kombu_fdb.keyspace.layout import STAMP_BYTES, STAMP_CODE, TEXT_CODE, range_of, read_or, split_place
 from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
 
@@ -91,9 +99,9 @@ def take_row(work: Work, queue: str, row: KeyValue) -> None:
 
 
 def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
-    """The same of rows of one sub-queue that stand side by side (``runs.py``)."""
+    """The same of rows of one sub-queue that stand side by side."""
     key = rows[0][0]
-    runs.take(work.tr, [key for key, _ in rows])
+    batches.take_run(work.tr, [key for key, _ in rows])
     if key.startswith(work.keys.delayed(queue)):
         work.effects.change(queue, DELAYED, -len(rows))
         return
@@ -112,7 +120,7 @@ def end_lease(work: Work, queue: str, *places: Place) -> None:
 
 def forget(work: Work, message: Message[bytes]) -> None:
     """The message gets another stamp, or none: by its old one it is no longer found."""
-    task_index.forget(work, names_of(message.value)[1], message.place)
+    unindex(work, names_of(message.value)[1], message.place)
 
 
 def delete(work: Work, message: Message[bytes]) -> None:
@@ -121,14 +129,14 @@ def delete(work: Work, message: Message[bytes]) -> None:
         message_id, chunks, task_id = traces_of(message.value)
     except FormatError:
         return
-    task_index.forget(work, task_id, message.place)
+    unindex(work, task_id, message.place)
     if chunks:
         work.tr.clear_range(*work.keys.bodies(message_id))
 
 
 def delete_rest(work: Work, record: Record, place: bytes) -> None:
     """The same, of a record that was read."""
-    task_index.forget(work, record.task_id, place)
+    unindex(work, record.task_id, place)
     if record.chunks:
         work.tr.clear_range(*work.keys.bodies(record.message_id))
 
@@ -161,7 +169,7 @@ def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:
         value, task_id, size = message.encode(), message.task_id, message.size
     user_version = work.effects.next_user_version()
     work.tr.set_versionstamped_key(prefix, user_version, value)
-    if task_id:  # the index (``task_index.py``)
+    if task_id:
         keys = work.keys
         work.tr.set_versionstamped_key(keys.task(task_id) + STAMP_CODE, user_version, prefix[len(keys.prefix) :])
     return size
@@ -258,3 +266,29 @@ def _whole(record: Record, chunks: Iterable[bytes | None]) -> Record | FormatErr
     if len(payload) != record.size:
         return FormatError("part of the payload is missing", message_id=record.message_id.hex())
     return record._replace(payload=payload)
+
+
+#: Messages of one task in one transaction: publishers choose the ids, and may give many messages the same one.
+MOST_OF_TASK = 500
+
+
+# -- found by its task -------------------------------------------------------------------------------------------------
+
+
+def unindex(work: Work, task_id: str, place: bytes) -> None:
+    """The message leaves ``place`` (or key) for good, and with it the stamp in which that ends."""
+    if task_id and place:
+        work.tr.clear(work.keys.task(task_id) + STAMP_CODE + place[-STAMP_BYTES:])
+
+
+def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = False) -> tuple[list[bytes], bytes]:
+    """The keys of the task's messages, in the order in which they got there; of a leased one, where it was.
+
+    Up to :data:`MOST_OF_TASK` of them, behind ``after``, and where the others begin; b"" if there are none. A row that
+    leads to anything but a message is ignored: callers may delete what is found here.
+    """
+    begin, end = range_of(work.keys.task(task_id))
+    rows = work.tr.get_range(max(begin, after), end, limit=MOST_OF_TASK, snapshot=snapshot)
+    found = [work.keys.prefix + prefix + key[-STAMP_BYTES:] for key, prefix in rows]
+    following = rows[-1][0] + b"\x00" if len(rows) == MOST_OF_TASK else b""
+    return [key for key in found if read_or(None, work.keys.queue_of, key) is not None], following

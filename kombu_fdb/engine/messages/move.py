@@ -14,10 +14,9 @@ from itertools import accumulate
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_delayed, put_ready, subqueue, take_out
 from kombu_fdb.engine.stored.batches import came_by, rows_from
-from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Record, decode_record
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, priority_of, range_of, read_or, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, STAMP_BYTES, Keyspace, priority_of, range_of, read_or, split_place
 from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
 

@@ -38,7 +38,7 @@ from kombu_fdb.engine.messages.message import Message, delete, take_out
 from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
 from kombu_fdb.keyspace.codec import decode_amount, decode_count, size_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, STAMP_LENGTH, Range, range_of, split_place
+from kombu_fdb.keyspace.layout import EVERY_RANK, STAMP_BYTES, Range, range_of, split_place
 from kombu_fdb.store.protocol import KeyValue
 
 DROP_HEAD = "drop-head"
@@ -214,7 +214,7 @@ def _in_turn(work: Work, queue: str, backlogs: Mapping[str, int], part: int) -> 
             number += 1
         following = next(heads[key], None)
         if following is not None:
-            heappush(heap, (number, following[0][-STAMP_LENGTH:], key, following))
+            heappush(heap, (number, following[0][-STAMP_BYTES:], key, following))
 
 
 def _from_head(work: Work, queue: str, within: Range, part: int) -> Iterator[KeyValue]:

@@ -53,7 +53,7 @@ from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.model import NO_PRIORITY, Death, Publication
 from kombu_fdb.primitives import ranges
 from kombu_fdb.primitives.clock import Clock, IdSource
-from kombu_fdb.primitives.locks import unless_mine
+from kombu_fdb.primitives.threads import unless_mine
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.tokens import Doubt

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.message import Message, Subqueue, delete, end_lease, forget, put_delayed, put_in_place
-from kombu_fdb.engine.stored.runs import runs_of
+from kombu_fdb.engine.stored.batches import runs_of
 from kombu_fdb.engine.stored.work import ACKED, LATE, RETURNED, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered, seen

@@ -25,7 +25,7 @@ from kombu_fdb.engine.stored.work import Event, Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.locks import unless_mine
+from kombu_fdb.primitives.threads import unless_mine
 from kombu_fdb.store.protocol import Transaction
 
 #: Stands for all keys that are not counted by name. No message with a key has this one.

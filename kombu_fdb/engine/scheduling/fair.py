@@ -61,11 +61,11 @@ from itertools import islice
 from kombu_fdb.engine.scheduling.enforcement import Allowance, Allowances
 from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, Tenants, Turn, rank_of
 from kombu_fdb.engine.scheduling.window import QueueState, Window
-from kombu_fdb.engine.stored import runs
+from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_round, published_at
-from kombu_fdb.keyspace.layout import STAMP_LENGTH, Keyspace, range_of, readable
+from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, readable
 from kombu_fdb.model import URGENT, Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
@@ -185,11 +185,11 @@ class _Scheduler:
 
     def _clear_entries(self) -> None:
         """The served entries were adjacent, except for those that were not to be served."""
-        for run in [run for part in self._parts_read for run in runs.runs_of(part, self._left)]:
-            runs.take(self._tr, run)
+        for run in [run for part in self._parts_read for run in batches.runs_of(part, self._left)]:
+            batches.take_run(self._tr, run)
             self._left.difference_update(run)
         for entry in sorted(self._left):
-            runs.take(self._tr, [entry])
+            batches.take_run(self._tr, [entry])
         self._left.clear()
 
     def _end(self) -> None:
@@ -466,7 +466,7 @@ class _Scheduler:
 
 def _stamp_of(row: KeyValue) -> Stamp:
     """Every message's key ends with its stamp."""
-    return Stamp(row[0][-STAMP_LENGTH:])
+    return Stamp(row[0][-STAMP_BYTES:])
 
 
 def _ring_rank(items: Rank, allowance: Allowance | None) -> Rank:

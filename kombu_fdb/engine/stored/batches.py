@@ -8,21 +8,27 @@ much, doubled when it was not. A wrong batch costs time, never correctness, so i
 A :class:`Room` is what one claim can hold. A claim writes each record into a lease, and reads each payload: a
 transaction takes 10,000,000 bytes, and 5 seconds. The first message always has room, so the largest one gets through,
 alone.
+
+A *run* is adjacent rows, as a transaction has read them, which are cleared by one call for all. With FoundationDB each
+call costs its client 20 to 40 us of CPU, as it wakes the network thread. Of the six such calls for a message without a
+key that is claimed and acknowledged, four cleared adjacent rows, or conflicted on them. The price is a conflict with a
+transaction that puts a row between them meanwhile. So runs are used where that hardly ever happens: publishers write
+behind such rows, and released messages mostly go before them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import groupby
 from typing import TypeVar
 
-from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.keyspace.codec import size_of
-from kombu_fdb.keyspace.layout import Range
+from kombu_fdb.keyspace.layout import STAMP_BYTES, Range
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.store.protocol import KeyValue
+from kombu_fdb.store.protocol import KeyValue, Transaction
 
 # -- time and messages -------------------------------------------------------------------------------------------------
 
@@ -146,3 +152,20 @@ def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> 
 def came_by(last: bytes, key: bytes) -> bool:
     """Whether the message at the key had come to its queue by the version ``last``."""
     return key[-STAMP_BYTES:][: len(last)] <= last
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def runs_of(rows: Iterable[bytes], taken: Collection[bytes]) -> list[list[bytes]]:
+    """Those of ``rows`` (in the order in which they were read) that are ``taken``, in runs."""
+    return [list(run) for is_taken, run in groupby(rows, taken.__contains__) if is_taken]
+
+
+def take_run(tr: Transaction, run: Sequence[bytes]) -> None:
+    """Clear them. Conflicts with a transaction that writes to one of them, or between them."""
+    if len(run) == 1:
+        tr.add_read_conflict_key(run[0])
+    else:
+        tr.add_read_conflict_range(run[0], run[-1] + b"\x00")
+    tr.clear_run(run)

@@ -14,8 +14,8 @@ Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease
 
 A kept message delays no others. It is counted, so that operators see it (``QueueCounts.newer``). It neither expires nor
 has to give way, and stays when its queue is purged or deleted, as a leased one does. Those behind it are served
-meanwhile. It keeps its stamp, and so its row among its task's messages (``task_index.py``). An old consumer may keep it
-again as often as it comes back before a new one takes it: in the end there is no old one.
+meanwhile. It keeps its stamp, and so its row among its task's messages (``messages/message.py``). An old consumer may
+keep it again as often as it comes back before a new one takes it: in the end there is no old one.
 """
 
 from __future__ import annotations

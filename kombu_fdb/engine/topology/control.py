@@ -23,12 +23,11 @@ from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.batches import came_by, rows_from
-from kombu_fdb.engine.stored.task_index import STAMP_BYTES
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.engine.topology import arguments
 from kombu_fdb.errors import ExchangeNotFound, FormatError, NotEquivalent, QueueNotFound
 from kombu_fdb.keyspace.codec import decode_control, encode_control
-from kombu_fdb.keyspace.layout import FORMAT_VERSION, range_of
+from kombu_fdb.keyspace.layout import FORMAT_VERSION, STAMP_BYTES, range_of
 from kombu_fdb.model import SessionId
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration, declared_as
 from kombu_fdb.store.protocol import KeyValue

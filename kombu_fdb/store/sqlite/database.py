@@ -32,7 +32,7 @@ What fails:
 * the machine loses power: with ``synchronous="full"`` nothing that was committed is lost, with ``"normal"`` the last
   moments may be, in commit order and without damage;
 * a signal handler raises, a greenlet is killed: at whatever instruction that happens, ``cancel`` of the transaction
-  returns all that it had taken (:mod:`~kombu_fdb.primitives.locks`);
+  returns all that it had taken (:mod:`~kombu_fdb.primitives.threads`);
 * the file is deleted or replaced: commits fail and say so, none goes into a file without a name;
 * the disk is full: what needs no more space goes on (:mod:`~kombu_fdb.store.sqlite.space`);
 * the process forks: SQLite can't be carried into a child (https://www.sqlite.org/howtocorrupt.html, 2.6), not even
@@ -54,7 +54,7 @@ from typing import Any
 
 from kombu_fdb.errors import ForkedError, OptionError, StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, SystemClock
-from kombu_fdb.primitives.locks import FairLock, Turn, surely
+from kombu_fdb.primitives.threads import FairLock, Turn, surely
 from kombu_fdb.store.protocol import (
     KEY_BYTES,
     TRANSACTION_BYTES,

@@ -12,7 +12,7 @@ the fix. The inherited connections are never closed there, and never freed.
 
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
 file with each transaction. ``users`` are the transactions that hold a connection, ``lock`` is the right to write. Each
-transaction has one :class:`~kombu_fdb.primitives.locks.Turn` for both, made before anything is taken;
+transaction has one :class:`~kombu_fdb.primitives.threads.Turn` for both, made before anything is taken;
 ``return_writer``, ``return_reader`` and ``leave`` undo whatever was taken in its name, a half-done statement included.
 
 What fails: the file is deleted, or another one is put in its place. Then what is committed would go where no process
@@ -32,7 +32,7 @@ from typing import TypeVar
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.locks import Turn
+from kombu_fdb.primitives.threads import Turn
 from kombu_fdb.store.sqlite.errors import explain
 from kombu_fdb.store.sqlite.files import Access, connect, create, open_sidecar, set_synchronous, share_database
 from kombu_fdb.store.sqlite.space import Space

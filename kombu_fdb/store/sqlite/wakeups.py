@@ -50,8 +50,7 @@ from hashlib import blake2b
 
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.locks import FairLock, Signal, Turn
-from kombu_fdb.primitives.threads import start
+from kombu_fdb.primitives.threads import FairLock, Signal, Turn, start
 from kombu_fdb.primitives.wakeup import readable, write
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.store.sqlite.files import Access, open_directory, open_pipe, open_sidecar

@@ -3,7 +3,7 @@
 Model. SQLite lets one connection write at a time and lets the others retry with growing pauses, so that a process which
 publishes in a tight loop starves them. Here a writer first passes
 
-1. its process's own queue (:class:`~kombu_fdb.primitives.locks.FairLock`): first come, first served. Its head is the
+1. its process's own queue (:class:`~kombu_fdb.primitives.threads.FairLock`): first come, first served. Its head is the
    only one, but for the helper, that touches the two files which follow;
 2. the *gate*, an flock: its holder is next in line, and only that one waits for
 3. *main*, an flock held while writing; with it in hand, the gate is opened for the next.
@@ -34,8 +34,7 @@ from fcntl import flock
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.locks import FairLock, Signal, Turn, would_wait_for_itself
-from kombu_fdb.primitives.threads import instead_of_threads, start
+from kombu_fdb.primitives.threads import FairLock, Signal, Turn, instead_of_threads, start, would_wait_for_itself
 
 #: Tries at *main*: about as long as one short write transaction takes.
 SPINS = 60

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from kombu_fdb.model import Delivery, Lease, SessionId
-from kombu_fdb.primitives.locks import unless_mine
+from kombu_fdb.primitives.threads import unless_mine
 from kombu_fdb.transport.unacked import Arrival, Credit, Room, Subscription, next_tag
 
 

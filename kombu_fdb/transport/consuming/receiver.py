@@ -47,8 +47,15 @@ from typing import Any
 
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Lease
-from kombu_fdb.primitives.locks import Turn, surely, unless_mine, would_wait_for_itself
-from kombu_fdb.primitives.threads import in_hub, instead_of_threads, start
+from kombu_fdb.primitives.threads import (
+    Turn,
+    in_hub,
+    instead_of_threads,
+    start,
+    surely,
+    unless_mine,
+    would_wait_for_itself,
+)
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.fetcher import Fetcher

@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.model import SessionId
-from kombu_fdb.primitives.locks import FairLock
+from kombu_fdb.primitives.threads import FairLock
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch

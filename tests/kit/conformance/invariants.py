@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages.message import places
 from kombu_fdb.engine.stored.newer import LEASE
-from kombu_fdb.engine.stored.task_index import places
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_lease, names_of, outline_of, size_of

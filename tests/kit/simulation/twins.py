@@ -21,7 +21,7 @@ from kombu_fdb.engine.messages import bury, claim, dedup, message, move, overflo
 from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import fair, limits, line, rates, single
 from kombu_fdb.engine.scheduling.enforcement import Allowances
-from kombu_fdb.engine.stored import batches, copies, runs, session
+from kombu_fdb.engine.stored import batches, copies, session
 from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import write
@@ -33,9 +33,8 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store import retry, tokens
 from kombu_fdb.store.protocol import KeyValue, Transaction
-from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.consuming.fetcher import Fetcher
+from kombu_fdb.transport.consuming.fetcher import Claiming, Fetcher
 from kombu_fdb.transport.unacked import Credit
 
 __all__ = ["TWINS", "Twin", "twin"]
@@ -225,7 +224,7 @@ TWINS: dict[str, Twin] = {
     ),
     # Messages
     "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take_rows")),
-    "a run conflicts on its rows only": Twin("DURABLE", "sessions", runs, "take", _take_each),
+    "a run conflicts on its rows only": Twin("DURABLE", "sessions", batches, "take_run", _take_each),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "purge_part")),
     "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(pages, "reschedule")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(due, "promote")),

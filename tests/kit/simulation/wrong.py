@@ -16,9 +16,8 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.transport.consuming.claiming import Claiming
 from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.consuming.fetcher import Fetcher
+from kombu_fdb.transport.consuming.fetcher import Claiming, Fetcher
 from kombu_fdb.transport.unacked import Credit
 
 __all__ = [

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kombu_fdb.errors import StoreError
-from kombu_fdb.primitives.locks import unless_mine
+from kombu_fdb.primitives.threads import unless_mine
 
 
 def test_a_lock_refuses_the_thread_that_is_inside_and_no_other() -> None:

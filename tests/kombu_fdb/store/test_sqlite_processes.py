@@ -24,7 +24,7 @@ from kit.processes import Program, until
 from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
-from kombu_fdb.primitives.locks import FairLock, Turn
+from kombu_fdb.primitives.threads import FairLock, Turn
 from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite import write_lock as sqlite_lock
 from kombu_fdb.store.sqlite.database import SqliteDatabase

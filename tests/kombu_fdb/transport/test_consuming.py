@@ -24,7 +24,7 @@ from kombu import Connection, Consumer, Queue
 
 from kombu_fdb.store.sqlite import wakeups
 from kombu_fdb.transport import batched, transport
-from kombu_fdb.transport.consuming.claiming import Claiming
+from kombu_fdb.transport.consuming.fetcher import Claiming
 
 
 def fill(connection: Connection, number: int, queue: str = "q") -> None:

@@ -1,4 +1,4 @@
-"""The index by task id, held against the messages. Model: ``kombu_fdb/engine/stored/task_index.py``.
+"""The index by task id, held against the messages. Model: ``kombu_fdb/engine/messages/message.py``.
 
 Each message with a task id has one row, which says where it is or, under a lease, where it was; there is no other row.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from kit.simulation.ledgers.rows import Row
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.stored.task_index import STAMP_BYTES
-from kombu_fdb.keyspace.layout import STAMP_CODE, Keyspace
+from kombu_fdb.keyspace.layout import STAMP_BYTES, STAMP_CODE, Keyspace
 
 __all__ = ["TaskLedger"]
 
