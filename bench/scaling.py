@@ -33,7 +33,7 @@ from contention import KEYS, WINDOW, Tally, open_engine, throughput
 from rich.console import Console
 from rich.table import Table
 
-from kombu_fdb.engine.combiner import MOST_MESSAGES
+from kombu_fdb.engine.messages.claim import MOST_MESSAGES
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason

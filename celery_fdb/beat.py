@@ -3,7 +3,7 @@
 Run ``celery beat -S celery_fdb.beat.Scheduler`` on two machines, and each entry is published once. With another
 scheduler, such as django-celery-beat's, use ``class Scheduler(OncePerTick, DatabaseScheduler)``.
 
-Each message has a dedup id (``kombu_fdb/engine/messages/dedup.py``) made of the entry's name and its *tick*. The tick
+Each message has a dedup id (``kombu_fdb/engine/messages/publish.py``) made of the entry's name and its *tick*. The tick
 must be the same in all beats, although their clocks differ and they started at different times:
 
 * ``crontab``: the latest time of the crontab that is not after now. It is the same while the clocks differ by less than

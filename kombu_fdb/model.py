@@ -57,7 +57,8 @@ class Publication(NamedTuple):
     ttr_ms: int = 0
     #: By which the message can be found and cancelled; "" for not at all. See :data:`LONGEST_TASK_ID`.
     task_id: str = ""
-    #: Publications of one id to one exchange and routing key are one within the window (``engine/messages/dedup.py``).
+    #: Publications of one id to one exchange and routing key are one within the window
+    #: (``engine/messages/publish.py``).
     dedup_id: str = ""
     dedup_window_ms: int = 0
     #: Likewise, for a publisher who may come again with the same message, whatever its dedup id: an outbox.

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from kombu_fdb.engine.messages import dedup, message
+from kombu_fdb.engine.messages import message, publish
 from kombu_fdb.engine.messages.message import put_delayed, put_ready, subqueue
 from kombu_fdb.engine.messages.publish import BATCH_BYTES
 from kombu_fdb.engine.stored.work import DELAYED, NEWER, READY, Work
@@ -87,9 +87,9 @@ def messages(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredM
 
 
 def dedups(run: Transactions) -> Iterator[DedupEntry]:
-    """Each window of ``dedup.py``."""
+    """Each window of ``publish.py``."""
     for (exchange, routing_key, dedup_id), value in run.keys.read(_scan(run, run.keys.all_dedups), str, str, str):
-        yield exchange, routing_key, dedup_id, dedup.decode_end(value)
+        yield exchange, routing_key, dedup_id, publish.decode_end(value)
 
 
 def _open_all(queue: str, rows: list[_Row], work: Work) -> list[StoredMessage]:
@@ -311,7 +311,7 @@ MOST_MESSAGES, MOST_BYTES = MESSAGES_PER_TRANSACTION, BATCH_BYTES
 class Migration(Group):
     """The verbs on one store as the source or the target. Each may be called again after any failure."""
 
-    restore_dedups = write(dedup.restore)
+    restore_dedups = write(publish.restore)
     bind = write(control.bind)
     finished = read(state)
     forget_marks_part = write(clear_marks)

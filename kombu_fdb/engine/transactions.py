@@ -14,7 +14,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from kombu_fdb.engine.metrics import totals
-from kombu_fdb.engine.scheduling.rates import Sightings
+from kombu_fdb.engine.scheduling.enforcement import Sightings
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Effects, Event, Policy, Work
@@ -23,8 +23,7 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Database, Transaction
-from kombu_fdb.store.retry import Patience, Retry
-from kombu_fdb.store.tokens import CommitTokens, Doubt
+from kombu_fdb.store.retry import CommitTokens, Doubt, Patience, Retry
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -59,7 +59,7 @@ key                                                   value                     
 ``("consumer", queue, session, tag)``                 ""                                       consume; cleared with session or queue
 ``("single", queue)``                                 session, tag; or versionstamp: vacant    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
-``("token", client, slot)``                           commit token (``store/tokens.py``)       every writing transaction
+``("token", client, slot)``                           commit token (``store/retry.py``)        every writing transaction
 ``("aside", duty, subject)``                          what a duty could not do, and why        the duties
 ``("newer", kind, version, queue, place)``            record or lease of a newer version       an older one: claim, bury, sweep; cleared by the duties of a newer one
 ====================================================  =======================================  ==================================================

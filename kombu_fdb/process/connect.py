@@ -84,7 +84,7 @@ def join(database: Database, location: Location, tr: Any) -> Transaction:
             fix="Use the broker fdb://, or the outbox of celery_fdb.contrib.outbox for an SQL database.",
         )
     with _importing:
-        from kombu_fdb.store.foundationdb.joined import join_transaction
+        from kombu_fdb.store.foundationdb.database import join_transaction
 
     return join_transaction(database, tr)
 

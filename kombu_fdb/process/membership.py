@@ -25,8 +25,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kombu_fdb.engine.combiner import Served
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost

@@ -46,7 +46,7 @@ the same rules hold for what is delivered, which another program may have publis
 
 *Identity.* The task's id is the header ``id`` of a Celery task, else the property ``message_id``. By it the store finds
 and cancels the message (``engine/messages/message.py``). An id of more than 255 bytes is published like any other and
-can't be found. The dedup id (``engine/messages/dedup.py``) is the header ``dedup_id`` or ``x-deduplication-id``, or
+can't be found. The dedup id (``engine/messages/publish.py``) is the header ``dedup_id`` or ``x-deduplication-id``, or
 ``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the header ``dedup_window``
 (seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with the
 window ``once_window``. A retry or a replacement (``self.replace``) is never a duplicate: Celery hands a task's headers

@@ -15,9 +15,9 @@ against no row, and all rows are released at once.
 If a relay is killed after it claimed rows, they are due again after the lease. If it is killed after it published and
 before it deleted them, or the broker's answer is lost, they are published again, and the store drops them: it knows the
 messages by the row's id and their number in it, in addition to a task's own ``dedup_id`` (``once_id`` in
-:mod:`kombu_fdb.engine.messages.dedup`). It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is published
-at least once, and exactly once unless seven days pass between its publishing and the next relay that comes to delete
-it. Several relays may run at once.
+:mod:`kombu_fdb.engine.messages.publish`). It remembers them for :data:`DEDUP_WINDOW_S`, seven days. So a row is
+published at least once, and exactly once unless seven days pass between its publishing and the next relay that comes to
+delete it. Several relays may run at once.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from kombu_fdb.engine import combiner
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.inspection import browse, pages
 from kombu_fdb.engine.messages import arm, claim, move, settle
 from kombu_fdb.engine.messages.bury import Cause
+from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import session
@@ -22,7 +22,7 @@ from kombu_fdb.engine.transactions import Group, Transactions, read, write
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
-from kombu_fdb.store.tokens import Doubt
+from kombu_fdb.store.retry import Doubt
 
 NO_TERMS = ClaimTerms()
 
@@ -33,9 +33,10 @@ class Messages(Group):
     has_work = read(arm.has_work)
     arm_empty = read(arm.arm)
     arm = read(arm.arm_all)
-    join = write(combiner.join)
+    join = write(claim.join)
     holds = read(session.holds)
     delete_at = write(pages.delete_at)
+    _look = read(claim.look)
     _move_part = write(move.move)
 
     def __init__(self, run: Transactions, inspect: Inspection) -> None:
@@ -44,7 +45,7 @@ class Messages(Group):
         self._claims = count(1)
         self._windows = AdaptiveBatch(session.LEASES_PER_CLAIM)
         self._settlements = AdaptiveBatch(session.LEASES_PER_CLAIM)
-        self._services = AdaptiveBatch(combiner.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
+        self._services = AdaptiveBatch(claim.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
         #: How often a rival's claim was faster, since the engine was made.
         self.lost_races = 0
 
@@ -129,8 +130,6 @@ class Messages(Group):
             self._settle([lease], partial(settle.reject, cause=Cause.malformed(error)))
         return sight, deliveries
 
-    _look = read(combiner.look)
-
     def serve(
         self,
         demand: Demand,
@@ -138,7 +137,7 @@ class Messages(Group):
         rows: Sequence[line.Row],
         consumers: Mapping[str, str],
         patience_s: float = 0.0,
-    ) -> combiner.Served:
+    ) -> Served:
         """Claim for the line, as its first one. ``rows``: those of a :meth:`look`, among them the demand's own.
 
         ``consumers``: as in ``ClaimTerms``. ``patience_s``: of those who wait, from now on. Raises ``SessionLost``.
@@ -147,22 +146,22 @@ class Messages(Group):
         A consumer that claims past the line takes little, and is faster than a service that takes much: it would lose
         race after race, and a whole line waits for it. So each one that it loses halves it.
         """
-        tried: list[combiner.Served] = []
+        tried: list[Served] = []
 
-        def body(work: Work, most: int) -> combiner.Served:
+        def body(work: Work, most: int) -> Served:
             window = self._window(demand.session, demand.first, most, consumers)
-            served = combiner.serve(work, queues, demand, rows, window)
+            served = claim.serve(work, queues, demand, rows, window)
             if served.deliveries or served.others:
                 line.served(work, demand, patience_s)
             tried[:] = [served]
             return served
 
-        def run(most: int) -> combiner.Served:
-            doubt: Doubt[combiner.Served] = Doubt()
+        def run(most: int) -> Served:
+            doubt: Doubt[Served] = Doubt()
             on_conflict = partial(lost, doubt, most)
             return self._run.write(lambda work: body(work, most), on_conflict=on_conflict, doubt=doubt)
 
-        def lost(doubt: Doubt[combiner.Served], most: int) -> None:
+        def lost(doubt: Doubt[Served], most: int) -> None:
             self._lost(queues, [delivery for each in tried for delivery in each.deliveries])
             if most > 1 and not doubt.is_open:
                 raise Outrun

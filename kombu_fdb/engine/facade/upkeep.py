@@ -6,9 +6,9 @@ Each step that moves messages moves as many as its transaction holds: it is halv
 from __future__ import annotations
 
 from kombu_fdb.engine.facade.inspection import Inspection
-from kombu_fdb.engine.messages import dedup, overflow
+from kombu_fdb.engine.messages import overflow, publish
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.scheduling import limits, rates
+from kombu_fdb.engine.scheduling import enforcement, limits
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.topology import control
@@ -105,22 +105,22 @@ class Upkeep(Group):
         """Drop the expired of some ready messages. Returns how many, and where to go on; b"" at the end."""
         return self._run.part(due.drop_part, due.ROWS_PER_TRANSACTION, queue, cursor)
 
-    def clear_dedup(self, *, kept_ms: int = dedup.KEPT_MS) -> int:
+    def clear_dedup(self, *, kept_ms: int = publish.KEPT_MS) -> int:
         """Clear dedup ids whose window has been over for ``kept_ms`` by this process's clock. Returns how many."""
         total = 0
         while cleared := self.clear_dedup_part(kept_ms=kept_ms):
             total += cleared
         return total
 
-    def clear_dedup_part(self, *, kept_ms: int = dedup.KEPT_MS) -> int:
+    def clear_dedup_part(self, *, kept_ms: int = publish.KEPT_MS) -> int:
         """Clear some of them. Returns how many."""
         end_ms = max(0, self._run.now() - kept_ms)
-        return self._run.part(dedup.clear_ended, dedup.ENTRIES_PER_TRANSACTION, end_ms)
+        return self._run.part(publish.clear_ended, publish.ENTRIES_PER_TRANSACTION, end_ms)
 
     def clear_buckets_part(self, cursor: bytes = b"") -> bytes:
         """Clear those of some token buckets that are full. Returns where to go on; b"" at the end."""
         begin = cursor or self._run.keys.all_buckets[0]
-        return self._run.write(lambda work: rates.clear_full(work, begin))
+        return self._run.write(lambda work: enforcement.clear_full(work, begin))
 
     def rows(self, whole: Range) -> list[KeyValue]:
         """All rows of a range, in parts, for an Observer."""

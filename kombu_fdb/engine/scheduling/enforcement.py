@@ -7,19 +7,176 @@ writes. While it is not known how many messages without a key are in flight (``l
 
 A queue in which no key has limits pays nothing for any of it: none of its keys is parked, so a transaction that ends a
 lease, and has read that (as a conflict), rings no bell.
+
+Rates: one token bucket for each key that has a rate, in the store, by clocks that may be wrong.
+
+Model. ``("bucket", queue, key)`` says how many tokens there were, and up to which moment they are accounted for. A
+claim adds what has come since, takes one token for each message, and moves the moment on. A key without the row has a
+full bucket (https://en.wikipedia.org/wiki/Token_bucket). How much time has passed since is measured in two ways; the
+longer one counts:
+
+* by the consumer's wall clock, if that is past the moment. The moment never goes back, so all refills of all consumers
+  together are what the furthest clock went forward: the true time and, once, the distance between the clocks.
+* by how long this process has known the very same row, on its monotonic clock (:class:`Sightings`). No use of a bucket
+  leaves its row as it was, so this is never more than the truth, whatever the wall clocks say. A clock that was set
+  back, or another's that is far ahead, therefore stops no consumer.
+
+Of many consumers the one that looks may never have seen the row. So the promoter, which has known it since the key
+began to wait, puts into the bucket what has come meanwhile (:func:`credit`), before it rings for the key.
+
+The moment moves on by what was added, so no time is counted twice. Guarantee SKEW: in any time T at most ``burst +
+rate * (T + skew)`` tokens are used, where ``skew`` is how far the wall clocks of consumers and duties are apart; not
+more with more consumers or claims. This holds up to :data:`FULL_FOR_MS` of skew. A moment that lies more than a day
+ahead is taken for a broken clock's, and brought back, or the key would wait for it after each restart.
+
+A bucket that has been full for :data:`FULL_FOR_MS` is cleared by the duties: no row means a full bucket, too.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
-from kombu_fdb.engine.scheduling import limits, rates
-from kombu_fdb.engine.scheduling.rates import Bucket, Sightings
+from kombu_fdb.engine.scheduling.limits import is_counting
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.keyspace.codec import decode_count, limits_of
+from kombu_fdb.keyspace.codec import control_of, decode_count, limits_of
 from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.store.protocol import KeyValue
+
+#: A moment that is further ahead is taken for a broken clock's.
+MOST_AHEAD_MS = 24 * 3600 * 1000
+#: How long a bucket must have been full until its row goes, by the clock of the process that clears it: while clocks
+#: differ by less, clearing gives nothing away.
+FULL_FOR_MS = 10 * 60 * 1000
+#: What a row holds; a moment as late as this is a damaged row's.
+LAST_MS = 2**64 - 1
+#: A key is looked at again after this time, however low its rate.
+LONGEST_WAIT_MS = 24 * 3600 * 1000
+BUCKETS_PER_PART = 500
+#: Rows remembered at most; what is forgotten is seen for the first time again.
+MOST_SIGHTINGS = 20_000
+
+_ROW = struct.Struct(">dQ")
+
+
+class Bucket(NamedTuple):
+    """``tokens`` at ``filled_ms``, a moment of the wall clocks that took part."""
+
+    tokens: float
+    filled_ms: int
+
+
+class Sightings:
+    """For how long this process has known a row as it is, in milliseconds of its monotonic clock. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[bytes, tuple[bytes, float]] = {}
+
+    def unchanged_ms(self, key: bytes, value: bytes) -> int:
+        """0 if the row was another one, or absent, at the last look."""
+        now_s = self._clock.monotonic()
+        before = self._seen.get(key)
+        if before is not None and before[0] == value:
+            return int((now_s - before[1]) * 1000)
+        if len(self._seen) >= MOST_SIGHTINGS:
+            self._seen.clear()
+        self._seen[key] = value, now_s
+        return 0
+
+
+def refilled(row: bytes | None, limits: KeyLimits, now_ms: int, unchanged_ms: int) -> Bucket:
+    """The bucket now. A row that can't be read counts as a full one."""
+    bucket = _decode(row)
+    if bucket is None:
+        return Bucket(float(limits.burst), now_ms)
+    assert limits.rate is not None
+    passed_ms = max(now_ms - bucket.filled_ms, unchanged_ms, 0)
+    tokens = min(float(limits.burst), bucket.tokens + passed_ms / 1000 * limits.rate)
+    # Later by a millisecond at least: a bucket that was used has another row.
+    moment = bucket.filled_ms + max(passed_ms, 1)
+    return Bucket(tokens, min(moment, max(now_ms, 0) + MOST_AHEAD_MS))
+
+
+def encode(bucket: Bucket) -> bytes:
+    return _ROW.pack(*bucket)
+
+
+def wait_ms(bucket: Bucket, limits: KeyLimits) -> int:
+    """How long until there is a token; 0 if there is one."""
+    if bucket.tokens >= 1:
+        return 0
+    assert limits.rate is not None
+    return int(min((1 - bucket.tokens) / limits.rate * 1000, LONGEST_WAIT_MS - 1)) + 1
+
+
+def _decode(row: bytes | None) -> Bucket | None:
+    if row is None or len(row) != _ROW.size:
+        return None
+    bucket = Bucket(*_ROW.unpack(row))
+    return bucket if math.isfinite(bucket.tokens) else None
+
+
+class Seen(NamedTuple):
+    """A bucket's row, and for how long this process has known it as it is."""
+
+    row: KeyValue
+    unchanged_ms: int
+
+
+def seen(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings) -> list[Seen | None]:
+    """The buckets of these queues and keys, at snapshot; None where there is no row."""
+    wanted = [work.keys.bucket(queue, key) for queue, key in of]
+    rows = zip(wanted, work.tr.get_many(wanted, snapshot=True) if wanted else [], strict=True)
+    return [None if row is None else Seen((key, row), sightings.unchanged_ms(key, row)) for key, row in rows]
+
+
+def credit(work: Work, buckets: Iterable[Seen | None]) -> None:
+    """Put the tokens into the buckets that have come while this process saw them unchanged, by no wall clock.
+
+    The new row's moment is later by as much, so that this time is not counted again.
+    """
+    known = [each for each in buckets if each is not None]
+    for (row, unchanged_ms), limits in zip(known, _limits(work, [each.row for each in known]), strict=True):
+        bucket = _decode(row[1])
+        if bucket is not None and limits.rate is not None and unchanged_ms > 0:
+            tokens = min(float(limits.burst), bucket.tokens + unchanged_ms / 1000 * limits.rate)
+            work.tr.add_read_conflict_key(row[0])
+            work.tr.set(row[0], encode(Bucket(tokens, min(bucket.filled_ms + unchanged_ms, LAST_MS))))
+
+
+def clear_full(work: Work, begin: bytes) -> bytes:
+    """Clear the buckets among the next :data:`BUCKETS_PER_PART` that need no row; where to go on, b"" at the end."""
+    rows = work.tr.get_range(begin, work.keys.all_buckets[1], limit=BUCKETS_PER_PART, snapshot=True)
+    for row, limits in zip(rows, _limits(work, rows), strict=True):
+        if _is_full(row[1], limits, work.now_ms):
+            work.tr.add_read_conflict_key(row[0])
+            work.tr.clear(row[0])
+    return rows[-1][0] + b"\x00" if len(rows) == BUCKETS_PER_PART else b""
+
+
+def _limits(work: Work, rows: list[KeyValue]) -> list[KeyLimits]:
+    names = [next(work.keys.read([row], str, str), (("", ""), b""))[0] for row in rows]
+    asked = [each for queue, key in names for each in (work.keys.limits(queue, key), work.keys.control(queue))]
+    values = work.tr.get_many(asked, snapshot=True) if asked else []
+    return [
+        control_of(control).every_key if own is None else limits_of(own)
+        for own, control in zip(values[::2], values[1::2], strict=True)
+    ]
+
+
+def _is_full(row: bytes, limits: KeyLimits, now_ms: int) -> bool:
+    bucket = _decode(row)
+    if bucket is None or limits.rate is None:
+        return True
+    missing_ms = max(0.0, limits.burst - bucket.tokens) / limits.rate * 1000
+    return now_ms - bucket.filled_ms >= missing_ms + FULL_FOR_MS
+
 
 UNLIMITED = 2**31
 #: Keys whose numbers are read at once.
@@ -77,7 +234,7 @@ class Allowances:
         for key, value in zip(asked, values, strict=False):
             self._limits[key] = self._control.every_key if value is None else limits_of(value)
         if counting:
-            self._counting = limits.is_counting(values[-1])
+            self._counting = is_counting(values[-1])
 
     def weight(self, key: str) -> int:
         return self._limits[key].weight if key in self._limits else 1
@@ -92,14 +249,14 @@ class Allowances:
             return Allowance(UNLIMITED)
         if limits.paused:
             return Allowance(0)
-        free, wait_ms = UNLIMITED, 0
+        free, waits_ms = UNLIMITED, 0
         if limits.max_in_flight is not None:
             free = limits.max_in_flight - self._in_flight(key)
         if limits.rate is not None:
             bucket = self._bucket(key, limits)
             free = min(free, int(bucket.tokens))
-            wait_ms = rates.wait_ms(bucket, limits)
-        return Allowance(free, limits.weight, limits.priority, wait_ms)
+            waits_ms = wait_ms(bucket, limits)
+        return Allowance(free, limits.weight, limits.priority, waits_ms)
 
     def used(self, key: str, messages: int) -> None:
         """So many messages of the key are served."""
@@ -111,7 +268,7 @@ class Allowances:
         if limits.rate is not None:
             bucket = self._bucket(key, limits)
             self._buckets[key] = left = bucket._replace(tokens=bucket.tokens - messages)
-            self._tr.set(self._keys.bucket(self._queue, key), rates.encode(left))
+            self._tr.set(self._keys.bucket(self._queue, key), encode(left))
 
     def _in_flight(self, key: str) -> int:
         if key == "" and self._counting:
@@ -124,7 +281,7 @@ class Allowances:
     def _bucket(self, key: str, limits: KeyLimits) -> Bucket:
         if key not in self._buckets:
             row = self._exclude_rivals(key)
-            self._buckets[key] = rates.refilled(row, limits, self._now_ms, self._unchanged_ms(key, row))
+            self._buckets[key] = refilled(row, limits, self._now_ms, self._unchanged_ms(key, row))
         return self._buckets[key]
 
     def _unchanged_ms(self, key: str, row: bytes | None) -> int:

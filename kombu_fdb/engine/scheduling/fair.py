@@ -41,7 +41,7 @@ on the *whole* range of the sub-queue, not only behind the messages taken: a rel
 (3) active -> parked conflicts on the number in flight and on the limits: else an ack, or a resume, between our read and
 our commit would ring a bell that another claim may have answered already with "it is active".
 
-What a key's limits allow (KEY-LIMIT) is in ``enforcement.py`` and ``rates.py``. The two levels of keys like
+What a key's limits allow (KEY-LIMIT) is in ``enforcement.py``. The two levels of keys like
 ``tenant/user``, where each tenant has one turn per round, are in ``turns.py``.
 
 Ageing: a turn is as urgent as its next message, so the ring is read rank by rank, and the heads of the

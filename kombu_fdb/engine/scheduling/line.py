@@ -2,7 +2,7 @@
 
 Consumers of the same queues want the same messages, those at the head. If each claims for itself, one wins and the
 others have worked in vain. So each writes what it wants into a *demand*, and the *first* one serves the whole line in
-one transaction (``engine/combiner.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA 2010,
+one transaction (``messages/claim.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA 2010,
 https://doi.org/10.1145/1810479.1810540), and the way to be told of one's turn is that of queue locks (Mellor-Crummey
 and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe serves high-contention queues
 in the same way (https://apple.github.io/foundationdb/queues.html).

@@ -12,7 +12,7 @@ that the versionstamp completes. Keys that the versionstamp completes have no na
 that changes twice is written once, and a transaction that only writes needs the right to write only when it commits.
 
 It begins with its first read, or when it writes what it has noted, and from then on it is alone
-(:mod:`~kombu_fdb.store.sqlite.write_lock`), so nothing can conflict with it. It ends with ``commit`` or ``cancel``. Its
+(:mod:`~kombu_fdb.store.sqlite.open_file`), so nothing can conflict with it. It ends with ``commit`` or ``cancel``. Its
 *turn* is made before anything is taken in its name (the lock, a connection, SQLite's transaction), and everything is
 undone by that turn: so ``cancel`` mends whatever an exception at any moment has left, and may be called again if it was
 cut short itself. A write that an exception cut short ends the transaction: half of what was noted is never committed. A

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from kit.conformance.queue import Bench, OnBench
-from kombu_fdb.engine.combiner import Served
+from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Sight
 from kombu_fdb.engine.stored.work import Work

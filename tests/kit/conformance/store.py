@@ -22,8 +22,7 @@ from kit.frames import keeps_frames
 from kombu_fdb.errors import Conflict, LimitExceeded, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, Database, Transaction, Watch
-from kombu_fdb.store.retry import Retry
-from kombu_fdb.store.tokens import CommitTokens
+from kombu_fdb.store.retry import CommitTokens, Retry
 
 __all__ = ["TIMEOUT_S", "Capability", "Keys", "StoreConformance", "arm", "commit", "lacks", "retry_on"]
 

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kit.simulation import wrong
-from kombu_fdb.engine import combiner, dead_letters
+from kombu_fdb.engine import dead_letters
 from kombu_fdb.engine.facade import sessions
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.inspection import pages
-from kombu_fdb.engine.messages import bury, claim, dedup, message, move, overflow, publish, settle
+from kombu_fdb.engine.messages import bury, claim, message, move, overflow, publish, settle
 from kombu_fdb.engine.messages.message import Subqueue
-from kombu_fdb.engine.scheduling import fair, limits, line, rates, single
+from kombu_fdb.engine.scheduling import enforcement, fair, limits, line, single
 from kombu_fdb.engine.scheduling.enforcement import Allowances
 from kombu_fdb.engine.stored import batches, copies, session
 from kombu_fdb.engine.stored.work import Effects, Work
@@ -31,7 +31,7 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Rank, SessionId, Stamp
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.store import retry, tokens
+from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.transport.consuming.dispatch import Dispatch
 from kombu_fdb.transport.consuming.fetcher import Claiming, Fetcher
@@ -201,7 +201,7 @@ def _take_each(tr: Transaction, run: Sequence[bytes]) -> None:
     tr.clear_run(run)
 
 
-def _only_look(run: retry.Retry, tr: Transaction, doubt: tokens.Doubt[Any]) -> bytes | None:
+def _only_look(run: retry.Retry, tr: Transaction, doubt: retry.Doubt[Any]) -> bytes | None:
     return run._landed(tr, doubt)
 
 
@@ -265,7 +265,7 @@ TWINS: dict[str, Twin] = {
         "KEY-LIMIT", "", *_careless("_exclude_rivals", Allowances)
     ),
     "a claim does not conflict with how its queues are worked on": Twin("KEY-LIMIT", "pauses", *_blind(claim, "_read")),
-    "acks of who joins do not conflict with the first limit": Twin("FAIR", "", *_blind(combiner, "control_keys")),
+    "acks of who joins do not conflict with the first limit": Twin("FAIR", "", *_blind(claim, "control_keys")),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("load", Allowances)),
     "a turn stays where another priority was": Twin("FAIR", "limits", *_without(limits, "_misplaced", [])),
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limits, "_ring")),
@@ -280,20 +280,22 @@ TWINS: dict[str, Twin] = {
         "ONCE-PUBLISHED", "repeats", *_blind(publish, "without_duplicates")
     ),
     "a dedup id is cleared without a look at who has published it since": Twin(
-        "ONCE-PUBLISHED", "repeats", *_blind(dedup, "clear_ended")
+        "ONCE-PUBLISHED", "repeats", *_blind(publish, "clear_ended")
     ),
     "a dedup id is cleared by the clock of the process that clears it": Twin(
         "ONCE-PUBLISHED", "clocks", Upkeep, "clear_dedup_part", wrong.clear_at_once
     ),
     # Clocks
-    "the window of a dedup id never ends": Twin("SKEW", "clocks", *_without(dedup, "decode_end", 2**62)),
+    "the window of a dedup id never ends": Twin("SKEW", "clocks", *_without(publish, "decode_end", 2**62)),
     "a message that comes back lives anew": Twin("SKEW", "clocks", settle, "redelivered", wrong.live_anew),
     "the time to live is not looked at": Twin("SKEW", "clocks", claim, "take", wrong.never_expired),
-    "a rate counts its time twice": Twin("SKEW", "rates", rates, "refilled", wrong.fill_twice),
+    "a rate counts its time twice": Twin("SKEW", "rates", enforcement, "refilled", wrong.fill_twice),
     "a rate counts by the clock of the process that looks": Twin(
-        "SKEW", "rates", rates, "refilled", wrong.fill_by_own_clock
+        "SKEW", "rates", enforcement, "refilled", wrong.fill_by_own_clock
     ),
-    "a promoter believes no clock but its own": Twin("SKEW", "waits", *_without(rates.Sightings, "unchanged_ms", 0)),
+    "a promoter believes no clock but its own": Twin(
+        "SKEW", "waits", *_without(enforcement.Sightings, "unchanged_ms", 0)
+    ),
     # Tasks and letters
     "a cancel does not conflict with claims": Twin(
         "COUNTS", "tasks", Messages, "_cancel_part", write(_blind(pages, "cancel")[2])

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from kit.simulation.process import Frame
-from kombu_fdb.engine.combiner import Served
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.messages import Messages
+from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling.line import Sight
 from kombu_fdb.model import Delivery
 

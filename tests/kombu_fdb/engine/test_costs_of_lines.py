@@ -7,7 +7,7 @@ from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
 
-from kombu_fdb.engine.combiner import Served
+from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.errors import Outrun
 from kombu_fdb.model import ClaimTerms, KeyLimits
 

@@ -19,9 +19,9 @@ from kit.conformance.newer import make_newer, upgraded
 from kit.conformance.queue import Bench
 from kit.simulation import twin
 
-from kombu_fdb.engine.combiner import Served
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages import claim
+from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored.copies import CopiesMissing

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from celery_fdb.operations import transfer
 from celery_fdb.results import chords, records
 from celery_fdb.results.chords import Chord
-from kombu_fdb.engine.messages import dedup
+from kombu_fdb.engine.messages import publish
 from kombu_fdb.errors import FormatError, InvalidArgument, QueueError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import Keyspace, pack, pack_int, pack_stamp, split_place, unpack
@@ -170,6 +170,6 @@ def test_chords(chord: Chord) -> None:
 
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_decoded_or_refused(value: bytes) -> None:
-    for decode in (records.decode, chords._decode, codec.decode_round, codec.decode_count, dedup.decode_end):
+    for decode in (records.decode, chords._decode, codec.decode_round, codec.decode_count, publish.decode_end):
         with suppress(FormatError):
             decode(value)

@@ -17,8 +17,7 @@ from kit.costs import CountingDatabase
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.process.upkeep.duties import LEFT_TTL_S
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.store.retry import Patience, Retry
-from kombu_fdb.store.tokens import LONGEST_DOUBT_S, CommitTokens, Doubt
+from kombu_fdb.store.retry import LONGEST_DOUBT_S, CommitTokens, Doubt, Patience, Retry
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase

@@ -25,8 +25,8 @@ from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
 from kombu_fdb.primitives.threads import FairLock, Turn
+from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite import wakeups as sqlite_bell
-from kombu_fdb.store.sqlite import write_lock as sqlite_lock
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 pytestmark = pytest.mark.process
@@ -247,7 +247,7 @@ def test_an_interrupted_wait_leaves_the_gate_open(
         assert holder.hear() == "holding"
         tr = database.begin(timeout_s=TIMEOUT_S)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(sqlite_lock, "_try_for_a_turn", interrupted)
+            patch.setattr(open_file, "_try_for_a_turn", interrupted)
             tr.get(b"a")
         assert not is_locked(gate)
         holder.tell()

@@ -30,7 +30,6 @@ from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process import client, membership, session_threads
 from kombu_fdb.process.time_to_run import TimesToRun
 from kombu_fdb.store import retry
-from kombu_fdb.store import tokens as store_tokens
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel, envelope, unacked
@@ -45,7 +44,6 @@ MODULES = (
     unacked,
     membership,
     retry,
-    store_tokens,
     messages,
     publish,
 )

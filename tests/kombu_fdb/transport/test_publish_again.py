@@ -15,8 +15,7 @@ from kombu_fdb.engine.messages import publish as republishing
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.store.retry import Retry
-from kombu_fdb.store.tokens import LONGEST_DOUBT_S
+from kombu_fdb.store.retry import LONGEST_DOUBT_S, Retry
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase

@@ -6,7 +6,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.messages import dedup
+from kombu_fdb.engine.messages import publish
 from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -25,7 +25,7 @@ def test_ended_windows_are_cleared_so_many_at_once_and_without_a_conflict(
     looked: list[int] = []
     counted.reset()
     for _ in range(3):
-        bench.work(lambda work: looked.append(dedup.clear_ended(work, 2, work.now_ms)))
+        bench.work(lambda work: looked.append(publish.clear_ended(work, 2, work.now_ms)))
     assert looked == [2, 1, 0]
     assert counted.total().conflict_ranges == 0
 

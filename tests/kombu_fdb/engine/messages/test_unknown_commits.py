@@ -16,7 +16,7 @@ from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.model import ClaimTerms, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.store.tokens import LONGEST_DOUBT_S
+from kombu_fdb.store.retry import LONGEST_DOUBT_S
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.testing.memory import MemoryDatabase

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.messages.dedup import KEPT_MS
+from kombu_fdb.engine.messages.publish import KEPT_MS
 from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
