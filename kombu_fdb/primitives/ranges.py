@@ -26,16 +26,8 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import (
-    LEAST_LIMITS,
-    LONGEST_KEY,
-    LONGEST_NAME,
-    LONGEST_TASK_ID,
-    NEWCOMERS,
     NO_PRIORITY,
     URGENT,
-    KeyLimits,
-    Publication,
-    QueueControl,
 )
 from kombu_fdb.primitives.masking import plain
 
@@ -46,8 +38,6 @@ LATEST_MS = 253_402_300_799_999
 #: A hundred years.
 LONGEST_MS = 100 * 366 * 86_400_000
 LONGEST_S = LONGEST_MS // 1_000
-#: As many characters as every text may have.
-_SHORT = min(LONGEST_NAME, LONGEST_KEY, LONGEST_TASK_ID)
 #: The slowest rate, in messages per second: one in a hundred years.
 SLOWEST = 1 / LONGEST_S
 
@@ -128,6 +118,9 @@ def whole(what: str, least: int, most: int = MOST, *, fix: str = "") -> Kind:
     return Kind(what, lambda value: is_whole(value, least, most), fix)
 
 
+PRIORITY = whole("0 to 9", NO_PRIORITY, URGENT)
+
+
 def number_in(what: str, least: float, most: float, *, fix: str = "") -> Kind:
     """A number in this range."""
     return Kind(what, lambda value: is_number(value, least, most), fix)
@@ -177,102 +170,6 @@ def utf8(name: str, value: object) -> bytes:
         raise InvalidArgument(
             f"{name} can't be encoded as UTF-8", given=shown(value), fix="Remove its lone surrogates."
         ) from None
-
-
-def check_publication(publication: Publication) -> None:
-    """Check all but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
-    # One look is enough if all fields are good, as nearly always; else each is looked at.
-    exchange, routing_key, _, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
-    dedup_id, dedup_ms, once_id, once_ms, _ = publication[10:]
-    try:
-        texts = exchange + routing_key + key + task_id + dedup_id + once_id
-    except TypeError:
-        texts = None
-    if not (
-        type(texts) is str
-        and type(priority) is type(due_ms) is type(expires_ms) is type(ttr_ms) is type(dedup_ms) is type(once_ms) is int
-        and texts.isascii()
-        and len(texts) <= _SHORT
-        and NO_PRIORITY <= priority <= URGENT
-        and 0 <= due_ms <= LATEST_MS
-        and 0 <= expires_ms <= LATEST_MS
-        and ttl_ms is None
-        and 0 <= ttr_ms <= LONGEST_MS
-        and 0 <= dedup_ms <= LONGEST_MS
-        and 0 <= once_ms <= LONGEST_MS
-    ):
-        _check_each_field(publication)
-
-
-def _check_each_field(publication: Publication) -> None:
-    for name, (about, longest) in _TEXTS.items():
-        check_text(about, getattr(publication, name), longest)
-    for name in ("due_ms", "expires_ms"):
-        moment(name, getattr(publication, name))
-    check_fields(_NUMBERS, publication)
-
-
-_DURATION = whole("in range", 0, LONGEST_MS, fix=f"Use 0 to {LONGEST_MS:,}, which is 100 years.")
-_PRIORITY = whole("0 to 9", NO_PRIORITY, URGENT)
-#: Of a publication.
-_TEXTS = {
-    "exchange": ("exchange", LONGEST_NAME),
-    "routing_key": ("routing key", LONGEST_NAME),
-    "key": ("fairness key", LONGEST_KEY),
-    "task_id": ("task id", LONGEST_TASK_ID),
-    "dedup_id": ("dedup id", LONGEST_KEY),
-    "once_id": ("once id", LONGEST_KEY),
-}
-_NUMBERS = {
-    "ttl_ms": maybe(_DURATION),
-    "ttr_ms": _DURATION,
-    "dedup_window_ms": _DURATION,
-    "once_window_ms": _DURATION,
-    "priority": _PRIORITY,
-}
-
-
-# -- limits ------------------------------------------------------------------------------------------------------------
-
-
-def _count(least: int) -> Kind:
-    return whole(f"a whole number of at least {least}", least, fix=f"At most {MOST:,}.")
-
-
-_LIMITS = {
-    "paused": FLAG,
-    **{
-        name: _count(least) if name in {"weight", "burst"} else maybe(_count(least))
-        for name, least in LEAST_LIMITS.items()
-    },
-    "rate": maybe(
-        number_in(
-            "more than 0 messages per second",
-            SLOWEST,
-            MOST,
-            fix=f"From one in a hundred years, {SLOWEST:.2g}, to {MOST:,}; None for no limit.",
-        )
-    ),
-    "priority": maybe(_PRIORITY),
-}
-_CONTROL = {
-    "paused": FLAG,
-    "newcomer": Kind("one of next, current, first", lambda value: value in NEWCOMERS),
-    "ageing": maybe(
-        number_in("more than 0 seconds per priority", 0.001, LONGEST_S, fix=f"From 0.001 to {LONGEST_S:,}.")
-    ),
-}
-
-
-def check_limits(limits: KeyLimits) -> None:
-    """Raises ``InvalidArgument``."""
-    check_fields(_LIMITS, limits)
-
-
-def check_control(control: QueueControl) -> None:
-    """Raises ``InvalidArgument``."""
-    check_fields(_CONTROL, control)
-    check_limits(control.every_key)
 
 
 # -- what errors show --------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from functools import partial
 from importlib import metadata
@@ -46,7 +47,7 @@ from kombu_fdb.transport.fairkey import key_reader
 from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.older_kombu import BatchingChannel
 from kombu_fdb.transport.unacked import next_tag
-from kombu_fdb.transport.worker.requests import end_stopping_worker, is_stopping, join_workers
+from kombu_fdb.transport.worker.requests import join_workers
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
@@ -405,3 +406,24 @@ class Transport(virtual.Transport):
         declaration = self._declared.get(queue)
         if declaration is not None and "x-expires" in declaration.arguments:
             self.store.engine.queues.touch(queue)
+
+
+# -- a worker's end ----------------------------------------------------------------------------------------------------
+
+
+def is_stopping() -> bool:
+    """Whether this is a Celery worker that got its SIGTERM: what it still has to tell others waits for no store."""
+    state = sys.modules.get("celery.worker.state")
+    if state is None:
+        return False
+    stop, terminate = getattr(state, "should_stop", None), getattr(state, "should_terminate", None)
+    return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
+
+
+def end_stopping_worker() -> None:
+    """A worker that was told to stop does so as where Celery itself connects: it raises ``WorkerShutdown``.
+
+    Its heartbeat event is repeated for ever, in the event loop, until there is a connection.
+    """
+    if is_stopping() and threading.current_thread() is threading.main_thread():
+        sys.modules["celery.worker.state"].maybe_shutdown()

@@ -71,9 +71,9 @@ from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, StoreError
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.keyspace.layout import Keyspace, readable
-from kombu_fdb.model import NO_PRIORITY, Death, Publication
-from kombu_fdb.primitives import ranges
+from kombu_fdb.model import LONGEST_KEY, LONGEST_NAME, LONGEST_TASK_ID, NO_PRIORITY, URGENT, Death, Publication
 from kombu_fdb.primitives.clock import Clock, IdSource
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, PRIORITY, check_fields, check_text, maybe, moment, whole
 from kombu_fdb.primitives.threads import unless_mine
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Transaction
@@ -425,6 +425,63 @@ def _identity(publication: Publication) -> bytes:
     return blake2b(repr(said).encode() + publication.payload, digest_size=16).digest()
 
 
+# -- what is accepted --------------------------------------------------------------------------------------------------
+
+
+#: As many characters as every text may have.
+_SHORT = min(LONGEST_NAME, LONGEST_KEY, LONGEST_TASK_ID)
+_DURATION = whole("in range", 0, LONGEST_MS, fix=f"Use 0 to {LONGEST_MS:,}, which is 100 years.")
+#: Of a publication.
+_TEXTS = {
+    "exchange": ("exchange", LONGEST_NAME),
+    "routing_key": ("routing key", LONGEST_NAME),
+    "key": ("fairness key", LONGEST_KEY),
+    "task_id": ("task id", LONGEST_TASK_ID),
+    "dedup_id": ("dedup id", LONGEST_KEY),
+    "once_id": ("once id", LONGEST_KEY),
+}
+_NUMBERS = {
+    "ttl_ms": maybe(_DURATION),
+    "ttr_ms": _DURATION,
+    "dedup_window_ms": _DURATION,
+    "once_window_ms": _DURATION,
+    "priority": PRIORITY,
+}
+
+
+def check_publication(publication: Publication) -> None:
+    """Check all but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
+    # One look is enough if all fields are good, as nearly always; else each is looked at.
+    exchange, routing_key, _, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
+    dedup_id, dedup_ms, once_id, once_ms, _ = publication[10:]
+    try:
+        texts = exchange + routing_key + key + task_id + dedup_id + once_id
+    except TypeError:
+        texts = None
+    if not (
+        type(texts) is str
+        and type(priority) is type(due_ms) is type(expires_ms) is type(ttr_ms) is type(dedup_ms) is type(once_ms) is int
+        and texts.isascii()
+        and len(texts) <= _SHORT
+        and NO_PRIORITY <= priority <= URGENT
+        and 0 <= due_ms <= LATEST_MS
+        and 0 <= expires_ms <= LATEST_MS
+        and ttl_ms is None
+        and 0 <= ttr_ms <= LONGEST_MS
+        and 0 <= dedup_ms <= LONGEST_MS
+        and 0 <= once_ms <= LONGEST_MS
+    ):
+        _check_each_field(publication)
+
+
+def _check_each_field(publication: Publication) -> None:
+    for name, (about, longest) in _TEXTS.items():
+        check_text(about, getattr(publication, name), longest)
+    for name in ("due_ms", "expires_ms"):
+        moment(name, getattr(publication, name))
+    check_fields(_NUMBERS, publication)
+
+
 # -- the verbs ---------------------------------------------------------------------------------------------------------
 
 
@@ -577,7 +634,7 @@ class Publisher:
 
     def check(self, publication: Publication) -> None:
         """Raises ``MessageTooLarge``, and ``InvalidArgument`` or ``QueueError`` for what no store can hold."""
-        ranges.check_publication(publication)
+        check_publication(publication)
         if len(publication.payload) > self._run.policy.max_message_size:
             self._run.check_size(publication.payload)
 

@@ -56,8 +56,20 @@ from kombu_fdb.keyspace.codec import (
     limits_of,
 )
 from kombu_fdb.keyspace.layout import Keyspace, counted, has_key, range_of, readable
-from kombu_fdb.model import LONGEST_KEY, KeyLimits, QueueControl, Rank
-from kombu_fdb.primitives.ranges import check_control, check_limits, check_text
+from kombu_fdb.model import LEAST_LIMITS, LONGEST_KEY, NEWCOMERS, KeyLimits, QueueControl, Rank
+from kombu_fdb.primitives.ranges import (
+    FLAG,
+    LONGEST_S,
+    MOST,
+    PRIORITY,
+    SLOWEST,
+    Kind,
+    check_fields,
+    check_text,
+    maybe,
+    number_in,
+    whole,
+)
 from kombu_fdb.store.protocol import KeyValue
 
 # -- what a change leaves to do ----------------------------------------------------------------------------------------
@@ -191,6 +203,49 @@ def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[Turn]:
 def _behind(keys: Keyspace, position: bytes, begin: bytes) -> bytes:
     """The first key behind the position."""
     return keys.prefix + position + b"\x00" if position else begin
+
+
+# -- what is accepted --------------------------------------------------------------------------------------------------
+
+
+def _at_least(least: int) -> Kind:
+    return whole(f"a whole number of at least {least}", least, fix=f"At most {MOST:,}.")
+
+
+_LIMITS = {
+    "paused": FLAG,
+    **{
+        name: _at_least(least) if name in {"weight", "burst"} else maybe(_at_least(least))
+        for name, least in LEAST_LIMITS.items()
+    },
+    "rate": maybe(
+        number_in(
+            "more than 0 messages per second",
+            SLOWEST,
+            MOST,
+            fix=f"From one in a hundred years, {SLOWEST:.2g}, to {MOST:,}; None for no limit.",
+        )
+    ),
+    "priority": maybe(PRIORITY),
+}
+_CONTROL = {
+    "paused": FLAG,
+    "newcomer": Kind("one of next, current, first", lambda value: value in NEWCOMERS),
+    "ageing": maybe(
+        number_in("more than 0 seconds per priority", 0.001, LONGEST_S, fix=f"From 0.001 to {LONGEST_S:,}.")
+    ),
+}
+
+
+def check_limits(limits: KeyLimits) -> None:
+    """Raises ``InvalidArgument``."""
+    check_fields(_LIMITS, limits)
+
+
+def check_control(control: QueueControl) -> None:
+    """Raises ``InvalidArgument``."""
+    check_fields(_CONTROL, control)
+    check_limits(control.every_key)
 
 
 # -- the change --------------------------------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ from celery_fdb.operations import transfer
 from celery_fdb.results import chords, records
 from celery_fdb.results.chords import Chord
 from kombu_fdb.engine.messages import publish
+from kombu_fdb.engine.messages.publish import check_publication
+from kombu_fdb.engine.scheduling.limits import check_control, check_limits
 from kombu_fdb.errors import FormatError, InvalidArgument, QueueError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import Keyspace, pack, pack_int, pack_stamp, split_place, unpack
 from kombu_fdb.model import Death, KeyLimits, Publication, QueueControl, StoredMessage
-from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, MOST, check_control, check_limits, check_publication
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, MOST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 numbers = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.just(10**400))
