@@ -13,7 +13,7 @@ from celery_fdb.tasks import failures
 from celery_fdb.tasks.task import FdbTask
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import shown
-from kombu_fdb.transport.worker.requests import OPTIONS
+from kombu_fdb.transport.worker import OPTIONS
 
 #: Of ``app`` itself, where something other than the default is kept.
 CELERYS_CONTROL = "celery.app.control:Control"

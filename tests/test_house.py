@@ -98,10 +98,11 @@ def test_prose_names_its_subject() -> None:
 
 @pytest.mark.parametrize("package", ["kombu_fdb", "celery_fdb"])
 def test_the_tests_mirror_the_packages(package: str) -> None:
-    """A folder of tests stands where the folder that it tests does."""
+    """A folder of tests stands where the folder, or the module, that it tests does."""
     root = ROOT / "tests" / package
     for folder in {path.parent.relative_to(root) for path in root.rglob("test_*.py")}:
-        assert (ROOT / package / folder).is_dir(), f"{folder} tests no folder of {package}"
+        tested = ROOT / package / folder
+        assert tested.is_dir() or tested.with_suffix(".py").is_file(), f"{folder} tests no folder of {package}"
 
 
 def functions(folder: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

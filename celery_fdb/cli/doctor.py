@@ -10,7 +10,7 @@ from celery_fdb.cli.terminal import Answer, Run, command, table
 from celery_fdb.history.views.runs import check_history
 from kombu_fdb.doctor import Finding, examine
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.transport.worker.requests import without_effect
+from kombu_fdb.transport.worker import without_effect
 
 
 @command()

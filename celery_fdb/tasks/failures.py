@@ -54,7 +54,7 @@ from kombu_fdb.primitives.ranges import last_lines
 from kombu_fdb.transport.batch import encode_again
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import without_deaths
-from kombu_fdb.transport.worker.requests import SETTING
+from kombu_fdb.transport.worker import SETTING
 
 logger = logging.getLogger(__name__)
 

@@ -62,7 +62,7 @@ from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, Kind, is_numbe
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import text_of
 from kombu_fdb.transport.errors import amqp_errors
-from kombu_fdb.transport.worker.requests import OPTIONS
+from kombu_fdb.transport.worker import OPTIONS
 
 # -- backoff -----------------------------------------------------------------------------------------------------------
 

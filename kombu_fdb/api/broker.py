@@ -32,7 +32,7 @@ from kombu_fdb.api.job import Job
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.api.taking import Consumer, Takings, take_many
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.topology.arguments import KINDS
+from kombu_fdb.engine.topology import KINDS
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Listed, Peeked, QueueCounts
 from kombu_fdb.process.client import Client, client_for

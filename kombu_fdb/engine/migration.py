@@ -29,11 +29,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import message, publish
 from kombu_fdb.engine.messages.message import put_delayed, put_ready, subqueue
 from kombu_fdb.engine.messages.publish import BATCH_BYTES
 from kombu_fdb.engine.stored.work import DELAYED, NEWER, READY, Work
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Group, Transactions, read, write
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
@@ -312,7 +312,7 @@ class Migration(Group):
     """The verbs on one store as the source or the target. Each may be called again after any failure."""
 
     restore_dedups = write(publish.restore)
-    bind = write(control.bind)
+    bind = write(topology.bind)
     finished = read(state)
     forget_marks_part = write(clear_marks)
 

@@ -21,6 +21,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TypeVar
 
 from kombu_fdb.errors import StoreError, StoreUnavailable
@@ -203,3 +204,15 @@ def in_hub() -> bool:
         return True
     hub = getattr(getattr(hubs, "_threadlocal", None), "hub", None)  # get_hub would make one for this thread
     return eventlet is not None and hub is not None and hub.greenlet is eventlet.getcurrent()
+
+
+def move(source: deque[T], hand: list[T], most: int | None = None) -> bool:
+    """Move what is at the front, up to ``most``, into ``hand``; False if that holds nothing then.
+
+    In one call into C: no thread comes in between, and no exception of a signal handler, so each is in one of both.
+    """
+    try:  # noqa: SIM105 - suppress is Python
+        hand.extend(islice(iter(source.popleft, None), most))
+    except IndexError:  # there are no more; those before are in the hand
+        pass
+    return bool(hand)

@@ -51,13 +51,13 @@ from kombu_fdb.errors import ClientUnusable, CommitUnknown, ForkedError, KombuFD
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.threads import FairLock, Turn, surely
+from kombu_fdb.primitives.threads import FairLock, Turn, move, surely
 from kombu_fdb.process import connect
+from kombu_fdb.process.duties import TROUBLE
+from kombu_fdb.process.duty_cycle import Reclaim
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.session_threads import Attendant, DeferredCalls, move, open_session
+from kombu_fdb.process.session_threads import Attendant, DeferredCalls, open_session
 from kombu_fdb.process.time_to_run import TimesToRun
-from kombu_fdb.process.upkeep.duty_cycle import Reclaim
-from kombu_fdb.process.upkeep.round_robin import TROUBLE
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Database, Transaction

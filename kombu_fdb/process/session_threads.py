@@ -33,7 +33,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,29 +40,17 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.processes import see
-from kombu_fdb.primitives.threads import Signal, instead_of_threads, start, start_native
+from kombu_fdb.primitives.threads import Signal, instead_of_threads, move, start, start_native
 from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.process.duties import TROUBLE
+from kombu_fdb.process.duty_cycle import Duties, SessionSteps
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep.duty_cycle import Duties, SessionSteps
-from kombu_fdb.process.upkeep.round_robin import TROUBLE
 from kombu_fdb.settings.options import Options
 
 # -- deferred calls ----------------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
-
-
-def move(source: deque[T], hand: list[T], most: int | None = None) -> bool:
-    """Move what is at the front, up to ``most``, into ``hand``; False if that holds nothing then.
-
-    In one call into C: no thread comes in between, and no exception of a signal handler, so each is in one of both.
-    """
-    try:  # noqa: SIM105 - suppress is Python
-        hand.extend(islice(iter(source.popleft, None), most))
-    except IndexError:  # there are no more; those before are in the hand
-        pass
-    return bool(hand)
 
 
 class DeferredCalls:

@@ -47,7 +47,7 @@ from kombu_fdb.transport.fairkey import key_reader
 from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.older_kombu import BatchingChannel
 from kombu_fdb.transport.unacked import next_tag
-from kombu_fdb.transport.worker.requests import join_workers
+from kombu_fdb.transport.worker import join_workers
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
 

@@ -159,7 +159,7 @@ def test_a_file_that_is_gone(broker: Any, file: Path, app: Any, start: Any, unti
 
 
 def test_a_task_whose_start_the_worker_has_not_read(broker: Any, file: Path, app: Any, start: Any, until: Any) -> None:
-    """Its child waits up to 30 s for the worker to read its result (transport/worker/requests.py)."""
+    """Its child waits up to 30 s for the worker to read its result (transport/worker.py)."""
     app.note.delay("x")
     worker = start("-c", "1", app="held_up_app", wait=False)
     until(lambda: broker.marks("run"))

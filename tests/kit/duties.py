@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.process.upkeep.duties import Duty, Leftovers, UnusedQueues
-from kombu_fdb.process.upkeep.duty_cycle import Duties, Sweep
+from kombu_fdb.process.duties import Duty, Leftovers, UnusedQueues
+from kombu_fdb.process.duty_cycle import Duties, Sweep
 
 __all__ = ["SingleDuties"]
 

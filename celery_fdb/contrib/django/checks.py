@@ -54,7 +54,7 @@ from kombu_fdb.settings.location import (
     parse_url,
 )
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.transport.worker.requests import without_effect
+from kombu_fdb.transport.worker import without_effect
 
 Messages = Iterator[CheckMessage]
 _UNSAFE = frozenset({"pickle", "application/x-python-serialize", "yaml", "application/x-yaml"})

@@ -16,6 +16,7 @@ even land later; so it may if an exception comes out of a signal handler, which 
 
 from __future__ import annotations
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.dead_letters import DeadLetters
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.facade.messages import Messages
@@ -26,7 +27,6 @@ from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.engine.migration import Migration
 from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Environment, Timeouts, Transactions
 from kombu_fdb.store.protocol import Database
 
@@ -60,4 +60,4 @@ class Engine:
 
     def check_format(self) -> None:
         """Raises ``FormatError`` if a newer version wrote this store; marks an empty one."""
-        self.transactions.write(control.check_format)
+        self.transactions.write(topology.check_format)

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.inspection import browse, pages
 from kombu_fdb.engine.messages import arm, claim, move, settle
@@ -17,7 +18,6 @@ from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import CONFLICTS, CONTESTED, Effects, Event, Work
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Group, Transactions, read, write
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
@@ -275,7 +275,7 @@ class Messages(Group):
         """
         if source == target:
             raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
-        last, cursor = mark[: control.VERSION_BYTES], mark[control.VERSION_BYTES :]
+        last, cursor = mark[: topology.VERSION_BYTES], mark[topology.VERSION_BYTES :]
 
         def part(limit: int) -> tuple[int, bytes]:
             return self._run.write(lambda work: move.move_some(work, (source, key), target, (last, cursor), limit))

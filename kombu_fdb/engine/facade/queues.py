@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.scheduling import limits, single
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Group, read, write
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
@@ -25,13 +25,13 @@ MOST_PARTS = 2_000
 class Queues(Group):
     """The verbs of declarations, and of operators."""
 
-    touch = write(control.touch)
-    expiring = read(control.expiring)
-    being_deleted = read(control.queues_being_deleted)
-    add_consumer = write(control.add_consumer)
-    forgotten = read(control.forgotten)
-    delete_exchange = write(control.delete_exchange)
-    unbind = write(control.unbind)
+    touch = write(topology.touch)
+    expiring = read(topology.expiring)
+    being_deleted = read(topology.queues_being_deleted)
+    add_consumer = write(topology.add_consumer)
+    forgotten = read(topology.forgotten)
+    delete_exchange = write(topology.delete_exchange)
+    unbind = write(topology.unbind)
     follow_limits_part = write(limits.part)
 
     def declare(self, declaration: QueueDeclaration, *, owner: tuple[SessionId, str] | None = None) -> None:
@@ -44,9 +44,9 @@ class Queues(Group):
             raise LimitExceeded("the queue's name is too long", name=declaration.name[:80], longest_bytes=LONGEST_NAME)
 
         def body(work: Work) -> bool:
-            declared = control.declare_queue(work, declaration)
+            declared = topology.declare_queue(work, declaration)
             if declared and owner is not None:
-                control.add_consumer(work, owner[0], declaration.name, owner[1])
+                topology.add_consumer(work, owner[0], declaration.name, owner[1])
             return declared
 
         while not self._run.write(body):
@@ -69,8 +69,8 @@ class Queues(Group):
         conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
 
         def verb(work: Work) -> bytes | None:
-            has_others = bool(mark) and control.has_come_since(work, queue, mark)
-            return None if has_others else control.delete_queue(work, queue, **conditions)
+            has_others = bool(mark) and topology.has_come_since(work, queue, mark)
+            return None if has_others else topology.delete_queue(work, queue, **conditions)
 
         deleted = self._delete(queue, verb)
         return None if deleted is None else self._purge_rest(queue, deleted)
@@ -86,12 +86,12 @@ class Queues(Group):
             last = verb(work)
             if last is None:
                 return None
-            purged, following = control.purge_part(work, queue, last, b"", limit)
+            purged, following = topology.purge_part(work, queue, last, b"", limit)
             if following:
-                control.to_be_purged(work, queue, last)
+                topology.to_be_purged(work, queue, last)
             return last, purged, following
 
-        deleted = AdaptiveBatch(control.MESSAGES_PER_PURGE).run(
+        deleted = AdaptiveBatch(topology.MESSAGES_PER_PURGE).run(
             lambda limit: self._run.write(lambda work: verb_and_purge(work, limit))
         )
         if deleted is not None:
@@ -105,10 +105,10 @@ class Queues(Group):
 
     def finish_deletion_part(self, queue: str, cursor: bytes = b"") -> bytes:
         """Purge a part of such a queue, in one transaction. Returns where to go on; b"" at the end."""
-        last = self._run.read(lambda work: control.being_deleted(work, queue))
+        last = self._run.read(lambda work: topology.being_deleted(work, queue))
         if last is None:
             return b""
-        return AdaptiveBatch(control.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))[1]
+        return AdaptiveBatch(topology.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))[1]
 
     def finish_deletion(self, queue: str) -> None:
         """Purge all of it."""
@@ -125,22 +125,22 @@ class Queues(Group):
 
     def last(self, queue: str) -> bytes:
         """The mark from which :meth:`purge_some` leaves what comes from now on."""
-        return self._run.read(lambda work: control.last_stamp(work, queue))[: control.VERSION_BYTES]
+        return self._run.read(lambda work: topology.last_stamp(work, queue))[: topology.VERSION_BYTES]
 
     def purge_some(self, queue: str, mark: bytes = b"") -> tuple[int, bytes]:
         """A part of :meth:`purge`, one transaction: how many, and the mark to go on with; b"" at both ends."""
         return self._run.as_one(partial(self._purge_some, queue, mark))
 
     def _purge_some(self, queue: str, mark: bytes) -> tuple[int, bytes]:
-        last = mark[: control.VERSION_BYTES] or self.last(queue)
-        cursor = mark[control.VERSION_BYTES :]
-        purged, following = AdaptiveBatch(control.MESSAGES_PER_PURGE).run(
+        last = mark[: topology.VERSION_BYTES] or self.last(queue)
+        cursor = mark[topology.VERSION_BYTES :]
+        purged, following = AdaptiveBatch(topology.MESSAGES_PER_PURGE).run(
             partial(self._purge_part, queue, last, cursor)
         )
         return purged, last + following if following else b""
 
     def _purge(self, queue: str, last: bytes, cursor: bytes) -> int:
-        batch, total = AdaptiveBatch(control.MESSAGES_PER_PURGE), 0
+        batch, total = AdaptiveBatch(topology.MESSAGES_PER_PURGE), 0
         while True:
             purged, cursor = batch.run(partial(self._purge_part, queue, last, cursor))
             total += purged
@@ -148,15 +148,15 @@ class Queues(Group):
                 return total
 
     def _purge_part(self, queue: str, last: bytes, cursor: bytes, limit: int) -> tuple[int, bytes]:
-        return self._run.write(lambda work: control.purge_part(work, queue, last, cursor, limit))
+        return self._run.write(lambda work: topology.purge_part(work, queue, last, cursor, limit))
 
     def expire(self, queue: str, last_use: bytes) -> bool:
         """Delete a queue unless it was used since ``last_use``."""
-        return self._delete(queue, lambda work: control.expire(work, queue, last_use)) is not None
+        return self._delete(queue, lambda work: topology.expire(work, queue, last_use)) is not None
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
         """Deletes an auto-delete queue with its last consumer."""
-        deleted = self._delete(queue, lambda work: control.remove_consumer(work, session_id, queue, tag))
+        deleted = self._delete(queue, lambda work: topology.remove_consumer(work, session_id, queue, tag))
         if deleted is not None:
             self._purge_rest(queue, deleted)
 
@@ -165,7 +165,7 @@ class Queues(Group):
 
         What was in these is left to the duties. True if the session has further consumers.
         """
-        vanished, more = self._run.part(control.drop_consumers, control.CONSUMERS_PER_TRANSACTION, session_id)
+        vanished, more = self._run.part(topology.drop_consumers, topology.CONSUMERS_PER_TRANSACTION, session_id)
         for queue in vanished:
             self._run.routing.forget_queue(queue)
         return more
@@ -206,10 +206,10 @@ class Queues(Group):
     def declare_exchange(self, exchange: Exchange) -> None:
         """Create an exchange. Raises ``NotEquivalent`` if it has another type, ``QueueError`` for a long name."""
         ranges.check_text("exchange's name, which Celery takes from its queue,", exchange.name, LONGEST_NAME)
-        self._run.write(lambda work: control.declare_exchange(work, exchange))
+        self._run.write(lambda work: topology.declare_exchange(work, exchange))
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Raises ``ExchangeNotFound``, and ``QueueError`` for a key of more than AMQP's 255 bytes. Idempotent."""
         for name, text in (("queue's name", queue), ("routing key", routing_key)):
             ranges.check_text(name, text, LONGEST_NAME)
-        self._run.write(lambda work: control.bind(work, queue, exchange, routing_key))
+        self._run.write(lambda work: topology.bind(work, queue, exchange, routing_key))

@@ -1,17 +1,17 @@
-"""Upkeep: the steps of the duties, of one bounded transaction each. ``process/upkeep`` says who does them, and when.
+"""Upkeep: the steps of the duties, of one bounded transaction each. ``process/duties.py`` says who does them, and when.
 
 Each step that moves messages moves as many as its transaction holds: it is halved when it was too much, down to one.
 """
 
 from __future__ import annotations
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.messages import overflow, publish
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling import enforcement, limits
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Group, Transactions, read, write
 from kombu_fdb.engine.upkeep import due, quarantine, regain
 from kombu_fdb.keyspace.layout import Range
@@ -27,10 +27,10 @@ class Upkeep(Group):
     """The verbs by which the store is kept in order."""
 
     relimited_queues = read(limits.relimited_queues)
-    limited_queues = read(control.limited_queues)
-    ttl_queues = read(control.ttl_queues)
+    limited_queues = read(topology.limited_queues)
+    ttl_queues = read(topology.ttl_queues)
     expired_heads = read(due.at_heads)
-    clear_rows = write(control.clear_if)
+    clear_rows = write(topology.clear_if)
     clear_copy = write(copies.clear_abandoned)
     asides = read(quarantine.read)
     set_aside = write(quarantine.write)

@@ -3,7 +3,7 @@
 Model. A round-robin archive, as RRDtool's (https://oss.oetiker.ch/rrdtool/doc/rrdtool.en.html): each :class:`Series`
 has a fixed number of slots, and a moment's slot is its number modulo how many there are. A new sample takes the slot
 of the one that has become too old, so the rows are bounded by construction and need no trimming. The duties of one
-process write them (``process/upkeep/duties.py``), with blind sets.
+process write them (``process/duties.py``), with blind sets.
 
 What happens at each failure. While no process consumes there is no sample, and a chart has a gap. Two processes that
 both believe to have the role write the same slot, and either is right. A clock that jumps writes other slots; a reader

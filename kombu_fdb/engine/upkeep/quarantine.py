@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.engine.topology import control
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace, range_of
@@ -103,7 +103,7 @@ def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
     ]
     if any(work.tr.get_ranges([(*each, 1) for each in ranges])):
         return False
-    return control.delete_queue(work, queue, if_unused=True, if_empty=True) is not None
+    return topology.delete_queue(work, queue, if_unused=True, if_empty=True) is not None
 
 
 def clear_exchange(work: Work, exchange: str, epoch: bytes) -> bool:

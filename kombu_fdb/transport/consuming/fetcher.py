@@ -60,8 +60,8 @@ from kombu_fdb.process.membership import Membership
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.consuming.watch_set import BUSY, Drain, IdleTracker, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
+from kombu_fdb.transport.poison import is_workers
 from kombu_fdb.transport.unacked import MANY_ACKS, Arrival, Credit, Room, Subscription
-from kombu_fdb.transport.worker.poison import is_workers
 
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
 LINE_FIRST_S = 0.25
@@ -242,7 +242,7 @@ class Fetcher:
         self.error: BaseException | None = None
         #: The program does not drain.
         self.asleep = True
-        #: The connection is that of a Celery worker (``worker/poison.py``).
+        #: The connection is that of a Celery worker (``poison.py``).
         self.is_workers = False
         self._client = client
         self._watch_set = watch_set

@@ -61,8 +61,8 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.fetcher import Fetcher
 from kombu_fdb.transport.consuming.watch_set import LONGEST_REST_S, SHORTEST_REST_S, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
+from kombu_fdb.transport.poison import fault_in, give_back
 from kombu_fdb.transport.unacked import Arrival, Subscription
-from kombu_fdb.transport.worker.poison import fault_in, give_back
 
 # -- to the callback ---------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from celery_fdb.cli.look import session_table
 from celery_fdb.cli.terminal import clean, in_json
 from celery_fdb.inspection.overview import SessionView, look, silent, state_of
 from celery_fdb.operations import action
-from kombu_fdb.engine.topology import control
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import KeyLimits
 
@@ -474,7 +474,7 @@ def test_a_bar_moves_while_a_queue_is_moved_or_purged(run, broker, monkeypatch, 
     for module in (actions, messages):
         monkeypatch.setattr(module, "bar", bar)
     monkeypatch.setattr(messages, "MOVED_AT_ONCE", 200)
-    monkeypatch.setattr(control, "MESSAGES_PER_PURGE", 200)
+    monkeypatch.setattr(topology, "MESSAGES_PER_PURGE", 200)
     monkeypatch.setattr(action, "MOST_PARTS", 1)
     broker.queue("jobs").put_many([str(number) for number in range(250)], key="alice")
     broker.queue("jobs").put_many([str(number) for number in range(200)])

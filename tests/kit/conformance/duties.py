@@ -16,19 +16,19 @@ import pytest
 
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench, OnBench
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import MOST_LETTERS
 from kombu_fdb.engine.messages.message import Subqueue, put_ready
 from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.upkeep import due, sweep
 from kombu_fdb.errors import FormatError, LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record, decode_record
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Death, Delivery, Publication
-from kombu_fdb.process.upkeep.duty_cycle import TURN_TRANSACTIONS, Duties
-from kombu_fdb.process.upkeep.round_robin import ASIDE_PAUSE_S
+from kombu_fdb.process.duties import ASIDE_PAUSE_S
+from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS, Duties
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 
@@ -460,13 +460,13 @@ class DutiesConformance(OnBench):
         """So it comes to its end, however much that is."""
         bench.engine.publisher.publish([Publication("", "q", b"old")] * 1_200)
         bench.put(b"old", due_ms=bench.clock.wall_ms() + 1000)
-        purge_part = control.purge_part
+        purge_part = topology.purge_part
 
         def meanwhile(*given: Any) -> tuple[int, bytes]:
             bench.another().publisher.publish([Publication("", "q", b"new")] * 600)
             return purge_part(*given)
 
-        monkeypatch.setattr(control, "purge_part", meanwhile)
+        monkeypatch.setattr(topology, "purge_part", meanwhile)
         assert bench.engine.queues.purge("q") == 1_201
         assert {each.payload for each in take_all(bench, 4096)} == {b"new"}
 

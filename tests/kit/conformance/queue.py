@@ -15,9 +15,9 @@ import pytest
 
 from kit.conformance.invariants import check_counts, check_whereabouts, leftovers, messages
 from kit.duties import SingleDuties
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.work import Policy, Work
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.errors import (
     CapacityExceeded,
@@ -32,7 +32,7 @@ from kombu_fdb.keyspace.codec import AMOUNT_BYTES, CHUNK_BYTES, INLINE_BYTES, en
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, Publication, QueueCounts, SessionId
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.upkeep.duty_cycle import ROLE_TTL_S
+from kombu_fdb.process.duty_cycle import ROLE_TTL_S
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
@@ -809,7 +809,7 @@ class QueueConformance(OnBench):
         bench.engine.queues.add_consumer(other, "q", "one")
         bench.engine.sessions.fence(other, bench.beats()[other])
         with monkeypatch.context() as dying:
-            dying.setattr(control, "drop_consumers", lambda *_: 1 / 0)
+            dying.setattr(topology, "drop_consumers", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 bench.engine.sessions.release(other)
         assert other in bench.beats(), "the next sweep finds it"
@@ -857,7 +857,7 @@ class QueueConformance(OnBench):
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Leased messages stay, and don't keep the queue."""
-        monkeypatch.setattr(control, "MESSAGES_PER_PURGE", 2)
+        monkeypatch.setattr(topology, "MESSAGES_PER_PURGE", 2)
         bench.put(b"held", b"a", b"b", b"c", key="k")
         bench.put(b"d", due_ms=bench.clock.wall_ms() + 60_000)
         (held,) = bench.take(1)

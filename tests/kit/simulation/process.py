@@ -20,8 +20,8 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.sessions import Sessions
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
+from kombu_fdb.process.duty_cycle import SessionSteps
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep.duty_cycle import SessionSteps
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted, Landing

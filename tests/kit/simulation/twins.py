@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from kit.simulation import wrong
-from kombu_fdb.engine import dead_letters
+from kombu_fdb.engine import dead_letters, topology
 from kombu_fdb.engine.facade import sessions
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.upkeep import Upkeep
@@ -23,7 +23,6 @@ from kombu_fdb.engine.scheduling import enforcement, fair, limits, line, single
 from kombu_fdb.engine.scheduling.enforcement import Allowances
 from kombu_fdb.engine.stored import batches, copies, session
 from kombu_fdb.engine.stored.work import Effects, Work
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import write
 from kombu_fdb.engine.upkeep import due, quarantine, regain, sweep
 from kombu_fdb.errors import CommitUnknown
@@ -225,7 +224,7 @@ TWINS: dict[str, Twin] = {
     # Messages
     "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take_rows")),
     "a run conflicts on its rows only": Twin("DURABLE", "sessions", batches, "take_run", _take_each),
-    "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(control, "purge_part")),
+    "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(topology, "purge_part")),
     "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(pages, "reschedule")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(due, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
@@ -235,7 +234,7 @@ TWINS: dict[str, Twin] = {
     ),
     "an unknown commit counts as done": Twin("DURABLE", "outages", retry.Retry, "_commit", _believe),
     "a dead letter reaches one queue of several": Twin("DURABLE", "poison", bury, "_way", _first_grave),
-    "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(control, "expire")),
+    "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(topology, "expire")),
     "closing settles a part": Twin("NOT-TWICE", "stops", Client, "_end", wrong.settle_a_part),
     # Owners
     "a claim does not look at its session": Twin("ONE-OWNER", "sessions", session, "require", _require_nothing),

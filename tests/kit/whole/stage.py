@@ -19,7 +19,7 @@ from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import ClaimTerms, Demand, KeyLimits, Lease, Publication, SessionId
-from kombu_fdb.process.upkeep.duty_cycle import Duties
+from kombu_fdb.process.duty_cycle import Duties
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, KeyValue
 from kombu_fdb.testing.clock import ManualClock

@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 from kit.whole.stage import LARGE, Stage
-from kombu_fdb.engine import migration
+from kombu_fdb.engine import migration, topology
 from kombu_fdb.engine.dead_letters import Wanted
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics.samples import HOUR
 from kombu_fdb.engine.scheduling import limits
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import (
@@ -155,7 +154,7 @@ def _declare_again(stage: Stage) -> None:
 def _deleting(stage: Stage) -> None:
     """As the first transaction of a deletion leaves it."""
     for queue in ("q", "fair"):
-        stage.engine.queues._delete(queue, partial(control.delete_queue, queue=queue))
+        stage.engine.queues._delete(queue, partial(topology.delete_queue, queue=queue))
 
 
 def _finish_deletion(stage: Stage) -> None:

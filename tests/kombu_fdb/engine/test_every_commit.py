@@ -13,8 +13,8 @@ from kit.whole.mortal import Killed, MortalDatabase, small_parts
 from kit.whole.stage import HELD, Sizes, Stage, Store, store_of
 from kit.whole.verbs import VERBS, Verb, facade_verbs
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.scheduling import limits
-from kombu_fdb.engine.topology import control
 from kombu_fdb.keyspace import layout
 
 #: Messages of a transaction, so that a verb in parts takes several.
@@ -89,7 +89,7 @@ def test_verbs_in_parts_take_several_commits(store: Store) -> None:
 
 
 def test_a_deletion_that_no_duty_can_find_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "to_be_purged", lambda work, queue, last: None)
+    monkeypatch.setattr(topology, "to_be_purged", lambda work, queue, last: None)
     assert any("ready" in each for each in left(store, VERBS["queues.delete"], 1))
 
 

@@ -14,17 +14,17 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.whole.mortal import small_parts
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics import keytotals
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.engine.topology import control
 from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.upkeep.duties import Duty
-from kombu_fdb.process.upkeep.duty_cycle import TURN_S, TURN_TRANSACTIONS, Duties
+from kombu_fdb.process.duties import Duty
+from kombu_fdb.process.duty_cycle import TURN_S, TURN_TRANSACTIONS, Duties
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
@@ -73,10 +73,10 @@ def fill(bench: Bench) -> None:
     expiring = {"x-expires": 1_000}
 
     def declare(work: Work) -> None:
-        control.declare_queue(work, QueueDeclaration("large", arguments=expiring))
+        topology.declare_queue(work, QueueDeclaration("large", arguments=expiring))
         for number in range(MANY):
-            control.declare_queue(work, QueueDeclaration(f"unused{number}", arguments=expiring))
-            control.declare_queue(work, QueueDeclaration(f"own{number}", exclusive=True))
+            topology.declare_queue(work, QueueDeclaration(f"unused{number}", arguments=expiring))
+            topology.declare_queue(work, QueueDeclaration(f"own{number}", exclusive=True))
             work.tr.set(keys.consumer(f"own{number}", dead, "tag"), b"")
             work.tr.add(keys.total(f"gone{number}", "published"), 1)
             work.tr.add(keys.key_total(f"unused{number}", "key", "published"), 1)

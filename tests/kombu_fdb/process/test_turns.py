@@ -10,8 +10,8 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import SessionId
+from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, SessionSteps
 from kombu_fdb.process.session_threads import Trouble
-from kombu_fdb.process.upkeep.duty_cycle import LIVING, ROLE_TTL_S, SessionSteps
 from kombu_fdb.testing.memory import MemoryDatabase
 
 

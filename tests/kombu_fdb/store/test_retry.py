@@ -15,7 +15,7 @@ from kit.conformance.store import number, read
 from kit.costs import CountingDatabase
 
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
-from kombu_fdb.process.upkeep.duties import LEFT_TTL_S
+from kombu_fdb.process.duties import LEFT_TTL_S
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import LONGEST_DOUBT_S, CommitTokens, Doubt, Patience, Retry
 from kombu_fdb.testing.clock import ManualClock

@@ -14,8 +14,8 @@ from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.process.upkeep.duty_cycle import Sweep
-from kombu_fdb.process.upkeep.round_robin import Guard
+from kombu_fdb.process.duties import Guard
+from kombu_fdb.process.duty_cycle import Sweep
 from kombu_fdb.routing.tables import Exchange
 
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 from kit.processes import until
 from kombu import Connection
 
-from kombu_fdb.process.upkeep import duty_cycle
+from kombu_fdb.process import duty_cycle
 
 DEADLINE_S = 60.0
 

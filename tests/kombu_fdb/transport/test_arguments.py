@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from amqp.exceptions import NotFound, PreconditionFailed
 
-from kombu_fdb.engine.topology.arguments import KINDS
+from kombu_fdb.engine.topology import KINDS
 from kombu_fdb.errors import InvalidArgument
 
 PAGE = (Path(__file__).parents[3] / "docs" / "queue-arguments.md").read_text()

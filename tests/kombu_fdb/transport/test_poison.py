@@ -1,4 +1,4 @@
-"""What a Celery worker can't handle rests between its attempts, and is logged once (transport/worker/poison.py)."""
+"""What a Celery worker can't handle rests between its attempts, and is logged once (transport/poison.py)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kombu.exceptions import ChannelError
 
 from kombu_fdb.errors import FormatError, LimitExceeded, QueueError, StoreUnavailable
 from kombu_fdb.model import Publication
+from kombu_fdb.transport import poison
 from kombu_fdb.transport.consuming.fetcher import Fetcher
 from kombu_fdb.transport.envelope import body_fault, fault_of, payload_of
-from kombu_fdb.transport.worker import poison
 
 LIMITED = Queue("q", queue_arguments={"x-delivery-limit": 3})
 GOOD = {"task": "t", "id": "an-id"}
@@ -95,13 +95,13 @@ def test_one_traceback_and_then_a_line_for_each_attempt(connection, channel, att
     monkeypatch.setattr(poison, "FIRST_PAUSE_MS", 1)
     publish(channel, "5")
     (stored,) = channel.engine.inspect.peek("q", 1)
-    with caplog.at_level(logging.ERROR, "kombu_fdb.transport.worker.poison"):
+    with caplog.at_level(logging.ERROR, "kombu_fdb.transport.poison"):
         for _ in range(4):
             connection.drain_events(timeout=60)
     (letter,) = until(lambda: channel.engine.inspect.peek("q.dead", 2))
     assert letter.deaths[0].reason == "delivery_limit"
     assert "not what Celery expects" in letter.deaths[0].details["traceback"]
-    told = [record for record in caplog.records if record.name == "kombu_fdb.transport.worker.poison"]
+    told = [record for record in caplog.records if record.name == "kombu_fdb.transport.poison"]
     assert [bool(record.exc_info) for record in told] == [True, False, False, False]
     assert [record.args[0] for record in told] == [1, 2, 3, 4]
     for record in told:

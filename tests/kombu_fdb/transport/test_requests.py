@@ -1,4 +1,4 @@
-"""What is raised of a task later, outside of its consumer's callback (transport/worker/requests.py)."""
+"""What is raised of a task later, outside of its consumer's callback (transport/worker.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.processes import until
 from kombu import Consumer, Producer, Queue
 
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
-from kombu_fdb.transport.worker.requests import guard_pool, receive
+from kombu_fdb.transport.worker import guard_pool, receive
 
 UNSTORABLE = LimitExceeded("the key is too large")
 

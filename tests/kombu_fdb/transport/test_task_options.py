@@ -1,4 +1,4 @@
-"""Options of celery-fdb that a task only seems to have (transport/worker/requests.py)."""
+"""Options of celery-fdb that a task only seems to have (transport/worker.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery import Celery, Task, signals
 from celery_fdb import install
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.task import Backoff
-from kombu_fdb.transport.worker.requests import OPTIONS, without_effect
+from kombu_fdb.transport.worker import OPTIONS, without_effect
 
 
 class Own(Task):

@@ -11,8 +11,8 @@ from kit.simulation.violation import Violation
 from kit.simulation.world import OPTIONS, SESSION_TTL_S, World
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Delivery
+from kombu_fdb.process.duty_cycle import SessionSteps
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep.duty_cycle import SessionSteps
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 __all__ = ["connect", "drain", "finish", "hush", "listen", "turn", "work"]

@@ -11,7 +11,7 @@ from kit.simulation.violation import Violation
 from kit.simulation.world import BEAT_INTERVAL_S, SESSION_TTL_S, World
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, SessionLost, StoreError
 from kombu_fdb.model import Lease, Publication, SessionId
-from kombu_fdb.process.upkeep.duty_cycle import SessionSteps
+from kombu_fdb.process.duty_cycle import SessionSteps
 from kombu_fdb.testing.faults import Interrupted
 
 #: How long a consumer waits for its watches before it looks by itself.

@@ -19,7 +19,7 @@ from kombu_fdb.engine.metrics.keytotals import (
 )
 from kombu_fdb.engine.stored.work import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 from kombu_fdb.model import Publication
-from kombu_fdb.process.upkeep.duties import LEFT_INTERVAL_S
+from kombu_fdb.process.duties import LEFT_INTERVAL_S
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
 

@@ -22,7 +22,7 @@ from kombu_fdb.engine.metrics.samples import (
 )
 from kombu_fdb.engine.stored.work import ACKED, CLAIMED, PUBLISHED
 from kombu_fdb.keyspace.codec import encode_json
-from kombu_fdb.process.upkeep.duties import SAMPLING
+from kombu_fdb.process.duties import SAMPLING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 

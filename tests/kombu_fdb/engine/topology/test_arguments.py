@@ -8,7 +8,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb import InvalidArgument
-from kombu_fdb.engine.topology.arguments import KINDS, check
+from kombu_fdb.engine.topology import KINDS, check
 from kombu_fdb.primitives.ranges import MOST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase

@@ -14,7 +14,7 @@ from kombu_fdb.engine.messages.publish import KEPT_MS
 from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.upkeep.duty_cycle import Duties
+from kombu_fdb.process.duty_cycle import Duties
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 

@@ -13,8 +13,8 @@ from kit.costs import CountingDatabase
 from kombu_fdb.engine.stored.batches import AdaptiveBatch, Budget
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.model import Publication
-from kombu_fdb.process.upkeep import duty_cycle
-from kombu_fdb.process.upkeep.duty_cycle import LIVING
+from kombu_fdb.process import duty_cycle
+from kombu_fdb.process.duty_cycle import LIVING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
 

@@ -51,7 +51,7 @@ each look belongs a write of the kind of a beat.
 What happens at each failure:
 
 * a step fails for a reason of its own (a row that can't be read, a message that fits into no transaction): it is halved
-  down to that one message, and what remains is set aside (``round_robin.py``): told once, shown by the doctor, tried
+  down to that one message, and what remains is set aside (``duties.py``): told once, shown by the doctor, tried
   again later. The duty goes on with the next message, session or queue, and the round with the next duty.
 * the store does not answer, or a duty runs into a deadline: the round ends with that error, nothing has changed, and
   the next one begins behind that duty, so that none that always takes too long keeps the others from their turn.
@@ -76,10 +76,9 @@ from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.processes import see
+from kombu_fdb.process import duties
+from kombu_fdb.process.duties import Duty, Guard
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.upkeep import duties
-from kombu_fdb.process.upkeep.duties import Duty
-from kombu_fdb.process.upkeep.round_robin import Guard
 from kombu_fdb.store.protocol import Watch
 
 # -- is it computing? --------------------------------------------------------------------------------------------------

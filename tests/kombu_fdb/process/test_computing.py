@@ -9,8 +9,8 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.processes import Seen
-from kombu_fdb.process.upkeep import duty_cycle
-from kombu_fdb.process.upkeep.duty_cycle import Reclaim
+from kombu_fdb.process import duty_cycle
+from kombu_fdb.process.duty_cycle import Reclaim
 
 PID, TTL_S = 77, 8.0
 

@@ -7,8 +7,7 @@ from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.process.upkeep.duties import LOOK_S, ExpiredHeads
-from kombu_fdb.process.upkeep.round_robin import Guard
+from kombu_fdb.process.duties import LOOK_S, ExpiredHeads, Guard
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 

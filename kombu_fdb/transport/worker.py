@@ -35,7 +35,7 @@ from celery.states import READY_STATES
 from celery.utils.log import get_logger
 
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
-from kombu_fdb.transport.worker.poison import give_back, mend
+from kombu_fdb.transport.poison import give_back, mend
 
 # -- the worker's options ----------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ def join_workers(driver_type: str) -> None:
             getattr(loaded, step).compatible_transports |= {driver_type}
     signals = sys.modules.get("celery.signals")
     if signals is not None:
-        signals.task_received.connect(receive, weak=False, dispatch_uid="kombu_fdb.transport.worker.requests")
+        signals.task_received.connect(receive, weak=False, dispatch_uid="kombu_fdb.transport.worker")
         signals.worker_ready.connect(see_to_the_worker, weak=False, dispatch_uid="kombu_fdb.transport.worker")
 
 

@@ -1,1 +1,0 @@
-"""Queues, exchanges and bindings: declared, checked, deleted."""
