@@ -586,7 +586,7 @@ class Publisher:
                 run.routing.prepare(each.exchange, each.routing_key)
             if len(each.payload) > INLINE_BYTES and not each.message_id:
                 stored[number] = each._replace(message_id=run.ids())
-        doubt = Doubt[Published]() if run.may_be_unknown else None
+        doubt: Doubt[Published] | None = Doubt() if run.may_be_unknown else None
         body = partial(together or publish, publications=stored, beforehand=True)
         try:
             reached, overfull = run.write(body, timeout_s, doubt=doubt, now_ms=run.clock.wall_ms())

@@ -210,7 +210,10 @@ class FoundationDatabase:
     commit_may_be_unknown = True
     writers_take_turns = False
 
-    def __init__(self, handle: Any, place: str) -> None:
+    def __init__(self, fdb: Any, handle: Any, place: str) -> None:
+        #: What the transactions need of the binding's module, which is this process's.
+        self.fdb_error: type[Exception] = fdb.FDBError
+        self.want_all = fdb.StreamingMode.want_all
         self._handle = handle
         self._place = place
         self._pid = os.getpid()
@@ -244,7 +247,7 @@ class FoundationDatabase:
         except fdb.FDBError as error:
             raise explain_open(error, cluster_file) from error
         named = cluster_file or ("the URL" if connection_string else str(default_cluster_file(os.environ)))
-        database = cls(handle, named)
+        database = cls(fdb, handle, named)
         database._verify(clock, deadline, cluster_file)
         return database
 
@@ -371,13 +374,14 @@ def _error_code(future: Any) -> int:
 class FoundationTransaction:
     """One transaction; ended by ``commit`` or ``cancel``."""
 
-    __slots__ = ("_db", "_declared_read_only", "_fdb_error", "_tr", "_watches", "_wrote")
+    __slots__ = ("_db", "_declared_read_only", "_fdb_error", "_tr", "_want_all", "_watches", "_wrote")
 
     def __init__(self, database: FoundationDatabase, transaction: Any, *, read_only: bool) -> None:
         self._db = database
         self._tr = transaction
         self._declared_read_only = read_only
-        self._fdb_error: type[Exception] | tuple[()] = binding().FDBError
+        self._fdb_error: type[Exception] | tuple[()] = database.fdb_error
+        self._want_all = database.want_all
         self._wrote = False
         self._watches = False
 
@@ -405,7 +409,7 @@ class FoundationTransaction:
         if begin >= end:
             return []
         try:
-            rows = self._reader(snapshot).get_range(begin, end, limit, reverse, binding().StreamingMode.want_all)
+            rows = self._reader(snapshot).get_range(begin, end, limit, reverse, self._want_all)
             return [(row.key, row.value) for row in rows]
         except self._fdb_error as error:
             raise explain(error) from error
@@ -417,7 +421,7 @@ class FoundationTransaction:
         self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
     ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
         try:
-            reader, mode = self._reader(snapshot), binding().StreamingMode.want_all
+            reader, mode = self._reader(snapshot), self._want_all
             # Each sends its request when it is made, so all are under way before the first answer is awaited.
             futures = [reader.get(key) for key in keys]
             answers = [reader.get_range(begin, end, limit, False, mode) for begin, end, limit in ranges]
@@ -546,6 +550,7 @@ class JoinedTransaction(FoundationTransaction):
         self._tr = transaction
         self._declared_read_only = False
         self._fdb_error = ()  # catches nothing
+        self._want_all = binding().StreamingMode.want_all
         self._wrote = False
         self._watches = False
 
