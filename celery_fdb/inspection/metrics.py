@@ -33,7 +33,7 @@ from prometheus_client.registry import Collector
 from celery_fdb.brokers.lazy import Holding
 from celery_fdb.inspection.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
-from kombu_fdb.engine.metrics.keytotals import OTHERS, KeyTotals
+from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
 from kombu_fdb.engine.stored.work import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 from kombu_fdb.primitives.clock import SystemClock
 

@@ -178,7 +178,7 @@ class QueueView:
     #: Kept by an older worker, which can't read them, for a newer one.
     newer: int = 0
     keys: list[KeyView] = field(default_factory=list)
-    #: ``totals`` by key, of the busiest keys; "" for its others together (``kombu_fdb/engine/metrics/keytotals.py``).
+    #: ``totals`` by key, of the busiest keys; "" for its others together (``kombu_fdb/engine/metrics/totals.py``).
     key_totals: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property

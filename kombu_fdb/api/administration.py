@@ -17,8 +17,8 @@ from typing import Any, get_args
 from kombu_fdb.api.arguments import Span, check_name, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.engine import migration
-from kombu_fdb.engine.metrics.keytotals import KeyTotals
 from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, Sample
+from kombu_fdb.engine.metrics.totals import KeyTotals
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import KeyLimits, QueueControl, QueueFacts, SessionFacts, StoredMessage

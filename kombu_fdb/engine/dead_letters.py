@@ -37,7 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kombu_fdb.engine.inspection import browse, inspect, pages
+from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
 from kombu_fdb.engine.messages.message import (
     Message,
@@ -362,7 +362,7 @@ class DeadLetters(Group):
         self._run.check_size(payload or b"")
 
         def body(work: Work) -> str | None:
-            row = pages.row_at(work, dead, READY, position, message_id)
+            row = browse.row_at(work, dead, READY, position, message_id)
             return None if row is None else replay_row(work, dead, row, payload=payload)
 
         return self._run.write(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_fdb.engine.inspection import browse, inspect, pages
+from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.scheduling import limits, single
 from kombu_fdb.engine.transactions import Group, read
 from kombu_fdb.model import Peeked, QueueFacts
@@ -34,10 +34,10 @@ class Inspection(Group):
     delayed = read(browse.delayed)
     taken = read(browse.taken)
     snapshot = read(browse.snapshot)
-    page = read(pages.page)
-    read_at = read(pages.read_at)
-    find_task = read(pages.find_task)
-    list_task = read(pages.list_task)
+    page = read(browse.page)
+    read_at = read(browse.read_at)
+    find_task = read(browse.find_task)
+    list_task = read(browse.list_task)
 
     exchange = read(inspect.exchange)
     exchanges = read(inspect.exchanges)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.inspection import Inspection
-from kombu_fdb.engine.inspection import browse, pages
+from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import arm, claim, move, settle
 from kombu_fdb.engine.messages.bury import Cause
 from kombu_fdb.engine.messages.claim import Served
@@ -35,7 +35,7 @@ class Messages(Group):
     arm = read(arm.arm_all)
     join = write(claim.join)
     holds = read(session.holds)
-    delete_at = write(pages.delete_at)
+    delete_at = write(browse.delete_at)
     _look = read(claim.look)
     _move_part = write(move.move)
 
@@ -236,10 +236,10 @@ class Messages(Group):
     def reschedule(self, queue: str, spot: Spot, due_ms: int, *, payload: bytes | None = None) -> bool:
         """Make a ready or delayed message at a page's position due at another moment; False if it has moved.
 
-        See :mod:`kombu_fdb.engine.inspection.pages`. Raises ``QueueError``, ``FormatError``, ``MessageTooLarge``.
+        See :mod:`kombu_fdb.engine.inspection.browse`. Raises ``QueueError``, ``FormatError``, ``MessageTooLarge``.
         """
         self._run.check_size(payload or b"")
-        return self._run.write(lambda work: pages.reschedule(work, queue, spot, due_ms, payload))
+        return self._run.write(lambda work: browse.reschedule(work, queue, spot, due_ms, payload))
 
     def cancel(self, task_id: str) -> list[Peeked]:
         """Delete the task's messages that no session holds: ready, delayed and dead ones. Returns them."""
@@ -249,7 +249,7 @@ class Messages(Group):
             taken += found
         return taken
 
-    _cancel_part = write(pages.cancel)
+    _cancel_part = write(browse.cancel)
 
     def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kombu_fdb.engine.facade.inspection import Inspection
-from kombu_fdb.engine.metrics import keytotals, samples, totals
+from kombu_fdb.engine.metrics import samples, totals
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
+from kombu_fdb.engine.metrics.totals import KeyTotals
 from kombu_fdb.engine.transactions import Group, Transactions, read, write
 
 #: Queues that are gone, whose totals one transaction clears.
@@ -17,22 +18,22 @@ QUEUES_PER_FORGET = 200
 class Metrics(Group):
     """The verbs on totals."""
 
-    _key_totals = read(keytotals.read_next)
+    _key_totals = read(totals.read_keys)
     _samples = read(samples.read_part)
-    _fold = write(keytotals.fold)
+    _fold = write(totals.fold)
     _forget = write(totals.forget)
     totals = read(totals.read)
 
     def __init__(self, run: Transactions, inspect: Inspection) -> None:
         super().__init__(run)
         self._inspect = inspect
-        self._busiest = keytotals.Busiest()
+        self._busiest = totals.Busiest()
         #: The last that this process took.
         self._sampled: Sample | None = None
 
-    def key_totals(self) -> dict[str, keytotals.KeyTotals]:
-        """The same by queue, key and event, of the busiest keys; key "": of a queue's others (``keytotals.py``)."""
-        found: dict[str, keytotals.KeyTotals] = {}
+    def key_totals(self) -> dict[str, KeyTotals]:
+        """The same by queue, key and event, of the busiest keys; key "": of a queue's others (``totals.py``)."""
+        found: dict[str, KeyTotals] = {}
         begin = self._run.keys.all_key_totals[0]
         while (part := self._key_totals(begin)) is not None:
             queue, found[queue], begin = part
@@ -83,7 +84,7 @@ class Metrics(Group):
             queues.add(queue)
             yield
             names = self._busiest.surplus(queue, keys)
-            for start in range(0, len(names), keytotals.KEYS_PER_FOLD):
-                self._fold(queue, names[start : start + keytotals.KEYS_PER_FOLD])
+            for start in range(0, len(names), totals.KEYS_PER_FOLD):
+                self._fold(queue, names[start : start + totals.KEYS_PER_FOLD])
                 yield
         self._busiest.keep(queues)

@@ -4,21 +4,155 @@ Each process counts what it does and adds it to ``("total", queue, event)`` abou
 writes anyway: the hot path pays nothing, and reads nothing. So the totals lag by a second while a process is at work.
 What it did last is added by its next transaction, at the latest by a consumer's next heartbeat or when it closes the
 store; a process that is killed takes up to a second of its counts with it. They are for charts. What must be exact is
-counted in the transaction that does it (``work.py``). What happens to messages with a key is counted by key as
-well, as ``keytotals.py`` says.
+counted in the transaction that does it (``work.py``).
+
+Totals by fairness key: who publishes and who is served, in a bounded number of rows.
+
+Model. A message with a key is counted twice: for its queue, and for its key or for :data:`OTHERS`. So over all keys and
+the others, the counts of an event are always those of the queue's messages with a key. Three bounds hold, whatever the
+number of keys:
+
+* a process remembers at most :data:`KINDS_PENDING` counts by key of a queue until it writes them;
+* it writes at most :data:`NAMES_PER_QUEUE` keys of a queue by name in each :data:`NAMES_S`, those with the most
+  messages first, and all others as others (:class:`Names`);
+* the duties fold all but :data:`KEYS_KEPT` of a queue into the others: those that grew least since their last look
+  (:class:`Busiest`). A fold reads what it folds, so a process that adds to it meanwhile makes it start again, and two
+  that fold the same key fold it once.
+
+So a flood of keys that come once costs a few rows for each process, and a key that becomes busy has its own row within
+:data:`NAMES_S`. All that is lost by this is a key's name.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from threading import RLock
 
-from kombu_fdb.engine.metrics import keytotals
 from kombu_fdb.engine.stored.work import Event, Work
 from kombu_fdb.keyspace.codec import decode_count
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.threads import unless_mine
 from kombu_fdb.store.protocol import Transaction
+
+#: Stands for all keys that are not counted by name. No message with a key has this one.
+OTHERS = ""
+KINDS_PENDING = 1_000
+NAMES_PER_QUEUE = 50
+#: The same for all queues together, as they are written in one transaction.
+NAMES = 200
+#: How long a process keeps to its names, in seconds.
+NAMES_S = 60.0
+KEYS_KEPT = 200
+#: Few, as each key that a worker adds to meanwhile makes the fold start again.
+KEYS_PER_FOLD = 20
+
+#: Of one queue: by key and event.
+KeyTotals = dict[str, dict[str, int]]
+
+
+class Names:
+    """Which keys this process counts by name. Thread-safe; raises as ``unless_mine``."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = RLock()
+        self._names: set[tuple[str, str]] = set()
+        self._by_queue: Counter[str] = Counter()
+        self._until_s = clock.monotonic() + NAMES_S
+
+    def folded(self, events: Mapping[Event, int]) -> dict[Event, int]:
+        """The same counts: those of keys without a name, of others. Events of no key are left out."""
+        numbers: Counter[tuple[str, str]] = Counter()
+        for (queue, _, *key), number in events.items():
+            if any(key):
+                numbers[queue, key[0]] += number
+        with unless_mine(self._lock):
+            named = self._named(numbers)
+        found: Counter[Event] = Counter()
+        for (queue, event, *key), number in events.items():
+            if key:
+                found[queue, event, key[0] if (queue, key[0]) in named else OTHERS] += number
+        return found
+
+    def _named(self, numbers: Counter[tuple[str, str]]) -> set[tuple[str, str]]:
+        if numbers and self._clock.monotonic() >= self._until_s:
+            self._until_s = self._clock.monotonic() + NAMES_S
+            self._names.clear()
+            self._by_queue.clear()
+        for name, _ in numbers.most_common():
+            if len(self._names) >= NAMES:
+                break
+            queue = name[0]
+            if name not in self._names and self._by_queue[queue] < NAMES_PER_QUEUE:
+                self._names.add(name)
+                self._by_queue[queue] += 1
+        return self._names & numbers.keys()
+
+
+class Busiest:
+    """Tells which keys of each queue grew most from look to look. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, int]] = {}
+
+    def surplus(self, queue: str, keys: KeyTotals) -> list[str]:
+        """Those of a queue's keys that are too many, if it has over :data:`KEYS_KEPT`; none at the first look."""
+        before = self._seen.get(queue)
+        now = self._seen[queue] = {key: sum(events.values()) for key, events in keys.items() if key != OTHERS}
+        if before is None or len(now) <= KEYS_KEPT:
+            return []
+        growth = {key: (_growth(before.get(key, 0), number), number) for key, number in now.items()}
+        return sorted(growth, key=growth.__getitem__, reverse=True)[KEYS_KEPT:]
+
+    def keep(self, queues: Collection[str]) -> None:
+        """Forget all others."""
+        self._seen = {queue: seen for queue, seen in self._seen.items() if queue in queues}
+
+
+def _growth(before: int, now: int) -> int:
+    return now - before if now >= before else now  # fewer: it was folded in between, and began anew
+
+
+def write_keys(tr: Transaction, keys: Keyspace, events: Mapping[Event, int]) -> None:
+    """Blind atomic adds."""
+    for (queue, event, key), number in events.items():
+        tr.add(keys.key_total(queue, key, event), number)
+
+
+def read_keys(work: Work, begin: bytes) -> tuple[str, KeyTotals, bytes] | None:
+    """The first queue from ``begin`` on with keyed messages, its totals, and where the next begins; None at the end.
+
+    Queues without keys cost nothing.
+    """
+    while head := work.tr.get_range(begin, work.keys.all_key_totals[1], limit=1, snapshot=True):
+        for (queue, _key, _event), _ in work.keys.read(head, str, str, str):
+            return queue, _read(work, queue), work.keys.key_totals(queue)[1]
+        begin = head[0][0] + b"\x00"
+    return None
+
+
+def _read(work: Work, queue: str) -> KeyTotals:
+    found: KeyTotals = {}
+    for (_queue, key, event), value in work.keys.read(
+        work.tr.get_range(*work.keys.key_totals(queue), snapshot=True), str, str, str
+    ):
+        found.setdefault(key, {})[event] = decode_count(value)
+    return found
+
+
+def fold(work: Work, queue: str, names: Sequence[str]) -> None:
+    """Count these keys among the others."""
+    sums: defaultdict[str, int] = defaultdict(int)
+    for rows in work.tr.get_ranges([(*work.keys.key_totals_of(queue, name), 0) for name in names]):
+        for (_queue, _key, event), value in work.keys.read(rows, str, str, str):
+            sums[event] += decode_count(value)
+    for name in names:
+        work.tr.clear_range(*work.keys.key_totals_of(queue, name))
+    for event, number in sums.items():
+        work.tr.add(work.keys.key_total(queue, OTHERS, event), number)
+
 
 INTERVAL_S = 1.0
 #: A process that only ever counts, and writes nothing, forgets what it counted beyond so many kinds.
@@ -34,7 +168,7 @@ class Totals:
         #: ``note(events)``: these have happened.
         self._noted: deque[Mapping[Event, int]] = deque()
         self.note = self._noted.append
-        self._names = keytotals.Names(clock)
+        self._names = Names(clock)
         #: When it is time for a transaction to add its share.
         self.next_s = clock.monotonic() + INTERVAL_S
 
@@ -54,7 +188,7 @@ class Totals:
         for (queue, what, *key), number in events.items():
             if not key:
                 tr.add(self._keys.total(queue, what), number)
-        keytotals.write(tr, self._keys, self._names.folded(events))
+        write_keys(tr, self._keys, self._names.folded(events))
 
 
 class Pending:
@@ -78,8 +212,8 @@ class Pending:
             return event if len(self.numbers) - self._keyed.total() < MOST_PENDING else None
         if (queue, what) not in self.numbers:
             return None  # nor is it for the queue
-        if self._keyed[queue] >= keytotals.KINDS_PENDING:
-            return queue, what, keytotals.OTHERS
+        if self._keyed[queue] >= KINDS_PENDING:
+            return queue, what, OTHERS
         self._keyed[queue] += 1
         return event
 

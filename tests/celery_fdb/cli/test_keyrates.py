@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 from celery_fdb.inspection.metrics import KeyRates
-from kombu_fdb.engine.metrics.keytotals import OTHERS
+from kombu_fdb.engine.metrics.totals import OTHERS
 
 
 def counts(**numbers):

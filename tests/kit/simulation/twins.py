@@ -16,7 +16,7 @@ from kombu_fdb.engine import dead_letters, topology
 from kombu_fdb.engine.facade import sessions
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.upkeep import Upkeep
-from kombu_fdb.engine.inspection import pages
+from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import bury, claim, message, move, overflow, publish, settle
 from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import enforcement, fair, limits, line, single
@@ -225,7 +225,7 @@ TWINS: dict[str, Twin] = {
     "a claim does not conflict on what it takes": Twin("ONE-PLACE", "claims", *_blind(claim, "take_rows")),
     "a run conflicts on its rows only": Twin("DURABLE", "sessions", batches, "take_run", _take_each),
     "a purge does not conflict with claims": Twin("COUNTS", "claims", *_blind(topology, "purge_part")),
-    "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(pages, "reschedule")),
+    "a rescheduling does not conflict with claims": Twin("ONE-PLACE", "rescheduling", *_blind(browse, "reschedule")),
     "two promoters do not conflict": Twin("ONE-PLACE", "delays", *_blind(due, "promote")),
     "the sweep does not conflict on the leases": Twin("ONE-PLACE", "sessions", *_blind(sweep, "release_part")),
     "a payload outlives its message": Twin("ONE-PLACE", "claims", *_without(settle, "delete")),
@@ -297,7 +297,7 @@ TWINS: dict[str, Twin] = {
     ),
     # Tasks and letters
     "a cancel does not conflict with claims": Twin(
-        "COUNTS", "tasks", Messages, "_cancel_part", write(_blind(pages, "cancel")[2])
+        "COUNTS", "tasks", Messages, "_cancel_part", write(_blind(browse, "cancel")[2])
     ),
     "a move does not conflict with claims": Twin("ONE-PLACE", "tasks", *_blind(move, "_take")),
     "a promotion is not told to the index": Twin("COUNTS", "tasks", *_without(due, "forget")),

@@ -17,7 +17,7 @@ from kit.whole.mortal import small_parts
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.metrics import keytotals
+from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Environment
@@ -102,7 +102,7 @@ def test_no_turn_of_a_duty_is_longer_than_its_budget(bench: Bench, monkeypatch: 
     fill(bench)
     small_parts(monkeypatch, PART)
     monkeypatch.setattr(upkeep, "ROWS_PER_TRANSACTION", 1_000)  # of a look
-    monkeypatch.setattr(keytotals, "KEYS_KEPT", 5)
+    monkeypatch.setattr(totals, "KEYS_KEPT", 5)
     environment = Environment(bench.clock, random_id, random.Random(7))
     engine = Engine(SlowDatabase(bench.database, bench.clock), bench.namespace, environment)  # type: ignore[arg-type]  # a bench has any store
     duties = Duties(engine, bench.clock, random.Random(7), bench.session, sweep_interval_s=5.0)

@@ -6,7 +6,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.facade import inspection
-from kombu_fdb.engine.inspection import browse, pages
+from kombu_fdb.engine.inspection import browse
 from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication, QueueControl, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -65,7 +65,7 @@ def test_a_message_is_found_wherever_it_stands(bench: Bench, monkeypatch: pytest
 @pytest.mark.parametrize("leases", [1, 2, 3, 7])
 def test_pages_of_leased_messages_are_of_one_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch, leases: int) -> None:
     """However few leases are looked at for a page: each message is on one page."""
-    monkeypatch.setattr(pages, "LEASES_PER_PAGE", leases)
+    monkeypatch.setattr(browse, "LEASES_PER_PAGE", leases)
     for number in range(6):
         bench.put(b"%d" % number, queue="odd" if number % 2 else "even")
     bench.take(6, "odd", "even")

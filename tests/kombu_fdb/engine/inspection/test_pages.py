@@ -9,7 +9,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
 
-from kombu_fdb.engine.inspection import pages
+from kombu_fdb.engine.inspection import browse
 from kombu_fdb.errors import QueueError
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.model import Listed, Publication, View
@@ -89,7 +89,7 @@ def test_delayed_ones_by_due_time(bench: Bench) -> None:
 
 
 def test_leased_ones_of_one_queue_with_their_owner(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "LEASES_PER_PAGE", 4)
+    monkeypatch.setattr(browse, "LEASES_PER_PAGE", 4)
     for number in range(6):
         bench.put(b"%d" % number, priority=number)
         bench.put(b"another queue's", queue="q2")

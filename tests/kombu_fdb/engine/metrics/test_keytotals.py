@@ -7,8 +7,8 @@ from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.messages import claim
-from kombu_fdb.engine.metrics import keytotals, totals
-from kombu_fdb.engine.metrics.keytotals import (
+from kombu_fdb.engine.metrics import totals
+from kombu_fdb.engine.metrics.totals import (
     KEYS_KEPT,
     KINDS_PENDING,
     NAMES,
@@ -145,7 +145,7 @@ def trim(engine):
 
 
 def test_the_duties_keep_the_keys_that_grew_most(bench, monkeypatch):
-    monkeypatch.setattr(keytotals, "KEYS_KEPT", 2)
+    monkeypatch.setattr(totals, "KEYS_KEPT", 2)
     publish(bench, *["old"] * 9, *["steady"] * 5, "once", "twice", "twice")
     bench.engine.metrics.flush()
     trim(bench.engine)
@@ -177,7 +177,7 @@ def test_keys_that_come_once_are_folded_by_the_duties_of_a_process(bench):
 
 
 def test_several_processes_fold_the_same_keys_once(bench, monkeypatch):
-    monkeypatch.setattr(keytotals, "KEYS_KEPT", 1)
+    monkeypatch.setattr(totals, "KEYS_KEPT", 1)
     publish(bench, "a", "b", "c")
     bench.engine.metrics.flush()
     others = [bench.another() for _ in range(3)]

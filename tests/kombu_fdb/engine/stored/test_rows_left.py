@@ -30,7 +30,7 @@ STANDING = {
     "control": 1,
     "round": 10,  # one for each priority
     "total": 20,
-    "key_total": 1_000,  # ``keytotals.py``: 200 keys and the others, of a few events
+    "key_total": 1_000,  # ``totals.py``: 200 keys and the others, of a few events
     "sample": HOUR.slots + DAY.slots + WEEK.slots,
     "token": 100,
 }
