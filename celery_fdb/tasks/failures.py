@@ -49,7 +49,7 @@ from celery.worker.request import logger as request_logger
 
 from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.errors import StoreError
-from kombu_fdb.primitives.kombu_payload import ATTEMPTS
+from kombu_fdb.keyspace.codec import ATTEMPTS
 from kombu_fdb.primitives.ranges import last_lines
 from kombu_fdb.transport.batch import encode_again
 from kombu_fdb.transport.channel import Channel

@@ -16,8 +16,7 @@ from celery.canvas import Signature
 
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.transport.batch import AtomicBatch, JoinedBatch, batching
-from kombu_fdb.transport.kombu_versions import BatchPublishError, batched
+from kombu_fdb.transport.batch import AtomicBatch, BatchPublishError, JoinedBatch, batched, batching
 
 
 def publish_many(

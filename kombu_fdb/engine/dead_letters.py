@@ -52,10 +52,9 @@ from kombu_fdb.engine.messages.publish import expires_at
 from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.engine.transactions import Group, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
-from kombu_fdb.keyspace.codec import Record, decode_amount, decode_record, expires_ms_of
+from kombu_fdb.keyspace.codec import ATTEMPTS, Record, decode_amount, decode_record, expires_ms_of, headers_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, priority_of, range_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Peeked, Way
-from kombu_fdb.primitives.kombu_payload import ATTEMPTS, headers_of
 from kombu_fdb.store.protocol import KeyValue
 
 # -- scan --------------------------------------------------------------------------------------------------------------

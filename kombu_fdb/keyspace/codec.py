@@ -24,6 +24,9 @@ settings hand out nothing: a queue whose control is unreadable, or a newer versi
 limits are. A pause that an operator has asked for must not end because a field was added to it; and a version that can
 read it, or sets it anew, goes on. Numbers that an older celery-fdb let in, and that are out of range now
 (``ranges.py``), are read as the nearest value in range.
+
+A kombu message's payload is ``version (1 byte), length of meta (4 bytes), meta (JSON list), body``.
+``transport/envelope.py`` reads and writes all of it; tools that look into queues only need the task.
 """
 
 from __future__ import annotations
@@ -552,3 +555,39 @@ def _death(entry: Any) -> Death:
     if not (0 <= death.count <= MOST and all(-MOST <= each <= MOST for each in times_ms)):
         raise FormatError("unreadable death history", count=str(death.count)[:80], times_ms=str(times_ms)[:80])
     return death
+
+
+#: The header of a task that waits to be retried: its failed attempts, with time and error
+#: (``celery_fdb/tasks/failures.py``).
+ATTEMPTS = "fdb_attempts"
+
+#: An older process that meets another number dead-letters the message: a change of this number raises the record's as
+#: well (``keyspace/codec.py``), so that the message is kept for a newer process.
+PAYLOAD_VERSION = 1
+PAYLOAD_HEAD = struct.Struct(">BI")
+#: Where it stands in meta: content type, content encoding, headers, properties, exchange, routing key.
+_HEADERS = 2
+_EXCHANGE = 4
+
+
+def headers_of(payload: bytes) -> dict[str, Any]:
+    """The headers of a kombu message; empty if the payload is no such message."""
+    meta = _meta(payload)
+    headers = meta[_HEADERS] if len(meta) > _HEADERS else None
+    return headers if isinstance(headers, dict) else {}
+
+
+def published_by(payload: bytes) -> Way | None:
+    """Exchange and routing key of a kombu message; None if the payload is no such message."""
+    way = _meta(payload)[_EXCHANGE:]
+    return Way(*way) if [type(each) for each in way] == [str, str] else None
+
+
+def _meta(payload: bytes) -> list[Any]:
+    """Empty if the payload is no kombu message."""
+    try:
+        version, length = PAYLOAD_HEAD.unpack_from(payload)
+        meta = json.loads(payload[PAYLOAD_HEAD.size : PAYLOAD_HEAD.size + length]) if version == PAYLOAD_VERSION else []
+    except (struct.error, ValueError, RecursionError):
+        return []
+    return meta if isinstance(meta, list) else []

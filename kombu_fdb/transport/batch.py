@@ -8,16 +8,22 @@ before the failed one are stored; whether the failed one is depends on the error
 
 Two other kinds of batch are chosen with :func:`batching`: an :class:`AtomicBatch` is one transaction or an error before
 anything is stored; a :class:`JoinedBatch` writes into a transaction of the caller's and does not commit.
+
+Kombu has batches since 5.7. A newer kombu's producer keeps the batch, a thread at a time, and asks the channel for it.
+An older one knows none and calls ``basic_publish`` for each message, so there the channel keeps it
+(:class:`~kombu_fdb.transport.channel.BatchingChannel`). The difference: all that the thread publishes on this channel
+meanwhile is part of the batch, with whichever producer.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from kombu.exceptions import KombuError
 from kombu.messaging import Producer
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -27,7 +33,39 @@ from kombu_fdb.model import Death, Publication
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.envelope import payload_of, without_deaths
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
-from kombu_fdb.transport.kombu_versions import BatchPublishError, batched
+
+__all__ = ["KOMBU_HAS_BATCHES", "BatchPublishError", "batched"]
+
+try:
+    from kombu.exceptions import BatchPublishError
+except ImportError:
+
+    class BatchPublishError(KombuError):  # type: ignore[no-redef]  # kombu before 5.7 has none
+        """Batch publication failed with an uncertain delivery outcome."""
+
+
+KOMBU_HAS_BATCHES = hasattr(Producer, "batch")
+#: As in kombu.
+DEFAULT_BATCH_SIZE = 1000
+
+
+def batched(producer: Any, max_size: int = DEFAULT_BATCH_SIZE) -> AbstractContextManager[Any]:
+    """``producer.batch(max_size)``, with any kombu. A broker that has no batches publishes each message at once."""
+    if hasattr(producer, "batch"):
+        context: AbstractContextManager[Any] = producer.batch(max_size=max_size)
+        return context
+    return _batched_by_channel(producer, max_size)
+
+
+@contextmanager
+def _batched_by_channel(producer: Any, max_size: int) -> Iterator[Any]:
+    batched_by = getattr(producer.channel, "batched", None)
+    if batched_by is None:
+        yield None
+        return
+    with batched_by(max_size) as batch:
+        yield batch
+
 
 # -- the batch ---------------------------------------------------------------------------------------------------------
 

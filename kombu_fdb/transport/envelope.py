@@ -68,9 +68,8 @@ from typing import Any, NamedTuple
 from kombu.utils.json import JSONEncoder, object_hook, textual_types
 
 from kombu_fdb.errors import FormatError, InvalidArgument
-from kombu_fdb.keyspace.codec import decode_json, encode_json
+from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION, decode_json, encode_json
 from kombu_fdb.model import LONGEST_TASK_ID, URGENT, Death, Delivery, Publication
-from kombu_fdb.primitives.kombu_payload import HEAD, VERSION
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, is_whole, number, shown, utf8, utf8_bytes
 
 # -- times -------------------------------------------------------------------------------------------------------------
@@ -648,7 +647,7 @@ def _payload(
         body = body.encode() if body.isascii() else utf8("body", body)
     elif type(body) is not bytes:
         body = b"" if body is None else bytes(memoryview(body))  # unlike bytes(body), refuses numbers and lists
-    return HEAD.pack(VERSION, len(meta)) + meta + body
+    return PAYLOAD_HEAD.pack(PAYLOAD_VERSION, len(meta)) + meta + body
 
 
 def _meta(headers: Mapping[str, Any], properties: Mapping[str, Any], before: list[Any], behind: list[Any]) -> bytes:
@@ -719,14 +718,14 @@ def open_payload(payload: bytes) -> Envelope:
     Makes no object but those of kombu's JSON (uuid, datetime, Decimal, bytes).
     """
     try:
-        version, length = HEAD.unpack_from(payload)
-        start = HEAD.size + length
-        meta = payload[HEAD.size : start]
+        version, length = PAYLOAD_HEAD.unpack_from(payload)
+        start = PAYLOAD_HEAD.size + length
+        meta = payload[PAYLOAD_HEAD.size : start]
         decoded = (_loads_types if _MARKER in meta else _loads)(meta.decode())
         content_type, content_encoding, headers, properties, exchange, routing_key = decoded
     except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, struct.error) as error:
         raise _foreign(payload, str(error)) from error
-    if version != VERSION or len(meta) != length:
+    if version != PAYLOAD_VERSION or len(meta) != length:
         raise _foreign(payload, "another version, or cut short")
     if not isinstance(headers, dict) or not isinstance(properties, dict):
         raise _foreign(payload, "headers and properties are not objects")

@@ -37,15 +37,14 @@ from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
-from kombu_fdb.transport.channel import Channel
+from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES
+from kombu_fdb.transport.channel import BatchingChannel, Channel
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
 from kombu_fdb.transport.envelope import KeyOf
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
 from kombu_fdb.transport.fairkey import key_reader
-from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
-from kombu_fdb.transport.older_kombu import BatchingChannel
 from kombu_fdb.transport.unacked import next_tag
 from kombu_fdb.transport.worker import join_workers
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from kombu_fdb import Broker, KombuFDBError
+from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.model import Publication
-from kombu_fdb.primitives.kombu_payload import HEAD, VERSION
 
 __all__ = ["NAMES", "clear", "fill", "mutated"]
 
@@ -38,7 +38,7 @@ def payload(chance: random.Random) -> bytes:
     kind = chance.choice(["application/json", "text/plain", "application/x-python-serialize", None, 5, [], "\ud800"])
     meta = json.dumps([kind, "utf-8", headers, properties, value(chance), value(chance)]).encode()
     body = chance.choice([b"[[], {}, {}]", b"\xff\x00", b"[" * 5_000, b'"\\ud800"', b"1" + b"0" * 9_000, b""])
-    return mutated(chance, HEAD.pack(VERSION, len(meta)) + meta + body, often=4)
+    return mutated(chance, PAYLOAD_HEAD.pack(PAYLOAD_VERSION, len(meta)) + meta + body, often=4)
 
 
 def mutated(chance: random.Random, data: bytes, often: int = 1) -> bytes:

@@ -32,8 +32,8 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.retry import ENDING_S
+from kombu_fdb.transport.batch import BatchPublishError
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
-from kombu_fdb.transport.kombu_versions import BatchPublishError
 
 OPERATION_S = 1_000.0
 PUBLISH_S = 3_000.0

@@ -40,7 +40,7 @@ from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.primitives.masking import masked_text
-from kombu_fdb.transport.kombu_versions import batched
+from kombu_fdb.transport.batch import batched
 
 __all__ = ["BACKOFF", "DDL", "DEDUP_WINDOW_S", "INDEX_DDL", "LEASE_S", "MOST_ATTEMPTS", "Outbox"]
 

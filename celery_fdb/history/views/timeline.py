@@ -20,8 +20,8 @@ from celery_fdb.history.views.runs import RunView, history_of, view
 from celery_fdb.inspection.message import describe, reason_of
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Peeked
-from kombu_fdb.primitives.kombu_payload import headers_of
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.primitives.ranges import LATEST_MS, is_whole
 

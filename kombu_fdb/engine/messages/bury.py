@@ -42,10 +42,9 @@ from kombu_fdb.engine.messages.message import (
 from kombu_fdb.engine.stored import copies, newer
 from kombu_fdb.engine.stored.work import DEAD, Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
-from kombu_fdb.keyspace.codec import Record, decode_record, encode_json
+from kombu_fdb.keyspace.codec import Record, decode_record, encode_json, published_by
 from kombu_fdb.keyspace.layout import priority_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Way
-from kombu_fdb.primitives.kombu_payload import published_by
 
 DEAD_SUFFIX = ".dead"
 #: A history must fit into a record, and a record into a value of the store (100,000 B): how large the details of one

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
-from kombu_fdb.engine.scheduling import turns
+from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, Work
 from kombu_fdb.errors import FormatError
@@ -90,7 +90,7 @@ def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
     """
     for row in rows:
         take_row(work, queue, row)
-    turns.leave_places(work, queue, [key for key, _ in rows])
+    fair.leave_places(work, queue, [key for key, _ in rows])
 
 
 def take_row(work: Work, queue: str, row: KeyValue) -> None:

@@ -41,7 +41,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from kombu_fdb.engine.scheduling.limits import is_counting
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import control_of, decode_count, limits_of
 from kombu_fdb.model import KeyLimits, QueueControl
@@ -178,6 +177,8 @@ def _is_full(row: bytes, limits: KeyLimits, now_ms: int) -> bool:
     return now_ms - bucket.filled_ms >= missing_ms + FULL_FOR_MS
 
 
+#: The first phase of a change of limits (``limits.py``), in whose row this stands in front.
+COUNTING = b"L"
 UNLIMITED = 2**31
 #: Keys whose numbers are read at once.
 TOGETHER = 64
@@ -194,6 +195,11 @@ def control_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
 def note_unlimited(work: Work, controls: Iterable[tuple[str, QueueControl]]) -> None:
     """By their :func:`control_keys`: where no key has limits, no key waits for the end of a lease."""
     work.effects.unlimited.update(queue for queue, control in controls if not control.limits_keys)
+
+
+def is_counting(row: bytes | None) -> bool:
+    """Whether it is still being counted what is in flight without a key."""
+    return row is not None and row.startswith(COUNTING)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ position is kept in that row, so that the process that does a part goes on where
   Until it is done, it is unknown how many messages without a key are in flight, so none is served that has a limit in
   flight (``fair.py``). Guarantee KEY-LIMIT.
 * *parked*: every key may be parked for a reason that no longer holds. The bell of each is rung. If all are paused now,
-  a tenant's keys leave the ring, as one that is paused by itself does at once (``turns.py``).
+  a tenant's keys leave the ring, as one that is paused by itself does at once (``fair.py``).
 * *ring*: a turn stands at the rank that its key's priority had when it came into the ring. One that belongs elsewhere
   now is taken out, and its key's bell is rung: the next claim puts it where it belongs, as a newcomer. Else the first
   of them that is served there would be served alone until it has no messages, for the others are behind it. This is
@@ -40,8 +40,9 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from kombu_fdb.engine.scheduling import turns
-from kombu_fdb.engine.scheduling.turns import Turn
+from kombu_fdb.engine.scheduling import fair
+from kombu_fdb.engine.scheduling.enforcement import COUNTING, is_counting
+from kombu_fdb.engine.scheduling.fair import Turn
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import (
@@ -82,14 +83,14 @@ LEASES_PER_PART = 50
 MARKS_PER_PART = 500
 TURNS_PER_PART = 500
 
-_LEASES, _PARKED, _RING = b"L", b"P", b"R"
+_PARKED, _RING = b"P", b"R"
 
 
 def begin(work: Work, queue: str, *, first: bool) -> None:
     """Note that the queue's limits have changed. ``first``: there were none before."""
     row = work.keys.relimit(queue)
     stored = work.tr.get(row)
-    work.tr.set(row, _LEASES if first or is_counting(stored) else _PARKED)
+    work.tr.set(row, COUNTING if first or is_counting(stored) else _PARKED)
 
 
 def begin_ring(work: Work, queue: str) -> None:
@@ -98,11 +99,6 @@ def begin_ring(work: Work, queue: str) -> None:
     stored = work.tr.get(row)
     if stored is None or stored.startswith(_RING):
         work.tr.set(row, _RING)
-
-
-def is_counting(row: bytes | None) -> bool:
-    """Whether it is still being counted what is in flight without a key."""
-    return row is not None and row.startswith(_LEASES)
 
 
 def relimited_queues(work: Work) -> list[str]:
@@ -117,7 +113,7 @@ def part(work: Work, queue: str) -> bool:
     stored = work.tr.get(row)
     if stored is None:
         return False
-    walks = {_LEASES: _count, _PARKED: _free, _RING: _rank_anew}
+    walks = {COUNTING: _count, _PARKED: _free, _RING: _rank_anew}
     following = walks.get(stored[:1], _free)(work, queue, stored[1:])
     if following is None:
         work.tr.clear(row)
@@ -132,7 +128,7 @@ def _count(work: Work, queue: str, position: bytes) -> bytes | None:
     for row in rows:
         _count_lease(work, queue, row)
     if len(rows) == LEASES_PER_PART:
-        return _LEASES + rows[-1][0][len(work.keys.prefix) :]
+        return COUNTING + rows[-1][0][len(work.keys.prefix) :]
     work.effects.spared(queue, "")  # it may have been parked meanwhile
     return _PARKED
 
@@ -159,7 +155,7 @@ def _free(work: Work, queue: str, position: bytes) -> bytes | None:
 
 def _ring(work: Work, queue: str, marks: list[KeyValue]) -> None:
     for (_queue, key, _rank), state in work.keys.read(marks, str, str, int):
-        if state == turns.PARKED:
+        if state == fair.PARKED:
             work.effects.spared(queue, key)
 
 
@@ -169,20 +165,20 @@ def _pause(work: Work, queue: str, marks: list[KeyValue]) -> None:
         (key, row)
         for row in marks
         for (_queue, key, _rank), state in work.keys.read([row], str, str, int)
-        if state != turns.PARKED and turns.tenant_of(key) is not None
+        if state != fair.PARKED and fair.tenant_of(key) is not None
     ]
     if not named or not control_of(work.tr.get(work.keys.control(queue))).every_key.paused:
         return
     own = work.tr.get_many([work.keys.limits(queue, key) for key, _ in named])
     paused = [row for (_key, row), limits in zip(named, own, strict=True) if limits is None]
-    turns.pause_marks(work, queue, paused)
+    fair.pause_marks(work, queue, paused)
 
 
 def _rank_anew(work: Work, queue: str, position: bytes) -> bytes | None:
     begin, end = range_of(work.keys.ring(queue))
     entries = work.tr.get_range(_behind(work.keys, position, begin), end, limit=TURNS_PER_PART, snapshot=True)
     misplaced = _misplaced(work, queue, entries)
-    turns.take_out(work, queue, misplaced)
+    fair.take_out(work, queue, misplaced)
     for turn in misplaced:
         work.effects.spared(queue, turn.key)
     return _RING + entries[-1][0][len(work.keys.prefix) :] if len(entries) == TURNS_PER_PART else None
@@ -197,7 +193,7 @@ def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[Turn]:
     control, *own = work.tr.get_many(rows, snapshot=True)
     every_key = control_of(control).every_key
     limits = {name: every_key if row is None else limits_of(row) for name, row in zip(names, own, strict=True)}
-    return [turn for turn in found if turn.rank != turns.rank_of(turn.items, limits[turn.key].priority)]
+    return [turn for turn in found if turn.rank != fair.rank_of(turn.items, limits[turn.key].priority)]
 
 
 def _behind(keys: Keyspace, position: bytes, begin: bytes) -> bytes:
@@ -323,8 +319,8 @@ def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyL
     """Take out a key's turns if it is paused, or they belong elsewhere now: a tenant's at once, others' in parts."""
     is_moved = before.priority != after.priority
     if is_moved or after.paused:
-        turns.pause(work, queue, key)
-    if is_moved and turns.is_in_ring(work, queue, key):
+        fair.pause(work, queue, key)
+    if is_moved and fair.is_in_ring(work, queue, key):
         begin_ring(work, queue)
 
 

@@ -41,8 +41,8 @@ from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
 from celery_fdb.history.views.workflows import NOT_RUN, Node, Workflow, page_of_workflows, workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.primitives.kombu_payload import headers_of
 from kombu_fdb.testing.clock import ManualClock
 
 Keep = Callable[..., None]

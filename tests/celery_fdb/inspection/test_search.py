@@ -18,8 +18,8 @@ from celery_fdb.tasks.failures import _attempts
 from kombu_fdb import Broker
 from kombu_fdb.engine.dead_letters import Wanted
 from kombu_fdb.errors import InvalidArgument
+from kombu_fdb.keyspace.codec import ATTEMPTS, PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.model import Death, Listed, Peeked, Publication
-from kombu_fdb.primitives.kombu_payload import ATTEMPTS, HEAD, VERSION
 
 HOUR_MS = 3_600_000
 TASKS = ["shop.charge", "shop.charge", "shop.mail", "", "news.send"]
@@ -29,7 +29,7 @@ ERRORS = ["shop.errors.Declined", "builtins.KeyError", "", None, 5]
 def envelope(task: str, **headers: Any) -> bytes:
     meta = ["application/json", "utf-8", {"task": task, **headers} if task else {}, {}, "", "q"]
     encoded = json.dumps(meta).encode()
-    return HEAD.pack(VERSION, len(encoded)) + encoded + b"[[], {}, {}]"
+    return PAYLOAD_HEAD.pack(PAYLOAD_VERSION, len(encoded)) + encoded + b"[[], {}, {}]"
 
 
 def publish(broker: Broker, *publications: Publication) -> None:

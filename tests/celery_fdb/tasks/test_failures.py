@@ -17,8 +17,8 @@ from kombu import Connection
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.task import Backoff, countdown
 from kombu_fdb.errors import InvalidArgument, StoreUnavailable
+from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Death
-from kombu_fdb.primitives.kombu_payload import headers_of
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.stores import MemoryStores

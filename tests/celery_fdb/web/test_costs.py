@@ -30,11 +30,10 @@ from celery_fdb.history.views import workflows
 from celery_fdb.inspection.schedules import Told, schedule_of
 from celery_fdb.web import application, dashboard
 from kombu_fdb import Broker
-from kombu_fdb.keyspace.codec import Record
+from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION, Record
 from kombu_fdb.keyspace.layout import Keyspace, pack_stamp
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.primitives.kombu_payload import HEAD, VERSION
 
 #: The larger store, which has the mark, takes seconds to write; minutes on a machine that is very busy.
 pytestmark = pytest.mark.timeout(600)
@@ -111,7 +110,7 @@ PAGES = {
 
 def envelope(task: str) -> bytes:
     meta = json.dumps(["application/json", "utf-8", {"task": task, "id": "t"}, {}, "", "q"]).encode()
-    return HEAD.pack(VERSION, len(meta)) + meta + b"[[], {}, {}]"
+    return PAYLOAD_HEAD.pack(PAYLOAD_VERSION, len(meta)) + meta + b"[[], {}, {}]"
 
 
 def record(key: str = "", *deaths: Death) -> bytes:

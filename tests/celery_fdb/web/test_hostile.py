@@ -18,8 +18,8 @@ from celery_fdb.history.run import Follower, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.schedules import Told, schedule_of
 from kombu_fdb import Broker
+from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.primitives.kombu_payload import HEAD, VERSION
 
 ROOT = Path(__file__).parents[3]
 #: In each of them a script that would say so.
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 def payload() -> bytes:
     headers = {"task": ERROR[:600], "id": "t" + SCRIPTS[1], "argsrepr": ERROR, SCRIPTS[2]: ERROR, "odd": "\ud800" + ODD}
     meta = json.dumps(["application/json", "utf-8", headers, {"reply_to": ERROR}, NAME, NAME]).encode()
-    return HEAD.pack(VERSION, len(meta)) + meta + json.dumps([[ERROR], {NAME: ERROR}, {}]).encode()
+    return PAYLOAD_HEAD.pack(PAYLOAD_VERSION, len(meta)) + meta + json.dumps([[ERROR], {NAME: ERROR}, {}]).encode()
 
 
 def fill(broker: Broker) -> None:

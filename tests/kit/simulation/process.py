@@ -16,8 +16,7 @@ from kit.simulation.acts.upkeep import SimulatedDuties
 from kit.simulation.connection import SimulatedTransport
 from kit.simulation.plan import Step
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.facade.sessions import Sessions
+from kombu_fdb.engine.facade.engine import Engine, Sessions
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.process.duty_cycle import SessionSteps

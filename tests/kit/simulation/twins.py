@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kit.simulation import wrong
 from kombu_fdb.engine import dead_letters, topology
-from kombu_fdb.engine.facade import sessions
+from kombu_fdb.engine.facade import engine
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.inspection import browse
@@ -312,7 +312,7 @@ TWINS: dict[str, Twin] = {
     "no duty has any budget": Twin("BACK-SOON", "sessions", *_without(batches.Budget, "spend", False)),
     "a duty takes more than its turn": Twin("BOUNDED", "turns of duties", *_without(batches.Budget, "spend", True)),
     "sessions do not observe their neighbours": Twin(
-        "BACK-SOON", "sessions", *_without(sessions.Sessions, "neighbours", [])
+        "BACK-SOON", "sessions", *_without(engine.Sessions, "neighbours", [])
     ),
     "what gives way is not looked at": Twin("COUNTS", "full", *_blind(overflow, "_trim")),
     "what has expired is not looked at": Twin("COUNTS", "", *_blind(due, "drop_part")),
@@ -338,7 +338,7 @@ TWINS: dict[str, Twin] = {
     "who serves does not look at who has left": Twin("ONE-OWNER", "", *_blind(line, "grant")),
     "who leaves does not look at what he was granted": Twin("DURABLE", "lines", Membership, "leave", wrong.just_leave),
     "a recovery leaves its demand in the line": Twin(
-        "ONE-OWNER", "", sessions, "line", SimpleNamespace(drop=lambda *_: None)
+        "ONE-OWNER", "", engine, "line", SimpleNamespace(drop=lambda *_: None)
     ),
     "demands outlive their sessions": Twin("BOUNDED", "lines", *_without(line, "forget")),
     "room is promised twice": Twin("BOUNDED", "successors", Claiming, "choose", wrong.promise_twice),

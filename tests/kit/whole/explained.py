@@ -14,7 +14,7 @@ from typing import Any
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.scheduling.turns import tenant_of
+from kombu_fdb.engine.scheduling.fair import tenant_of
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_count, decode_lease, decode_record, names_of, outline_of
 from kombu_fdb.keyspace.layout import Keyspace, has_key, range_of, split_place

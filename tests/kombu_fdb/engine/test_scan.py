@@ -9,8 +9,8 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.engine import dead_letters
 from kombu_fdb.engine.dead_letters import Wanted, error_of
+from kombu_fdb.keyspace.codec import ATTEMPTS
 from kombu_fdb.model import Publication
-from kombu_fdb.primitives.kombu_payload import ATTEMPTS
 from kombu_fdb.transport.envelope import payload_of
 
 

@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SWAPPED = "# swapped"
 CALLS = f"""
-from kombu_fdb.engine.facade.sessions import Sessions
+from kombu_fdb.engine.facade.engine import Sessions
 from kombu_fdb.engine.messages.message import Message, Subqueue, delete, put_in_place, put_leased
-from kombu_fdb.engine.scheduling.turns import Turn
+from kombu_fdb.engine.scheduling.fair import Turn
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import decode_lease, encode_lease
 from kombu_fdb.keyspace.layout import Keyspace, split_place

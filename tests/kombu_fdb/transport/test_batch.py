@@ -13,8 +13,8 @@ from kombu.transport.virtual.base import UndeliverableWarning
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.transport import BatchPublishError, Transport, batched
 from kombu_fdb.transport import batch as batch_module
-from kombu_fdb.transport.kombu_versions import KOMBU_HAS_BATCHES
-from kombu_fdb.transport.older_kombu import BatchingChannel
+from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES
+from kombu_fdb.transport.channel import BatchingChannel
 
 KEEPERS = ["producer", "channel"] if KOMBU_HAS_BATCHES else ["channel"]
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kombu.utils.json import register_type
 
 from kombu_fdb.errors import FormatError, InvalidArgument
+from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.model import Death, Delivery, Lease
-from kombu_fdb.primitives.kombu_payload import HEAD, VERSION
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.transport import envelope
 from kombu_fdb.transport.envelope import due_ms, encode, open_delivery, payload_of, ttl_ms, without_deaths
@@ -235,7 +235,7 @@ def test_meta_of_the_wrong_types_is_a_format_error_or_a_message(value: Any) -> N
         meta[place] = value
         text = json.dumps(meta).encode()
         with suppress(FormatError):
-            found = open_delivery(delivery(HEAD.pack(VERSION, len(text)) + text + b"body"), 1)
+            found = open_delivery(delivery(PAYLOAD_HEAD.pack(PAYLOAD_VERSION, len(text)) + text + b"body"), 1)
             assert isinstance(found["properties"]["delivery_info"]["exchange"], str)
             assert "body_encoding" not in found["properties"]
             assert found["content-type"] is None or isinstance(found["content-type"], str)

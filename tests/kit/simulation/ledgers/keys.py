@@ -15,7 +15,7 @@ from kit.simulation.ledgers.rights import CLAIMS
 from kit.simulation.ledgers.rows import Row
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
-from kombu_fdb.engine.scheduling.turns import ACTIVE, PARKED, rank_of
+from kombu_fdb.engine.scheduling.fair import ACTIVE, PARKED, rank_of
 from kombu_fdb.keyspace.codec import decode_control, decode_limits
 from kombu_fdb.keyspace.layout import Keyspace, pack_int
 from kombu_fdb.model import KeyLimits, QueueControl, Rank
