@@ -113,7 +113,9 @@ class Floor:
 
     def publish(self, body: bytes, properties: dict, headers: dict, content_type: str) -> None:
         names = [properties.get("correlation_id"), properties.get("reply_to"), content_type, headers]
-        meta = json.dumps(names).encode()
+        self.store(json.dumps(names).encode() + body, headers["id"])
+
+    def store(self, payload: bytes, task_id: str) -> None:
         self.begin()
         found = self.get(b"version", b"count")
         version = found[b"version"] + 1
@@ -123,8 +125,8 @@ class Floor:
             f"INSERT INTO kv (k, v) VALUES {', '.join(['(?, ?)'] * 5)} ON CONFLICT (k) DO UPDATE SET v=excluded.v",
             (
                 *(blob(b"version"), version),
-                *(blob(b"q/items/" + stamp), blob(meta + body)),
-                *(blob(b"index/" + headers["id"].encode()), blob(stamp)),
+                *(blob(b"q/items/" + stamp), blob(payload)),
+                *(blob(b"index/" + task_id.encode()), blob(stamp)),
                 *(blob(b"count"), found.get(b"count", 0) + 1),
                 *(blob(b"last"), self.stored),
             ),

@@ -127,7 +127,8 @@ class Transactions:
         """
         timeout_s = self.timeouts.call_s if timeout_s is None else timeout_s
         deadline = self.clock.monotonic() + timeout_s
-        share, events = None, dict[Event, int]()
+        share = None
+        events: dict[Event, int] = {}
 
         def body(tr: Transaction) -> T:
             nonlocal events

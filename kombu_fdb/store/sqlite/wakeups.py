@@ -377,10 +377,12 @@ class Ringer:
         """After the commit. Never raises: a bell that fails is made good by ``CHECK_S``."""
         if not self._fds and not self._listener.watches:
             # Asked without the lock: a process that begins to listen from now on reads the values afterwards.
-            with contextlib.suppress(OSError):  # it is being closed
+            try:
                 size = self._bells.size()
                 if size is not None and size == self._listed:
                     return
+            except OSError:  # it is being closed
+                pass
         digests = [digest(key) for key in keys]
         lock, turn = self._listener.lock, Turn()
         try:  # as FairLock.run does, in half the time

@@ -445,8 +445,8 @@ class Fetcher:
 
     def _serve_consumers(self, membership: Membership, now: float) -> float | None:
         dispatch, watch_set, claiming = self.dispatch, self._watch_set, self._claiming
-        hand, queues, others = dispatch.arriving, dispatch.queues, set[str]()
-        left_alone = others
+        hand, queues = dispatch.arriving, dispatch.queues
+        left_alone = others = set()
         line_again_s = None
         if claiming.may_have_rivals:
             line = claiming.stand(membership, now, hand)
