@@ -1,5 +1,5 @@
-"""The broker without Kombu, one class a file: ``broker``, ``queue``, ``job``, ``dead_letters``, ``consumer``.
+"""The broker without Kombu: ``broker`` (with what operators need), ``queue``, ``job``, ``dead_letters``, ``taking``.
 
-Behind them ``connection`` (what is open, and what is held) and ``taking`` (how a job is waited for). For operators who
-look after a broker: ``administration``. :mod:`kombu_fdb.aio` is the same for asyncio.
+Behind them ``connection`` (what is open, and what is held) and ``arguments`` (which several verbs share).
+:mod:`kombu_fdb.aio` is the same for asyncio.
 """

@@ -19,7 +19,7 @@ from kombu_fdb.api.arguments import (
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job, due_at
-from kombu_fdb.api.taking import Consumer, Takings, take_many
+from kombu_fdb.api.taking import Consumer, take_many
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.publish import parts
@@ -207,7 +207,7 @@ class Queue:
         The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: it waits for ever), by
         :meth:`.Consumer.stop`, and when the broker is closed.
         """
-        return Consumer(Takings(self.connection, [self.name], timeout=timeout, limit=limit))
+        return Consumer(self.connection, [self.name], timeout=timeout, limit=limit)
 
     @property
     def dead_letters(self) -> DeadLetters:

@@ -15,7 +15,7 @@ What was claimed is in a hand, then held, then a job's, at every moment; an exce
 lets it go back uncounted, as the program has not seen it. ``poll_interval`` is the safety look of every idle consumer
 (``options.py``), not how a job is noticed.
 
-The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (``kombu_fdb/aio/taking.py``).
+The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (``kombu_fdb/aio/__init__.py``).
 
 A loop over jobs::
 
@@ -278,8 +278,8 @@ def _stand(look: Look, combiner: CombinerClient, hand: list[Delivery]) -> None:
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-class Takings:
-    """What a loop takes, how much of it is left, and whether it has ended. Its verbs never wait."""
+class Consumer:
+    """Get it from :meth:`.queue.Queue.consume` or :meth:`.broker.Broker.consume`. One thread iterates."""
 
     def __init__(
         self,
@@ -292,64 +292,50 @@ class Takings:
     ) -> None:
         """Raises ``InvalidArgument``."""
         check_take(queues, 1 if limit is None else limit, timeout)
-        self.connection = connection
-        self.queues = queues
-        self.timeout = timeout
-        self.in_order = in_order
+        self._connection = connection
+        self._queues = queues
+        self._timeout = timeout
+        self._in_order = in_order
         self._left = limit
         self._stopped = False
 
     def stop(self) -> None:
-        self._stopped = True
-        self.connection.wake()
-
-    def stopped(self) -> bool:
-        return self._stopped
-
-    @property
-    def ended(self) -> bool:
-        return self._stopped or self._left == 0 or self.connection.closed
-
-    def took(self, jobs: Sequence[Job]) -> None:
-        """None: its time is over."""
-        if not jobs:
-            self._stopped = True
-        elif self._left is not None:
-            self._left -= len(jobs)
-
-
-class Consumer:
-    """Get it from :meth:`.queue.Queue.consume` or :meth:`.broker.Broker.consume`. One thread iterates."""
-
-    def __init__(self, takings: Takings) -> None:
-        self._takings = takings
-
-    def stop(self) -> None:
         """End the loop; a job that it has stays its own. From any thread, also out of a signal handler; idempotent."""
-        self._takings.stop()
+        self._stopped = True
+        self._connection.wake()
 
     def __iter__(self) -> Consumer:
         return self
 
     def __next__(self) -> Job:
         """Raises as ``take``."""
-        takings = self._takings
-        if takings.ended:
+        if self._ended:
             raise StopIteration
         try:
             jobs = take_many(
-                takings.connection,
-                takings.queues,
-                1,
-                takings.timeout,
-                in_order=takings.in_order,
-                stopped=takings.stopped,
+                self._connection, self._queues, 1, self._timeout, in_order=self._in_order, stopped=self._is_stopped
             )
         except StoreUnavailable:
-            if takings.connection.closed:
+            if self._connection.closed:
                 raise StopIteration from None
             raise
-        takings.took(jobs)
+        self._took(jobs)
         if not jobs:
             raise StopIteration
         return jobs[0]
+
+    # For the other face (``kombu_fdb.aio``), too: these never wait.
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def _ended(self) -> bool:
+        return self._stopped or self._left == 0 or self._connection.closed
+
+    def _took(self, jobs: Sequence[Job]) -> None:
+        """None: its time is over."""
+        if not jobs:
+            self._stopped = True
+        elif self._left is not None:
+            self._left -= len(jobs)

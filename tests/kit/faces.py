@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, Self
 
 from kombu_fdb import aio
-from kombu_fdb.aio.calls import Face
+from kombu_fdb.aio import Face
 
 __all__ = ["Driven", "Loop"]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from kombu_fdb.aio.taking import LoopBell
+from kombu_fdb.aio import LoopBell
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.primitives import wakeup
 from kombu_fdb.primitives.clock import SystemClock

@@ -22,7 +22,7 @@ from kombu import Connection, Producer
 from kombu.transport.virtual.base import UndeliverableWarning
 
 from kombu_fdb import Broker, Job, KeyLimits, KombuFDBError, aio
-from kombu_fdb.api.administration import Inspection, Migration, Topology
+from kombu_fdb.api.broker import Inspection, Migration, Topology
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.api.taking import Consumer

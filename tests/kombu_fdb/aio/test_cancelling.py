@@ -18,7 +18,7 @@ import pytest
 from kit.processes import fork, until
 
 from kombu_fdb import Broker, LeaseLost, StoreUnavailable, aio
-from kombu_fdb.aio.calls import Calls
+from kombu_fdb.aio import Calls
 from kombu_fdb.errors import ForkedError
 
 PATIENCE_S = 60.0

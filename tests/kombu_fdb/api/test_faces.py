@@ -26,8 +26,7 @@ from kombu_fdb import (
     aio,
     errors,
 )
-from kombu_fdb.aio import broker as awaitable
-from kombu_fdb.api import administration, arguments, dead_letters
+from kombu_fdb.api import arguments, dead_letters
 from kombu_fdb.api import broker as broker_module
 from kombu_fdb.api import job as job_module
 from kombu_fdb.api import queue as queue_module
@@ -608,9 +607,9 @@ PAIRS = [
     (job_module.Job, aio.Job),
     (dead_letters.DeadLetters, aio.DeadLetters),
     (kombu_fdb.Consumer, aio.Consumer),
-    (administration.Inspection, awaitable.Inspection),
-    (administration.Migration, awaitable.Migration),
-    (administration.Topology, awaitable.Topology),
+    (broker_module.Inspection, aio.Inspection),
+    (broker_module.Migration, aio.Migration),
+    (broker_module.Topology, aio.Topology),
 ]
 #: Of the sync face: what the other one is made of, and the store, which has nothing to await.
 INNER = {"connection", "database", "lease", "of", "on"}
