@@ -1,6 +1,7 @@
 """The result backend: Celery's interface to the results in the store.
 
-States, results, groups and waiting are here; chords are in ``chord_bodies.py``.
+States, results, groups, waiting, and what Celery asks of chords; how a chord is counted and published once is in
+``chords.py``, with its guarantees.
 
 Model. One backend per application and process, for all its threads. It opens the process's client of the store when it
 is first used, the same one that the broker uses if URL and options are the same, and a forked child opens its own.
@@ -26,27 +27,31 @@ import os
 import random
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from time import monotonic
 from typing import Any, TypeVar
 
 import celery
-from celery import states
+from celery import Celery, states
+from celery.app.task import Context
 from celery.backends.base import BaseBackend
+from celery.canvas import chord, group, maybe_signature
+from celery.exceptions import ChordError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import result_from_tuple
+from celery.result import GroupResult, allow_join_result, result_from_tuple
 from celery.signals import worker_ready, worker_shutting_down
+from celery.utils.functional import _regen
 from celery.utils.log import get_logger
+from kombu.exceptions import EncodeError, OperationalError
 from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from kombu.utils.functional import retry_over_time
 from kombu.utils.url import maybe_sanitize_url
 
-from celery_fdb.results.chord_bodies import COUNTED, ChordSupport
-from celery_fdb.results.chords import Return
+from celery_fdb.results.chords import CLAIM_MS, ChordOver, ChordStep, Return
 from celery_fdb.results.records import INLINE_BYTES, LAST_PLACE, ChordPart, Record, ResultTooLarge
-from celery_fdb.results.store import Outcome, ResultStore, Sighting, Stored
+from celery_fdb.results.store import ResultStore, Sighting, Stored
 from celery_fdb.results.waiting import Waiting
-from kombu_fdb.errors import KombuFDBError, OptionError
+from kombu_fdb.errors import KombuFDBError, OptionError, StoreError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.ranges import LONGEST_S, is_number, is_whole
 from kombu_fdb.process.client import Client, client_for
@@ -109,12 +114,17 @@ def _broker_urls(conf: Any) -> list[str]:
 
 T = TypeVar("T")
 
+#: An attribute of a task's request: the task's id, once its part of a chord was counted.
+COUNTED = "fdb_part_counted"
+#: Between two renewals of a chord's claim, in seconds.
+RENEW_S = CLAIM_MS / 3000
+
 
 class TimeoutUnanswered(Unanswered, CeleryTimeoutError):
     """The time to wait for a result is over, and the store does not answer: a caller may catch it as either."""
 
 
-class FdbBackend(ChordSupport):
+class FdbBackend(BaseBackend):
     """``fdb://`` and ``fdb+sqlite://``."""
 
     supports_native_join = True
@@ -205,10 +215,10 @@ class FdbBackend(ChordSupport):
         expires = self.failure_expires if state == states.FAILURE else self.expires
         # The last part of a chord reads the results of the others.
         moments = (expires, self.chord_expires) if returned is not None else (expires,)
-        outcome = Outcome(state, payload, self._moment(*moments))
+        expires_ms = self._moment(*moments)
 
         def store() -> Stored:
-            return self.store.store(task_id, outcome, returned)
+            return self.store.store(task_id, state, payload, expires_ms, returned)
 
         stored = store() if request is None else self.ensure(store)
         if stored.in_time:
@@ -277,6 +287,176 @@ class FdbBackend(ChordSupport):
 
     def _delete_group(self, group_id: str) -> None:
         self.store.delete_group(_text(group_id))
+
+    # -- chords: open --------------------------------------------------------------------------------------------------
+
+    def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
+        """Before the header is published. Forgets an earlier run of the same frozen chord."""
+        group_id, results = header_result_args[:2]
+        expires_ms = self._moment(self.chord_expires)
+        try:
+            payload = self._encode_checked(body)
+        except (EncodeError, TypeError):  # only the tasks' serializer can: then only a task of the header publishes it
+            payload = None
+        self.store.open_chord(group_id, payload, expires_ms)
+        # A generator is not looked at: its tasks are made while they are published.
+        if not isinstance(results, _regen) and any(isinstance(each, GroupResult) for each in results):
+            # Groups inside of the header: their structure is needed when it is joined.
+            saved = self._encode_checked({"result": self.app.GroupResult(*header_result_args).as_tuple()})
+            self.store.save_group(group_id, saved, expires_ms)
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """Before the last header task is published."""
+        self.store.enlarge_chord(group_id, size=chord_size)
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """``self.add_to_chord(signature)`` in a header task."""
+        self.store.enlarge_chord(chord_id, joined=result.id)
+
+    # -- chords: count -------------------------------------------------------------------------------------------------
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
+        """A header task has returned; its part stands in the store already if its result does."""
+        returned = self._returned(request, request.id, state, self.encode_result(result, state))
+        if returned is None:
+            return
+        step = self._claim(returned, request)
+        # A part that was counted may find that another one, which came after it, has published the body.
+        if step is ChordStep.LATE and getattr(request, COUNTED, None) != request.id:
+            logger.warning("Chord %s is over or has expired; task %s came too late", request.group, request.id)
+        elif step is ChordStep.PUBLISH:
+            self.publish_body(request.group, maybe_signature(request.chord, app=self.app))
+
+    def _claim(self, returned: Return, request: Any) -> ChordStep:
+        step: ChordStep = self.ensure(lambda: self.store.claim_chord(returned.part))
+        if step is ChordStep.ADD:  # there was no result to store it with
+            if self.ensure(lambda: self.store.add_part(returned)):
+                setattr(request, COUNTED, request.id)
+            step = self.ensure(lambda: self.store.claim_chord(returned.part))
+        return step
+
+    # -- chords: publish the body --------------------------------------------------------------------------------------
+
+    def publish_body(self, group_id: str, callback: Any) -> None:
+        """Publish the body of a claimed chord, or report its failure; and delete the chord with it."""
+        try:
+            self._publish_or_fail(group_id, callback)
+        except ChordOver:
+            logger.info("Chord %s was published by another worker", group_id)
+        except (StoreError, OperationalError) as error:
+            logger.warning("The body of chord %s could not be published and will be retried: %s", group_id, error)
+        except Exception as error:
+            logger.exception("Chord %s: the body can't be published", group_id)
+            failure = _chord_error(f"Callback error: {error!r}", cause=error)
+            with self.client.engine.publisher.atomically(self.store.finishing(group_id)):
+                self._fail(group_id, callback, failure)
+
+    def _publish_or_fail(self, group_id: str, callback: Any) -> None:
+        header = GroupResult.restore(group_id, backend=self, app=self.app)
+        with self.client.engine.publisher.atomically(self.store.finishing(group_id)):
+            try:
+                results = self._join(group_id, header)
+            except ChordError as error:
+                logger.error("Chord %s raised: %s", group_id, error)  # noqa: TRY400 - the task's traceback is stored
+                self._fail(group_id, callback, error)
+            else:
+                publish_callback(self.app, callback.delay, results)
+
+    def _join(self, group_id: str, header: Any) -> list[Any]:
+        """The header's results in its order. Raises ``ChordError``, ``ChordOver``, ``StoreError``.
+
+        ``header``: as it was saved, if there are groups in it.
+        """
+        parts = self.ensure(lambda: self.store.parts(group_id))
+        values = [(each.part.task_id, self._value(each)) for each in parts]
+        if header is None:
+            return [value for _, value in values]
+        by_id = dict(values)
+        return [self._structured(each, by_id) for each in header.results]
+
+    def _value(self, returned: Return) -> Any:
+        value = self._stored_value(returned) if returned.payload is None else self.decode(returned.payload)
+        if returned.state in states.EXCEPTION_STATES and not isinstance(value, BaseException):
+            value = self.exception_to_python(value)
+        if returned.state in states.PROPAGATE_STATES:
+            raise _chord_error(f"Dependency {returned.part.task_id} raised {value!r}", cause=value)
+        return value
+
+    def _stored_value(self, returned: Return) -> Any:
+        task_id = returned.part.task_id
+        record = self.ensure(lambda: self.store.load(task_id))
+        if record is None:
+            raise ChordError(f"The result of dependency {task_id} was forgotten before the chord was complete")
+        return self.decode_result(record.payload)["result"]
+
+    def _structured(self, result: Any, values: dict[str, Any]) -> Any:
+        """Groups inside of the header, in lists of their own."""
+        if isinstance(result, GroupResult):
+            return [self._structured(each, values) for each in result.results]
+        if result.id in values:
+            return values[result.id]
+        with allow_join_result():
+            return result.get(timeout=self.app.conf.result_chord_join_timeout)
+
+    def _fail(self, group_id: str, callback: Any, error: ChordError) -> None:
+        with self._claim_kept(group_id):  # Celery calls error callbacks with three arguments here and now
+            self.chord_error_from_stack(callback, error)
+        self._fail_outer(callback, error)
+
+    @contextmanager
+    def _claim_kept(self, group_id: str) -> Iterator[None]:
+        ended = threading.Event()
+
+        def renew() -> None:
+            while not ended.wait(RENEW_S):
+                try:
+                    self.store.renew_claim(group_id)
+                except KombuFDBError as error:
+                    logger.warning("The claim of chord %s could not be renewed: %s", group_id, error)
+
+        thread = threading.Thread(target=renew, name="chord-claim", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def mark_as_failure(
+        self, task_id: str, exc: Any, traceback: Any = None, request: Any = None, **options: Any
+    ) -> None:
+        """Celery fails the rest of the task's chain, but not the members of a group, nor the body of a chord, in it."""
+        super().mark_as_failure(task_id, exc, traceback, request, **options)
+        for each in getattr(request, "chain", None) or ():
+            self._fail_outer(maybe_signature(each, app=self.app), exc)
+
+    def _fail_outer(self, ending: Any, error: Exception) -> None:
+        """Fail the chord whose header has a signature that will not run. A part that Celery has failed counts once."""
+        options = ending.options
+        complex_parts = (
+            ending.tasks if isinstance(ending, group) else [ending.body] if isinstance(ending, chord) else []
+        )
+        for each in (*complex_parts, *(maybe_signature(each, app=self.app) for each in options.get("chain") or ())):
+            self._fail_outer(each, error)
+        if options.get("chord") and options.get("task_id"):
+            # It is a header task of another chord, which would wait for it for ever.
+            request = Context(
+                id=options["task_id"],
+                chord=options["chord"],
+                group=options.get("group_id"),
+                group_index=options.get("group_index"),
+            )
+            self.on_chord_part_return(request, states.FAILURE, error)
+
+    def publish_abandoned(self) -> None:
+        """Publish the bodies of chords whose last worker died, or could not reach the broker."""
+        for group_id in self.store.abandoned_chords():
+            body = self.store.chord_body(group_id)
+            if body is None:
+                logger.error("The body of chord %s can't be published: it can't be encoded as a result", group_id)
+            else:
+                logger.warning("Chord %s was complete and abandoned; its body is published now", group_id)
+                self.publish_body(group_id, maybe_signature(self.decode(body), app=self.app))
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -393,6 +573,20 @@ def _text(id_: Any) -> str:
     if not id_:
         raise ValueError(f"an id must not be empty, got {id_!r}")
     return str(bytes_to_str(id_))
+
+
+def _chord_error(message: str, *, cause: Any) -> ChordError:
+    """With what a part raised as its cause, as in Celery since 5.6. A part's result may be something else."""
+    error = ChordError(message)
+    if isinstance(cause, Exception):
+        error.__cause__ = cause
+    return error
+
+
+def publish_callback(app: Celery, publish: Callable[..., Any], *args: Any) -> Any:
+    """Celery waits between the retries of a callback since 5.7; with an older one it is published as any task."""
+    retry = getattr(app.amqp, "_retry_publish", None)
+    return publish(*args) if retry is None else retry(publish, *args)
 
 
 # -- the sweeper -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ What happens at each failure:
 * the answer of that commit is lost: the engine's retry finds its own token, or a later look at the chord does.
 * the chord expires before it is complete: it is deleted, its body never runs, and the late parts say so in the log.
   Each part prolongs the chord, as on Redis, so it expires when none has come for that long.
-* error callbacks take longer than a claim lasts: the claim is renewed while they run (``chord_bodies.py``).
+* error callbacks take longer than a claim lasts: the claim is renewed while they run (``backend.py``).
 
 If the broker is another store than the result backend there is no common transaction: the body is published first, and
 deleted then. It can be published twice if the worker dies in between; it is never lost.

@@ -50,12 +50,8 @@ T = TypeVar("T")
 ASK_S = 60.0
 
 
-class Outcome(NamedTuple):
-    """A state to be stored. ``expires_ms``: moment by the wall clock, 0 for never."""
-
-    state: str
-    payload: bytes
-    expires_ms: int
+#: A result as it stands, and a watch on it unless it is ready.
+Sighting = tuple[Record | None, Watch | None]
 
 
 class Stored(NamedTuple):
@@ -63,13 +59,6 @@ class Stored(NamedTuple):
 
     replaced: bool
     in_time: bool
-
-
-class Sighting(NamedTuple):
-    """A result as it stands, and a watch on it unless it is ready."""
-
-    record: Record | None
-    watch: Watch | None
 
 
 class ResultStore:
@@ -99,16 +88,21 @@ class ResultStore:
 
     # -- results -----------------------------------------------------------------------------------------------------
 
-    def store(self, task_id: str, outcome: Outcome, returned: Return | None = None) -> Stored:
-        """Set a task's state, and add its part to a chord, in one transaction."""
+    def store(
+        self, task_id: str, state: str, payload: bytes, expires_ms: int, returned: Return | None = None
+    ) -> Stored:
+        """Set a task's state, and add its part to a chord, in one transaction.
+
+        ``expires_ms``: moment by the wall clock, 0 for never.
+        """
 
         def body(tr: Transaction) -> Stored:
-            stored = self._replace(tr, "task", task_id, outcome)
+            stored = self._replace(tr, "task", task_id, state, payload, expires_ms)
             return Stored(stored, returned is not None and chords.add(tr, self.keys, returned, self._now()))
 
         return self._write(body)
 
-    def _replace(self, tr: Transaction, kind: str, id_: str, outcome: Outcome) -> bool:
+    def _replace(self, tr: Transaction, kind: str, id_: str, state: str, payload: bytes, expires_ms: int) -> bool:
         tr.fill(moving=kind == "task")  # a task with a result has a message to acknowledge, which makes room
         key = self.keys.record(kind, id_)
         value = tr.get(key)
@@ -117,8 +111,8 @@ class ResultStore:
             return False
         if value is not None and (old is None or old.chunks):
             tr.clear_range(*range_of(key))
-        records.move_expiry(tr, self.keys, kind, id_, old.expires_ms if old else 0, outcome.expires_ms)
-        records.write(tr, key, outcome.state, outcome.payload, expires_ms=outcome.expires_ms, ring=kind == "task")
+        records.move_expiry(tr, self.keys, kind, id_, old.expires_ms if old else 0, expires_ms)
+        records.write(tr, key, state, payload, expires_ms=expires_ms, ring=kind == "task")
         return True
 
     def load(self, task_id: str) -> Record | None:
@@ -143,7 +137,7 @@ class ResultStore:
         if record is not None and record.chunks:
             record = records.join(record, tr.get_range(*range_of(key), limit=record.chunks, snapshot=True))
         ready = record is not None and record.state in READY_STATES
-        return Sighting(record, None if ready else tr.watch(key))
+        return record, None if ready else tr.watch(key)
 
     def forget(self, task_id: str) -> None:
         self._write(lambda tr: self._delete(tr, "task", task_id))
@@ -154,7 +148,7 @@ class ResultStore:
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def save_group(self, group_id: str, payload: bytes, expires_ms: int) -> None:
-        self._write(lambda tr: self._replace(tr, "group", group_id, Outcome("", payload, expires_ms)))
+        self._write(lambda tr: self._replace(tr, "group", group_id, "", payload, expires_ms))
 
     def load_group(self, group_id: str) -> Record | None:
         return self._read(lambda tr: records.read(tr, self.keys.group(group_id)))

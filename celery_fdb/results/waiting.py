@@ -85,8 +85,8 @@ class Waiting:
                 break
             self.failure = None
             for task_id, sighting in zip(task_ids, sightings, strict=True):
-                if self._is_news(task_id, sighting) and sighting.record is not None:
-                    changed.append((task_id, sighting.record))
+                if self._is_news(task_id, sighting) and sighting[0] is not None:
+                    changed.append((task_id, sighting[0]))
         return changed
 
     def sleep(self, deadline: float | None, longest_s: float | None = None) -> None:

@@ -30,7 +30,7 @@ from celery_fdb.results import records as results_layout
 from celery_fdb.results import store as results_store
 from celery_fdb.results.chords import Return
 from celery_fdb.results.records import ChordPart
-from celery_fdb.results.store import Outcome, ResultStore
+from celery_fdb.results.store import ResultStore
 from kombu_fdb.keyspace.layout import unpack as unpack_key
 from kombu_fdb.model import SessionFacts, SessionId
 from kombu_fdb.store.protocol import Database
@@ -79,9 +79,9 @@ class Stage:
     def _fill(self) -> None:
         results, expires_ms = self.results, self.clock.wall_ms() + round(LIFE_S * 1000)
         for number in range(2 * PART + 1):
-            results.store(f"t{number}", Outcome(SUCCESS, LARGE, expires_ms))
+            results.store(f"t{number}", SUCCESS, LARGE, expires_ms)
             results.save_group(f"own{number}", LARGE, expires_ms)
-        results.store("started", Outcome(STARTED, LARGE, 0))
+        results.store("started", STARTED, LARGE, 0)
         for chord, expires in (("complete", 0), ("open", expires_ms)):
             results.open_chord(chord, LARGE, expires)
             results.save_group(chord, LARGE, expires)
@@ -175,7 +175,7 @@ Verb = Callable[[Stage, Any], object]
 
 #: Each verb of each store; ``of`` is the store of the process that acts.
 VERBS: dict[str, Verb] = {
-    "results.store": lambda _, of: of.store("t9", Outcome(SUCCESS, LARGE, 0), returned("open", 9, None)),
+    "results.store": lambda _, of: of.store("t9", SUCCESS, LARGE, 0, returned("open", 9, None)),
     "results.load": lambda _, of: of.load("t0"),
     "results.exists": lambda _, of: of.exists("t0"),
     "results.look": lambda _, of: of.look(["t0", "none"], timeout_s=300.0),

@@ -18,7 +18,7 @@ from store_rows import mutated, replace, write_all
 from celery_fdb.results import chords
 from celery_fdb.results.chords import ChordOver, ChordStep, Return
 from celery_fdb.results.records import INLINE_BYTES, ChordPart
-from celery_fdb.results.store import Outcome, ResultStore
+from celery_fdb.results.store import ResultStore
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import unpack
 from kombu_fdb.store.protocol import KeyValue
@@ -70,9 +70,9 @@ def rows() -> list[KeyValue]:
     store, clock = opened()
     soon = clock.wall_ms() + 60_000
     for task_id, state, payload in (("small", SUCCESS, b"1"), ("large", SUCCESS, LARGE), ("started", STARTED, b"")):
-        store.store(task_id, Outcome(state, payload, soon))
+        store.store(task_id, state, payload, soon)
     store.save_group("group", LARGE, soon)
-    store.store("safe", Outcome(SUCCESS, LARGE, 0))
+    store.store("safe", SUCCESS, LARGE, 0)
     for group_id in (*CHORDS, "safe"):
         fill(store, group_id, 0 if group_id == "safe" else soon)
     with_few_within(lambda: [store.enlarge_chord("many", joined=f"j{number}") for number in range(JOINED)])
@@ -103,9 +103,9 @@ def look_around(store: ResultStore) -> None:
         with suppress(FormatError):
             store.load(task_id)
         with suppress(FormatError):
-            for each in store.look([task_id], timeout_s=5):
-                if each.watch is not None:
-                    each.watch.cancel()
+            for _, watch in store.look([task_id], timeout_s=5):
+                if watch is not None:
+                    watch.cancel()
     with suppress(FormatError):
         store.load_group("group")
     for group_id in CHORDS:
@@ -142,7 +142,7 @@ def more_parts(store: ResultStore) -> list[str]:
         for place in (0, 3):
             with suppress(FormatError):
                 part = ChordPart(group_id, place, f"t{place}")
-                store.store(part.task_id, Outcome(SUCCESS, b"1", 0), Return(part, SUCCESS, b"1"))
+                store.store(part.task_id, SUCCESS, b"1", 0, Return(part, SUCCESS, b"1"))
                 store.claim_chord(part)
     return []
 
@@ -151,11 +151,13 @@ def begin_anew(store: ResultStore, clock: ManualClock) -> None:
     """The same ids once more, as a task that is retried and a frozen chord have them."""
     for task_id in TASKS:
         store.forget(task_id)
-        assert store.store(task_id, Outcome(SUCCESS, b"anew", 0)).replaced
-        assert (store.load(task_id) or Outcome("", b"", 0)).payload == b"anew"
+        assert store.store(task_id, SUCCESS, b"anew", 0).replaced
+        assert (found := store.load(task_id)) is not None
+        assert found.payload == b"anew"
     store.delete_group("group")
     store.save_group("group", b"anew", 0)
-    assert (store.load_group("group") or Outcome("", b"", 0)).payload == b"anew"
+    assert (found := store.load_group("group")) is not None
+    assert found.payload == b"anew"
     for group_id in CHORDS:
         store.open_chord(group_id, b"anew", 0)
         store.enlarge_chord(group_id, size=2)

@@ -14,7 +14,8 @@ from celery.app.trace import build_tracer
 from celery.exceptions import ChordError
 from kombu.exceptions import OperationalError
 
-from celery_fdb.results import FdbBackend, chord_bodies, chords, store
+from celery_fdb.results import FdbBackend, chords, store
+from celery_fdb.results import backend as backend_module
 from celery_fdb.results.records import LAST_PLACE
 from kombu_fdb.testing.clock import ManualClock
 
@@ -160,7 +161,7 @@ def test_a_revoked_part_fails_the_body(app: Celery, backend: FdbBackend, receive
 def test_a_body_that_can_not_be_published_fails(app: Celery, receive: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     result = chord(header(app))(app.tasks["total"].s())
     received = receive(app)
-    monkeypatch.setattr(chord_bodies, "publish_callback", lambda *_: 1 / 0)
+    monkeypatch.setattr(backend_module, "publish_callback", lambda *_: 1 / 0)
     run_all(app, received)
     with pytest.raises(ChordError, match="Callback error: ZeroDivisionError"):
         result.get(timeout=5, follow_parents=False)
@@ -184,7 +185,7 @@ def test_a_broker_that_is_down_is_waited_for(
     chord(header(app))(app.tasks["total"].s())
     received = receive(app)
     with monkeypatch.context() as broken:
-        broken.setattr(chord_bodies, "publish_callback", fail)
+        broken.setattr(backend_module, "publish_callback", fail)
         run_all(app, received)
     assert receive(app) == []
     clock_of_backend.advance(chords.CLAIM_MS / 1000)
@@ -292,7 +293,7 @@ def test_slow_error_callbacks_are_called_once(
     app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those with three arguments run here and now; another process takes the chord for abandoned after its claim."""
-    monkeypatch.setattr(chord_bodies, "RENEW_S", 0.001)
+    monkeypatch.setattr(backend_module, "RENEW_S", 0.001)
     calls = []
 
     @app.task(name="slow")
@@ -413,7 +414,7 @@ def test_a_part_that_comes_too_late_says_so(
 ) -> None:
     # Ten days pass for all workers: else the session of this one would tell that the backend's clock is ahead.
     monkeypatch.setattr(store, "common_ms", lambda _sessions, own_ms: own_ms)
-    caplog.set_level(logging.INFO, "celery_fdb.results.chord_bodies")
+    caplog.set_level(logging.INFO, "celery_fdb.results.backend")
     chord(header(app))(app.tasks["total"].s())
     received = receive(app)
     clock_of_backend.advance(10 * 86_400)

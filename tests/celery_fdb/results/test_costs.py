@@ -11,7 +11,7 @@ from kit.costs import Cost, CountingDatabase
 from celery_fdb.results import chords
 from celery_fdb.results.chords import Return
 from celery_fdb.results.records import ChordPart
-from celery_fdb.results.store import Outcome, ResultStore
+from celery_fdb.results.store import ResultStore
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -50,23 +50,23 @@ def reads_and_writes(cost: Cost) -> tuple[int, int, int]:
 
 
 def test_store(store: ResultStore, paid: Paid) -> None:
-    first = paid(lambda: store.store("a", Outcome(STARTED, b"1", LATER)))
+    first = paid(lambda: store.store("a", STARTED, b"1", LATER))
     assert reads_and_writes(first) == (1, 2, 3)  # what stands there; record and its expiry
-    second = paid(lambda: store.store("a", Outcome(SUCCESS, b"1", LATER + 1)))
+    second = paid(lambda: store.store("a", SUCCESS, b"1", LATER + 1))
     assert reads_and_writes(second) == (1, 3, 3)  # and the old expiry
-    late = paid(lambda: store.store("a", Outcome(STARTED, b"1", LATER)))
+    late = paid(lambda: store.store("a", STARTED, b"1", LATER))
     assert reads_and_writes(late) == (1, 0, 2)
-    assert reads_and_writes(paid(lambda: store.store("b", Outcome(SUCCESS, b"1", 0)))) == (1, 1, 3)
+    assert reads_and_writes(paid(lambda: store.store("b", SUCCESS, b"1", 0))) == (1, 1, 3)
 
 
 def test_a_large_result_pays_for_its_chunks(store: ResultStore, paid: Paid) -> None:
-    large = Outcome(SUCCESS, b"x" * 1_000_000, 0)
-    assert reads_and_writes(paid(lambda: store.store("a", large))) == (1, 1 + 12, 3)
+    large = SUCCESS, b"x" * 1_000_000, 0
+    assert reads_and_writes(paid(lambda: store.store("a", *large))) == (1, 1 + 12, 3)
     assert reads_and_writes(paid(lambda: store.load("a"))) == (2, 0, 3)
 
 
 def test_read_and_forget(store: ResultStore, paid: Paid) -> None:
-    store.store("a", Outcome(SUCCESS, b"1", LATER))
+    store.store("a", SUCCESS, b"1", LATER)
     assert reads_and_writes(paid(lambda: store.load("a"))) == (1, 0, 2)
     assert reads_and_writes(paid(lambda: store.forget("a"))) == (1, 3, 3)  # record, what may stand behind it, expiry
 
@@ -81,9 +81,9 @@ def test_a_chord_of_any_size(store: ResultStore, paid: Paid, size: int) -> None:
     assert reads_and_writes(paid(lambda: store.open_chord("c", b"body", LATER))) == (1, 5, 3)
     assert reads_and_writes(paid(lambda: store.enlarge_chord("c", size=size))) == (1, 1, 3)
     for place in range(size - 1):
-        store.store(f"t{place}", Outcome(SUCCESS, b"1", LATER), returned(place))
+        store.store(f"t{place}", SUCCESS, b"1", LATER, returned(place))
     place = size - 1
-    with_part = paid(lambda: store.store(f"t{place}", Outcome(SUCCESS, b"1", LATER), returned(place)))
+    with_part = paid(lambda: store.store(f"t{place}", SUCCESS, b"1", LATER, returned(place)))
     assert reads_and_writes(with_part) == (3, 4, 4)  # as without, and: chord and part; part and number of parts
     assert reads_and_writes(paid(lambda: store.claim_chord(ChordPart("c", 0, "other")))) == (4, 0, 2)
     assert reads_and_writes(paid(lambda: store.claim_chord(ChordPart("c", place, f"t{place}")))) == (4, 3, 3)
@@ -105,7 +105,7 @@ def test_parts_do_not_conflict(store: ResultStore, counted: CountingDatabase) ->
 
 
 def test_a_sweep_that_finds_nothing_writes_nothing(store: ResultStore, paid: Paid) -> None:
-    store.store("a", Outcome(SUCCESS, b"1", LATER))
+    store.store("a", SUCCESS, b"1", LATER)
     store.open_chord("c", b"body", 0)
     assert reads_and_writes(paid(store.sweep)) == (1, 0, 2)
     assert reads_and_writes(paid(store.abandoned_chords)) == (1, 0, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kit.disks import small_disk
 
-from celery_fdb.results.store import Outcome, ResultStore
+from celery_fdb.results.store import ResultStore
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.primitives.clock import SystemClock
@@ -30,6 +30,6 @@ def test_a_worker_stores_results_while_it_empties_a_full_disk(tmp_path: Path) ->
                         broker.queue("others").put(b"x" * size)
             results = ResultStore(broker.database, "results", clock=SystemClock(), timeout_s=PATIENCE_S)
             for number, job in enumerate(queue.take_many(60, timeout=PATIENCE_S)):
-                assert results.store(f"task-{number}", Outcome("SUCCESS", b"1" * 100, LATER_MS)).replaced
+                assert results.store(f"task-{number}", "SUCCESS", b"1" * 100, LATER_MS).replaced
                 job.ack()
         close_clients()

@@ -15,7 +15,7 @@ from celery.states import FAILURE, RETRY, STARTED, SUCCESS
 from celery_fdb.results import chords
 from celery_fdb.results.chords import ChordOver, ChordStep, Return
 from celery_fdb.results.records import INLINE_BYTES, ChordPart
-from celery_fdb.results.store import SWEEP_ROWS, Outcome, ResultStore
+from celery_fdb.results.store import SWEEP_ROWS, ResultStore
 from kombu_fdb.errors import CommitUnknown, FormatError, StoreUnavailable
 from kombu_fdb.keyspace.layout import pack
 from kombu_fdb.model import SessionFacts, SessionId
@@ -32,8 +32,8 @@ def running(database: Database) -> ResultStore:
     return ResultStore(database, os.urandom(6).hex(), clock=SystemClock(), timeout_s=20.0)
 
 
-def done(payload: bytes = b"1", expires_ms: int = 0, state: str = SUCCESS) -> Outcome:
-    return Outcome(state, payload, expires_ms)
+def done(payload: bytes = b"1", expires_ms: int = 0, state: str = SUCCESS) -> tuple[str, bytes, int]:
+    return state, payload, expires_ms
 
 
 def part(group_id: str, place: int, payload: bytes | None = b"1") -> Return:
@@ -46,7 +46,7 @@ def part(group_id: str, place: int, payload: bytes | None = b"1") -> Return:
 @pytest.mark.parametrize("size", [0, 1, INLINE_BYTES, INLINE_BYTES + 1, 1_000_000, 8_000_000])
 def test_a_result_of_any_size_comes_back(store: ResultStore, size: int) -> None:
     payload = random.Random(size).randbytes(size)
-    store.store("a", done(payload))
+    store.store("a", *done(payload))
     record = store.load("a")
     assert record is not None
     assert (record.state, record.payload, record.size) == (SUCCESS, payload, size)
@@ -61,37 +61,37 @@ def test_what_is_not_there(store: ResultStore) -> None:
 
 
 def test_a_smaller_result_leaves_nothing_of_the_larger_one(store: ResultStore, scan: Any) -> None:
-    store.store("a", done(b"x" * 500_000, state=FAILURE))
+    store.store("a", *done(b"x" * 500_000, state=FAILURE))
     assert len(scan(store)) > 5
-    store.store("a", done(b"small"))
+    store.store("a", *done(b"small"))
     assert scan(store) == [store.keys.task("a")]
     assert store.load("a").payload == b"small"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("late", [STARTED, RETRY, FAILURE, SUCCESS])
 def test_a_success_is_not_overwritten(store: ResultStore, late: str) -> None:
-    assert store.store("a", done(b"first")).replaced
-    assert not store.store("a", done(b"late", state=late)).replaced
+    assert store.store("a", *done(b"first")).replaced
+    assert not store.store("a", *done(b"late", state=late)).replaced
     assert store.load("a").payload == b"first"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("early", [STARTED, RETRY, FAILURE])
 def test_every_other_state_is(store: ResultStore, early: str) -> None:
-    store.store("a", done(b"early", state=early))
-    assert store.store("a", done(b"late")).replaced
+    store.store("a", *done(b"early", state=early))
+    assert store.store("a", *done(b"late")).replaced
     assert store.load("a").payload == b"late"  # type: ignore[union-attr]
 
 
 def test_ids_that_begin_alike_do_not_touch_each_other(store: ResultStore) -> None:
     for task_id in ("a", "ab", "a\0b", "ä"):
-        store.store(task_id, done(b"x" * 200_000))
+        store.store(task_id, *done(b"x" * 200_000))
     store.forget("a")
     assert store.load("a") is None
     assert all(store.load(task_id).size == 200_000 for task_id in ("ab", "a\0b", "ä"))  # type: ignore[union-attr]
 
 
 def test_forget_leaves_no_key(store: ResultStore, clock: ManualClock, scan: Any) -> None:
-    store.store("a", done(b"x" * 200_000, expires_ms=clock.wall_ms() + 1000))
+    store.store("a", *done(b"x" * 200_000, expires_ms=clock.wall_ms() + 1000))
     store.save_group("g", b"x" * 200_000, clock.wall_ms() + 1000)
     store.forget("a")
     store.delete_group("g")
@@ -103,9 +103,9 @@ def test_forget_leaves_no_key(store: ResultStore, clock: ManualClock, scan: Any)
 
 def test_what_expires_is_deleted_and_nothing_else(store: ResultStore, clock: ManualClock, scan: Any) -> None:
     now = clock.wall_ms()
-    store.store("soon", done(b"x" * 200_000, expires_ms=now + 1000))
-    store.store("later", done(expires_ms=now + 5000))
-    store.store("never", done())
+    store.store("soon", *done(b"x" * 200_000, expires_ms=now + 1000))
+    store.store("later", *done(expires_ms=now + 5000))
+    store.store("never", *done())
     store.save_group("g", b"x", now + 1000)
     store.open_chord("c", b"body", now + 1000)
     store.add_part(part("c", 0, b"x" * 200_000))
@@ -120,8 +120,8 @@ def test_what_expires_is_deleted_and_nothing_else(store: ResultStore, clock: Man
 
 def test_a_result_that_is_stored_again_lives_on(store: ResultStore, clock: ManualClock, scan: Any) -> None:
     now = clock.wall_ms()
-    store.store("a", done(expires_ms=now + 1000, state=STARTED))
-    store.store("a", done(expires_ms=now + 9000))
+    store.store("a", *done(expires_ms=now + 1000, state=STARTED))
+    store.store("a", *done(expires_ms=now + 9000))
     clock.advance(2.0)
     assert store.sweep() == 0
     assert store.exists("a")
@@ -132,7 +132,7 @@ def test_a_result_that_is_stored_again_lives_on(store: ResultStore, clock: Manua
 
 def test_the_sweep_goes_in_bounded_parts(store: ResultStore, clock: ManualClock) -> None:
     for number in range(SWEEP_ROWS + 10):
-        store.store(str(number), done(expires_ms=clock.wall_ms() + 1))
+        store.store(str(number), *done(expires_ms=clock.wall_ms() + 1))
     clock.advance(1.0)
     assert store.sweep(parts=1) == SWEEP_ROWS
     assert store.sweep(parts=5) == 10
@@ -142,21 +142,21 @@ def test_the_sweep_goes_in_bounded_parts(store: ResultStore, clock: ManualClock)
 
 
 def test_a_look_arms_a_watch_that_the_next_state_fires(store: ResultStore) -> None:
-    store.store("ready", done())
-    store.store("started", done(state=STARTED))
+    store.store("ready", *done())
+    store.store("started", *done(state=STARTED))
     ready, started, nothing = store.look(["ready", "started", "nothing"], timeout_s=10.0)
-    assert ready.watch is None
-    assert ready.record is not None
-    assert started.record is not None
-    assert nothing.record is None
+    assert ready[1] is None
+    assert ready[0] is not None
+    assert started[0] is not None
+    assert nothing[0] is None
     fired = {name: threading.Event() for name in ("started", "nothing")}
-    for name, sighting in (("started", started), ("nothing", nothing)):
-        assert sighting.watch is not None
-        sighting.watch.on_fire(fired[name].set)
-    store.store("nothing", done(state=STARTED))
+    for name, (_, watch) in (("started", started), ("nothing", nothing)):
+        assert watch is not None
+        watch.on_fire(fired[name].set)
+    store.store("nothing", *done(state=STARTED))
     assert fired["nothing"].wait(10)
     assert not fired["started"].is_set()
-    store.store("started", done(state=STARTED))  # the same once more is a change, too
+    store.store("started", *done(state=STARTED))  # the same once more is a change, too
     assert fired["started"].wait(10)
 
 
@@ -322,7 +322,7 @@ def test_a_frozen_chord_that_is_applied_again_begins_anew(store: ResultStore, sc
 def test_result_and_part_are_stored_together(store: ResultStore) -> None:
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=1)
-    store.store("t0", done(b"meta"), part("c", 0))
+    store.store("t0", *done(b"meta"), part("c", 0))
     assert [each.payload for each in store.parts("c")] == [b"1"]
     assert store.claim_chord(ChordPart("c", 0, "t0")) is ChordStep.PUBLISH
 
@@ -378,7 +378,7 @@ def test_every_verb_survives_a_lost_answer(faulty: ResultStore, faults: Faults, 
     strike()
     faulty.enlarge_chord("c", joined="t1")
     strike()
-    faulty.store("t0", done(b"meta"), part("c", 0))
+    faulty.store("t0", *done(b"meta"), part("c", 0))
     strike()
     faulty.add_part(part("c", 1))
     strike()
@@ -399,8 +399,8 @@ def test_every_verb_survives_a_lost_answer(faulty: ResultStore, faults: Faults, 
 def test_a_commit_that_may_still_come_is_reported(faulty: ResultStore, faults: Faults) -> None:
     faults.at_commits(Fault.COMMIT_LATE)
     with pytest.raises(CommitUnknown):
-        faulty.store("a", done())
-    assert faulty.store("a", done())
+        faulty.store("a", *done())
+    assert faulty.store("a", *done())
 
 
 def test_a_dead_store_is_reported_by_the_deadline() -> None:
@@ -447,17 +447,17 @@ def _publish(store: ResultStore, published: list[int]) -> None:
 @pytest.mark.parametrize("value", [b"", b"\xff" * 30, b"{}", b'{"claimed_by":5,"joined":5}'])
 def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(store: ResultStore, tag: str, value: bytes) -> None:
     """A call for just the damaged one is told so, and a new result takes its place."""
-    store.store("bad", done())
+    store.store("bad", *done())
     store.open_chord("g", b"body", 5)
     rows = {"task": store.keys.task("bad"), "chord": store.keys.chord("g")}
     rows |= {name: store.keys.prefix + pack(name, 1) + value for name in ("expiry", "look")}
     store._write(lambda tr: tr.set(rows[tag], value))
-    store.store("good", done(b"good"))
+    store.store("good", *done(b"good"))
     store.abandoned_chords()
     store.sweep(parts=20)
     with suppress(FormatError):
         store.load("bad")
-    store.store("bad", done(b"anew"))
+    store.store("bad", *done(b"anew"))
     assert (store.load("good") or done()).payload == b"good"
     store.open_chord("g", b"body", 0)
     store.enlarge_chord("g", size=1)
@@ -500,7 +500,7 @@ def test_one_worker_whose_clock_is_ahead_deletes_no_results(database: Database) 
         beats: Any = {"description": {}, "beat": b"", "ttl_s": 30.0, "open": True, "consumed": []}
         return [SessionFacts(SessionId(each), **beats, beat_ms=clock.wall_ms()) for each in (b"a", b"b", b"c")]
 
-    ResultStore(database, names, clock=clock).store("t", done(expires_ms=clock.wall_ms() + 50_000))
+    ResultStore(database, names, clock=clock).store("t", *done(expires_ms=clock.wall_ms() + 50_000))
     sweeping = ResultStore(database, names, clock=ahead, sessions=sessions)
     for seconds, expired in ((0, 0), (49, 0), (2, 1)):
         clock.advance(seconds)
