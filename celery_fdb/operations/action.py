@@ -18,16 +18,21 @@ An action on very many messages is done in parts: it ends after :data:`MOST_PART
 over, whichever is first; one part is always done. Its outcome then has a mark, with which the same request goes on:
 text for a form, of how many it has done and where it is. An action on selected messages says how many of them it did
 not reach in time. What was done stays done, whatever becomes of the rest.
+
+The audit has an entry for each action, begun before it and completed after it, however it ends. So nothing is done
+without an entry. One that was begun and never completed means that the process died in between. The caller decides
+where entries are kept: the Django admin writes its own log, other callers may write a program's.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from celery import Celery
@@ -36,13 +41,13 @@ from celery_fdb.inspection.dead_letters import dead_queues, died_elsewhere
 from celery_fdb.inspection.filters import FIELDS, Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations.audit import Audit
 from kombu_fdb import Broker, Queue, Spot
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.keyspace.layout import STAMP_BYTES
 from kombu_fdb.model import Listed, Part, Peeked
 from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
@@ -345,6 +350,50 @@ class Action:
         if self.prefill is not None and not any(each.name in given for each in self.fields):
             given = self.prefill(broker, request)
         return [each._replace(value=given.get(each.name, each.value)) for each in self.fields]
+
+
+# -- the audit ---------------------------------------------------------------------------------------------------------
+
+
+AUDIT_LOG = "celery_fdb.audit"
+#: Of a line on stderr.
+AUDIT_LINE = "%(asctime)s %(name)s: %(message)s"
+
+
+def log() -> logging.Logger:
+    """The log, which is heard: on stderr, unless the program sends it elsewhere or has set a level of its own for it.
+
+    Python shows warnings only where no program has set logging up, and so do Django and most servers.
+    """
+    found = logging.getLogger(AUDIT_LOG)
+    if not found.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(AUDIT_LINE))
+        found.addHandler(handler)
+    if found.level == logging.NOTSET and not found.isEnabledFor(logging.INFO):
+        found.setLevel(logging.INFO)
+    return found
+
+
+class Audit(Protocol):
+    """Where one person's actions are recorded."""
+
+    def begin(self, queue: str, text: str) -> Callable[[str], None]:
+        """Before the action; what is returned completes the entry. What this raises, the action is not done."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogAudit:
+    """Entries in the log ``celery_fdb.audit``, two lines each, at the level INFO."""
+
+    user: str
+
+    def begin(self, queue: str, text: str) -> Callable[[str], None]:
+        def tell(text: str) -> None:
+            log().info("%s on %s: %s", plain(self.user), plain(queue), plain(text))
+
+        tell(text)
+        return tell
 
 
 def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> Outcome:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import QueueView
-from celery_fdb.operations import dead_letters, messages, queues, schedules, workers
+from celery_fdb.operations import messages, queues, workers
 from celery_fdb.operations.action import Action
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
@@ -15,25 +15,25 @@ _ON_QUEUES_AND_KEYS = (
         "pause",
         "Pause",
         "Stop delivering messages of {target}? Messages that workers hold are not affected.",
-        workers.pause,
+        queues.pause,
         takes_key=True,
     ),
-    Action("resume", "Resume", "Deliver messages of {target} again?", workers.resume, takes_key=True),
+    Action("resume", "Resume", "Deliver messages of {target} again?", queues.resume, takes_key=True),
     Action(
         "limit",
         "Set limits",
         "Set these limits of {target}? They apply from the next message on. Without a key they hold for every key that "
         "has no limits of its own.",
-        workers.limit,
-        fields=workers.FIELDS,
-        prefill=workers.limits,
+        queues.limit,
+        fields=queues.LIMITS,
+        prefill=queues.limits,
         takes_key=True,
     ),
     Action(
         "unlimit",
         "Remove limits",
         "Remove the limits of {target}? A key has the limits of every key again.",
-        workers.unlimit,
+        queues.unlimit,
         takes_key=True,
     ),
 )
@@ -42,9 +42,9 @@ _ON_QUEUES = (
         "publish",
         "Publish a task",
         "Publish a task to {target}?",
-        queues.publish,
-        fields=queues.PUBLISH,
-        doubt=queues.unknown,
+        messages.publish,
+        fields=messages.PUBLISH,
+        doubt=messages.unknown,
     ),
     Action(
         "move",
@@ -74,7 +74,7 @@ _ON_QUEUES = (
     ),
 )
 _ON_DEAD_LETTERS = (
-    Action("replay", "Replay", "Replay {number}, each to the queue it died in?", dead_letters.replay, selects=True),
+    Action("replay", "Replay", "Replay {number}, each to the queue it died in?", messages.replay, selects=True),
     Action(
         "edit",
         "Edit and replay",
@@ -90,7 +90,7 @@ _ON_DEAD_LETTERS = (
         "discard",
         "Discard",
         "Delete {number} of {target} for good?",
-        dead_letters.discard,
+        messages.discard,
         selects=True,
         destroys=True,
     ),
@@ -98,14 +98,14 @@ _ON_DEAD_LETTERS = (
         "replay_all",
         "Replay all",
         "Replay {number} of {target}{which}, each to the queue it died in?",
-        dead_letters.replay_all,
+        messages.replay_all,
         by_filter=True,
     ),
     Action(
         "discard_all",
         "Discard all",
         "Delete {number} of {target}{which} for good?",
-        dead_letters.discard_all,
+        messages.discard_all,
         destroys=True,
         by_filter=True,
     ),
@@ -113,7 +113,7 @@ _ON_DEAD_LETTERS = (
         "replay_everywhere",
         "Replay all",
         "Replay {number} of {target}{which}, each to the queue it died in?",
-        dead_letters.replay_everywhere,
+        messages.replay_everywhere,
         by_filter=True,
         everywhere=True,
     ),
@@ -121,7 +121,7 @@ _ON_DEAD_LETTERS = (
         "discard_everywhere",
         "Discard all",
         "Delete {number} of {target}{which} for good?",
-        dead_letters.discard_everywhere,
+        messages.discard_everywhere,
         destroys=True,
         by_filter=True,
         everywhere=True,
@@ -165,9 +165,9 @@ _ON_MESSAGES = (
 )
 
 _ON_SCHEDULES = (
-    Action("schedule_pause", "Pause", "Stop publishing {target} until it is resumed?", schedules.pause),
-    Action("schedule_resume", "Resume", "Publish {target} again, from its next tick on?", schedules.resume),
-    Action("schedule_run", "Run now", "Publish the task of {target} now, besides its ticks?", schedules.run_now),
+    Action("schedule_pause", "Pause", "Stop publishing {target} until it is resumed?", workers.pause_entry),
+    Action("schedule_resume", "Resume", "Publish {target} again, from its next tick on?", workers.resume_entry),
+    Action("schedule_run", "Run now", "Publish the task of {target} now, besides its ticks?", workers.run_entry),
 )
 
 ACTIONS = {

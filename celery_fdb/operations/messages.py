@@ -1,4 +1,6 @@
-"""What is done to selected messages: cancel, edit and replay, run now, reschedule. And a task made from nothing.
+"""What is done to messages: cancelled, rescheduled; of dead letters replayed, discarded, edited. And one made anew.
+
+They were selected, or they are all that match a filter, of one queue or of all of them, in parts.
 
 Only what is in plain sight is changed: JSON of Celery's protocol 2, neither compressed nor signed. Everything else is
 refused with the next step, and nothing is ever unpickled. What Celery repeats of the arguments in headers changes with
@@ -15,22 +17,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
+from uuid import UUID
 
 from celery import Celery
 from celery.utils.saferepr import saferepr
+from kombu.exceptions import OperationalError
 from kombu.utils.json import loads as loads_types
 
+from celery_fdb.inspection.dead_letters import dead_queues, died_elsewhere
 from celery_fdb.inspection.filters import PART
+from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment, seconds_of
 from celery_fdb.operations.action import Done, Field, Outcome, Request, each_selected, in_parts, names
 from celery_fdb.tasks.revoking import NotTold, tell
-from kombu_fdb import Broker, Spot
+from kombu_fdb import Broker, DeadLetters, Spot
+from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.errors import FormatError, InvalidArgument, QueueError
+from kombu_fdb.errors import FormatError, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import Listed, Part, Peeked
+from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 from kombu_fdb.transport.envelope import Envelope, open_payload, payload_of
@@ -45,11 +55,8 @@ EDITED = "(edited)"
 AS_IT_IS = "Replay it as it is, or discard it and send the task again."
 
 
-class Arguments(NamedTuple):
-    """Of a task: JSON as it stands in the body."""
-
-    args: list[Any]
-    kwargs: dict[str, Any]
+#: Those of a task, and those by name: JSON as it stands in the body.
+Arguments = tuple[list[Any], dict[str, Any]]
 
 
 # -- when it is due ----------------------------------------------------------------------------------------------------
@@ -76,7 +83,7 @@ def due_at(payload: bytes, due_ms: int | None) -> bytes | None:
 def arguments_of(payload: bytes) -> Arguments:
     """Raises ``QueueError`` with the next step if they can't be edited."""
     args, kwargs, _ = _body(_editable(payload))
-    return Arguments(args, kwargs)
+    return args, kwargs
 
 
 def with_arguments(payload: bytes, arguments: Arguments) -> bytes:
@@ -122,8 +129,8 @@ def _headers(opened: Envelope, arguments: Arguments) -> dict[str, Any]:
     args, kwargs, _ = loads_types(opened.body)
     old = {"argsrepr": saferepr(tuple(args), LONGEST_REPR), "kwargsrepr": saferepr(kwargs, LONGEST_REPR)}
     new = {
-        "argsrepr": saferepr(tuple(arguments.args), LONGEST_REPR),
-        "kwargsrepr": saferepr(arguments.kwargs, LONGEST_REPR),
+        "argsrepr": saferepr(tuple(arguments[0]), LONGEST_REPR),
+        "kwargsrepr": saferepr(arguments[1], LONGEST_REPR),
     }
     headers = dict(opened.headers)
     for name, before in old.items():
@@ -151,7 +158,8 @@ def read_json(name: str, text: str, kind: type) -> Any:
 def make(queue: str, task: str, arguments: Arguments, task_id: str, headers: Sequence[tuple[str, str]] = ()) -> bytes:
     """A task as Celery would publish it to the queue. ``headers``: besides Celery's own."""
     app = Celery("celery_fdb", set_as_current=False)
-    message = app.amqp.as_task_v2(task_id, task, tuple(arguments.args), arguments.kwargs)
+    args, kwargs = arguments
+    message = app.amqp.as_task_v2(task_id, task, tuple(args), kwargs)
     body = json.dumps(message.body).encode()
     made = Envelope(
         "application/json", "utf-8", {**message.headers, **dict(headers)}, message.properties, "", queue, body
@@ -168,6 +176,66 @@ def _closed(opened: Envelope) -> bytes:
         "body": opened.body,
     }
     return payload_of(message, opened.exchange, opened.routing_key)
+
+
+# -- publish -----------------------------------------------------------------------------------------------------------
+
+
+PUBLISH = (
+    Field("task", "Task", "task", "Its name, as shop.tasks.charge.", required=True),
+    Field("args", "Arguments", "json", "A JSON list.", "[]"),
+    Field("kwargs", "Keyword arguments", "json", "A JSON object.", "{}"),
+    Field("fair_key", "Fairness key"),
+    Field("delay", "Delay", help="90s, 10m, 2h; empty for none."),
+    Field("priority", "Priority", "number", "0 to 9; 9 is the most urgent, unless the broker's option says otherwise."),
+)
+#: How long workers may take to say which tasks they know.
+ANSWER_S = 1.0
+
+
+def publish(broker: Broker, request: Request) -> Outcome:
+    """A task, as Celery would publish it."""
+    given = {each.name: request.fields.get(each.name, "").strip() or each.value for each in PUBLISH}
+    if not given["task"]:
+        raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
+    arguments = (read_json("args", given["args"], list), read_json("kwargs", given["kwargs"], dict))
+    (view,) = look(broker, queues=[request.queue]).queues
+    task_id, key = str(UUID(bytes=random_id())), given["fair_key"]
+    payload = make(view.name, given["task"], arguments, task_id, [("fair_key", key)] if key else [])
+    broker.queue(view.name).put(
+        payload, key=key, task_id=task_id, delay=_delay_s(given["delay"]), priority=_priority(given["priority"])
+    )
+    return Outcome(f"Published {given['task']} {task_id} to {view.name}.")
+
+
+def unknown(request: Request) -> str:
+    """What there is to say if no worker knows a task of this name; the name may be a typo."""
+    task = request.fields.get("task", "").strip()
+    if request.app is None or not task:
+        return ""
+    try:
+        answers = request.app.control.inspect(timeout=ANSWER_S).registered() or {}
+    except OperationalError:
+        return ""
+    known = {str(each).partition(" ")[0] for registered in answers.values() for each in registered}
+    if not answers or task in known:
+        return ""
+    return f"No worker that answered knows a task {task}, and one that does not know it makes it a dead letter."
+
+
+def _delay_s(text: str) -> float:
+    seconds = seconds_of(text) if text else 0.0
+    if seconds is None:
+        raise InvalidArgument("no delay", given=shown(text), fix="Write a time such as 90s, 10m or 2h.")
+    return seconds
+
+
+def _priority(text: str) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 1:
+        raise InvalidArgument("priority must be 0 to 9", given=shown(text))
+    return int(text)
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------------
@@ -229,6 +297,117 @@ def _tell(request: Request, gone: Sequence[Peeked]) -> str:
     return " ".join(failures) or "Their results, if any, became REVOKED."
 
 
+# -- replay and discard ------------------------------------------------------------------------------------------------
+
+
+def replay(broker: Broker, request: Request) -> Outcome:
+    """Each to the queue it died in."""
+    queue, letters = broker.queue(request.queue), broker.dead_letters(request.queue)
+
+    def act(spot: Spot) -> Listed | None:
+        listed = queue.at(spot)
+        return listed if listed is not None and letters.replay(at=[spot]) else None
+
+    done = each_selected(request, act)
+    queues = ", ".join(sorted({death.queue for _, listed in done.results for death in listed.message.deaths[:1]}))
+    text = f"Replayed {plural(len(done.results), 'dead letter')}" + (f" to {queues}" if queues else "")
+    return done.outcome(f"{text}{names(request, done.spots)}.")
+
+
+def discard(broker: Broker, request: Request) -> Outcome:
+    """For good."""
+    done = each_selected(request, lambda spot: broker.queue(request.queue).delete(spot) or None)
+    text = f"Discarded {plural(len(done.spots), 'dead letter')} of {request.queue}{names(request, done.spots)}."
+    return done.outcome(text)
+
+
+def replay_all(broker: Broker, request: Request) -> Outcome:
+    """All that match, and had died when it was asked for."""
+    part = partial(broker.dead_letters(request.queue).replay_part, **_conditions(request))
+    return in_parts(part, request, "Replayed", "dead letter", _target(request), first=request.asked.by)
+
+
+def discard_all(broker: Broker, request: Request) -> Outcome:
+    """The same, for good."""
+    part = partial(broker.dead_letters(request.queue).discard_part, **_conditions(request))
+    return in_parts(part, request, "Discarded", "dead letter", _target(request), first=request.asked.by)
+
+
+def _conditions(request: Request) -> Conditions:
+    """Where there are too many to be named, those that can't be read are among all."""
+    found = request.filter.conditions()
+    return found if request.asked.named is None else {**found, "where": request.wanted}
+
+
+def _target(request: Request) -> str:
+    return f"{request.queue} ({request.filter})" if request.filter else request.queue
+
+
+# -- of all queues of dead letters -------------------------------------------------------------------------------------
+
+
+def replay_everywhere(broker: Broker, request: Request) -> Outcome:
+    """All that match, in queue after queue. Where a queue to replay to is gone, the rest of those letters stays."""
+    walk = _Everywhere(broker, request, DeadLetters.replay_part)
+    done = in_parts(walk.part, request, "Replayed", "dead letter", _target(request))
+    return done._replace(text=" ".join([done.text, *sorted(walk.stuck)]))
+
+
+def discard_everywhere(broker: Broker, request: Request) -> Outcome:
+    """The same, for good."""
+    walk = _Everywhere(broker, request, DeadLetters.discard_part)
+    return in_parts(walk.part, request, "Discarded", "dead letter", _target(request))
+
+
+class _Everywhere:
+    """One request's parts. Their mark is the queue, by name, and the mark of the letters in it."""
+
+    def __init__(self, broker: Broker, request: Request, verb: Callable[..., Part]) -> None:
+        self._broker = broker
+        self._conditions = request.filter.conditions()
+        self._wanted, self._by = request.wanted, request.asked.by
+        self._verb = verb
+        self._queues = sorted(dead_queues(broker, look(broker)))
+        #: What could not be replayed.
+        self.stuck: set[str] = set()
+
+    def part(self, mark: bytes) -> Part:
+        """Of the queue of the mark, or the first one behind it. Raises ``InvalidArgument``."""
+        name, inner = _split(mark) if mark else ("", b"")
+        at = bisect_left(self._queues, name)
+        if at == len(self._queues):
+            return Part(0, None)
+        queue = self._queues[at]
+        found = self._part_of(queue, inner if queue == name and inner else self._by)
+        if found.following:
+            return found._replace(following=_joined(queue, found.following))
+        return found._replace(following=_joined(self._queues[at + 1], b"") if at + 1 < len(self._queues) else None)
+
+    def _part_of(self, queue: str, mark: bytes) -> Part:
+        conditions: dict[str, Any] = {
+            **self._conditions,
+            "where": lambda letter: died_elsewhere(letter, queue) and self._wanted(letter),
+        }
+        try:
+            return self._verb(self._broker.dead_letters(queue), mark, **conditions)
+        except QueueNotFound as error:
+            self.stuck.add(f"Some stay in {queue}: {error}")
+            return Part(0, None)
+
+
+def _joined(queue: str, inner: bytes) -> bytes:
+    name = queue.encode(errors="surrogatepass")
+    return len(name).to_bytes(4, "big") + name + inner
+
+
+def _split(mark: bytes) -> tuple[str, bytes]:
+    end = 4 + int.from_bytes(mark[:4], "big")
+    try:
+        return mark[4:end].decode(errors="surrogatepass"), mark[end:]
+    except ValueError:
+        raise InvalidArgument("no mark of an action", fix="Begin it anew.") from None
+
+
 # -- edit and replay ---------------------------------------------------------------------------------------------------
 
 
@@ -269,9 +448,9 @@ def edit(broker: Broker, request: Request) -> Outcome:
 
 def _given(request: Request, old: Arguments) -> Arguments:
     args, kwargs = (request.fields.get(each.name) for each in EDIT_FIELDS)
-    return Arguments(
-        old.args if args is None else read_json("args", args, list),
-        old.kwargs if kwargs is None else read_json("kwargs", kwargs, dict),
+    return (
+        old[0] if args is None else read_json("args", args, list),
+        old[1] if kwargs is None else read_json("kwargs", kwargs, dict),
     )
 
 

@@ -1,33 +1,112 @@
-"""A queue as a whole: its messages moved or purged, in parts; itself deleted; a test message published to it."""
+"""A queue, or one key of it: paused, limited; as a whole moved, purged, or deleted."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from uuid import UUID
-
-from kombu.exceptions import OperationalError
+from typing import Any
 
 from celery_fdb.inspection.overview import QueueView, look
-from celery_fdb.inspection.time_formats import seconds_of
+from celery_fdb.inspection.time_formats import limit as written
+from celery_fdb.inspection.time_formats import rate_of
 from celery_fdb.operations.action import WAITING, Asked, AskedAnew, Field, Outcome, Request, in_parts, listed
-from celery_fdb.operations.messages import Arguments, make, read_json
 from kombu_fdb import Broker, Queue
 from kombu_fdb.errors import InvalidArgument, QueueError
-from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
-MOVE = (Field("target", "To the queue", "queue", required=True),)
-PUBLISH = (
-    Field("task", "Task", "task", "Its name, as shop.tasks.charge.", required=True),
-    Field("args", "Arguments", "json", "A JSON list.", "[]"),
-    Field("kwargs", "Keyword arguments", "json", "A JSON object.", "{}"),
-    Field("fair_key", "Fairness key"),
-    Field("delay", "Delay", help="90s, 10m, 2h; empty for none."),
-    Field("priority", "Priority", "number", "0 to 9; 9 is the most urgent, unless the broker's option says otherwise."),
+# -- pause and limits --------------------------------------------------------------------------------------------------
+
+
+LIMITS = (
+    Field("weight", "Weight", "number", "Messages per turn."),
+    Field("max_in_flight", "In flight", "number", "How many may be leased at a time; empty for no limit."),
+    Field("rate", "Rate", "text", "Messages a second across all consumers: 10, 100/m, 1000/h; empty for no limit."),
+    Field("burst", "Burst", "number", "How many may be delivered at once within the rate."),
+    Field("capacity", "Capacity", "number", "Ready messages before publishing is refused; empty for no limit."),
+    Field("priority", "Priority", "number", "0 to 9, for the whole key; empty to use each message's own."),
 )
-#: How long workers may take to say which tasks they know.
-ANSWER_S = 1.0
+NO_LIMITS = KeyLimits()
+
+
+def pause(broker: Broker, request: Request) -> Outcome:
+    """A queue, or one key of it."""
+    broker.queue(request.queue).pause(request.key)
+    return Outcome(f"Paused {request}.")
+
+
+def resume(broker: Broker, request: Request) -> Outcome:
+    """The same, delivered again."""
+    broker.queue(request.queue).resume(request.key)
+    return Outcome(f"Resumed {request}.")
+
+
+def limits(broker: Broker, request: Request) -> Mapping[str, str]:
+    """Those that hold now."""
+    found = broker.queue(request.queue).limits(request.key)
+    return {each.name: _shown(each.name, getattr(found, each.name)) for each in LIMITS}
+
+
+def _shown(name: str, value: Any) -> str:
+    """What a form shows is what it sets again: a rate as it was written, if that is exact."""
+    if name == "rate" and value is not None and rate_of(text := written(value)) == value:
+        return text
+    return "" if value is None else str(value).removesuffix(".0")
+
+
+def limit(broker: Broker, request: Request) -> Outcome:
+    """All at once, as the form has them: an empty field limits nothing."""
+    queue = broker.queue(request.queue)
+    changes: Any = {each.name: _read(each.name, request.fields.get(each.name, "").strip()) for each in LIMITS}
+    if request.key is None:
+        queue.limit_every_key(**changes)
+    else:
+        queue.limit(request.key, **changes)
+    told = ", ".join(f"{name} {_shown(name, value)}" for name, value in changes.items() if value is not None)
+    return Outcome(f"Set the limits of {_whose(request)}: {told}.")
+
+
+def unlimit(broker: Broker, request: Request) -> Outcome:
+    """The key has the limits of every key again; every key has none."""
+    queue = broker.queue(request.queue)
+    if request.key is None:
+        nothing: Any = {each.name: getattr(NO_LIMITS, each.name) for each in LIMITS}
+        queue.limit_every_key(**nothing)
+    else:
+        if queue.limits(request.key).paused:  # which stands among them
+            raise QueueError("the key is paused", key=request.key, fix="Resume it first, then remove its limits.")
+        queue.unlimit(request.key)
+    return Outcome(f"Removed the limits of {_whose(request)}.")
+
+
+def _whose(request: Request) -> str:
+    return f"every key of {request.queue}" if request.key is None else str(request)
+
+
+def _read(name: str, text: str) -> float | int | None:
+    if not text:
+        default: float | int | None = getattr(NO_LIMITS, name)
+        return default
+    if name == "rate":
+        return read_rate(text)
+    if not text.isdecimal() or len(text) > 16:
+        raise InvalidArgument(f"{name} must be a whole number", given=shown(text), fix="Write digits only, or nothing.")
+    return int(text)
+
+
+def read_rate(text: str) -> float:
+    """Messages a second. Raises ``InvalidArgument``."""
+    rate = rate_of(text)
+    if rate is None:
+        raise InvalidArgument(f"{text[:80]!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
+    return rate
+
+
+# -- all that wait -----------------------------------------------------------------------------------------------------
+
+
+MOVE = (Field("target", "To the queue", "queue", required=True),)
 #: Messages that are deleted with their queue.
 MOST_DELETED = 100_000
 
@@ -83,48 +162,3 @@ def delete(broker: Broker, request: Request) -> Outcome:
 def _has_others(queue: Queue, asked: Asked) -> bool:
     """Whether a message has come since it was asked for. Reads all that wait."""
     return not all(asked.had_come(each.position) for state in WAITING for each in listed(queue, state))
-
-
-def publish(broker: Broker, request: Request) -> Outcome:
-    """A task, as Celery would publish it."""
-    given = {each.name: request.fields.get(each.name, "").strip() or each.value for each in PUBLISH}
-    if not given["task"]:
-        raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
-    arguments = Arguments(read_json("args", given["args"], list), read_json("kwargs", given["kwargs"], dict))
-    (view,) = look(broker, queues=[request.queue]).queues
-    task_id, key = str(UUID(bytes=random_id())), given["fair_key"]
-    payload = make(view.name, given["task"], arguments, task_id, [("fair_key", key)] if key else [])
-    broker.queue(view.name).put(
-        payload, key=key, task_id=task_id, delay=_delay_s(given["delay"]), priority=_priority(given["priority"])
-    )
-    return Outcome(f"Published {given['task']} {task_id} to {view.name}.")
-
-
-def unknown(request: Request) -> str:
-    """What there is to say if no worker knows a task of this name; the name may be a typo."""
-    task = request.fields.get("task", "").strip()
-    if request.app is None or not task:
-        return ""
-    try:
-        answers = request.app.control.inspect(timeout=ANSWER_S).registered() or {}
-    except OperationalError:
-        return ""
-    known = {str(each).partition(" ")[0] for names in answers.values() for each in names}
-    if not answers or task in known:
-        return ""
-    return f"No worker that answered knows a task {task}, and one that does not know it makes it a dead letter."
-
-
-def _delay_s(text: str) -> float:
-    seconds = seconds_of(text) if text else 0.0
-    if seconds is None:
-        raise InvalidArgument("no delay", given=shown(text), fix="Write a time such as 90s, 10m or 2h.")
-    return seconds
-
-
-def _priority(text: str) -> int | None:
-    if not text:
-        return None
-    if not text.isdecimal() or len(text) > 1:
-        raise InvalidArgument("priority must be 0 to 9", given=shown(text))
-    return int(text)

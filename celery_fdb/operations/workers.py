@@ -1,7 +1,11 @@
-"""Limits of keys, and what a person asks of running workers by Celery's remote control.
+"""What a person asks of running workers, by Celery's remote control, and of beats, by the store.
 
 A worker is asked alone, or all of them about one task. The request's ``queue`` is the worker's name, as
 ``worker1@host``, or the task's id. A worker that does not answer in time is reported.
+
+An entry of beat's schedule is paused and resumed for all beats, or published now. The request's ``queue`` is the
+entry's name. Beats that run ``celery_fdb.beat.Scheduler`` obey a pause. What an entry publishes, the app's
+configuration tells.
 """
 
 from __future__ import annotations
@@ -10,104 +14,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import states
+from celery.beat import Scheduler
 from kombu.exceptions import OperationalError
 
 from celery_fdb.history.run import ACTIVE, LOST
-from celery_fdb.inspection.time_formats import limit as written
-from celery_fdb.inspection.time_formats import rate_of, seconds_of
+from celery_fdb.inspection.schedules import BROKEN, configured, entry_of, schedule_of
+from celery_fdb.inspection.time_formats import seconds_of
 from celery_fdb.operations.action import Action, Field, Outcome, Request
+from celery_fdb.operations.queues import read_rate
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError, StoreUnavailable
-from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
-
-# -- limits ------------------------------------------------------------------------------------------------------------
-
-
-FIELDS = (
-    Field("weight", "Weight", "number", "Messages per turn."),
-    Field("max_in_flight", "In flight", "number", "How many may be leased at a time; empty for no limit."),
-    Field("rate", "Rate", "text", "Messages a second across all consumers: 10, 100/m, 1000/h; empty for no limit."),
-    Field("burst", "Burst", "number", "How many may be delivered at once within the rate."),
-    Field("capacity", "Capacity", "number", "Ready messages before publishing is refused; empty for no limit."),
-    Field("priority", "Priority", "number", "0 to 9, for the whole key; empty to use each message's own."),
-)
-NO_LIMITS = KeyLimits()
-
-
-def pause(broker: Broker, request: Request) -> Outcome:
-    """A queue, or one key of it."""
-    broker.queue(request.queue).pause(request.key)
-    return Outcome(f"Paused {request}.")
-
-
-def resume(broker: Broker, request: Request) -> Outcome:
-    """The same, delivered again."""
-    broker.queue(request.queue).resume(request.key)
-    return Outcome(f"Resumed {request}.")
-
-
-def limits(broker: Broker, request: Request) -> Mapping[str, str]:
-    """Those that hold now."""
-    found = broker.queue(request.queue).limits(request.key)
-    return {each.name: _shown(each.name, getattr(found, each.name)) for each in FIELDS}
-
-
-def _shown(name: str, value: Any) -> str:
-    """What a form shows is what it sets again: a rate as it was written, if that is exact."""
-    if name == "rate" and value is not None and rate_of(text := written(value)) == value:
-        return text
-    return "" if value is None else str(value).removesuffix(".0")
-
-
-def limit(broker: Broker, request: Request) -> Outcome:
-    """All at once, as the form has them: an empty field limits nothing."""
-    queue = broker.queue(request.queue)
-    changes: Any = {each.name: _read(each.name, request.fields.get(each.name, "").strip()) for each in FIELDS}
-    if request.key is None:
-        queue.limit_every_key(**changes)
-    else:
-        queue.limit(request.key, **changes)
-    told = ", ".join(f"{name} {_shown(name, value)}" for name, value in changes.items() if value is not None)
-    return Outcome(f"Set the limits of {_whose(request)}: {told}.")
-
-
-def unlimit(broker: Broker, request: Request) -> Outcome:
-    """The key has the limits of every key again; every key has none."""
-    queue = broker.queue(request.queue)
-    if request.key is None:
-        nothing: Any = {each.name: getattr(NO_LIMITS, each.name) for each in FIELDS}
-        queue.limit_every_key(**nothing)
-    else:
-        if queue.limits(request.key).paused:  # which stands among them
-            raise QueueError("the key is paused", key=request.key, fix="Resume it first, then remove its limits.")
-        queue.unlimit(request.key)
-    return Outcome(f"Removed the limits of {_whose(request)}.")
-
-
-def _whose(request: Request) -> str:
-    return f"every key of {request.queue}" if request.key is None else str(request)
-
-
-def _read(name: str, text: str) -> float | int | None:
-    if not text:
-        default: float | int | None = getattr(NO_LIMITS, name)
-        return default
-    if name == "rate":
-        return read_rate(text)
-    if not text.isdecimal() or len(text) > 16:
-        raise InvalidArgument(f"{name} must be a whole number", given=shown(text), fix="Write digits only, or nothing.")
-    return int(text)
-
-
-def read_rate(text: str) -> float:
-    """Messages a second. Raises ``InvalidArgument``."""
-    rate = rate_of(text)
-    if rate is None:
-        raise InvalidArgument(f"{text[:80]!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
-    return rate
-
 
 # -- workers -----------------------------------------------------------------------------------------------------------
 
@@ -311,3 +229,34 @@ WORKER_ACTIONS = {
         ),
     )
 }
+
+
+# -- beat --------------------------------------------------------------------------------------------------------------
+
+
+def pause_entry(broker: Broker, request: Request) -> Outcome:
+    """Beats do not publish it until it is resumed."""
+    schedule_of(broker).pause(request.queue)
+    return Outcome(f"Paused {request.queue}: beats that run celery_fdb.beat.Scheduler leave out its ticks.")
+
+
+def resume_entry(broker: Broker, request: Request) -> Outcome:
+    """The same, from its next tick on."""
+    schedule_of(broker).resume(request.queue)
+    return Outcome(f"Resumed {request.queue}, from its next tick on.")
+
+
+def run_entry(_: Broker, request: Request) -> Outcome:
+    """Its task is published, besides its ticks and whether or not it is paused."""
+    if request.app is None:
+        raise QueueError("no Celery app is known here", fix=request.fix_app or None)
+    written = configured(request.app).get(request.queue)
+    if written is None:
+        fix = "Only entries of beat_schedule can be published from here."
+        raise QueueError("the app does not configure this entry", entry=request.queue, fix=fix)
+    try:
+        entry = entry_of(request.app, request.queue, written)
+        result = Scheduler(request.app, lazy=True).apply_async(entry, advance=False)
+    except BROKEN as error:
+        raise QueueError("the entry could not be published", entry=request.queue, reason=str(error)[:500]) from error
+    return Outcome(f"Published {entry.task} {result.id} of {request.queue}.")

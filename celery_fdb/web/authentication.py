@@ -27,7 +27,7 @@ from threading import Lock
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from celery_fdb.operations.audit import LogAudit, log
+from celery_fdb.operations.action import LogAudit, log
 from celery_fdb.web import addresses, guard, login
 from celery_fdb.web.login import User
 from celery_fdb.web.settings import Settings

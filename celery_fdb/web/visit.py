@@ -16,8 +16,7 @@ from starlette.responses import RedirectResponse, Response
 
 from celery_fdb.history.run import LOST
 from celery_fdb.inspection.time_formats import age, limit, moment, rate
-from celery_fdb.operations.action import QUOTED, carried, received
-from celery_fdb.operations.audit import Audit
+from celery_fdb.operations.action import QUOTED, Audit, carried, received
 from celery_fdb.web import addresses, guard, login
 from celery_fdb.web.login import User
 from celery_fdb.web.settings import Settings

@@ -89,7 +89,7 @@ def fit(text: str) -> str:
 
 
 class AdminAudit:
-    """Implements :class:`~celery_fdb.operations.audit.Audit`."""
+    """Implements :class:`~celery_fdb.operations.action.Audit`."""
 
     def __init__(self, user: Any) -> None:
         self.user = user

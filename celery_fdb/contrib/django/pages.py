@@ -24,7 +24,7 @@ from starlette.responses import Response
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.conf import holding
 from celery_fdb.contrib.django.models import MANAGE, MANAGE_WORKERS, VIEW, VIEW_BODY, allows
-from celery_fdb.operations.audit import Audit, LogAudit
+from celery_fdb.operations.action import Audit, LogAudit
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.application import A_YEAR, SHOWN
 from celery_fdb.web.guard import HEADERS, KEEP_NOTHING, foreign, is_of_another_site

@@ -11,9 +11,8 @@ import pytest
 from celery import Celery
 
 from celery_fdb.operations.action import ASKED_FIELD as FIELD
-from celery_fdb.operations.action import Outcome, Request, perform
+from celery_fdb.operations.action import LogAudit, Outcome, Request, perform
 from celery_fdb.operations.actions import ACTIONS
-from celery_fdb.operations.audit import LogAudit
 from kombu_fdb import Broker, Spot
 
 

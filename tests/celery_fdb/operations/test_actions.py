@@ -20,9 +20,8 @@ from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action as action_module
 from celery_fdb.operations import queues
-from celery_fdb.operations.action import AskedAnew, Request, carried, perform
+from celery_fdb.operations.action import AskedAnew, LogAudit, Request, carried, perform
 from celery_fdb.operations.actions import ACTIONS
-from celery_fdb.operations.audit import LogAudit
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.primitives.clock import SystemClock
 

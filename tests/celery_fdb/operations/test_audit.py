@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_fdb.operations.action import Action, Outcome, Request, perform
+from celery_fdb.operations.action import Action, LogAudit, Outcome, Request, perform
 from celery_fdb.operations.actions import ACTIONS
-from celery_fdb.operations.audit import LogAudit
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 
@@ -100,7 +99,7 @@ def test_what_is_done_is_told_on_stderr_unless_the_program_says_otherwise(
         pytest.importorskip(library)
     code = f"""
 {logging_of_the_program}
-from celery_fdb.operations.audit import LogAudit
+from celery_fdb.operations.action import LogAudit
 LogAudit("eve").begin("jobs", "Pause jobs?")("Paused jobs.")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
