@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from celery_fdb.cli.tour.command import ORDERS, QUEUE, Tour, wait
+from celery_fdb.cli.tour import ORDERS, QUEUE, Tour, wait
 
 
 class Look(NamedTuple):

@@ -69,7 +69,7 @@ HOMES = {
     "metrics": "serving",
     "web": "serving",
     "doctor": "doctor",
-    "tour": "tour.command",
+    "tour": "tour",
 }
 
 

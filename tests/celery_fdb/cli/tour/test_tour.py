@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_fdb.cli.tour.command import wait
+from celery_fdb.cli.tour import wait
 
 ROOT = Path(__file__).parents[4]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_fdb.cli.tour.command import Entry, Outcome, entries
+from celery_fdb.cli.tour import Entry, Outcome, entries
 
 KILLED, ALIVE = 7, 8
 LOST = "all that was sent has run"
