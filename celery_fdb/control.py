@@ -3,8 +3,12 @@
 Celery's own ``revoke`` tells the running workers; they remember the id, and drop the task when it reaches them. A
 worker that starts later, or restarts, knows nothing of it, and an ETA task stays in its queue for days. Here one
 transaction deletes the task's messages that no worker holds: ready, delayed or dead ones. The task's result becomes
-``REVOKED``, and its chord fails as if Celery's worker had done it (:mod:`celery_fdb.tasks.revoking`). Then the workers
-are told as usual, for an attempt that is already running.
+``REVOKED``, and its chord fails. Then the workers are told as usual, for an attempt that is already running.
+
+Result and chord change as if a worker had received a revoked task: the result backend, whichever it is, stores
+``REVOKED`` and counts the part. No worker needs to run. The message is deleted first. If the result were stored first,
+a worker could still run the task and contradict it. So if the result backend does not answer afterwards, cancelling
+again does not help: the error says what to do instead.
 
 Turn it on with ``Celery(control="celery_fdb.control:Control")`` or ``celery_fdb.install(app)``. With another broker it
 does what Celery's does.
@@ -12,15 +16,33 @@ does what Celery's does.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
+from celery import Celery, states
 from celery.app.control import Control as CeleryControl
+from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from kombu.message import Message
+from kombu.serialization import loads, prepare_accept_content
 
-from celery_fdb.tasks.revoking import tell
 from kombu_fdb import Broker
+from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.model import NO_SESSION, Delivery, Lease, Peeked
 from kombu_fdb.transport.channel import Channel
+from kombu_fdb.transport.envelope import open_delivery, task_id_of
 from kombu_fdb.transport.errors import operational_errors
+
+logger = logging.getLogger(__name__)
+
+REASON = "revoked"
+
+
+class NotTold(KombuFDBError):
+    """The message is gone, but the callers that wait for the result still wait."""
+
+    text = "cancelled, but its result could not be marked as REVOKED"
 
 
 class Control(CeleryControl):
@@ -30,7 +52,7 @@ class Control(CeleryControl):
         """Delete what waits of the task (or tasks) and mark it as revoked. Returns how many messages were deleted.
 
         0 if it is unknown, done, or held by a worker. Raises ``kombu.exceptions.OperationalError`` if the store does
-        not answer, :class:`~celery_fdb.tasks.revoking.NotTold` if the result backend does not after the deletion.
+        not answer, :class:`NotTold` if the result backend does not after the deletion.
         With a broker that is not ours there is nothing to delete.
         """
         wanted = [task_id] if isinstance(task_id, str) else list(task_id)
@@ -53,3 +75,64 @@ class Control(CeleryControl):
         if destination is None:
             self.cancel(task_id, kwargs.get("connection"))
         return super().revoke(task_id, destination, *args, **kwargs)
+
+
+# -- who waits for the result ------------------------------------------------------------------------------------------
+
+
+def tell(app: Celery, taken: Peeked) -> None:
+    """Store ``REVOKED`` for the task of a message that was deleted, and count its part of a chord. Raises ``NotTold``.
+
+    A message that is not a Celery task has no result. A task whose end is stored already (its worker died before the
+    ack; a dead letter) keeps it, and its chord has been told.
+    """
+    if isinstance(app.backend, DisabledBackend):
+        return
+    message = _opened(taken)
+    task_id = taken.task_id or (message and task_id_of(message.headers, message.properties))
+    if not task_id or (message is not None and "task" not in message.headers):
+        return
+    try:
+        if not _has_ended(app, taken, task_id):
+            request = None if message is None else _request(app, message, task_id)
+            app.backend.mark_as_revoked(task_id, REASON, request=request)
+    except Exception as error:  # each result backend has classes of its own
+        fix = "When the result backend answers again, call app.backend.mark_as_revoked(task_id)."
+        raise NotTold(task_id=task_id, reason=repr(error), fix=fix) from error
+
+
+def _has_ended(app: Celery, taken: Peeked, task_id: str) -> bool:
+    """A message that was never delivered has no result, so no backend is asked for it."""
+    if not taken.redeliveries and not taken.deaths and not taken.owner:
+        return False
+    return app.backend.get_task_meta(task_id)["status"] in states.READY_STATES
+
+
+def _opened(taken: Peeked) -> Message | None:
+    """None if its bytes can't be read, whatever they raise: it is cancelled all the same."""
+    delivery = Delivery(
+        Lease(NO_SESSION, 0), taken.queue, taken.payload, taken.message_id, taken.redeliveries, taken.deaths, taken.key
+    )
+    try:
+        opened = open_delivery(delivery, 0)
+    except Exception as error:  # noqa: BLE001 - as above
+        logger.warning("a message of task %s can't be read: %s", taken.task_id, error)
+        return None
+    return Message(
+        body=opened["body"],
+        content_type=opened["content-type"],
+        content_encoding=opened["content-encoding"],
+        headers=opened["headers"],
+        properties=opened["properties"],
+    )
+
+
+def _request(app: Celery, message: Message, task_id: str) -> Context | None:
+    """What the result backend wants to know of the task; None if its body must not, or can't, be read."""
+    try:
+        accept = prepare_accept_content(app.conf.accept_content)
+        _args, _kwargs, embedded = loads(message.body, message.content_type, message.content_encoding, accept=accept)
+        return Context({**message.headers, **message.properties}, **embedded)
+    except Exception as error:  # noqa: BLE001 - whatever a foreign body raises
+        logger.warning("task %s is cancelled; its body can't be read, so its chord is not updated: %s", task_id, error)
+        return None

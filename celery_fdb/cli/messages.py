@@ -116,7 +116,7 @@ def cancel(run: Run, *, task_id: str) -> Answer:
     app = run.where.app_of_broker
     if taken := run.broker.cancel(task_id):
         if app is not None:
-            from celery_fdb.tasks.revoking import tell  # imports much of Celery
+            from celery_fdb.control import tell  # imports much of Celery
 
             tell(app, taken[0])
         told = "its result, if it has one, is REVOKED" if app else UNTOLD

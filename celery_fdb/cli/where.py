@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from celery_fdb.brokers import lazy
+from celery_fdb import brokers
 from kombu_fdb import Broker, OptionError
 from kombu_fdb.settings.location import Location, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
@@ -31,7 +31,7 @@ class Where:
             return self.url, dict(self.options)
         if self.app is None:
             raise OptionError("no broker named", fix=NAME_IT)
-        url, configured = lazy.broker_of(self.app)
+        url, configured = brokers.broker_of(self.app)
         return url, {**configured, **self.options}
 
     @property
@@ -51,7 +51,7 @@ class Where:
     @property
     def absent(self) -> SqliteLocation | None:
         """Where the broker's file has to be, if it is not there. Raises ``OptionError``."""
-        return lazy.absent(*self.resolve())
+        return brokers.absent(*self.resolve())
 
     def open(self, *, make: bool = False) -> Broker:
         """A file that is not there is made only if ``make`` says so: its path may be a typo.
@@ -59,7 +59,7 @@ class Where:
         Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``.
         """
         url, options = self.resolve()
-        return Broker.open(url, **options) if make else lazy.open_existing(url, **options)
+        return Broker.open(url, **options) if make else brokers.open_existing(url, **options)
 
 
 def check_text(value: Any) -> None:

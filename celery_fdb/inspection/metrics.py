@@ -30,7 +30,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_fdb.brokers.lazy import Holding
+from celery_fdb.brokers import Holding
 from celery_fdb.inspection.overview import Overview, QueueView, look
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals

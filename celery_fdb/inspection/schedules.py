@@ -36,7 +36,7 @@ from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
 
-from celery_fdb.brokers.lazy import Holding, broker_of, common_ms
+from celery_fdb.brokers import Holding, broker_of, common_ms
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, KombuFDBError, OptionError
 from kombu_fdb.keyspace.layout import pack as pack_key

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from celery.states import READY_STATES, SUCCESS
 
-from celery_fdb.brokers.lazy import common_ms
+from celery_fdb.brokers import common_ms
 from celery_fdb.results import chords, records
 from celery_fdb.results.chords import ChordStep, Return
 from celery_fdb.results.records import ChordPart, Record, ResultKeys

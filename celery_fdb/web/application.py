@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from celery_fdb.brokers.lazy import Holding, broker_of, open_existing
+from celery_fdb.brokers import Holding, broker_of, open_existing
 from celery_fdb.inspection.overview import LOOPBACK
 from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.authentication import Authentication

@@ -34,7 +34,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from celery_fdb.brokers.lazy import Holding
+from celery_fdb.brokers import Holding
 from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.overview import Overview, QueueView, concerns, look, rates
 from celery_fdb.web.authentication import Authentication

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from celery_fdb.brokers.lazy import Holding, NoBrokerYet
+from celery_fdb.brokers import Holding, NoBrokerYet
 from celery_fdb.operations.action import received
 from celery_fdb.web import guard
 from celery_fdb.web.authentication import Authentication

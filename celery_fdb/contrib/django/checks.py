@@ -40,7 +40,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's name
 from django.db import connections
 
-from celery_fdb.brokers.lazy import NoBrokerYet
+from celery_fdb.brokers import NoBrokerYet
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.conf import holding, no_tasks
 from kombu_fdb import doctor

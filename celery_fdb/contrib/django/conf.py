@@ -23,8 +23,8 @@ from celery import Celery, current_app
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
-from celery_fdb.brokers import lazy
-from celery_fdb.brokers.lazy import Holding, open_existing
+from celery_fdb import brokers
+from celery_fdb.brokers import Holding, open_existing
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind, number_in, whole
@@ -130,8 +130,8 @@ def app_of_broker(settings: Settings) -> Celery | None:
 def broker_of(settings: Settings) -> tuple[str, dict[str, Any]]:
     """The broker's URL and options. Raises ``OptionError``."""
     if settings.broker_url is not None:
-        return lazy.ours(settings.broker_url), dict(settings.options)
-    url, options = lazy.broker_of(celery_app(settings))
+        return brokers.ours(settings.broker_url), dict(settings.options)
+    url, options = brokers.broker_of(celery_app(settings))
     return url, {**options, **settings.options}
 
 

@@ -21,8 +21,7 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from celery_fdb.contrib.outbox import Outbox
-from celery_fdb.contrib.outbox.rows import TABLE, Rows
+from celery_fdb.contrib.outbox import TABLE, Outbox, Rows
 from kombu_fdb.primitives.plural import plural
 
 logger = logging.getLogger(__name__)

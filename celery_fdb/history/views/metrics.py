@@ -21,7 +21,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_fdb.brokers.lazy import Holding
+from celery_fdb.brokers import Holding
 from celery_fdb.history.layout import BOUNDS_S, Counters
 from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox
+from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox, clock_of, has_skip_locked, mark_of
 from celery_fdb.contrib.outbox.relay import Relay, is_about_the_table
-from celery_fdb.contrib.outbox.rows import clock_of, has_skip_locked, mark_of
 from celery_fdb.contrib.published import BrokerInTest
 
 ROOT = Path(__file__).parents[3]

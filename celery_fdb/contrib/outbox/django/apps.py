@@ -24,8 +24,8 @@ def check_table(**_: Any) -> list[CheckMessage]:
     from django.db import Error as DatabaseError
     from django.db import connections, router
 
+    from celery_fdb.contrib.outbox import TABLE
     from celery_fdb.contrib.outbox.django.models import OutboxRow
-    from celery_fdb.contrib.outbox.rows import TABLE
 
     text, hint = "The outbox's table is missing.", "Run manage.py migrate celery_outbox."
     try:

@@ -22,9 +22,8 @@ from django.db import connections, router, transaction
 from kombu.exceptions import OperationalError
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.outbox import Outbox
+from celery_fdb.contrib.outbox import CLOCKS, Outbox, Rows
 from celery_fdb.contrib.outbox.django.models import OutboxRow
-from celery_fdb.contrib.outbox.rows import CLOCKS, Rows
 from kombu_fdb.errors import OptionError
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The table of :mod:`celery_fdb.contrib.outbox.rows`, so that Django migrates it. Only its statements write to it."""
+"""The table of :mod:`celery_fdb.contrib.outbox`, so that Django migrates it. Only its statements write to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from celery_fdb.contrib.outbox.rows import TABLE
+from celery_fdb.contrib.outbox import TABLE
 
 
 class OutboxRow(models.Model):

@@ -238,7 +238,7 @@ def test_every_id_is_in_the_table_and_made_somewhere() -> None:
 
 
 def test_the_broker_shown_is_the_one_that_workers_read_from(app: Celery) -> None:
-    from celery_fdb.brokers.lazy import broker_of
+    from celery_fdb.brokers import broker_of
     from celery_fdb.contrib.django import conf
 
     app.conf.broker_read_url, app.conf.broker_write_url = "fdb:///read", "fdb:///written"
