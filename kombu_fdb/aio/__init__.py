@@ -54,7 +54,7 @@ from kombu_fdb.api.dead_letters import DeadLetters as SyncDeadLetters
 from kombu_fdb.api.job import Job as SyncJob
 from kombu_fdb.api.queue import Queue as SyncQueue
 from kombu_fdb.api.taking import Consumer as SyncConsumer
-from kombu_fdb.api.taking import Look, Wait, check_take, leave_line, take_first, take_now
+from kombu_fdb.api.taking import Take, Wait
 from kombu_fdb.errors import ForkedError, InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death
 from kombu_fdb.settings.location import Location
@@ -242,20 +242,19 @@ async def take_many(
     What was claimed for a task that is cancelled goes back at once and uncounted, whether the claim is still under way,
     is done, or its answer is on the way to the loop: until the task has it, the call's ``undo`` is its owner.
     """
-    timeout = check_take(queues, limit, timeout)
-    look = Look(connection, queues, limit, connection.now_s() + timeout, in_order)
+    take = Take.of(connection, queues, limit, timeout, in_order=in_order)
 
-    async def run(take: Callable[[], list[SyncJob]]) -> list[SyncJob]:
-        return await calls.run(take, undo=partial(_give_back, connection))
+    async def run(look: Callable[[], list[SyncJob]]) -> list[SyncJob]:
+        return await calls.run(look, undo=partial(_give_back, connection))
 
-    if timeout == 0:
-        return await run(partial(take_now, look))
-    jobs = await run(partial(take_first, look))
+    if not take.waits:
+        return await run(take.now)
+    jobs = await run(take.first)
     if not jobs:
-        with Wait(look, LoopBell()) as wait:
+        with Wait(take, LoopBell()) as wait:
             while not jobs and await _sleep(calls, wait, stopped):
-                jobs = await run(partial(take_now, look, wait.combiner))
-            jobs = jobs or await run(partial(leave_line, look, wait.combiner))
+                jobs = await run(partial(take.now, wait.combiner))
+            jobs = jobs or await run(partial(take.leave, wait.combiner))
     return jobs
 
 

@@ -7,7 +7,7 @@ keeps these in step with the values they stand for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol, TypedDict
 
 from kombu_fdb.errors import InvalidArgument
@@ -36,27 +36,6 @@ class Declaration(TypedDict, total=False):
     arguments: dict[str, Any]
 
 
-class LimitChanges(TypedDict, total=False):
-    """:class:`~kombu_fdb.model.KeyLimits`'s fields; those left out stay as they are."""
-
-    paused: bool
-    weight: int
-    max_in_flight: int | None
-    rate: float | None
-    burst: int
-    capacity: int | None
-    priority: int | None
-
-
-class ControlChanges(TypedDict, total=False):
-    """The fields of :class:`~kombu_fdb.model.QueueControl` that are set here; those left out stay as they are."""
-
-    paused: bool
-    newcomer: Literal["next", "current", "first"]
-    ageing: float | None
-    every_key: Mapping[str, Any]
-
-
 class Conditions(TypedDict, total=False):
     """Which dead letters: all given conditions must hold. See :mod:`kombu_fdb.api.dead_letters`."""
 
@@ -76,13 +55,6 @@ class Named(Protocol):
 
     @property
     def name(self) -> str: ...
-
-
-class Identified(Protocol):
-    """A job, of either face."""
-
-    @property
-    def id(self) -> bytes: ...
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

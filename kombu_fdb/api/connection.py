@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import count
 from threading import RLock
-from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import StoreError, StoreUnavailable
@@ -35,13 +34,6 @@ from kombu_fdb.settings.options import Options
 DROPPED = {"error": "its consumer had dropped it without settling it"}
 
 _connections = count(1)
-
-
-class Sleeper(Protocol):
-    """A thread or task that waits for a job."""
-
-    def ring(self) -> None:
-        """Wake him, from any thread; never blocks."""
 
 
 class Connection:
@@ -67,7 +59,7 @@ class Connection:
         self._turns: dict[str, int] = {}
         self._services = count(1)
         self._lock = RLock()
-        self._sleepers: set[Sleeper] = set()
+        self._sleepers: set[Callable[[], object]] = set()
         self.closed = True  # until it has opened
         if timeout_s is not None:
             client.attach(self, timeout_s=timeout_s)
@@ -151,20 +143,20 @@ class Connection:
 
     # -- those who wait --------------------------------------------------------------------------------------------
 
-    def add_sleeper(self, sleeper: Sleeper) -> None:
-        """Have him rung by :meth:`wake`."""
+    def add_sleeper(self, ring: Callable[[], object]) -> None:
+        """Have :meth:`wake` call ``ring``, by which one who waits for a job is woken."""
         with unless_mine(self._lock):
-            self._sleepers.add(sleeper)
+            self._sleepers.add(ring)
 
-    def remove_sleeper(self, sleeper: Sleeper) -> None:
+    def remove_sleeper(self, ring: Callable[[], object]) -> None:
         """Idempotent."""
         with unless_mine(self._lock):
-            self._sleepers.discard(sleeper)
+            self._sleepers.discard(ring)
 
     def wake(self) -> None:
         """Have all who wait look again. Takes no lock, for signal handlers and finalizers."""
-        for sleeper in list(self._sleepers):
-            sleeper.ring()
+        for ring in list(self._sleepers):
+            ring()
 
 
 def _end(client: Client, held: list[Lease], tag: str) -> None:

@@ -112,12 +112,11 @@ class DeadLetters:
         check_limit(limit)
         if to is not None:
             check_name("queue's name", to)
-        walk, engine, pace = self._walk(conditions), self._connection.engine, Pace(self._clock, rate)
-
-        def part(cursor: bytes, room: int) -> tuple[int, bytes]:
-            return engine.dead_letters.replay_part(walk, cursor, min(room, pace.part), to=to)
-
-        return _move(part, limit, pace, progress, stop)
+        walk, engine = self._walk(conditions), self._connection.engine
+        if rate is not None and not is_number(rate, SLOWEST, MOST):
+            raise InvalidArgument("a rate is more than 0 messages a second", rate=shown(rate))
+        part = partial(engine.dead_letters.replay_part, walk, to=to)
+        return self._move(part, limit, progress, stop, rate=rate)
 
     def _replay_at(self, spots: Iterable[Spot]) -> int:
         total, replay_at = 0, self._connection.engine.dead_letters.replay_at
@@ -139,7 +138,43 @@ class DeadLetters:
         """Delete them; without conditions all there are now. Returns how many. Arguments as of :meth:`replay`."""
         check_limit(limit)
         walk, engine = self._walk(conditions), self._connection.engine
-        return _move(partial(engine.dead_letters.discard_part, walk), limit, Pace(self._clock, None), progress, stop)
+        return self._move(partial(engine.dead_letters.discard_part, walk), limit, progress, stop)
+
+    def _move(
+        self,
+        part: Callable[[bytes, int], tuple[int, bytes]],
+        limit: int | None,
+        progress: Callable[[int], object] | None,
+        stop: Stop,
+        *,
+        rate: float | None = None,
+    ) -> int:
+        """Part after part, up to ``limit`` letters, and at most ``rate`` a second on the caller's clock.
+
+        Returns how many.
+        """
+        most = LETTERS_PER_TRANSACTION
+        if rate is not None:
+            most = max(1, min(most, int(rate * PART_S)))
+        begin_s, cursor, total = self._clock.monotonic(), b"", 0
+        while (limit is None or total < limit) and not stop():
+            try:
+                moved, cursor = part(cursor, most if limit is None else min(limit - total, most))
+            except QueueNotFound as error:
+                raise QueueNotFound(error.text, **error.attributes, replayed=total) from None
+            total += moved
+            if progress is not None:
+                progress(total)
+            if not cursor:
+                break
+            if rate is not None:
+                self._wait(begin_s + total / rate, stop)
+        return total
+
+    def _wait(self, until_s: float, stop: Stop) -> None:
+        """Until the next letter may follow, or until told to stop."""
+        while (left_s := until_s - self._clock.monotonic()) > 0 and not stop():
+            self._clock.sleep(min(left_s, PART_S))
 
     # -- in parts --------------------------------------------------------------------------------------------------
 
@@ -206,30 +241,6 @@ def _check_alone(limit: int | None, to: str | None, rate: float | None, conditio
         )
 
 
-def _move(
-    part: Callable[[bytes, int], tuple[int, bytes]],
-    limit: int | None,
-    pace: Pace,
-    progress: Callable[[int], object] | None,
-    stop: Stop,
-) -> int:
-    """Part after part, up to ``limit`` letters. Returns how many."""
-    cursor, total = b"", 0
-    while (limit is None or total < limit) and not stop():
-        room = LETTERS_PER_TRANSACTION if limit is None else min(limit - total, LETTERS_PER_TRANSACTION)
-        try:
-            moved, cursor = part(cursor, room)
-        except QueueNotFound as error:
-            raise QueueNotFound(error.text, **error.attributes, replayed=total) from None
-        total += moved
-        if progress is not None:
-            progress(total)
-        if not cursor:
-            break
-        pace.wait(total, stop)
-    return total
-
-
 def _classifier(by: str | Callable[[Peeked], str]) -> Callable[[Peeked], str]:
     if callable(by):
         return by
@@ -243,33 +254,3 @@ def _classifier(by: str | Callable[[Peeked], str]) -> Callable[[Peeked], str]:
     if by not in names:
         raise InvalidArgument("can't count by that", by=by, fix=f"There are {', '.join(sorted(names))}, or a function.")
     return names[by]
-
-
-# -- how fast ----------------------------------------------------------------------------------------------------------
-
-
-class Pace:
-    """At most ``rate`` messages a second on the caller's clock; None for as fast as it goes."""
-
-    def __init__(self, clock: Clock, rate: float | None) -> None:
-        """Raises ``InvalidArgument``."""
-        if rate is not None and not is_number(rate, SLOWEST, MOST):
-            raise InvalidArgument("a rate is more than 0 messages a second", rate=shown(rate))
-        self._clock = clock
-        self._rate = rate
-        self._begin = clock.monotonic()
-
-    @property
-    def part(self) -> int:
-        """How many may go at once."""
-        if self._rate is None:
-            return LETTERS_PER_TRANSACTION
-        return max(1, min(LETTERS_PER_TRANSACTION, int(self._rate * PART_S)))
-
-    def wait(self, moved: int, stop: Stop) -> None:
-        """Until the next one may follow the first ``moved``, or until told to stop."""
-        if self._rate is None:
-            return
-        due = self._begin + moved / self._rate
-        while (left := due - self._clock.monotonic()) > 0 and not stop():
-            self._clock.sleep(min(left, PART_S))

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Unpack, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
 
-from kombu_fdb.api.arguments import (
-    ControlChanges,
-    Identified,
-    LimitChanges,
-    Named,
-    State,
-    check_limit,
-    check_name,
-    names_of,
-)
+from kombu_fdb.api.arguments import Named, State, check_limit, check_name, names_of
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job, due_at
@@ -100,6 +91,34 @@ def positive_ms(name: str, seconds: float) -> int:
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------------
+
+
+class LimitChanges(TypedDict, total=False):
+    """:class:`~kombu_fdb.model.KeyLimits`'s fields; those left out stay as they are."""
+
+    paused: bool
+    weight: int
+    max_in_flight: int | None
+    rate: float | None
+    burst: int
+    capacity: int | None
+    priority: int | None
+
+
+class ControlChanges(TypedDict, total=False):
+    """The fields of :class:`~kombu_fdb.model.QueueControl` that are set here; those left out stay as they are."""
+
+    paused: bool
+    newcomer: Literal["next", "current", "first"]
+    ageing: float | None
+    every_key: Mapping[str, Any]
+
+
+class Identified(Protocol):
+    """A job, of either face."""
+
+    @property
+    def id(self) -> bytes: ...
 
 
 #: Jobs shown by ``snapshot`` unless told otherwise, of each of its parts; by ``page``; keys behind one.

@@ -1,11 +1,11 @@
 """Taking jobs: one, many, or a loop over them.
 
-Model. A take looks (:func:`take_now`, one claim), and only if nothing is there it *waits*: it arms watches on the
+Model. A take looks (:meth:`Take.now`, one claim), and only if nothing is there it *waits*: it arms watches on the
 queues and sleeps until one fires, its bell rings, or its time is over; then it looks again. Arming looks at the queues
 in the same transaction, so nothing falls between a claim and a watch.
 
 A take ends ``operation_timeout`` after its own time, whatever the store does: each step gets what is left of that
-(:meth:`Look.in_time`). One without a time waits for as long as the store answers.
+(:meth:`Take.in_time`). One without a time waits for as long as the store answers.
 
 Who waits while others take from the same queues stands in a line with them (``process/combiner_client.py``): then a
 look is one at the line, only its first one arms watches on the queues, and a take that stops waiting leaves it. A take
@@ -38,10 +38,10 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from random import SystemRandom
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from kombu_fdb.api.arguments import Stop, never, seconds
-from kombu_fdb.api.connection import Connection, Sleeper
+from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.job import Job
 from kombu_fdb.errors import InvalidArgument, Outrun, SessionLost, StoreUnavailable
 from kombu_fdb.model import Delivery
@@ -51,17 +51,6 @@ from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.store.protocol import Watch
 
 # -- taking ------------------------------------------------------------------------------------------------------------
-
-
-S = TypeVar("S", bound=Sleeper)
-T = TypeVar("T")
-
-
-def check_take(queues: Collection[str], limit: int, timeout: float | None = None) -> float:
-    """Raises ``InvalidArgument``. Returns the timeout as the clock can add it; 0 for one below."""
-    if not queues or not is_whole(limit, 1):
-        raise InvalidArgument("take at least one job from at least one queue", limit=shown(limit), queues=tuple(queues))
-    return inf if timeout is None else max(seconds("timeout", timeout), 0.0)
 
 
 def take_many(
@@ -74,16 +63,15 @@ def take_many(
     stopped: Stop = never,
 ) -> list[Job]:
     """Up to ``limit`` jobs; none if ``timeout`` seconds have passed, or it was ``stopped`` while it waited."""
-    timeout = check_take(queues, limit, timeout)
-    look = Look(connection, queues, limit, connection.now_s() + timeout, in_order)
-    if timeout == 0:
-        return take_now(look)
-    jobs = take_first(look)
+    take = Take.of(connection, queues, limit, timeout, in_order=in_order)
+    if not take.waits:
+        return take.now()
+    jobs = take.first()
     if not jobs:
-        with Wait(look, Bell()) as wait:
+        with Wait(take, Bell()) as wait:
             while not jobs and _sleep(wait, stopped):
-                jobs = take_now(look, wait.combiner)
-            jobs = jobs or leave_line(look, wait.combiner)
+                jobs = take.now(wait.combiner)
+            jobs = jobs or take.leave(wait.combiner)
     return jobs
 
 
@@ -101,14 +89,24 @@ def _sleep(wait: Wait[Bell], stopped: Stop) -> bool:
     return True
 
 
+class Sleeper(Protocol):
+    """A thread or task that waits for a job."""
+
+    def ring(self) -> None:
+        """Wake him, from any thread; never blocks."""
+
+
+S = TypeVar("S", bound=Sleeper)
+
+
 class Wait(Generic[S]):
     """One sleeper's wait for jobs of some queues."""
 
-    def __init__(self, look: Look, sleeper: S) -> None:
+    def __init__(self, take: Take, sleeper: S) -> None:
         self.sleeper = sleeper
-        self._look = look
-        self._connection = connection = look.connection
-        self._queues = look.queues
+        self._take = take
+        self._connection = connection = take.connection
+        self._queues = take.queues
         self._consumed: dict[object, Collection[str]] | None = None
         longest_s = min(connection.options.poll_interval, connection.options.operation_timeout)
         self.combiner = CombinerClient(sleeper.ring, connection.now_s, SystemRandom(), longest_s, connection.rivalry)
@@ -121,7 +119,7 @@ class Wait(Generic[S]):
 
     def arm(self) -> list[Watch] | None:
         """Watches that ring the sleeper; None if there is a job now. Raises a ``StoreError``."""
-        watches = self._look.in_time(self._arm)
+        watches = self._take.in_time(self._arm)
         for watch in watches or ():
             watch.on_fire(self.sleeper.ring)
         return watches
@@ -142,7 +140,7 @@ class Wait(Generic[S]):
 
     def _begin(self, consumed: dict[object, Collection[str]]) -> None:
         self._consumed = consumed
-        self._connection.add_sleeper(self.sleeper)
+        self._connection.add_sleeper(self.sleeper.ring)
         consumed[self.sleeper] = self._queues
 
     def disarm(self, watches: Iterable[Watch] | None) -> None:
@@ -154,7 +152,7 @@ class Wait(Generic[S]):
         self.combiner.abandon()
         if self._consumed is not None:
             self._consumed.pop(self.sleeper, None)
-        self._connection.remove_sleeper(self.sleeper)
+        self._connection.remove_sleeper(self.sleeper.ring)
         close = getattr(self.sleeper, "close", None)
         if close is not None:
             close()
@@ -162,26 +160,39 @@ class Wait(Generic[S]):
     @property
     def is_over(self) -> bool:
         """It was told to wait no longer."""
-        return self._look.left_s <= 0
+        return self._take.left_s <= 0
 
     def shortest_s(self) -> float:
         """How long to sleep at most."""
         next_look_s = self.combiner.next_look_s()
-        bound_s = min(max(self._look.left_s, 0.0), self._connection.options.poll_interval)
+        bound_s = min(max(self._take.left_s, 0.0), self._connection.options.poll_interval)
         return bound_s if next_look_s is None else min(bound_s, next_look_s)
 
 
-# -- one look ----------------------------------------------------------------------------------------------------------
+# -- one take ----------------------------------------------------------------------------------------------------------
 
 
-class Look(NamedTuple):
+T = TypeVar("T")
+
+
+class Take(NamedTuple):
     """What is to be taken, and until when. ``in_order``: from the first of the queues on, and not from each in turn."""
 
     connection: Connection
     queues: Sequence[str]
     limit: int
     until_s: float
-    in_order: bool = False
+    #: Or only looks once.
+    waits: bool
+    in_order: bool
+
+    @classmethod
+    def of(
+        cls, connection: Connection, queues: Sequence[str], limit: int, timeout: float | None, *, in_order: bool
+    ) -> Self:
+        """``timeout``: None for ever, 0 for one look. Raises ``InvalidArgument``."""
+        timeout_s = _checked(queues, limit, timeout)
+        return cls(connection, queues, limit, connection.now_s() + timeout_s, timeout_s > 0, in_order)
 
     @property
     def left_s(self) -> float:
@@ -193,86 +204,88 @@ class Look(NamedTuple):
         connection = self.connection
         return connection.client.patience.within(self.left_s + connection.options.operation_timeout, step)
 
+    def now(self, combiner: CombinerClient | None = None) -> list[Job]:
+        """What is there now, or was granted to who stands in a line."""
+        return self._jobs(partial(self._claim, combiner))
+
+    def first(self) -> list[Job]:
+        """The same, before the caller waits: nothing if there are rivals."""
+        if self.connection.rivalry.is_contested(self.queues):
+            return []
+        return self._jobs(partial(self._claim_alone, gives_way=True))
+
+    def leave(self, combiner: CombinerClient) -> list[Job]:
+        """What was granted while the time ran out."""
+        return self._jobs(combiner.leave) if combiner.in_line else []
+
+    def _jobs(self, claim: Callable[[list[Delivery]], object]) -> list[Job]:
+        """From the claim on in the hand, and then in jobs, which are dropped if the caller does not get them."""
+        connection, hand = self.connection, list[Delivery]()
+        try:
+            _ = connection.engine  # of an open broker
+            connection.taken = True
+            self.in_time(partial(claim, hand))
+            if hand and not connection.hold(hand):
+                _let_go(connection, hand)
+                return []
+            for each in hand:
+                connection.watch(each)
+            return [Job(connection, each) for each in hand]
+        except BaseException:  # from a signal handler: the program has not seen them
+            _let_go(connection, hand)
+            raise
+
+    def _claim(self, combiner: CombinerClient | None, hand: list[Delivery]) -> None:
+        contested = self.connection.rivalry.is_contested(self.queues)
+        if combiner is not None and (
+            combiner.in_line or contested
+        ):  # another thread may have left the line to us alone
+            with suppress(SessionLost):  # the next look is another session's
+                self._stand(combiner, hand)
+        else:
+            self._claim_alone(hand, gives_way=combiner is not None)
+
+    def _claim_alone(self, hand: list[Delivery], *, gives_way: bool) -> None:
+        connection, names = self.connection, self._in_turn
+        consumers = dict.fromkeys(names, connection.tag)
+
+        def claim() -> None:
+            membership = connection.client.membership()
+            membership.claim(names, self.limit, consumers=consumers, gives_way=gives_way, hand=hand)
+
+        try:
+            try:
+                claim()
+            except SessionLost:  # the next one is as good
+                claim()
+        except Outrun:
+            connection.rivalry.contest(names)
+
+    def _stand(self, combiner: CombinerClient, hand: list[Delivery]) -> None:
+        connection = self.connection
+        membership = connection.client.membership()
+        combiner.belong_to(membership)
+        if not combiner.in_line:
+            combiner.join(membership, self.queues, self.limit, ())
+        combiner.attend(connection.engine, hand)
+        if not hand and combiner.is_first:
+            names = self._in_turn
+            combiner.serve(names, dict.fromkeys(names, connection.tag), hand)
+
     @property
-    def in_turn(self) -> list[str]:
+    def _in_turn(self) -> list[str]:
         return list(self.queues) if self.in_order else self.connection.in_turn(self.queues)
 
 
-def take_now(look: Look, combiner: CombinerClient | None = None) -> list[Job]:
-    """What is there now, or was granted to who stands in a line."""
-    return _take(look, partial(_claim, look, combiner))
-
-
-def take_first(look: Look) -> list[Job]:
-    """The same, before the caller waits: nothing if there are rivals."""
-    if look.connection.rivalry.is_contested(look.queues):
-        return []
-    return _take(look, partial(_claim_alone, look, gives_way=True))
-
-
-def leave_line(look: Look, combiner: CombinerClient) -> list[Job]:
-    """What was granted while the time ran out."""
-    return _take(look, combiner.leave) if combiner.in_line else []
-
-
-def _take(look: Look, claim: Callable[[list[Delivery]], object]) -> list[Job]:
-    """From the claim on in the hand, and then in jobs, which are dropped if the caller does not get them."""
-    connection, hand = look.connection, list[Delivery]()
-    try:
-        _ = connection.engine  # of an open broker
-        connection.taken = True
-        look.in_time(partial(claim, hand))
-        if hand and not connection.hold(hand):
-            _let_go(connection, hand)
-            return []
-        for each in hand:
-            connection.watch(each)
-        return [Job(connection, each) for each in hand]
-    except BaseException:  # from a signal handler: the program has not seen them
-        _let_go(connection, hand)
-        raise
+def _checked(queues: Collection[str], limit: int, timeout: float | None) -> float:
+    """The timeout as the clock can add it; 0 for one below. Raises ``InvalidArgument``."""
+    if not queues or not is_whole(limit, 1):
+        raise InvalidArgument("take at least one job from at least one queue", limit=shown(limit), queues=tuple(queues))
+    return inf if timeout is None else max(seconds("timeout", timeout), 0.0)
 
 
 def _let_go(connection: Connection, hand: Sequence[Delivery]) -> None:
     connection.let_go([each.lease for each in hand])
-
-
-def _claim(look: Look, combiner: CombinerClient | None, hand: list[Delivery]) -> None:
-    contested = look.connection.rivalry.is_contested(look.queues)
-    if combiner is not None and (combiner.in_line or contested):  # another thread may have left the line to us alone
-        with suppress(SessionLost):  # the next look is another session's
-            _stand(look, combiner, hand)
-    else:
-        _claim_alone(look, hand, gives_way=combiner is not None)
-
-
-def _claim_alone(look: Look, hand: list[Delivery], *, gives_way: bool) -> None:
-    connection, names = look.connection, look.in_turn
-    consumers = dict.fromkeys(names, connection.tag)
-
-    def claim() -> None:
-        membership = connection.client.membership()
-        membership.claim(names, look.limit, consumers=consumers, gives_way=gives_way, hand=hand)
-
-    try:
-        try:
-            claim()
-        except SessionLost:  # the next one is as good
-            claim()
-    except Outrun:
-        connection.rivalry.contest(names)
-
-
-def _stand(look: Look, combiner: CombinerClient, hand: list[Delivery]) -> None:
-    connection = look.connection
-    membership = connection.client.membership()
-    combiner.belong_to(membership)
-    if not combiner.in_line:
-        combiner.join(membership, look.queues, look.limit, ())
-    combiner.attend(connection.engine, hand)
-    if not hand and combiner.is_first:
-        names = look.in_turn
-        combiner.serve(names, dict.fromkeys(names, connection.tag), hand)
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -291,7 +304,7 @@ class Consumer:
         in_order: bool = False,
     ) -> None:
         """Raises ``InvalidArgument``."""
-        check_take(queues, 1 if limit is None else limit, timeout)
+        _checked(queues, 1 if limit is None else limit, timeout)
         self._connection = connection
         self._queues = queues
         self._timeout = timeout

@@ -629,10 +629,10 @@ def test_both_faces_have_the_same_verbs_with_the_same_arguments(sync, other):
 
 
 def test_shared_arguments_are_those_of_the_values():
-    assert set(arguments.LimitChanges.__annotations__) == {*KeyLimits.__dataclass_fields__}
+    assert set(queue_module.LimitChanges.__annotations__) == {*KeyLimits.__dataclass_fields__}
     assert set(arguments.Declaration.__annotations__) == {*QueueDeclaration.__dataclass_fields__} - {"name"}
     not_set = {"limited", "single_active", "consumer_timeout_ms"}
-    assert set(arguments.ControlChanges.__annotations__) == {*QueueControl.__dataclass_fields__} - not_set
+    assert set(queue_module.ControlChanges.__annotations__) == {*QueueControl.__dataclass_fields__} - not_set
     moments = {"died_after_ms", "died_before_ms"}
     wanted = {*Wanted.__dataclass_fields__} - moments | {"older_than", "younger_than"}
     assert set(arguments.Conditions.__annotations__) == wanted
