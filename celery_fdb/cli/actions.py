@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, message_table
-from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, or_none, rate, table, yes_option
+from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, rate, table, yes_option
 from celery_fdb.inspection.filters import Filter, Scope
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe
@@ -162,6 +163,11 @@ def _switch(run: Run, name: str, queue: str, key: str | None) -> Answer:
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What ``read`` takes, or ``none`` to take the limit away."""
+    return lambda text: text if text == "none" else read(text)
 
 
 @command()

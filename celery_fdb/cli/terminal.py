@@ -199,11 +199,6 @@ def duration(text: str) -> float:
 yes_option = click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 
 
-def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What ``read`` takes, or ``none`` to take the limit away."""
-    return lambda text: text if text == "none" else read(text)
-
-
 # -- pieces of tables ----------------------------------------------------------------------------------------------
 
 

@@ -68,12 +68,12 @@ def import_(
         else:
             source = broker_source(run.also(_existing(Where(url=url, options=from_options))), leased=leased)
         with bar(run, "import", source.header.messages) as advance:
-            done = import_from(source, run.made(), advance, again=again)
+            number, stored = import_from(source, run.made(), advance, again=again)
     except OSError as error:
         raise _file_error(file, error) from error
-    document = {"source": source.header.source, "messages": done.messages, "stored": done.stored}
-    before = f" ({done.messages - done.stored:,} were already there)" if done.stored < done.messages else ""
-    return Answer(document, [f"imported {plural(done.messages, 'message')}{before}"])
+    document = {"source": source.header.source, "messages": number, "stored": stored}
+    before = f" ({number - stored:,} were already there)" if stored < number else ""
+    return Answer(document, [f"imported {plural(number, 'message')}{before}"])
 
 
 def _existing(where: Where) -> Where:

@@ -348,51 +348,52 @@ def _target(request: Request) -> str:
 
 def replay_everywhere(broker: Broker, request: Request) -> Outcome:
     """All that match, in queue after queue. Where a queue to replay to is gone, the rest of those letters stays."""
-    walk = _Everywhere(broker, request, DeadLetters.replay_part)
-    done = in_parts(walk.part, request, "Replayed", "dead letter", _target(request))
-    return done._replace(text=" ".join([done.text, *sorted(walk.stuck)]))
+    stuck: set[str] = set()
+    part = _everywhere(broker, request, DeadLetters.replay_part, stuck)
+    done = in_parts(part, request, "Replayed", "dead letter", _target(request))
+    return done._replace(text=" ".join([done.text, *sorted(stuck)]))
 
 
 def discard_everywhere(broker: Broker, request: Request) -> Outcome:
     """The same, for good."""
-    walk = _Everywhere(broker, request, DeadLetters.discard_part)
-    return in_parts(walk.part, request, "Discarded", "dead letter", _target(request))
+    part = _everywhere(broker, request, DeadLetters.discard_part, set())
+    return in_parts(part, request, "Discarded", "dead letter", _target(request))
 
 
-class _Everywhere:
-    """One request's parts. Their mark is the queue, by name, and the mark of the letters in it."""
+def _everywhere(
+    broker: Broker, request: Request, verb: Callable[..., Part], stuck: set[str]
+) -> Callable[[bytes], Part]:
+    """One request's parts. Their mark is the queue, by name, and the mark of the letters in it.
 
-    def __init__(self, broker: Broker, request: Request, verb: Callable[..., Part]) -> None:
-        self._broker = broker
-        self._conditions = request.filter.conditions()
-        self._wanted, self._by = request.wanted, request.asked.by
-        self._verb = verb
-        self._queues = sorted(dead_queues(broker, look(broker)))
-        #: What could not be replayed.
-        self.stuck: set[str] = set()
+    ``stuck`` is told what could not be replayed. Raises ``InvalidArgument``, and so do the parts.
+    """
+    conditions, wanted, by = request.filter.conditions(), request.wanted, request.asked.by
+    queues = sorted(dead_queues(broker, look(broker)))
 
-    def part(self, mark: bytes) -> Part:
-        """Of the queue of the mark, or the first one behind it. Raises ``InvalidArgument``."""
+    def part(mark: bytes) -> Part:
+        """Of the queue of the mark, or the first one behind it."""
         name, inner = _split(mark) if mark else ("", b"")
-        at = bisect_left(self._queues, name)
-        if at == len(self._queues):
+        at = bisect_left(queues, name)
+        if at == len(queues):
             return Part(0, None)
-        queue = self._queues[at]
-        found = self._part_of(queue, inner if queue == name and inner else self._by)
+        queue = queues[at]
+        found = part_of(queue, inner if queue == name and inner else by)
         if found.following:
             return found._replace(following=_joined(queue, found.following))
-        return found._replace(following=_joined(self._queues[at + 1], b"") if at + 1 < len(self._queues) else None)
+        return found._replace(following=_joined(queues[at + 1], b"") if at + 1 < len(queues) else None)
 
-    def _part_of(self, queue: str, mark: bytes) -> Part:
-        conditions: dict[str, Any] = {
-            **self._conditions,
-            "where": lambda letter: died_elsewhere(letter, queue) and self._wanted(letter),
+    def part_of(queue: str, mark: bytes) -> Part:
+        here: dict[str, Any] = {
+            **conditions,
+            "where": lambda letter: died_elsewhere(letter, queue) and wanted(letter),
         }
         try:
-            return self._verb(self._broker.dead_letters(queue), mark, **conditions)
+            return verb(broker.dead_letters(queue), mark, **here)
         except QueueNotFound as error:
-            self.stuck.add(f"Some stay in {queue}: {error}")
+            stuck.add(f"Some stay in {queue}: {error}")
             return Part(0, None)
+
+    return part
 
 
 def _joined(queue: str, inner: bytes) -> bytes:

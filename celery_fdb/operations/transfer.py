@@ -422,19 +422,12 @@ def export_to(path: Path, source: Source, progress: Progress) -> int:
 # -- into a store ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """``stored``: by this call; the others of ``messages`` were there from earlier ones."""
-
-    messages: int
-    stored: int
-
-
-def import_from(source: Source, target: Broker, progress: Progress, *, again: bool = False) -> Imported:
+def import_from(source: Source, target: Broker, progress: Progress, *, again: bool = False) -> tuple[int, int]:
     """Store all of it in ``target``; to be repeated after whatever failure.
 
-    ``again``: once more what was imported before, as other messages with new ids. Raises ``QueueError``; nothing
-    is changed then.
+    ``again``: once more what was imported before, as other messages with new ids. Returns how many messages there are,
+    and how many were stored by this call; the others were there from earlier ones. Raises ``QueueError``; nothing is
+    changed then.
     """
     import_id = _choose_id(source, target, again=again)
     migration = target.migration
@@ -454,7 +447,7 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
         progress(number)
     facts = {"messages": number, "source": source.header.source, "finished_ms": SystemClock().wall_ms()}
     migration.finish(import_id, facts)
-    return Imported(number, stored)
+    return number, stored
 
 
 def _weight(message: StoredMessage) -> int:

@@ -48,8 +48,8 @@ from kombu.utils.functional import retry_over_time
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_fdb.results.chords import CLAIM_MS, ChordOver, ChordStep, Return
-from celery_fdb.results.records import INLINE_BYTES, LAST_PLACE, ChordPart, Record, ResultTooLarge
-from celery_fdb.results.store import ResultStore, Sighting, Stored
+from celery_fdb.results.records import INLINE_BYTES, LAST_PLACE, ChordPart, Record
+from celery_fdb.results.store import ResultStore, Sighting
 from celery_fdb.results.waiting import Waiting
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreError
 from kombu_fdb.primitives.clock import SystemClock
@@ -118,6 +118,13 @@ T = TypeVar("T")
 COUNTED = "fdb_part_counted"
 #: Between two renewals of a chord's claim, in seconds.
 RENEW_S = CLAIM_MS / 3000
+
+
+class ResultTooLarge(EncodeError):
+    """The encoded result is over the maximum; it was not stored, the task's state is FAILURE with this error.
+
+    An ``EncodeError``, because Celery makes a failure of one, as it does of a result that can't be encoded.
+    """
 
 
 class TimeoutUnanswered(Unanswered, CeleryTimeoutError):
@@ -217,11 +224,11 @@ class FdbBackend(BaseBackend):
         moments = (expires, self.chord_expires) if returned is not None else (expires,)
         expires_ms = self._moment(*moments)
 
-        def store() -> Stored:
+        def store() -> bool:
             return self.store.store(task_id, state, payload, expires_ms, returned)
 
-        stored = store() if request is None else self.ensure(store)
-        if stored.in_time:
+        counted = store() if request is None else self.ensure(store)
+        if counted:
             setattr(request, COUNTED, task_id)
         return result
 

@@ -47,21 +47,9 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from kombu.exceptions import EncodeError
-
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import pack, pack_int, range_of, unpack_as
 from kombu_fdb.store.protocol import KeyValue, Transaction
-
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
-class ResultTooLarge(EncodeError):
-    """The encoded result is over the maximum; it was not stored, the task's state is FAILURE with this error.
-
-    An ``EncodeError``, because Celery makes a failure of one, as it does of a result that can't be encoded.
-    """
-
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from celery.states import READY_STATES, SUCCESS
 
@@ -54,13 +54,6 @@ ASK_S = 60.0
 Sighting = tuple[Record | None, Watch | None]
 
 
-class Stored(NamedTuple):
-    """``replaced``: False if a success was kept instead. ``in_time``: the part was added to its open chord."""
-
-    replaced: bool
-    in_time: bool
-
-
 class ResultStore:
     """Results, groups and chords of one namespace. Thread-safe.
 
@@ -88,32 +81,29 @@ class ResultStore:
 
     # -- results -----------------------------------------------------------------------------------------------------
 
-    def store(
-        self, task_id: str, state: str, payload: bytes, expires_ms: int, returned: Return | None = None
-    ) -> Stored:
-        """Set a task's state, and add its part to a chord, in one transaction.
+    def store(self, task_id: str, state: str, payload: bytes, expires_ms: int, returned: Return | None = None) -> bool:
+        """Set a task's state, unless it is a success, and add its part to a chord, in one transaction.
 
-        ``expires_ms``: moment by the wall clock, 0 for never.
+        ``expires_ms``: moment by the wall clock, 0 for never. Returns whether the part was added to its open chord.
         """
 
-        def body(tr: Transaction) -> Stored:
-            stored = self._replace(tr, "task", task_id, state, payload, expires_ms)
-            return Stored(stored, returned is not None and chords.add(tr, self.keys, returned, self._now()))
+        def body(tr: Transaction) -> bool:
+            self._replace(tr, "task", task_id, state, payload, expires_ms)
+            return returned is not None and chords.add(tr, self.keys, returned, self._now())
 
         return self._write(body)
 
-    def _replace(self, tr: Transaction, kind: str, id_: str, state: str, payload: bytes, expires_ms: int) -> bool:
+    def _replace(self, tr: Transaction, kind: str, id_: str, state: str, payload: bytes, expires_ms: int) -> None:
         tr.fill(moving=kind == "task")  # a task with a result has a message to acknowledge, which makes room
         key = self.keys.record(kind, id_)
         value = tr.get(key)
         old = None if value is None else records.readable(value)
         if old is not None and old.state == SUCCESS and kind == "task":
-            return False
+            return
         if value is not None and (old is None or old.chunks):
             tr.clear_range(*range_of(key))
         records.move_expiry(tr, self.keys, kind, id_, old.expires_ms if old else 0, expires_ms)
         records.write(tr, key, state, payload, expires_ms=expires_ms, ring=kind == "task")
-        return True
 
     def load(self, task_id: str) -> Record | None:
         return self._read(lambda tr: records.read(tr, self.keys.task(task_id)))

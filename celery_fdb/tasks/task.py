@@ -67,11 +67,6 @@ from kombu_fdb.transport.worker import OPTIONS
 # -- backoff -----------------------------------------------------------------------------------------------------------
 
 
-def countdown(name: str, retries: int) -> float:
-    """The pause before the next attempt of a task after so many retries, in seconds. Raises ``OptionError``."""
-    return seconds(name, retries + 1)
-
-
 class Backoff:
     """Mixed into a task class: gives tasks the option ``backoff``, for ``self.retry()`` and ``autoretry_for``."""
 

@@ -151,7 +151,7 @@ def begin_anew(store: ResultStore, clock: ManualClock) -> None:
     """The same ids once more, as a task that is retried and a frozen chord have them."""
     for task_id in TASKS:
         store.forget(task_id)
-        assert store.store(task_id, SUCCESS, b"anew", 0).replaced
+        store.store(task_id, SUCCESS, b"anew", 0)
         assert (found := store.load(task_id)) is not None
         assert found.payload == b"anew"
     store.delete_group("group")

@@ -30,6 +30,7 @@ def test_a_worker_stores_results_while_it_empties_a_full_disk(tmp_path: Path) ->
                         broker.queue("others").put(b"x" * size)
             results = ResultStore(broker.database, "results", clock=SystemClock(), timeout_s=PATIENCE_S)
             for number, job in enumerate(queue.take_many(60, timeout=PATIENCE_S)):
-                assert results.store(f"task-{number}", "SUCCESS", b"1" * 100, LATER_MS).replaced
+                results.store(f"task-{number}", "SUCCESS", b"1" * 100, LATER_MS)
+                assert results.exists(f"task-{number}")
                 job.ack()
         close_clients()

@@ -15,7 +15,7 @@ from celery.worker.request import Request
 from kombu import Connection
 
 from celery_fdb.tasks import failures
-from celery_fdb.tasks.task import Backoff, countdown
+from celery_fdb.tasks.task import Backoff
 from kombu_fdb.errors import InvalidArgument, StoreUnavailable
 from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Death
@@ -205,10 +205,6 @@ def test_a_history_in_headers_is_read_back():
 
 class ScheduledTask(Backoff, Task):
     pass
-
-
-def test_the_seeds_schedule_by_its_name():
-    assert [countdown("processing-queue", retries) for retries in range(4)] == [60, 300, 1500, 1500]
 
 
 @pytest.mark.parametrize(("given", "expected_s"), [({}, 300), ({"countdown": 7}, 7), ({"countdown": 0}, 0)])
