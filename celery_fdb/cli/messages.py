@@ -139,14 +139,14 @@ def cancel(run: Run, *, task_id: str) -> Answer:
 @click.option("--new", is_flag=True, help="Allow a TARGET that is not declared.")
 def move(run: Run, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
     """Move the ready and delayed messages of SOURCE to the end of TARGET, unchanged."""
+    from celery_fdb.operations import queues  # imports much of Celery
     from celery_fdb.operations.action import Asked
-    from celery_fdb.operations.queues import check_room  # both import much of Celery
 
     known(run, source)
     waiting = Asked.of(run.broker, source, key).number
     total = min(waiting, limit or waiting)
     try:
-        check_room(known(run, target), total)
+        queues.check_room(known(run, target), total)
     except QueueNotFound:
         if not new:
             raise QueueNotFound(queue=target, fix="Check its name, or add --new to move them to a new queue.") from None

@@ -10,7 +10,7 @@ import click
 from celery_fdb.cli import json_object
 from celery_fdb.cli.terminal import Answer, Refused, Run, bar, command
 from celery_fdb.cli.where import Where
-from celery_fdb.operations.transfer import broker_source, export_to, file_source, import_from
+from celery_fdb.operations import transfer
 from kombu_fdb.primitives.plural import plural
 
 leased_option = click.option(
@@ -39,9 +39,9 @@ def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
     try:
         if file.exists() and not force:
             raise Refused("the file exists", path=str(file), fix="Name another file, or add --force.")
-        source = broker_source(run.broker, leased=leased)
+        source = transfer.broker_source(run.broker, leased=leased)
         with bar(run, "export", source.header.messages) as advance:
-            number = export_to(file, source, advance)
+            number = transfer.export_to(file, source, advance)
     except OSError as error:
         raise _file_error(file, error) from error
     return Answer({"file": str(file), "messages": number}, [f"exported {plural(number, 'message')} to {file}"])
@@ -64,11 +64,11 @@ def import_(
         raise click.UsageError("name a FILE, or --from URL")
     try:
         if file is not None:
-            source = file_source(file)
+            source = transfer.file_source(file)
         else:
-            source = broker_source(run.also(_existing(Where(url=url, options=from_options))), leased=leased)
+            source = transfer.broker_source(run.also(_existing(Where(url=url, options=from_options))), leased=leased)
         with bar(run, "import", source.header.messages) as advance:
-            number, stored = import_from(source, run.made(), advance, again=again)
+            number, stored = transfer.import_from(source, run.made(), advance, again=again)
     except OSError as error:
         raise _file_error(file, error) from error
     document = {"source": source.header.source, "messages": number, "stored": stored}

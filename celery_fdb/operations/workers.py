@@ -20,8 +20,8 @@ from kombu.exceptions import OperationalError
 from celery_fdb.history.run import ACTIVE, LOST
 from celery_fdb.inspection.schedules import BROKEN, configured, entry_of, schedule_of
 from celery_fdb.inspection.time_formats import seconds_of
+from celery_fdb.operations import queues
 from celery_fdb.operations.action import Action, Field, Outcome, Request
-from celery_fdb.operations.queues import read_rate
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError, StoreUnavailable
 from kombu_fdb.primitives.plural import plural
@@ -60,7 +60,7 @@ def _resize(request: Request, verb: str) -> Outcome:
 def _limit(_: Broker, request: Request) -> Outcome:
     task, rate = _task(request), request.fields.get("rate", "").strip() or "0"
     if rate != "0":
-        read_rate(rate)
+        queues.read_rate(rate)
     return _answered(
         request, lambda control, where: control.rate_limit(task, rate, where, reply=True, timeout=TIMEOUT_S)
     )

@@ -47,8 +47,7 @@ from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from kombu.utils.functional import retry_over_time
 from kombu.utils.url import maybe_sanitize_url
 
-from celery_fdb.results.chords import CLAIM_MS, ChordOver, ChordStep, Return
-from celery_fdb.results.records import INLINE_BYTES, LAST_PLACE, ChordPart, Record
+from celery_fdb.results import chords, records
 from celery_fdb.results.store import ResultStore, Sighting
 from celery_fdb.results.waiting import Waiting
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreError
@@ -117,7 +116,7 @@ T = TypeVar("T")
 #: An attribute of a task's request: the task's id, once its part of a chord was counted.
 COUNTED = "fdb_part_counted"
 #: Between two renewals of a chord's claim, in seconds.
-RENEW_S = CLAIM_MS / 3000
+RENEW_S = chords.CLAIM_MS / 3000
 
 
 class ResultTooLarge(EncodeError):
@@ -234,16 +233,18 @@ class FdbBackend(BaseBackend):
 
     def _returned(
         self, request: Any, task_id: str, state: str, result: Any, *, stored: bytes | None = None
-    ) -> Return | None:
+    ) -> chords.Return | None:
         """The chord part that this task is, if it is one and has returned. ``result`` is encoded for storage."""
         if request is None or not request.chord or not request.group or state not in self.READY_STATES:
             return None
         if not task_id or request.id != task_id:
             return None
         index = request.group_index
-        part = ChordPart(request.group, index if is_whole(index, 0, LAST_PLACE) else LAST_PLACE, task_id)
-        payload = None if stored is not None and len(stored) > INLINE_BYTES else self._encode_checked(result)
-        return Return(part, state, payload, int(1000 * (self.chord_expires or 0)))
+        part = records.ChordPart(
+            request.group, index if is_whole(index, 0, records.LAST_PLACE) else records.LAST_PLACE, task_id
+        )
+        payload = None if stored is not None and len(stored) > records.INLINE_BYTES else self._encode_checked(result)
+        return chords.Return(part, state, payload, int(1000 * (self.chord_expires or 0)))
 
     def _encode_checked(self, value: Any) -> bytes:
         payload: bytes = ensure_bytes(self.encode(value))
@@ -267,7 +268,7 @@ class FdbBackend(BaseBackend):
             return {"status": states.PENDING, "result": None}
         return self._meta(record)
 
-    def _meta(self, record: Record) -> dict[str, Any]:
+    def _meta(self, record: records.Record) -> dict[str, Any]:
         meta: dict[str, Any] = self.decode_result(record.payload)
         return meta
 
@@ -329,14 +330,14 @@ class FdbBackend(BaseBackend):
             return
         step = self._claim(returned, request)
         # A part that was counted may find that another one, which came after it, has published the body.
-        if step is ChordStep.LATE and getattr(request, COUNTED, None) != request.id:
+        if step is chords.ChordStep.LATE and getattr(request, COUNTED, None) != request.id:
             logger.warning("Chord %s is over or has expired; task %s came too late", request.group, request.id)
-        elif step is ChordStep.PUBLISH:
+        elif step is chords.ChordStep.PUBLISH:
             self.publish_body(request.group, maybe_signature(request.chord, app=self.app))
 
-    def _claim(self, returned: Return, request: Any) -> ChordStep:
-        step: ChordStep = self.ensure(lambda: self.store.claim_chord(returned.part))
-        if step is ChordStep.ADD:  # there was no result to store it with
+    def _claim(self, returned: chords.Return, request: Any) -> chords.ChordStep:
+        step: chords.ChordStep = self.ensure(lambda: self.store.claim_chord(returned.part))
+        if step is chords.ChordStep.ADD:  # there was no result to store it with
             if self.ensure(lambda: self.store.add_part(returned)):
                 setattr(request, COUNTED, request.id)
             step = self.ensure(lambda: self.store.claim_chord(returned.part))
@@ -348,7 +349,7 @@ class FdbBackend(BaseBackend):
         """Publish the body of a claimed chord, or report its failure; and delete the chord with it."""
         try:
             self._publish_or_fail(group_id, callback)
-        except ChordOver:
+        except chords.ChordOver:
             logger.info("Chord %s was published by another worker", group_id)
         except (StoreError, OperationalError) as error:
             logger.warning("The body of chord %s could not be published and will be retried: %s", group_id, error)
@@ -381,7 +382,7 @@ class FdbBackend(BaseBackend):
         by_id = dict(values)
         return [self._structured(each, by_id) for each in header.results]
 
-    def _value(self, returned: Return) -> Any:
+    def _value(self, returned: chords.Return) -> Any:
         value = self._stored_value(returned) if returned.payload is None else self.decode(returned.payload)
         if returned.state in states.EXCEPTION_STATES and not isinstance(value, BaseException):
             value = self.exception_to_python(value)
@@ -389,7 +390,7 @@ class FdbBackend(BaseBackend):
             raise _chord_error(f"Dependency {returned.part.task_id} raised {value!r}", cause=value)
         return value
 
-    def _stored_value(self, returned: Return) -> Any:
+    def _stored_value(self, returned: chords.Return) -> Any:
         task_id = returned.part.task_id
         record = self.ensure(lambda: self.store.load(task_id))
         if record is None:

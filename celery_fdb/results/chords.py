@@ -31,7 +31,6 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 
 from celery_fdb.results import records
-from celery_fdb.results.records import ChordPart, ResultKeys
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.keyspace.codec import decode_count, decode_json, encode_json
 from kombu_fdb.keyspace.layout import range_of
@@ -93,13 +92,13 @@ class Return:
     ``lifetime_ms``: how long the chord lives from now on; 0 to leave it as it is.
     """
 
-    part: ChordPart
+    part: records.ChordPart
     state: str
     payload: bytes | None
     lifetime_ms: int = 0
 
 
-def _read(tr: Transaction, keys: ResultKeys, group_id: str) -> Chord | None:
+def _read(tr: Transaction, keys: records.ResultKeys, group_id: str) -> Chord | None:
     value = tr.get(keys.chord(group_id))
     return None if value is None else _decode(value)
 
@@ -123,12 +122,12 @@ def _decode(value: bytes) -> Chord:
     return chord
 
 
-def _write(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> None:
+def _write(tr: Transaction, keys: records.ResultKeys, group_id: str, chord: Chord) -> None:
     tr.set(keys.chord(group_id), encode_json(asdict(chord)))
 
 
 def open_(
-    tr: Transaction, keys: ResultKeys, group_id: str, body: bytes | None, *, expires_ms: int, now_ms: int
+    tr: Transaction, keys: records.ResultKeys, group_id: str, body: bytes | None, *, expires_ms: int, now_ms: int
 ) -> None:
     """Begin a chord; an earlier run of the same frozen one is forgotten."""
     tr.fill()
@@ -142,7 +141,7 @@ def open_(
 
 
 def enlarge(
-    tr: Transaction, keys: ResultKeys, group_id: str, *, size: int | None = None, joined: str | None = None
+    tr: Transaction, keys: records.ResultKeys, group_id: str, *, size: int | None = None, joined: str | None = None
 ) -> None:
     """Say how many header tasks there are, or that another one joined."""
     chord = _read(tr, keys, group_id)
@@ -160,7 +159,7 @@ def enlarge(
     _write(tr, keys, group_id, chord)
 
 
-def add(tr: Transaction, keys: ResultKeys, returned: Return, now_ms: int) -> bool:
+def add(tr: Transaction, keys: records.ResultKeys, returned: Return, now_ms: int) -> bool:
     """Add a part, if it is not there, of a chord that is not over. False if it is over: the part came too late."""
     part = returned.part
     chord, known = tr.get_many([keys.chord(part.group_id), keys.part(part)])
@@ -174,7 +173,9 @@ def add(tr: Transaction, keys: ResultKeys, returned: Return, now_ms: int) -> boo
     return True
 
 
-def _prolong(tr: Transaction, keys: ResultKeys, group_id: str, value: bytes, *, now_ms: int, lifetime_ms: int) -> None:
+def _prolong(
+    tr: Transaction, keys: records.ResultKeys, group_id: str, value: bytes, *, now_ms: int, lifetime_ms: int
+) -> None:
     """Let the chord live on, once a quarter of its life has passed: it makes parts that return together conflict."""
     try:
         chord = _decode(value)
@@ -190,14 +191,14 @@ def _prolong(tr: Transaction, keys: ResultKeys, group_id: str, value: bytes, *, 
             records.move_expiry(tr, keys, "group", group_id, before_ms, expires_ms)
 
 
-def renew(tr: Transaction, keys: ResultKeys, group_id: str, now_ms: int) -> None:
+def renew(tr: Transaction, keys: records.ResultKeys, group_id: str, now_ms: int) -> None:
     """Keep the claim of a chord whose error callbacks are still running."""
     chord = _read(tr, keys, group_id)
     if chord is not None:
         _look_later(tr, keys, group_id, chord, now_ms + CLAIM_MS)
 
 
-def claim(tr: Transaction, keys: ResultKeys, part: ChordPart, now_ms: int) -> ChordStep:
+def claim(tr: Transaction, keys: records.ResultKeys, part: records.ChordPart, now_ms: int) -> ChordStep:
     """What the task of an added part is to do. Writes only if the chord is complete."""
     group_id = part.group_id
     value, known, returned, joins = tr.get_many(
@@ -215,14 +216,14 @@ def claim(tr: Transaction, keys: ResultKeys, part: ChordPart, now_ms: int) -> Ch
     return ChordStep.PUBLISH
 
 
-def _look_later(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord, look_ms: int) -> None:
+def _look_later(tr: Transaction, keys: records.ResultKeys, group_id: str, chord: Chord, look_ms: int) -> None:
     tr.clear(keys.look(chord.look_ms, group_id))
     chord.look_ms = look_ms
     tr.set(keys.look(look_ms, group_id), b"")
     _write(tr, keys, group_id, chord)
 
 
-def abandoned(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[str]:
+def abandoned(tr: Transaction, keys: records.ResultKeys, now_ms: int) -> list[str]:
     """Look at the chords whose time has come. Returns those that are complete: the caller has to publish them now.
 
     If the answer of the commit is lost, they are found again at their next look.
@@ -241,7 +242,7 @@ def abandoned(tr: Transaction, keys: ResultKeys, now_ms: int) -> list[str]:
     return found
 
 
-def _look_at(tr: Transaction, keys: ResultKeys, key: bytes) -> tuple[str, Chord, bool] | None:
+def _look_at(tr: Transaction, keys: records.ResultKeys, key: bytes) -> tuple[str, Chord, bool] | None:
     """The chord, and whether it is complete.
 
     None if it has expired, or can't be read: it stays as it is, and delays no other.
@@ -257,7 +258,9 @@ def _look_at(tr: Transaction, keys: ResultKeys, key: bytes) -> tuple[str, Chord,
         return None
 
 
-def parts(tr: Transaction, keys: ResultKeys, group_id: str, begin: bytes = b"") -> tuple[list[Return], bytes | None]:
+def parts(
+    tr: Transaction, keys: records.ResultKeys, group_id: str, begin: bytes = b""
+) -> tuple[list[Return], bytes | None]:
     """Some of what the header tasks returned, in the order of the header, and where to go on; None at the end.
 
     Parts of a complete chord don't change, so they may be read in several transactions. Raises ``ChordOver``.
@@ -281,14 +284,14 @@ def parts(tr: Transaction, keys: ResultKeys, group_id: str, begin: bytes = b"") 
     return found, rows[-1][0] + b"\0" if len(rows) == PART_ROWS else None
 
 
-def _returned(keys: ResultKeys, group_id: str, key: bytes, record: records.Record) -> Return:
-    part = ChordPart(group_id, *keys.split_part(group_id, key))
+def _returned(keys: records.ResultKeys, group_id: str, key: bytes, record: records.Record) -> Return:
+    part = records.ChordPart(group_id, *keys.split_part(group_id, key))
     if record.state.startswith(ELSEWHERE):
         return Return(part, record.state.removeprefix(ELSEWHERE), None)
     return Return(part, record.state, record.payload)
 
 
-def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
+def finish(tr: Transaction, keys: records.ResultKeys, group_id: str) -> None:
     """Delete the chord, whose body this transaction publishes. Raises ``ChordOver`` if it was published before.
 
     The structure of its header is deleted with it: nothing else would find that again.
@@ -300,7 +303,7 @@ def finish(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
     records.delete_record(tr, keys, "group", group_id, structure)
 
 
-def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
+def expire(tr: Transaction, keys: records.ResultKeys, group_id: str) -> None:
     """Delete a chord, whether complete, incomplete or unreadable, or what is left of one whose own row was lost."""
     try:
         chord = _read(tr, keys, group_id)
@@ -313,7 +316,7 @@ def expire(tr: Transaction, keys: ResultKeys, group_id: str) -> None:
         _delete(tr, keys, group_id, chord)
 
 
-def _delete(tr: Transaction, keys: ResultKeys, group_id: str, chord: Chord) -> None:
+def _delete(tr: Transaction, keys: records.ResultKeys, group_id: str, chord: Chord) -> None:
     records.clear(tr, keys.chord(group_id))
     records.move_expiry(tr, keys, "chord", group_id, chord.expires_ms, 0)
     tr.clear(keys.look(chord.look_ms, group_id))

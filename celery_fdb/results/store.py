@@ -15,8 +15,6 @@ from celery.states import READY_STATES, SUCCESS
 
 from celery_fdb.brokers import common_ms
 from celery_fdb.results import chords, records
-from celery_fdb.results.chords import ChordStep, Return
-from celery_fdb.results.records import ChordPart, Record, ResultKeys
 from kombu_fdb.keyspace.layout import range_of, readable
 from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock
@@ -31,7 +29,7 @@ from kombu_fdb.transport.errors import operational_errors
 SWEEP_ROWS = 200
 
 
-def sweep_part(tr: Transaction, keys: ResultKeys, now_ms: int) -> int:
+def sweep_part(tr: Transaction, keys: records.ResultKeys, now_ms: int) -> int:
     """Delete up to :data:`SWEEP_ROWS` of what has expired. Returns how many."""
     rows = tr.get_range(*keys.expired_until(now_ms), limit=SWEEP_ROWS)
     for key, _ in rows:
@@ -51,7 +49,7 @@ ASK_S = 60.0
 
 
 #: A result as it stands, and a watch on it unless it is ready.
-Sighting = tuple[Record | None, Watch | None]
+Sighting = tuple[records.Record | None, Watch | None]
 
 
 class ResultStore:
@@ -71,7 +69,7 @@ class ResultStore:
         sessions: Callable[[], Sequence[SessionFacts]] = list,
     ) -> None:
         """``sessions`` lists the consumers of the same store, and raises a ``StoreError``."""
-        self.keys = ResultKeys(namespace)
+        self.keys = records.ResultKeys(namespace)
         self._sessions = sessions
         #: The time by most workers' clocks, and by this process's monotonic clock, when they were asked.
         self._asked: tuple[int, float] | None = None
@@ -81,7 +79,9 @@ class ResultStore:
 
     # -- results -----------------------------------------------------------------------------------------------------
 
-    def store(self, task_id: str, state: str, payload: bytes, expires_ms: int, returned: Return | None = None) -> bool:
+    def store(
+        self, task_id: str, state: str, payload: bytes, expires_ms: int, returned: chords.Return | None = None
+    ) -> bool:
         """Set a task's state, unless it is a success, and add its part to a chord, in one transaction.
 
         ``expires_ms``: moment by the wall clock, 0 for never. Returns whether the part was added to its open chord.
@@ -105,7 +105,7 @@ class ResultStore:
         records.move_expiry(tr, self.keys, kind, id_, old.expires_ms if old else 0, expires_ms)
         records.write(tr, key, state, payload, expires_ms=expires_ms, ring=kind == "task")
 
-    def load(self, task_id: str) -> Record | None:
+    def load(self, task_id: str) -> records.Record | None:
         return self._read(lambda tr: records.read(tr, self.keys.task(task_id)))
 
     def exists(self, task_id: str) -> bool:
@@ -140,7 +140,7 @@ class ResultStore:
     def save_group(self, group_id: str, payload: bytes, expires_ms: int) -> None:
         self._write(lambda tr: self._replace(tr, "group", group_id, "", payload, expires_ms))
 
-    def load_group(self, group_id: str) -> Record | None:
+    def load_group(self, group_id: str) -> records.Record | None:
         return self._read(lambda tr: records.read(tr, self.keys.group(group_id)))
 
     def delete_group(self, group_id: str) -> None:
@@ -157,11 +157,11 @@ class ResultStore:
         """``size``: how many header tasks there are; ``joined``: the id of one more."""
         self._write(lambda tr: chords.enlarge(tr, self.keys, group_id, size=size, joined=joined))
 
-    def add_part(self, returned: Return) -> bool:
+    def add_part(self, returned: chords.Return) -> bool:
         """Add a part without storing a result. False if the chord is over."""
         return self._write(lambda tr: chords.add(tr, self.keys, returned, self._now()))
 
-    def claim_chord(self, part: ChordPart) -> ChordStep:
+    def claim_chord(self, part: records.ChordPart) -> chords.ChordStep:
         """What the worker of a part is to do now."""
         return self._write(lambda tr: chords.claim(tr, self.keys, part, self._now()))
 
@@ -169,9 +169,9 @@ class ResultStore:
         """Keep the claim while the chord's error callbacks run."""
         self._write(lambda tr: chords.renew(tr, self.keys, group_id, self._now()))
 
-    def parts(self, group_id: str) -> list[Return]:
+    def parts(self, group_id: str) -> list[chords.Return]:
         """What the header tasks returned, in the order of the header. Raises ``ChordOver``."""
-        found: list[Return] = []
+        found: list[chords.Return] = []
         begin: bytes | None = b""
         while begin is not None:
             more, begin = self._read(partial(chords.parts, keys=self.keys, group_id=group_id, begin=begin))

@@ -166,7 +166,7 @@ def test_results(state: str, payload: bytes, expires_ms: int) -> None:
 )
 def test_chords(chord: Chord) -> None:
     tr = Written()
-    chords._write(tr, chords.ResultKeys("d"), "g", chord)  # type: ignore[arg-type]  # all that is asked of it
+    chords._write(tr, records.ResultKeys("d"), "g", chord)  # type: ignore[arg-type]  # all that is asked of it
     assert [chords._decode(value) for value in tr.rows.values()] == [chord]
 
 
