@@ -13,7 +13,7 @@ from __future__ import annotations
 
 try:
     from celery_fdb.web.application import dashboard
-    from celery_fdb.web.login import User
+    from celery_fdb.web.settings import User
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in {"starlette", "jinja2"}:
         raise

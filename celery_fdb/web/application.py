@@ -21,15 +21,12 @@ from starlette.types import ASGIApp
 
 from celery_fdb.brokers import Holding, broker_of, open_existing
 from celery_fdb.inspection.overview import LOOPBACK
-from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.authentication import Authentication
-from celery_fdb.web.guard import Guard
 from celery_fdb.web.live import Stream
-from celery_fdb.web.page import READING, Pages
+from celery_fdb.web.page import READING, Guard, Pages, Threads
 from celery_fdb.web.pages import actions, messages, overview, queues, schedules, tasks, workers, workflows
 from celery_fdb.web.settings import Login, Settings, settings_of
-from celery_fdb.web.threads import Threads
-from celery_fdb.web.visit import HERE
+from celery_fdb.web.visit import HERE, PATHS
 
 
 def opening(settings: Settings) -> Holding:

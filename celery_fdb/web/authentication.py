@@ -2,11 +2,18 @@
 
 A person who is not known is led to the login page, or to ``login_url``; whatever is no page is answered 401.
 
+Model of the cookie. A visitor who types the token gets a cookie that says until when it holds, signed with the token.
+The cookie is good in every process that knows the token, and another token ends all of them. It is sent to this site's
+own pages only (``SameSite=Strict``), and scripts can't read it; but browsers send it to all ports of a host, so its
+name is one of its token's own, and logging out ends it for every copy of it: each process keeps those that it was told
+to end.
+
 Guessing the token is slowed down, and the rightful user is not kept out by it.
 
-Model. Each address has :data:`FREE` attempts, and one more every :data:`AGAIN_S` seconds. One beyond that is refused
-without being looked at, and does not prolong the wait. A browser in which a user has logged in before (a cookie says
-so) has attempts of its own: others behind the same proxy don't use them up. A login gives all of them back.
+Model of the attempts. Each address has :data:`FREE` attempts, and one more every :data:`AGAIN_S` seconds. One beyond
+that is refused without being looked at, and does not prolong the wait. A browser in which a user has logged in before
+(a cookie says so) has attempts of its own: others behind the same proxy don't use them up. A login gives all of them
+back.
 
 :data:`MOST` addresses are remembered, in each process; the one that was heard of longest ago makes room, and has all
 its attempts again. So an attacker with very many addresses is not slowed down: what keeps the dashboard shut is the
@@ -16,6 +23,7 @@ length of the token.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import inspect
 import math
 import secrets
@@ -28,10 +36,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from celery_fdb.operations.action import LogAudit, log
-from celery_fdb.web import addresses, guard, login
-from celery_fdb.web.login import User
-from celery_fdb.web.settings import Settings
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.settings import Settings, User
+from celery_fdb.web.visit import FORM_COOKIE, Visit, signature
 from kombu_fdb.primitives.clock import Clock
 
 #: Who typed the token, and every visitor where there is none.
@@ -47,13 +53,13 @@ class Authentication:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._attempts = Attempts(settings.clock)
-        self._ended = login.Ended()
+        self._ended = Ended()
 
     async def visit(self, request: Request) -> tuple[Visit, Response | None]:
         """The visit, and what to answer instead of the page if the visitor is not known."""
         visit = Visit(request, self._settings, NOBODY, LogAudit(""))
         user = await self._user(visit)
-        cookie = visit.kept(guard.COOKIE)
+        cookie = visit.kept(FORM_COOKIE)
         visit.form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
         visit.user, visit.notice = user or NOBODY, _notice(visit)
         visit.audit = LogAudit(visit.user.name)
@@ -75,8 +81,8 @@ class Authentication:
         return user if user.name else None
 
     def _is_logged_in(self, visit: Visit, token: str) -> bool:
-        ticket = visit.kept(login.COOKIE)
-        return login.holds(token, ticket, self._settings.clock.wall_ms()) and ticket not in self._ended
+        ticket = visit.kept(COOKIE)
+        return holds(token, ticket, self._settings.clock.wall_ms()) and ticket not in self._ended
 
     def _stranger(self, visit: Visit) -> Response:
         request, target = visit.request, self._settings.login_url
@@ -85,7 +91,7 @@ class Authentication:
         if request.method != "GET":
             return self._too_late(visit)
         if self._settings.token is not None:
-            path = addresses.url(visit.root, "overview").rstrip("/") + request.scope["path"].removeprefix(visit.root)
+            path = visit.url("overview").rstrip("/") + request.scope["path"].removeprefix(visit.root)
             query = f"?{request.url.query}" if request.url.query else ""
             return RedirectResponse(visit.url("login", next=path + query), 303)
         if target is not None:
@@ -102,8 +108,8 @@ class Authentication:
 
     def remember(self, visit: Visit, answer: Response) -> None:
         """In cookies: what the page's forms repeat, and one line for the next page."""
-        if visit.kept(guard.COOKIE) != visit.form_token:
-            visit.keep(answer, guard.COOKIE, visit.form_token, None)
+        if visit.kept(FORM_COOKIE) != visit.form_token:
+            visit.keep(answer, FORM_COOKIE, visit.form_token, None)
         if visit.said:
             _notify(visit, answer, visit.said)
         elif visit.notice and answer.media_type == "text/html":
@@ -126,29 +132,29 @@ class Authentication:
         wait_s = self._attempts.take(who)
         if wait_s:
             return _too_many(visit, wait_s)
-        if token is None or not login.is_token(token, visit.sent("token").strip()):
+        if token is None or not is_token(token, visit.sent("token").strip()):
             log().warning("a wrong token from %s", ascii(host)[1:-1])
             return visit.page("login", 403, next=visit.sent("next"), problem="That is not the token.")
         self._attempts.forget(who)
         log().info("logged in from %s", ascii(host)[1:-1])
-        answer = visit.redirect(addresses.local_path(visit.root, visit.sent("next")))
-        visit.keep(answer, login.COOKIE, login.ticket(token, now_ms), login.HOLDS_S)
-        visit.keep(answer, login.KNOWN_COOKIE, login.ticket(token, now_ms, known=True), login.KNOWN_S)
+        answer = visit.redirect(visit.way_back(visit.sent("next")))
+        visit.keep(answer, COOKIE, new_ticket(token, now_ms), HOLDS_S)
+        visit.keep(answer, KNOWN_COOKIE, new_ticket(token, now_ms, known=True), KNOWN_S)
         return answer
 
     def _who(self, visit: Visit, host: str) -> str:
         """Whose attempt to log in it is."""
-        token, cookie = self._settings.token, visit.kept(login.KNOWN_COOKIE)
+        token, cookie = self._settings.token, visit.kept(KNOWN_COOKIE)
         now_ms = self._settings.clock.wall_ms()
-        is_known = token is not None and login.holds(token, cookie, now_ms, known=True)
+        is_known = token is not None and holds(token, cookie, now_ms, known=True)
         return _browser_of(cookie) if is_known else address_of(host)
 
     def dismiss(self, visit: Visit) -> Response:
         """Logged out, and so is every copy of this browser's cookie."""
         token, answer = self._settings.token, visit.redirect(visit.url("login"))
         if token is not None and self._is_logged_in(visit, token):
-            self._ended.add(visit.kept(login.COOKIE), self._settings.clock.wall_ms())
-        visit.drop(answer, login.COOKIE)
+            self._ended.add(visit.kept(COOKIE), self._settings.clock.wall_ms())
+        visit.drop(answer, COOKIE)
         return answer
 
 
@@ -157,6 +163,70 @@ def _too_many(visit: Visit, wait_s: float) -> Response:
     answer = visit.page("login", 429, next=visit.sent("next"), problem=f"Too many attempts. Wait {seconds} s.")
     answer.headers["retry-after"] = seconds
     return answer
+
+
+# -- the token ---------------------------------------------------------------------------------------------------------
+
+
+COOKIE = "celery_fdb_session"
+#: How long a browser is not asked for the token again.
+HOLDS_S = 12 * 3600
+#: Says that a user has logged in in this browser before, and opens nothing.
+KNOWN_COOKIE = "celery_fdb_known"
+KNOWN_S = 90 * 86_400
+#: Tickets that a process keeps as ended.
+MOST_ENDED = 10_000
+
+
+def is_token(token: str, given: str) -> bool:
+    """In a time that does not tell how much of it is right."""
+    return hmac.compare_digest(_digest(token), _digest(given))
+
+
+def new_ticket(token: str, now_ms: int, *, known: bool = False) -> str:
+    """The cookie's value; ``known``: of the one that says who has logged in here before."""
+    until = f"{now_ms + 1000 * (KNOWN_S if known else HOLDS_S)}.{secrets.token_urlsafe(9)}"
+    return f"{until}.{_signed(token, until, known=known)}"
+
+
+def holds(token: str, value: str, now_ms: int, *, known: bool = False) -> bool:
+    """Whether the cookie was given for this token and is not over."""
+    until, _, signed = value.rpartition(".")
+    if not hmac.compare_digest(_digest(signed), _digest(_signed(token, until, known=known))):
+        return False
+    return _until_ms(value) > now_ms
+
+
+class Ended:
+    """Tickets that were logged out. Of an event loop."""
+
+    def __init__(self) -> None:
+        self._tickets: set[str] = set()
+        #: Whatever ends before then was given before the set was full, and has ended as well.
+        self._until_ms = 0
+
+    def add(self, ticket: str, now_ms: int) -> None:
+        """One that holds."""
+        self._tickets = {each for each in self._tickets if _until_ms(each) > now_ms}
+        if len(self._tickets) == MOST_ENDED:
+            self._tickets, self._until_ms = set(), now_ms + 1000 * HOLDS_S
+        self._tickets.add(ticket)
+
+    def __contains__(self, ticket: str) -> bool:
+        return ticket in self._tickets or _until_ms(ticket) <= self._until_ms
+
+
+def _until_ms(ticket: str) -> int:
+    return int(ticket.partition(".")[0])
+
+
+def _signed(token: str, until: str, *, known: bool) -> str:
+    return signature(token, "known until" if known else "logged in until", until)
+
+
+def _digest(text: str) -> bytes:
+    """Of equal lengths, whatever was given."""
+    return hashlib.sha256(text.encode(errors="replace")).digest()
 
 
 # -- attempts ----------------------------------------------------------------------------------------------------------
@@ -225,11 +295,11 @@ def _notify(visit: Visit, answer: Response, text: str) -> None:
 def _notice(visit: Visit) -> str:
     """None that another program on this host has written: browsers send its cookies here as well."""
     value, _, seal = visit.kept(NOTICE).rpartition(".")
-    if not login.is_token(_seal(visit, value), seal):
+    if not is_token(_seal(visit, value), seal):
         return ""
     return urlsafe_b64decode(value.encode()).decode(errors="replace")
 
 
 def _seal(visit: Visit, value: str) -> str:
     """Where there is no token, any program that can set a cookie can make it."""
-    return login.signature(visit.settings.token or "", "notice", value)
+    return signature(visit.settings.token or "", "notice", value)

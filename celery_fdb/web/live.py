@@ -38,8 +38,8 @@ from celery_fdb.brokers import Holding
 from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.overview import Overview, QueueView, concerns, look, rates
 from celery_fdb.web.authentication import Authentication
+from celery_fdb.web.page import Busy, Threads
 from celery_fdb.web.settings import Settings
-from celery_fdb.web.threads import Busy, Threads
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError

@@ -1,37 +1,176 @@
-"""What all pages have in common: who may see them, the store, and what is shown if something fails.
+"""What all pages have in common: the guard around them, who may see them, the store, and what is shown if it fails.
 
-Model of a request. An unknown visitor is asked to log in (401 for what is no page). A form's origin is
-checked. Then the view runs in one of the dashboard's threads, with an open broker, and its page is rendered there, as
-a template may be the first to look at what is stored. Whatever is stored and whatever is asked for, a page answers:
+Model of a request. The host has to be one of ours, and another site's page may lead here by a link only. An unknown
+visitor is asked to log in (401 for what is no page). A form's origin is checked. Then the view runs in one of the
+dashboard's threads, with an open broker, and its page is rendered there, as a template may be the first to look at what
+is stored. Whatever is stored and whatever is asked for, a page answers:
 
-* 404: what was asked for is not there (:class:`NotThere`); 405: not by this method;
+* 404: what was asked for is not there (:class:`~celery_fdb.web.visit.NotThere`); 405: not by this method;
 * 422: the store answered, but refused, or holds bytes that can't be read;
 * 503: the store is away or too slow, and the next request opens it anew; or all threads are busy.
+
+The host is checked against DNS rebinding (``inspection/overview.py``). Another site's page can load nothing from here:
+it can't see the answer to an image's request, but making it costs the store, and the workers, a question. Headers tell
+the browser what a page may do. Scripts and styles come from our own files only; nothing inline runs, so text from a
+message that slipped through the templates' escaping would still be text.
+
+A form that another site sends in a person's name is refused. Two checks, and both must pass. The browser says where a
+form comes from (``Origin``): it has to be this host, and a form without one is taken only if ``Sec-Fetch-Site`` does
+not contradict. And the form repeats a value that stands in a cookie, which another site can neither read nor set.
+
+Calls of the broker block, and the event loop must not: they run in a few threads, each answer within a time limit. A
+call whose time is over goes on in its thread, at most until the broker's own timeouts end it; so a store that hangs
+costs these threads and no more, and a visitor who asks meanwhile is told so in time. A call that has not begun by then
+is dropped: it says nothing of the store, only that there are too many.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import os
 import struct
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from urllib.parse import parse_qs
+from typing import TypeVar
+from urllib.parse import parse_qs, urlsplit
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery_fdb.brokers import Holding, NoBrokerYet
+from celery_fdb.inspection.overview import is_ours
 from celery_fdb.operations.action import received
-from celery_fdb.web import guard
 from celery_fdb.web.authentication import Authentication
-from celery_fdb.web.threads import Busy, Threads
-from celery_fdb.web.visit import READ_ONLY, Visit
+from celery_fdb.web.visit import FORM_COOKIE, FORM_FIELD, READ_ONLY, NotThere, Visit
 from kombu_fdb import Broker
-from kombu_fdb.errors import ForkedError, KombuFDBError, LimitExceeded, OptionError, StoreError
+from kombu_fdb.errors import (
+    ForkedError,
+    KombuFDBError,
+    LimitExceeded,
+    OptionError,
+    StoreError,
+    StoreUnavailable,
+)
 from kombu_fdb.primitives.masking import masked_text
 
 logger = logging.getLogger(__name__)
+
+# -- around every answer -----------------------------------------------------------------------------------------------
+
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # With "no-referrer" browsers would send forms with the origin "null".
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+#: Of what is in the store nothing stays in a browser's cache.
+KEEP_NOTHING = "no-store"
+
+
+class Guard:
+    """Around the application: see the module."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...] | None) -> None:
+        """``hosts``: names without ports; None: any, as whatever it is mounted into has looked already."""
+        self._app = app
+        self._hosts = None if hosts is None else {each.lower() for each in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", KEEP_NOTHING)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        is_ours_ = self._hosts is None or is_ours(headers.get("host", ""), self._hosts)
+        app = foreign if is_of_another_site(headers) else self._app if is_ours_ else _misdirected
+        await app(scope, receive, send_guarded)
+
+
+def is_of_another_site(headers: Headers) -> bool:
+    """Whether a page from elsewhere asks, and no person who follows a link. Forms have a check of their own."""
+    if headers.get("sec-fetch-site", "none") in {"same-origin", "none"}:
+        return False
+    return headers.get("sec-fetch-mode") != "navigate" or headers.get("sec-fetch-dest", "document") != "document"
+
+
+foreign = PlainTextResponse("Pages of other sites can't use this dashboard; open it in a tab of its own.\n", 403)
+_misdirected = PlainTextResponse(
+    "This dashboard is not known by that name. Open it as http://127.0.0.1, start it with --allow-host NAME, or pass "
+    "hosts=[...] to dashboard().\n",
+    status_code=421,
+)
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+class Busy(KombuFDBError):
+    """The call has not begun."""
+
+    text = "nothing was done, as all threads are busy: too many pages are asked for at once, or the store hangs. Reload"
+
+
+class Threads:
+    """The threads of one dashboard, in whatever event loops it answers."""
+
+    def __init__(self, number: int, timeout_s: float) -> None:
+        self._number = number
+        self._timeout_s = timeout_s
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """Of this process: threads do not go along with a fork, while their pool believes they did."""
+        found = self._pools.get(os.getpid())
+        if found is None:
+            made = ThreadPoolExecutor(self._number, thread_name_prefix="celery-fdb-web")
+            found = self._pools.setdefault(os.getpid(), made)
+        return found
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """What the call returns or raises; ``StoreUnavailable`` if the time is over, ``Busy`` if it never began."""
+        begun = self._pool().submit(call)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.wrap_future(begun)
+        except TimeoutError as error:
+            if begun.cancelled():
+                raise Busy from None
+            raise StoreUnavailable(
+                "the store did not answer in time",
+                timeout_s=self._timeout_s,
+                fix="Look at the store and at its load; what was asked for may still be going on.",
+            ) from error
+
+    def close(self) -> None:
+        """Calls that have not begun are dropped; the others end by themselves."""
+        self._pool().shutdown(wait=False, cancel_futures=True)
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
 
 View = Callable[[Visit, Broker], Response]
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -45,10 +184,6 @@ MOST_FIELDS = 2_000
 #: Methods that change nothing.
 READING = frozenset({"GET", "HEAD"})
 FORM_S = 20.0
-
-
-class NotThere(Exception):
-    """404. Its text is shown."""
 
 
 class Pages:
@@ -126,6 +261,9 @@ class Pages:
         return made
 
 
+# -- forms -------------------------------------------------------------------------------------------------------------
+
+
 FORGED = (
     "The form did not come from a page of this dashboard, or that page is too old. Reload the page and try again. "
     "Behind a proxy, make it pass the Host header on."
@@ -140,7 +278,7 @@ async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
         text = "The form holds more than is taken at once, or came too slowly."
         return visit.page("error", 413, title="Too much", text=text)
     visit.fields = fields_of(fields)
-    if guard.is_forged(request.headers, visit.kept(guard.COOKIE), visit.sent(guard.FIELD)):
+    if _is_forged(request.headers, visit.kept(FORM_COOKIE), visit.sent(FORM_FIELD)):
         return visit.page("error", 403, title="Refused", text=FORGED)
     return None
 
@@ -171,6 +309,31 @@ async def form(request: Request, most: int) -> dict[str, list[str]] | None:
         return parse_qs(text, keep_blank_values=True, errors="replace", max_num_fields=MOST_FIELDS)
     except (ValueError, ClientDisconnect, TimeoutError):
         return None
+
+
+_SHORTEST = 32
+
+
+def _is_forged(headers: Headers, cookie: str, field: str) -> bool:
+    """Whether to refuse a POST with this cookie and this field."""
+    if not _comes_from_here(headers):
+        return True
+    if len(cookie) < _SHORTEST:
+        return True
+    return not hmac.compare_digest(cookie.encode(errors="replace"), field.encode(errors="replace"))
+
+
+def _comes_from_here(headers: Headers) -> bool:
+    origin = headers.get("origin")
+    if origin is None:
+        return headers.get("sec-fetch-site", "same-origin") in {"same-origin", "none"}
+    try:
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:
+        return False
+
+
+# -- what a view answers -----------------------------------------------------------------------------------------------
 
 
 def answer(view: View, visit: Visit, holding: Holding) -> Response:

@@ -1,4 +1,4 @@
-"""What the dashboard may do and how it answers: checked when it is made, so that a mistake is not a page's error."""
+"""What the dashboard and its users may do: checked when it is made, so that a mistake is not a page's error."""
 
 from __future__ import annotations
 
@@ -10,11 +10,24 @@ from typing import Any
 from celery import Celery
 from starlette.requests import Request
 
-from celery_fdb.web.login import User
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import Clock, SystemClock
 
-#: Who asks: a name, a :class:`~celery_fdb.web.login.User`, or None for a user who may not see anything.
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """``name`` stands in the audit. What the dashboard itself may not do, none of its users may.
+
+    ``may_act_on_workers``: one who may act may also shut workers down, and resize them.
+    """
+
+    name: str
+    may_act: bool = True
+    may_see_bodies: bool = True
+    may_act_on_workers: bool = True
+
+
+#: Who asks: a name, a :class:`User`, or None for a user who may not see anything.
 Login = Callable[[Request], "User | str | Awaitable[User | str | None] | None"]
 #: What to do so that the results of cancelled tasks are told of.
 FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."

@@ -1,14 +1,21 @@
-"""A visit: one request of one person, what it may see, and the templates that answer it."""
+"""A visit: one request of one person, what it asks for and may see, and the templates that answer it.
+
+Names of queues and keys stand in the query of an address, where any text may stand. In a path, browsers and proxies
+have opinions of their own on "..", "%2F" and empty parts.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import hmac
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
@@ -16,11 +23,65 @@ from starlette.responses import RedirectResponse, Response
 
 from celery_fdb.history.run import LOST
 from celery_fdb.inspection.time_formats import age, limit, moment, rate
-from celery_fdb.operations.action import QUOTED, Audit, carried, received
-from celery_fdb.web import addresses, guard, login
-from celery_fdb.web.login import User
-from celery_fdb.web.settings import Settings
+from celery_fdb.operations.action import QUOTED, Action, Audit, carried, received
+from celery_fdb.web.settings import Settings, User
+from kombu_fdb import Spot
 from kombu_fdb.primitives.masking import plain
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+PATHS = {
+    "overview": "/",
+    "events": "/events",
+    "queues": "/queues",
+    "queue": "/queue",
+    "keys": "/keys",
+    "messages": "/messages",
+    "message": "/message",
+    "dead": "/dead",
+    "causes": "/causes",
+    "tasks": "/tasks",
+    "runs": "/runs",
+    "task": "/task",
+    "workflows": "/workflows",
+    "workflow": "/workflow",
+    "schedules": "/schedules",
+    "sessions": "/sessions",
+    "workers": "/workers",
+    "act": "/act",
+    "login": "/login",
+    "logout": "/logout",
+    "static": "/static",
+}
+#: In the bar on top of each page.
+NAVIGATION = (
+    ("overview", "Overview"),
+    ("queues", "Queues"),
+    ("causes", "Dead letters"),
+    ("tasks", "Tasks"),
+    ("workflows", "Workflows"),
+    ("schedules", "Schedules"),
+    ("sessions", "Sessions"),
+    ("workers", "Workers"),
+    ("task", "Find"),
+)
+
+
+def url_of(root: str, page: str, **query: object) -> str:
+    """The address of a page under whatever prefix the dashboard is mounted. None in ``query``: not there."""
+    given = {name: value for name, value in query.items() if value is not None}
+    path = root.rstrip("/") + PATHS[page]
+    return f"{path}?{urlencode(given, errors='replace')}" if given else path
+
+
+def local_path(root: str, target: str) -> str:
+    """``target`` if it is an address of this dashboard, else its first page: no visitor is led to another site."""
+    first = url_of(root, "overview")
+    parts = unquote(target.split("?", 1)[0]).split("/")  # browsers read %2e as a dot
+    is_plain = target.isprintable() and "\\" not in target and not {".", ".."} & set(parts)
+    return target if target.startswith(first) and not target.startswith("//") and is_plain else first
+
 
 # -- templates ---------------------------------------------------------------------------------------------------------
 
@@ -131,6 +192,12 @@ READ_ONLY = (
 )
 #: Rows of a table, and choices of a form; a page says how many there are.
 MOST_SHOWN = 500
+#: What a form repeats, and the cookie in which it stands as well.
+FORM_FIELD, FORM_COOKIE = "form_token", "celery_fdb_form"
+
+
+class NotThere(Exception):
+    """404. Its text is shown."""
 
 
 @dataclass(slots=True)
@@ -149,7 +216,7 @@ class Visit:
     fields: Mapping[str, list[str]] = field(default_factory=dict)
     notice: str = ""
     said: str = ""
-    form_field: str = guard.FIELD
+    form_field: str = FORM_FIELD
     zone: tzinfo = UTC
     streams: bool = True
     around: Mapping[str, str] = field(default_factory=dict)
@@ -173,7 +240,7 @@ class Visit:
         return self.settings.show_bodies and self.user.may_see_bodies
 
     def url(self, page: str, /, **query: object) -> str:
-        return addresses.url(self.root, page, **query)
+        return url_of(self.root, page, **query)
 
     def asked(self, name: str, default: str = "") -> str:
         """Of the query."""
@@ -181,6 +248,13 @@ class Visit:
         if name not in query and name + QUOTED in query:
             return received(name + QUOTED, query[name + QUOTED])[1]
         return query.get(name, default)
+
+    def asked_arguments(self) -> str:
+        """What arguments are searched for; "" for nothing. Raises ``NotThere`` for a visitor who may not see them."""
+        asked = self.asked("arguments").strip()
+        if asked and not self.may_see_bodies:
+            raise NotThere("Arguments are hidden here, so there is no search for them.")
+        return asked
 
     def sent(self, name: str, default: str = "") -> str:
         """Of the form."""
@@ -191,10 +265,10 @@ class Visit:
         common = {
             "visit": self,
             "url": self.url,
-            "static": f"{addresses.url(self.root, 'static')}/",
+            "static": f"{self.url('static')}/",
             "version": files_version(),
             "form_field": self.form_field,
-            "navigation": addresses.NAVIGATION,
+            "navigation": NAVIGATION,
             "part": self.is_part,
             "read_at": moment(self.settings.clock.wall_ms()),
             "read_only": READ_ONLY,
@@ -203,7 +277,7 @@ class Visit:
 
     def way_back(self, target: str) -> str:
         """``target`` if it is a page of this dashboard, else the first one."""
-        return addresses.local_path(self.root, target)
+        return local_path(self.root, target)
 
     def redirect(self, target: str) -> Response:
         return RedirectResponse(target, 303)
@@ -217,23 +291,27 @@ class Visit:
     def cookie_path(self) -> str:
         return self.root.rstrip("/") + "/"
 
+    def allowed(self, actions: list[Action]) -> list[Action]:
+        """Without those whose forms show arguments to users who may not see them."""
+        return [each for each in actions if self.may_see_bodies or not each.shows_body]
+
     def tasks(self, *others: str) -> list[str]:
         """Names of tasks to choose from: the app's, and others."""
         app = self.settings.app
         own = () if app is None else (each for each in app.tasks if not each.startswith("celery."))
-        return sorted({each for each in (*own, *others) if each.isprintable()})[:MOST_SHOWN]
+        return known((*own, *others))[:MOST_SHOWN]
 
     def kept(self, name: str) -> str:
         """The cookie's value; "" for none."""
-        return self.request.cookies.get(login.cookie(name, self.settings.token), "")
+        return self.request.cookies.get(cookie_name(name, self.settings.token), "")
 
     def drop(self, answer: Response, name: str) -> None:
-        answer.delete_cookie(login.cookie(name, self.settings.token), path=self.cookie_path)
+        answer.delete_cookie(cookie_name(name, self.settings.token), path=self.cookie_path)
 
     def keep(self, answer: Response, name: str, value: str, seconds: int | None) -> None:
         """A cookie that only this dashboard's own pages send, and no script reads."""
         answer.set_cookie(
-            login.cookie(name, self.settings.token),
+            cookie_name(name, self.settings.token),
             value,
             max_age=seconds,
             path=self.cookie_path,
@@ -241,3 +319,27 @@ class Visit:
             httponly=True,
             samesite="strict",
         )
+
+
+def known(names: Iterable[str]) -> list[str]:
+    """To choose from: what an input takes as it is."""
+    return sorted({each for each in names if each and each.isprintable()})
+
+
+def spot_of(token: str) -> Spot:
+    """Raises ``NotThere``."""
+    try:
+        return Spot.parse(token)
+    except ValueError:
+        raise NotThere("There is no such message.") from None
+
+
+def cookie_name(name: str, token: str | None) -> str:
+    """Of the dashboard with this token."""
+    return name if token is None else f"{name}_{signature(token, 'name of a cookie', '')[:8]}"
+
+
+def signature(token: str, purpose: str, text: str) -> str:
+    """Which only those can make who know the token."""
+    what = f"celery-fdb dashboard, {purpose} {text}".encode(errors="replace")
+    return urlsafe_b64encode(hmac.digest(token.encode(), what, "sha256")).decode().rstrip("=")

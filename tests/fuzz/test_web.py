@@ -28,7 +28,7 @@ from celery_fdb.history.store import HistoryStore
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.workers import WORKER_ACTIONS
 from celery_fdb.web import dashboard
-from celery_fdb.web.addresses import PATHS
+from celery_fdb.web.visit import PATHS
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.stores import MemoryStores

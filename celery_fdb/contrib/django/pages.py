@@ -25,16 +25,22 @@ from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.conf import holding
 from celery_fdb.contrib.django.models import MANAGE, MANAGE_WORKERS, VIEW, VIEW_BODY, allows
 from celery_fdb.operations.action import Audit, LogAudit
-from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.application import A_YEAR, SHOWN
-from celery_fdb.web.guard import HEADERS, KEEP_NOTHING, foreign, is_of_another_site
 from celery_fdb.web.live import Poll
-from celery_fdb.web.login import User
-from celery_fdb.web.page import READING, answer, asked_of, fields_of
+from celery_fdb.web.page import (
+    HEADERS,
+    KEEP_NOTHING,
+    READING,
+    answer,
+    asked_of,
+    fields_of,
+    foreign,
+    is_of_another_site,
+)
 from celery_fdb.web.pages.actions import act
 from celery_fdb.web.pages.workers import Workers
-from celery_fdb.web.settings import Settings
-from celery_fdb.web.visit import HERE, READ_ONLY, Visit
+from celery_fdb.web.settings import Settings, User
+from celery_fdb.web.visit import HERE, PATHS, READ_ONLY, Visit
 from kombu_fdb.errors import OptionError
 
 VIEWS = {PATHS[name]: view for name, view in SHOWN.items()}

@@ -17,9 +17,8 @@ from starlette.responses import Response
 from celery_fdb.operations.action import Action, AskedAnew, Request, carried, names_of, perform
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.operations.workers import WORKER_ACTIONS
-from celery_fdb.web.page import MOST_BYTES, READING, NotThere
-from celery_fdb.web.pages.messages import spot_of
-from celery_fdb.web.visit import MOST_SHOWN, Visit
+from celery_fdb.web.page import MOST_BYTES, READING
+from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, spot_of
 from kombu_fdb import Broker, Spot
 from kombu_fdb.errors import KombuFDBError, StoreError
 

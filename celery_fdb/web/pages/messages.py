@@ -8,7 +8,6 @@ length; a search looks at a bounded number of messages and says how far it came.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import get_args
 
 from starlette.responses import Response
@@ -17,11 +16,9 @@ from celery_fdb.inspection.dead_letters import Groups, dead_queues, group, group
 from celery_fdb.inspection.filters import FIELDS, REASONS, SPOKEN, Filter, Scope, search
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import offered, offered_on_all, offered_on_cause
-from celery_fdb.web.page import NotThere
-from celery_fdb.web.visit import MOST_SHOWN, Visit
-from kombu_fdb import Broker, Spot
+from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known, spot_of
+from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
@@ -60,7 +57,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
         found=found,
         following=None if found.following is None else found.following.hex(),
         reverse=reverse,
-        actions=allowed(visit, offered(name, rows)),
+        actions=visit.allowed(offered(name, rows)),
         actions_on_all=offered_on_all(name, rows),
     )
 
@@ -81,41 +78,15 @@ def message(visit: Visit, broker: Broker) -> Response:
         headers=row.headers(with_arguments=asked),
         properties=row.properties(),
         body=row.body() if asked else None,
-        actions=allowed(visit, offered(name, [row])),
+        actions=visit.allowed(offered(name, [row])),
     )
-
-
-def allowed(visit: Visit, actions: list[Action]) -> list[Action]:
-    """Without those whose forms show arguments to users who may not see them."""
-    return [each for each in actions if visit.may_see_bodies or not each.shows_body]
 
 
 def wanted_of(visit: Visit) -> Filter:
     """The filter of an address; what was left empty does not matter. Raises ``NotThere``."""
     given = {name: value for name in FIELDS if (value := visit.request.query_params.get(name))}
-    arguments_of(visit)
+    visit.asked_arguments()
     return Filter.of(given, visit.zone)
-
-
-def arguments_of(visit: Visit) -> str:
-    """What arguments are searched for; "" for nothing. Raises ``NotThere`` for a visitor who may not see them."""
-    asked = visit.asked("arguments").strip()
-    if asked and not visit.may_see_bodies:
-        raise NotThere("Arguments are hidden here, so there is no search for them.")
-    return asked
-
-
-def known(names: Iterable[str]) -> list[str]:
-    """To choose from: what an input takes as it is."""
-    return sorted({each for each in names if each and each.isprintable()})
-
-
-def spot_of(token: str) -> Spot:
-    """Raises ``NotThere``."""
-    try:
-        return Spot.parse(token)
-    except ValueError:
-        raise NotThere("There is no such message.") from None
 
 
 def _state(visit: Visit) -> State:

@@ -7,8 +7,7 @@ from starlette.responses import Response
 from celery_fdb.inspection.overview import find_keys, look, look_at_keys
 from celery_fdb.operations.actions import offered_on_key, offered_on_queue
 from celery_fdb.web.charts import charts_of, trends
-from celery_fdb.web.page import NotThere
-from celery_fdb.web.visit import MOST_SHOWN, Visit
+from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound

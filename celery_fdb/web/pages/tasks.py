@@ -17,8 +17,7 @@ from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.actions import offered
 from celery_fdb.operations.workers import offered_on_task
-from celery_fdb.web.pages.messages import allowed, arguments_of, known
-from celery_fdb.web.visit import MOST_SHOWN, Visit
+from celery_fdb.web.visit import MOST_SHOWN, Visit, known
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.message import MOST_OF_TASK
 
@@ -46,7 +45,7 @@ def runs(visit: Visit, broker: Broker) -> Response:
     given = {name: visit.asked(name)[:LONGEST] for name in FILTERS}
     ended = Filter.of({name: given[name] for name in ("since", "until")}, visit.zone)
     task, state, key, queue, worker = (given[name] for name in FILTERS[:5])
-    arguments = arguments_of(visit)[:LONGEST]
+    arguments = visit.asked_arguments()[:LONGEST]
     wanted = Wanted(task, state, key, queue, worker, ended.since_ms or 0, ended.until_ms or 0, arguments)
     try:
         if wanted.state == ACTIVE:
@@ -83,7 +82,7 @@ def task(visit: Visit, broker: Broker) -> Response:
         life=life,
         rows=rows,
         most=MOST_OF_TASK,
-        offered=lambda row: allowed(visit, offered(row.message.queue, [row])),
+        offered=lambda row: visit.allowed(offered(row.message.queue, [row])),
         offered_on_task=offered_on_task,
     )
 

@@ -15,8 +15,7 @@ from celery_fdb.history.views.runs import HistoryOff
 from celery_fdb.history.views.timeline import TaskUnknown
 from celery_fdb.history.views.workflows import DONE, Node, Workflow, below, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
-from celery_fdb.web.page import NotThere
-from celery_fdb.web.visit import Visit
+from celery_fdb.web.visit import NotThere, Visit
 from kombu_fdb import Broker
 
 #: Levels of a tree that are drawn.

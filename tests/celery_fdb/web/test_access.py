@@ -13,9 +13,9 @@ from kit.dashboard import Person
 from kit.processes import DEADLINE_S
 
 import celery_fdb.web
-from celery_fdb.web import User, dashboard, login
-from celery_fdb.web.addresses import PATHS, local_path
+from celery_fdb.web import User, authentication, dashboard
 from celery_fdb.web.authentication import AGAIN_S, FREE, MOST, Attempts, address_of
+from celery_fdb.web.visit import PATHS, cookie_name, local_path
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
@@ -109,11 +109,11 @@ def test_guessing_is_slowed_down_and_the_rightful_user_gets_in(visit: Any) -> No
 def test_a_forged_cookie_has_no_attempts_of_its_own(visit: Any) -> None:
     person = visit(token=TOKEN, clock=ManualClock())
     for number in range(FREE + 1):
-        person.cookies.set(login.cookie(login.KNOWN_COOKIE, TOKEN), f"9999999999999.{number}")
+        person.cookies.set(cookie_name(authentication.KNOWN_COOKIE, TOKEN), f"9999999999999.{number}")
         person.submit("/login", status=403 if number < FREE else 429, token="x")
     opens_nothing = visit(token=TOKEN)
-    known = login.ticket(TOKEN, SystemClock().wall_ms(), known=True)
-    opens_nothing.cookies.set(login.cookie(login.COOKIE, TOKEN), known)
+    known = authentication.new_ticket(TOKEN, SystemClock().wall_ms(), known=True)
+    opens_nothing.cookies.set(cookie_name(authentication.COOKIE, TOKEN), known)
     assert opens_nothing.get("/", headers={"accept": "text/html"}).url.path == "/login"
 
 
@@ -146,15 +146,15 @@ def test_whose_attempt_it_is(host: str, address: str) -> None:
 
 @pytest.mark.parametrize("cookie", ["", ".", "..", "9999999999999.x.", "9999999999999.x.AAAA", "x.y.z", "1.\u00e9"])
 def test_a_forged_cookie_is_refused(cookie: str) -> None:
-    assert not login.holds(TOKEN, cookie, 0)
+    assert not authentication.holds(TOKEN, cookie, 0)
 
 
 def test_the_cookie_is_of_this_token_and_ends() -> None:
-    ticket = login.ticket(TOKEN, 1_000)
-    assert login.holds(TOKEN, ticket, 1_000)
-    assert login.holds(TOKEN, ticket, login.HOLDS_S * 1000)
-    assert not login.holds(TOKEN, ticket, 1_000 + login.HOLDS_S * 1000)
-    assert not login.holds("another token of letters", ticket, 1_000)
+    ticket = authentication.new_ticket(TOKEN, 1_000)
+    assert authentication.holds(TOKEN, ticket, 1_000)
+    assert authentication.holds(TOKEN, ticket, authentication.HOLDS_S * 1000)
+    assert not authentication.holds(TOKEN, ticket, 1_000 + authentication.HOLDS_S * 1000)
+    assert not authentication.holds("another token of letters", ticket, 1_000)
 
 
 def test_logging_out_ends_copies_of_the_cookie_too(visit: Any) -> None:
@@ -172,16 +172,16 @@ def test_logging_out_ends_copies_of_the_cookie_too(visit: Any) -> None:
 
 
 def test_too_many_that_were_logged_out_end_all_that_were_given_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "MOST_ENDED", 10)
-    ended = login.Ended()
-    given = [login.ticket(TOKEN, now_ms) for now_ms in range(login.MOST_ENDED + 2)]
+    monkeypatch.setattr(authentication, "MOST_ENDED", 10)
+    ended = authentication.Ended()
+    given = [authentication.new_ticket(TOKEN, now_ms) for now_ms in range(authentication.MOST_ENDED + 2)]
     for each in given[:-1]:
         assert each not in ended
-        ended.add(each, login.MOST_ENDED + 1)
+        ended.add(each, authentication.MOST_ENDED + 1)
     assert len(ended._tickets) == 1
     assert all(each in ended for each in given)
-    assert login.ticket(TOKEN, login.MOST_ENDED + 2) not in ended
-    ended.add(given[0], login.HOLDS_S * 2000)
+    assert authentication.new_ticket(TOKEN, authentication.MOST_ENDED + 2) not in ended
+    ended.add(given[0], authentication.HOLDS_S * 2000)
     assert ended._tickets == {given[0]}, "what is over by itself is not kept"
 
 
@@ -195,7 +195,7 @@ def test_dashboards_at_the_ports_of_one_host_leave_each_other_logged_in(url: str
     for number in (1, 2):
         browser.base_url = f"http://testserver:{number}"
         browser.see("/login")
-        form_token = browser.cookies[login.cookie("celery_fdb_form", f"{TOKEN} {number}")]
+        form_token = browser.cookies[cookie_name("celery_fdb_form", f"{TOKEN} {number}")]
         browser.post("/login", data={"token": f"{TOKEN} {number}", "form_token": form_token}, headers=browser.origin())
     for number in (1, 2):
         assert browser.get(f"http://testserver:{number}/queues").status_code == 200
@@ -205,7 +205,7 @@ def test_a_notice_of_another_program_on_this_host_is_not_shown(visit: Any, broke
     person = visit(token=TOKEN)
     person.submit("/login", token=TOKEN)
     for value in ("UGF5IG1lLg==", "UGF5IG1lLg==.", "UGF5IG1lLg==.x", "x.y"):
-        person.cookies.set(login.cookie("celery_fdb_notice", TOKEN), value)
+        person.cookies.set(cookie_name("celery_fdb_notice", TOKEN), value)
         assert "Pay me" not in person.see("/queues")
 
 
@@ -359,7 +359,7 @@ def test_a_form_with_an_empty_cookie_and_an_empty_field_is_refused(visit: Any) -
     answer = visit(token=TOKEN).post(
         "/login",
         data={"token": TOKEN, "form_token": ""},
-        headers={"cookie": f"{login.cookie('celery_fdb_form', TOKEN)}="},
+        headers={"cookie": f"{cookie_name('celery_fdb_form', TOKEN)}="},
     )
     assert answer.status_code == 403
 

@@ -19,9 +19,9 @@ import pytest
 from celery_fdb.inspection import overview
 from celery_fdb.inspection.overview import Overview
 from celery_fdb.web import application
-from celery_fdb.web.addresses import PATHS
 from celery_fdb.web.pages import actions, messages, queues, workers
 from celery_fdb.web.settings import Settings
+from celery_fdb.web.visit import PATHS
 from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
 from kombu_fdb.testing.clock import ManualClock
@@ -285,7 +285,7 @@ def test_a_store_that_hangs_is_told_in_time(visit: Any, monkeypatch: pytest.Monk
 
 FORKS = """
 import asyncio, os
-from celery_fdb.web.threads import Threads
+from celery_fdb.web.page import Threads
 
 threads = Threads(1, 30.0)
 assert asyncio.run(threads.run(os.getpid)) == os.getpid()
