@@ -1,4 +1,4 @@
-"""Where each row of the history stands, and the counters of one slot of time.
+"""Where each row of the history stands, and its bytes: groups of runs, and counters.
 
 ``docs/keyspace.md`` is this page for readers. All keys are tuples (``kombu_fdb/keyspace/layout.py``) behind
 ``("celery-fdb", namespace, "history")``, so the history shares a namespace with the queues and the results and collides
@@ -26,9 +26,14 @@ A *segment* is the unit of trimming, as in Kafka's logs: the oldest is deleted a
 however many rows it has. What takes a key apart raises ``FormatError`` for one that no version of ours can have
 written.
 
-Numbers that no scan has to find: how many runs ended how, how long they took, and how long they had waited.
+The value of a group holds some runs of one worker, in the order in which they ended: a version byte, then JSON: a list
+of the texts that many runs share (names of tasks, queues, workers and states), and a list of runs. A run is a list of
+its fields in the order of :class:`~celery_fdb.history.run.Run`, shared texts by their places in the first list, without
+the empty fields at its end. So a group of 200 runs is some 30 kB, in one row.
 
-A row is one integer that is added to atomically: its fields, the lowest first, are counters that never become negative,
+Counters are numbers that no scan has to find: how many runs ended how, how long they took, and how long they had waited.
+
+A row of counters is one integer that is added to atomically: its fields, the lowest first, are counters that never become negative,
 so none carries into the next one. First come 64-bit fields: the states of :data:`~celery_fdb.history.run.ENDED`, then
 the sum of the runtimes in microseconds, then how many runs took up to each of :data:`BOUNDS_S`, and longer. They are
 all that the row of a total has. The row of a slot has 32-bit fields behind them, a *sketch*: how many runs took up to
@@ -44,17 +49,21 @@ no sketches, and its workers add nothing to the slots of all tasks.
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self
 
 from celery import states
 
-from celery_fdb.history.run import ENDED, Run
+from celery_fdb.history.run import ACTIVE, ENDED, STATES, Follower, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import pack, pack_int, pack_text, range_of, unpack, unpack_as
+from kombu_fdb.primitives.clock import random_id
+from kombu_fdb.primitives.ranges import MOST, is_number, is_whole
 
 # -- keys --------------------------------------------------------------------------------------------------------------
 
@@ -129,20 +138,20 @@ class HistoryKeys:
         return self.index_by(number, kind) + pack_text(name)
 
     @staticmethod
-    def split_group(packed: bytes) -> GroupId:
-        """What stands behind the prefix of the groups, or of an index by group."""
-        return _checked(*unpack_as(packed, int, bytes))
+    def split_group(begin: int, key: bytes) -> GroupId:
+        """What stands behind the prefix of the groups, or of an index by group, which is ``begin`` bytes long."""
+        return _checked(*unpack_as(key[begin:], int, bytes))
 
     @staticmethod
-    def split_run(packed: bytes) -> tuple[GroupId, int]:
+    def split_run(begin: int, key: bytes) -> tuple[GroupId, int]:
         """What stands behind the prefix of an index by run."""
-        end_ms, nonce, at = unpack_as(packed, int, bytes, int)
+        end_ms, nonce, at = unpack_as(key[begin:], int, bytes, int)
         return _checked(end_ms, nonce), at
 
     @staticmethod
-    def split_root(packed: bytes) -> tuple[str, GroupId]:
+    def split_root(begin: int, key: bytes) -> tuple[str, GroupId]:
         """What stands behind the prefix of the index by root."""
-        id_, end_ms, nonce, _at = unpack_as(packed, str, int, bytes, int)
+        id_, end_ms, nonce, _at = unpack_as(key[begin:], str, int, bytes, int)
         return id_, _checked(end_ms, nonce)
 
     # -- counters ----------------------------------------------------------------------------------------------------
@@ -201,6 +210,157 @@ def _checked(end_ms: int, nonce: bytes) -> GroupId:
     if len(nonce) != NONCE_BYTES:
         raise FormatError("unreadable key", nonce=nonce[:40])
     return GroupId(end_ms, nonce)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+#: What one group holds at most. FoundationDB's limit of a value is 100,000 B.
+GROUP_RUNS, GROUP_BYTES = 250, 90_000
+#: A run that is larger keeps no texts but its names and the beginning of its error.
+RUN_BYTES = 60_000
+#: Runs of one group ended within this time, so that a page of a period knows where to begin.
+GROUP_SPAN_MS = 60_000
+GROUP_VERSION = 2
+#: By version, the fields of a run in their order. The first one knew nothing of publications.
+_BY_VERSION = {
+    1: tuple(name for name in Run._fields if name not in {"published_ms", "due_ms"}),
+    GROUP_VERSION: Run._fields,
+}
+
+_SHARED = ("task", "queue", "worker", "state")
+_SHARED_AT = tuple(Run._fields.index(name) for name in _SHARED)
+#: Fields that every row has.
+_LEAST = max(_SHARED_AT) + 1
+_NUMBERS = ("start_ms", "end_ms", "published_ms", "due_ms", "retries", "redeliveries")
+#: Index of the first field that most runs don't have, and what they have from there on.
+_RARE = Run._fields.index("key")
+_NOTHING = tuple(Run("", ""))[_RARE:]
+
+
+def _encoder() -> Callable[[Any], str]:
+    """``JSONEncoder.encode``, whose C part is made once, not for each run: that is half of its time."""
+    plain = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # a Python without it
+        return plain.encode
+    encode = make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+    return lambda value: "".join(encode(value, 0))
+
+
+_dumps = _encoder()
+
+
+class Group:
+    """Runs that stand in one row, under the same key however often it is written."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        #: It may have been written.
+        self.tried = False
+        self._texts: dict[str, int] = {}
+        self._rows: list[str] = []
+        self._room = GROUP_BYTES
+
+    def add(self, run: Run) -> bool:
+        """False if it does not fit. An empty group takes any run."""
+        if self.runs and (len(self.runs) == GROUP_RUNS or run.end_ms - self.runs[0].end_ms > GROUP_SPAN_MS):
+            return False
+        row = self._row(run)
+        if len(row) > RUN_BYTES:
+            run = run._replace(args="", kwargs="", traceback="", error=run.error[:200], followers=())
+            row = self._row(run)
+        if len(row) >= self._room and self.runs:
+            return False
+        self._room -= len(row) + 1
+        self._rows.append(row)
+        self.runs.append(run)
+        return True
+
+    def _row(self, run: Run) -> str:
+        row: list[Any] = list(run[:_RARE] if run[_RARE:] == _NOTHING else run)
+        for at in _SHARED_AT:
+            place = self._texts.get(row[at])
+            if place is None:
+                place = self._texts[row[at]] = len(self._texts)
+                self._room -= len(_dumps(row[at])) + 1
+            row[at] = place
+        while not row[-1] and len(row) > _LEAST and not isinstance(row[-1], float):
+            row.pop()
+        return _dumps(row)
+
+    @cached_property
+    def id(self) -> GroupId:
+        """Where it stands in its segment, once all its runs are added."""
+        return GroupId(self.runs[-1].end_ms, random_id()[:NONCE_BYTES])
+
+    @property
+    def value(self) -> bytes:
+        return bytes((GROUP_VERSION,)) + f"[{_dumps(list(self._texts))},[{','.join(self._rows)}]]".encode()
+
+
+def pack_groups(runs: Iterable[Run]) -> list[Group]:
+    """Sorted by their ends, in as few groups as hold them."""
+    groups: list[Group] = []
+    for run in sorted(runs, key=lambda run: run.end_ms):
+        if not groups or not groups[-1].add(run):
+            groups.append(Group())
+            groups[-1].add(run)
+    return groups
+
+
+def decode(value: bytes, at: Iterable[int] | None = None) -> list[Run]:
+    """``at``: only these. Raises ``FormatError``, and nothing else, for what no version of ours can have written."""
+    try:
+        if value[0] not in _BY_VERSION:
+            raise FormatError("unreadable group of runs", version=value[0])
+        texts, rows = json.loads(value[1:])
+        wanted = rows if at is None else [rows[each] for each in at if each < len(rows)]
+        return [_run(row, texts, _BY_VERSION[value[0]]) for row in wanted]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise FormatError("unreadable group of runs", length=len(value), reason=str(error)[:200]) from error
+
+
+def _run(row: Any, texts: Any, names: Sequence[str]) -> Run:
+    if not _LEAST <= len(row) <= len(names):
+        raise ValueError("not a run")
+    fields = dict(zip(names, row, strict=False))
+    for name in _SHARED:
+        fields[name] = texts[_whole(fields[name])]
+    fields["followers"] = tuple(Follower(each, task) for each, task in fields.get("followers", ()))
+    run = Run(**fields)
+    _check(run)
+    return run
+
+
+def _check(run: Run) -> None:
+    value: Any
+    for name, value in zip(Run._fields, run, strict=True):
+        if name in _NUMBERS:
+            _whole(value)
+        elif name == "runtime_s":
+            if value is not None and not is_number(value, 0, math.inf):
+                raise ValueError("not a duration")
+        elif name == "followers":
+            for each in value:
+                _text(each.id)
+                _text(each.task)
+        else:
+            _text(value)
+    if run.state not in STATES or (run.state == ACTIVE) != (run.end_ms == 0):
+        raise ValueError("not a state")
+
+
+def _whole(value: Any) -> int:
+    if not is_whole(value, 0, MOST):
+        raise ValueError("not a number of ours")
+    return int(value)
+
+
+def _text(value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    value.encode()  # a lone half of a surrogate pair is nothing of ours
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------
@@ -265,22 +425,18 @@ class Counters(NamedTuple):
     def failed(self) -> int:
         return self.of(states.FAILURE)
 
-    def quantile_s(self, share: float) -> float | None:
-        """The runtime that ``share`` of the runs stayed below, at most :data:`ERROR` off; None without runs."""
-        return quantile_s(self.sketch, share)
+    def quantile_s(self, share: float, of: Literal["sketch", "waits"] = "sketch") -> float | None:
+        """What ``share`` of the runtimes, or of the waits, stayed below, at most :data:`ERROR` off; None without runs.
 
-
-def quantile_s(sketch: Sequence[int], share: float) -> float | None:
-    """What ``share`` of a sketch stayed below.
-
-    Of what is shorter than :data:`SHORTEST_S` or longer than :data:`LONGEST_S`, about that.
-    """
-    rank = max(share * sum(sketch), 1)
-    for at, number in enumerate(sketch):
-        rank -= number
-        if number and rank <= 0:
-            return SHORTEST_S * STEP**at * (1 - ERROR)
-    return None
+        Of what is shorter than :data:`SHORTEST_S` or longer than :data:`LONGEST_S`, about that.
+        """
+        sketch = self.sketch if of == "sketch" else self.waits
+        rank = max(share * sum(sketch), 1)
+        for at, number in enumerate(sketch):
+            rank -= number
+            if number and rank <= 0:
+                return SHORTEST_S * STEP**at * (1 - ERROR)
+        return None
 
 
 def delta_of(runs: Iterable[Run]) -> bytes:

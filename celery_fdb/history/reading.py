@@ -19,9 +19,8 @@ from typing import NamedTuple, TypeVar
 
 from celery.states import FAILURE
 
-from celery_fdb.history import indexes, layout
-from celery_fdb.history.indexes import GROUP_SPAN_MS, decode
-from celery_fdb.history.layout import GroupId, HistoryKeys, Range
+from celery_fdb.history.layout import GROUP_SPAN_MS, Counters, GroupId, HistoryKeys, Range, decode, unpack_counters
+from celery_fdb.history.options import LARGEST_SEGMENT
 from celery_fdb.history.run import FAILED, Run, id_text
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.layout import pack_int, range_of, readable
@@ -39,6 +38,47 @@ MOST_COUNTERS = 5_000
 MOST_OF_SEGMENT = 20_000
 #: Segments that are asked for an id at once.
 SEGMENTS_AT_ONCE = 100
+
+
+# -- segments ----------------------------------------------------------------------------------------------------------
+
+
+#: So many runs are never flushed into one: a damaged counter must not have all the others cleared.
+MOST_COUNTED = 10 * LARGEST_SEGMENT
+#: Read at once: more than any bounds leave.
+MOST_SEGMENTS = 2_000
+
+
+class Segment(NamedTuple):
+    number: int
+    opened_ms: int
+    runs: int = 0
+
+
+def segments(tr: Transaction, keys: HistoryKeys, *, limit: int = MOST_SEGMENTS) -> list[Segment]:
+    """The newest ones, the oldest of them first."""
+    rows = reversed(tr.get_range(*keys.segments, limit=2 * limit, reverse=True, snapshot=True))
+    found: dict[int, Segment] = {}
+    for (number, is_runs), value in readable(rows, keys.split_segment):
+        amount = _number(value)
+        if not is_runs:
+            found[number] = Segment(number, amount)
+        elif number in found:
+            found[number] = found[number]._replace(runs=min(amount, MOST_COUNTED))
+    return list(found.values())
+
+
+def newest_first(tr: Transaction, keys: HistoryKeys) -> list[int]:
+    """Their numbers."""
+    return [each.number for each in reversed(segments(tr, keys))]
+
+
+def _number(value: bytes) -> int:
+    """One that can't be read is the largest: a segment with it is full, and no worker writes into it."""
+    return int.from_bytes(value, "little") if len(value) == 8 else 2**64 - 1
+
+
+# -- pages of runs -----------------------------------------------------------------------------------------------------
 
 
 class Wanted(NamedTuple):
@@ -115,7 +155,7 @@ def _walk(
     tr: Transaction, keys: HistoryKeys, wanted: Wanted, after: Cursor | None
 ) -> Iterator[tuple[int, GroupId, list[Run]]]:
     """The groups that may hold what is wanted, from the newest on."""
-    numbers = [each for each in indexes.newest_first(tr, keys) if after is None or each <= after.segment]
+    numbers = [each for each in newest_first(tr, keys) if after is None or each <= after.segment]
     if wanted.task or wanted.state or wanted.until_ms:
         numbers = _segments_with(tr, numbers, lambda number: _period(_prefix(keys, number, wanted), wanted))
     for number in numbers:
@@ -135,7 +175,7 @@ def _groups(
         end = min(end, prefix + behind.group.packed + (b"\x00" if behind.taken else b""))
     while begin < end:
         rows = tr.get_range(begin, end, limit=GROUPS_AT_ONCE, reverse=True, snapshot=True)
-        groups = list(readable(rows, lambda key: keys.split_group(key[len(prefix) :])))
+        groups = list(readable(rows, partial(keys.split_group, len(prefix))))
         if is_index and groups:
             values = tr.get_many([keys.group(number, group) for group, _ in groups], snapshot=True)
             yield from ((group, value) for (group, _), value in zip(groups, values, strict=True) if value is not None)
@@ -167,11 +207,8 @@ def _period(prefix: bytes, wanted: Wanted) -> Range:
 # -- by id -------------------------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """Of an index: its segment, and its key."""
-
-    segment: int
-    key: bytes
+#: Of an index: its segment, and its key.
+Row = tuple[int, bytes]
 
 
 def runs_of(
@@ -183,17 +220,17 @@ def runs_of(
     """
     places: dict[tuple[int, GroupId], list[int]] = defaultdict(list)
     id_, left, last = id_text(id_), limit, None
-    numbers = [each for each in indexes.newest_first(tr, keys) if behind is None or each <= behind.segment]
+    numbers = [each for each in newest_first(tr, keys) if behind is None or each <= behind[0]]
     for number in _segments_with(tr, numbers, lambda each: range_of(keys.index(each, kind, id_))):
         prefix = keys.index(number, kind, id_)
         begin, end = range_of(prefix)
-        end = behind.key if behind is not None and number == behind.segment else end
+        end = behind[1] if behind is not None and number == behind[0] else end
         rows = tr.get_range(begin, end, limit=left, reverse=True, snapshot=True)
-        for (group, at), _ in readable(rows, partial(_split_run, len(prefix))):
+        for (group, at), _ in readable(rows, partial(keys.split_run, len(prefix))):
             places[number, group].append(at)
         left -= len(rows)
         if left <= 0:
-            last = Row(number, rows[-1][0])
+            last = number, rows[-1][0]
             break
     runs: list[Run] = []
     groups = sorted(places)
@@ -205,14 +242,6 @@ def runs_of(
     return sorted(runs, key=lambda run: (run.start_ms or run.end_ms, run.end_ms)), last
 
 
-def _split_group(behind: int, key: bytes) -> GroupId:
-    return HistoryKeys.split_group(key[behind:])
-
-
-def _split_run(behind: int, key: bytes) -> tuple[GroupId, int]:
-    return HistoryKeys.split_run(key[behind:])
-
-
 def found_by(wanted: Wanted) -> list[tuple[str, str]]:
     """By which runs a workflow is found: their task, or, of what has failed, their states; by any if that is empty."""
     if wanted.task:
@@ -220,18 +249,11 @@ def found_by(wanted: Wanted) -> list[tuple[str, str]]:
     return [("state", each) for each in FAILED] if wanted.state == FAILURE else []
 
 
-class Roots(NamedTuple):
-    """When about the newest run of each ended, and its id; the newest first. ``rows``: so many were read for them."""
+def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted) -> tuple[list[tuple[int, str]], int]:
+    """The roots and groups of a segment's runs: when about the newest run of each ended, and its id.
 
-    spots: list[tuple[int, str]]
-    rows: int
-
-
-def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted) -> Roots:
-    """The ids of the roots and groups of a segment's runs.
-
-    The newest first; at most :data:`MOST_OF_SEGMENT` runs are looked at. Left out are those of which the index says
-    that no run is wanted: none of that task, or, of what has failed, none that has.
+    And how many rows were read for them. The newest first; at most :data:`MOST_OF_SEGMENT` runs are looked at. Left out
+    are those of which the index says that no run is wanted: none of that task, or, of what has failed, none that has.
     """
     prefix = keys.index_by(number, "root")
     rows = tr.get_range(*range_of(prefix), limit=MOST_OF_SEGMENT, snapshot=True)
@@ -240,16 +262,16 @@ def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted
     for kind, name in found_by(wanted) if rows else ():
         behind = keys.index(number, kind, name)
         found = tr.get_range(*range_of(behind), limit=MOST_OF_SEGMENT, snapshot=True)
-        named = (named or set()) | {group for group, _ in readable(found, partial(_split_group, len(behind)))}
+        named = (named or set()) | {group for group, _ in readable(found, partial(keys.split_group, len(behind)))}
         read += len(found)
     newest: dict[str, int] = {}
     matching: set[str] = set()
-    for (id_, group), _ in readable(rows, lambda key: keys.split_root(key[len(prefix) :])):
+    for (id_, group), _ in readable(rows, partial(keys.split_root, len(prefix))):
         newest[id_] = max(newest.get(id_, 0), group.end_ms)
         if named is None or group in named:
             matching.add(id_)
     found_ids = [(end_ms, id_) for id_, end_ms in newest.items() if id_ in matching and end_ms >= wanted.since_ms]
-    return Roots(sorted(found_ids, reverse=True), read)
+    return sorted(found_ids, reverse=True), read
 
 
 def _segments_with(tr: Transaction, numbers: Sequence[int], range_in: Callable[[int], Range]) -> list[int]:
@@ -288,11 +310,11 @@ def holders(tr: Transaction, keys: HistoryKeys, *, limit: int, cursor: bytes = b
 
 def counters(
     tr: Transaction, begin: bytes, end: bytes, split: Callable[[bytes], P]
-) -> tuple[list[tuple[P, layout.Counters]], bytes]:
+) -> tuple[list[tuple[P, Counters]], bytes]:
     """Counters of :data:`MOST_COUNTERS` rows, with what ``split`` makes of the key; and where the next ones begin."""
     rows = tr.get_range(begin, end, limit=MOST_COUNTERS, snapshot=True)
-    found: list[tuple[P, layout.Counters]] = []
+    found: list[tuple[P, Counters]] = []
     for place, value in readable(rows, split):
         with suppress(FormatError):
-            found.append((place, layout.unpack_counters(value)))
+            found.append((place, unpack_counters(value)))
     return found, rows[-1][0] + b"\0" if len(rows) == MOST_COUNTERS else b""

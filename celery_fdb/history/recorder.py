@@ -45,7 +45,7 @@ from typing import Any, NamedTuple, Protocol
 from celery.utils.log import get_logger
 
 from celery_fdb.brokers import common_ms
-from celery_fdb.history.indexes import Group
+from celery_fdb.history.layout import Group
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore

@@ -2,6 +2,15 @@
 
 Every verb may happen twice. A group has a key of its own, and a process that writes it again, because the answer of a
 commit was lost, looks first whether it stands there; so its runs are counted once.
+
+Model of the segments. A segment is *open* while it is the newest, then *closed*, until *trim* clears it. A flush writes
+into the newest one, or opens the next if that is full or has been open for long enough (``options.py``). Two workers
+may open the same one at the same time: both write the same key, and one moment stands. Trim clears closed segments, the
+oldest first: while there are more runs than the bound leaves room for, and those that were opened longer ago than the
+bound says, which includes an open one that no worker writes to any more. So there are never more runs than the bound,
+but for what several workers flush at the same moment, and none is older.
+
+A flush conflicts with a trim of the segment that it writes to, and then writes into another one.
 """
 
 from __future__ import annotations
@@ -11,13 +20,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any, TypeVar
 
-from celery_fdb.history import indexes, layout, reading
-from celery_fdb.history.indexes import Group, decode, pack_groups
-from celery_fdb.history.layout import Counters, HistoryKeys
+from celery_fdb.history import layout, reading
+from celery_fdb.history.layout import Counters, Group, HistoryKeys, decode, pack_groups
 from celery_fdb.history.options import History
-from celery_fdb.history.reading import RUNS_AT_ONCE, Cursor, Roots, Row, Wanted
+from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import pack_int, pack_text
@@ -39,7 +48,7 @@ LOST_RUNS = 100
 def write(tr: Transaction, keys: HistoryKeys, group: Group, *, bounds: History, now_ms: int) -> bool:
     """Store a group, its index entries, and what it adds to the counters. Returns whether a segment was opened."""
     tr.fill()
-    number, opened = indexes.choose(tr, keys, bounds, now_ms)
+    number, opened = _open_segment(tr, keys, bounds, now_ms)
     tr.set(keys.group(number, group.id), group.value)
     for kind in INDEXES:
         for name in {getattr(run, kind) for run in group.runs}:
@@ -48,6 +57,19 @@ def write(tr: Transaction, keys: HistoryKeys, group: Group, *, bounds: History, 
     tr.add(keys.segment_runs(number), len(group.runs))
     _count(tr, keys, group.runs, group.id.end_ms // 1000)
     return opened
+
+
+def _open_segment(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> tuple[int, bool]:
+    """Where a flush writes to, and whether it was opened for that."""
+    found = reading.segments(tr, keys, limit=1)
+    if found:
+        last = found[-1]
+        if last.runs < bounds.segment_runs and now_ms - last.opened_ms < bounds.segment_ms:
+            tr.add_read_conflict_key(keys.segment(last.number))
+            return last.number, False
+    number = found[-1].number + 1 if found else 1
+    tr.set(keys.segment(number), now_ms.to_bytes(8, "little"))
+    return number, True
 
 
 def _index_runs(tr: Transaction, keys: HistoryKeys, number: int, group: Group) -> None:
@@ -76,6 +98,36 @@ def _count(tr: Transaction, keys: HistoryKeys, runs: Sequence[Run], end_s: int) 
 
 def _add(tr: Transaction, key: bytes, delta: bytes, width: int) -> None:
     tr.add(key, int.from_bytes(delta[:width], "little"), width=width)
+
+
+# -- trimming ----------------------------------------------------------------------------------------------------------
+
+
+#: Segments that one transaction deletes.
+TRIM_SEGMENTS = 4
+
+
+def trim(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> int:
+    """Clear up to :data:`TRIM_SEGMENTS` of those that the bounds leave no room for. Returns how many."""
+    found = reading.segments(tr, keys)
+    too_many = sum(each.runs for each in found) - (bounds.runs - bounds.segment_runs)
+    cleared = 0
+    # Each was opened before the next one, whatever the clock of who opened it said.
+    opened_ms = [*accumulate((each.opened_ms for each in reversed(found)), min)][::-1]
+    for each, opened in zip(found[:TRIM_SEGMENTS], opened_ms, strict=False):
+        is_closed = each is not found[-1]
+        if not (is_closed and too_many > 0) and now_ms - opened < bounds.max_age * 1000:
+            break
+        too_many -= each.runs
+        tr.clear_range(*keys.inside(each.number))
+        tr.clear(keys.segment(each.number))
+        tr.clear(keys.segment_runs(each.number))
+        cleared += 1
+    for length_s, kept_s in layout.SLOTS.items():
+        end_s = max(now_ms // 1000 - kept_s, 0)
+        tr.clear_range(*keys.slots(length_s, 0, end_s))
+        tr.clear_range(*keys.all_tasks_in(length_s, 0, end_s))
+    return cleared
 
 
 # -- active runs -------------------------------------------------------------------------------------------------------
@@ -141,7 +193,7 @@ class HistoryStore:
 
     def _stands(self, tr: Transaction, group: Group) -> bool:
         """In the newest segments: an earlier try wrote it there. Read serializably, in case it is still on its way."""
-        numbers = [each.number for each in indexes.read(tr, self.keys, limit=2)]
+        numbers = [each.number for each in reading.segments(tr, self.keys, limit=2)]
         found = tr.get_many([self.keys.group(number, group.id) for number in numbers])
         return any(each is not None for each in found)
 
@@ -178,9 +230,9 @@ class HistoryStore:
         """Delete what is beyond the bounds, in at most so many transactions. Returns how many segments."""
         total = 0
         for _ in range(parts):
-            cleared = self._write(lambda tr: indexes.trim(tr, self.keys, bounds, now_ms))
+            cleared = self._write(lambda tr: trim(tr, self.keys, bounds, now_ms))
             total += cleared
-            if cleared < indexes.TRIM_SEGMENTS:
+            if cleared < TRIM_SEGMENTS:
                 break
         return total
 
@@ -209,7 +261,7 @@ class HistoryStore:
 
     def kept(self) -> int:
         """How many runs are in the history."""
-        return sum(each.runs for each in self._read(lambda tr: indexes.read(tr, self.keys)))
+        return sum(each.runs for each in self._read(lambda tr: reading.segments(tr, self.keys)))
 
     def page(self, wanted: Wanted, *, limit: int, after: Cursor | None = None) -> tuple[list[Run], Cursor | None]:
         """Runs that have ended, the newest first; see ``reading.py``."""
@@ -222,22 +274,24 @@ class HistoryStore:
     def runs_of_workflow(self, root_id: str, *, limit: int = 500) -> list[Run]:
         """The newest runs of the tasks that a root led to, without its own; or of those in a group; read in parts."""
         runs: list[Run] = []
-        behind: Row | None = None
-        for left in range(limit, 0, -RUNS_AT_ONCE):
-            found, behind = self._runs_of("root", root_id, min(left, RUNS_AT_ONCE), behind)
+        behind: reading.Row | None = None
+        for left in range(limit, 0, -reading.RUNS_AT_ONCE):
+            found, behind = self._runs_of("root", root_id, min(left, reading.RUNS_AT_ONCE), behind)
             runs = found + runs
             if behind is None:
                 break
         return runs
 
-    def _runs_of(self, kind: str, id_: str, limit: int, behind: Row | None = None) -> tuple[list[Run], Row | None]:
+    def _runs_of(
+        self, kind: str, id_: str, limit: int, behind: reading.Row | None = None
+    ) -> tuple[list[Run], reading.Row | None]:
         return self._read(lambda tr: reading.runs_of(tr, self.keys, kind, id_, limit=limit, behind=behind))
 
     def segments(self) -> list[int]:
         """Their numbers, the newest first."""
-        return self._read(lambda tr: indexes.newest_first(tr, self.keys))
+        return self._read(lambda tr: reading.newest_first(tr, self.keys))
 
-    def workflows_in(self, number: int, wanted: Wanted) -> Roots:
+    def workflows_in(self, number: int, wanted: Wanted) -> tuple[list[tuple[int, str]], int]:
         """Roots and groups of the runs in a segment; see ``reading.py``."""
         return self._read(lambda tr: reading.workflows_in(tr, self.keys, number, wanted))
 

@@ -1,4 +1,4 @@
-"""What is in a broker now, on which hosts, which sessions are silent, and what needs attention.
+"""What is in a broker now, on which hosts, and which sessions are silent.
 
 Hosts: by which names a page, or the metrics, may be asked for. The check is against DNS rebinding: a page of another
 site whose name was made to lead to this machine is refused, since the browser still sends that site's name. An IP
@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
@@ -29,7 +29,6 @@ from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts, is_internal
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked
-from kombu_fdb.primitives.plural import plural
 
 # -- hosts -------------------------------------------------------------------------------------------------------------
 
@@ -74,55 +73,6 @@ def state_of(session: SessionView, quiet_s: float | None) -> str:
     if not session.open:
         return "ended"
     return "silent" if (quiet_s or 0.0) > session.ttl_s else "alive"
-
-
-def silent(seen: Overview) -> list[SessionView]:
-    return [each for each in seen.sessions if state_of(each, heard_s(seen, each)) == "silent"]
-
-
-# -- attention ---------------------------------------------------------------------------------------------------------
-
-
-#: How many concerns are shown, the worst first.
-MOST = 12
-#: Seconds after which the oldest message of a queue with consumers is a concern.
-LATE_S = 300.0
-
-
-class Concern(NamedTuple):
-    """``queue``: where to act; None for the sessions."""
-
-    text: str
-    queue: str | None = None
-
-
-def concerns(seen: Overview) -> list[Concern]:
-    """What a person on call would want to know, the worst first."""
-    found = [*_of_sessions(seen)]
-    for each in seen.own_queues:
-        found += [Concern(text, each.name) for text in _of_queue(each)]
-    return found[:MOST]
-
-
-def _of_sessions(seen: Overview) -> Iterator[Concern]:
-    if seen.own_queues and not any(each.consumers for each in seen.live_queues):
-        yield Concern("no worker consumes any queue")
-    quiet = silent(seen)
-    if quiet:
-        yield Concern(f"{plural(len(quiet), 'session')} without a heartbeat: {quiet[0].host} {quiet[0].pid}")
-    if seen.asides:
-        yield Concern(f"background work keeps failing in {plural(len(seen.asides), 'place')}: run fdb doctor")
-
-
-def _of_queue(each: QueueView) -> Iterator[str]:
-    if each.dead:
-        yield f"{plural(each.dead, 'dead letter')} of {each.name}"
-    if each.paused and each.ready:
-        yield f"{each.name} is paused with {plural(each.ready, 'message')}"
-    elif each.ready and not each.consumers:
-        yield f"{each.name} has no consumers, and {each.ready:,} wait there"
-    elif each.oldest_age_s is not None and each.oldest_age_s > LATE_S:
-        yield f"the oldest message of {each.name} waits for {each.oldest_age_s / 60:,.0f} min"
 
 
 # -- the overview ------------------------------------------------------------------------------------------------------

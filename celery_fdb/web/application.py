@@ -24,7 +24,7 @@ from celery_fdb.inspection.overview import LOOPBACK
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.live import Stream
 from celery_fdb.web.page import READING, Guard, Pages, Threads
-from celery_fdb.web.pages import actions, messages, overview, queues, schedules, tasks, workers, workflows
+from celery_fdb.web.pages import actions, messages, queues, schedules, tasks, workers
 from celery_fdb.web.settings import Login, Settings, settings_of
 from celery_fdb.web.visit import HERE, PATHS
 
@@ -37,7 +37,7 @@ def opening(settings: Settings) -> Holding:
 
 #: Each page by its view. What it may cost is in its docstring.
 SHOWN = {
-    "overview": overview.overview,
+    "overview": queues.overview,
     "queues": queues.queues,
     "queue": queues.queue,
     "keys": queues.keys,
@@ -48,8 +48,8 @@ SHOWN = {
     "tasks": tasks.tasks,
     "runs": tasks.runs,
     "task": tasks.task,
-    "workflows": workflows.workflows,
-    "workflow": workflows.workflow,
+    "workflows": tasks.workflows,
+    "workflow": tasks.workflow,
     "schedules": schedules.schedules,
     "sessions": workers.sessions,
 }

@@ -14,15 +14,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from celery_fdb.history.layout import Counters, quantile_s
+from celery_fdb.history.layout import Counters
 from celery_fdb.history.views.runs import DAY_S, HOUR_S, WEEK_S, HistoryOff, SlotView, look_at_series
 from celery_fdb.inspection.overview import Overview
-from celery_fdb.inspection.time_formats import rate
-from celery_fdb.web.visit import NOTHING, number, took
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Span
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -44,12 +41,6 @@ SPANS: Mapping[Span, Period] = {
     "day": Period("1 d", DAY_S, DAY),
     "week": Period("7 d", WEEK_S, WEEK),
 }
-#: How a value is written, by the kind of its chart.
-SHOWS: Mapping[str, Callable[[float | None], str]] = {
-    "rate": partial(rate, nothing=NOTHING),
-    "number": lambda value: number(None if value is None else int(value) if value == int(value) else value),
-    "took": took,
-}
 #: Queues with a line of their own, those with the longest backlogs; the others are added up.
 MOST_LINES = 5
 #: Of the drawing, which is stretched to the room there is.
@@ -63,14 +54,10 @@ LEAST_STEPS, SECONDS_UP_TO_S = 5, 600
 
 #: Seconds since 1970, and what was then; None: not known, a gap.
 Point = tuple[float, float | None]
-
-
-class Curve(NamedTuple):
-    """``tone``: its class."""
-
-    label: str
-    tone: str
-    points: Sequence[Point]
+#: Its label, its tone (the class of its line), and its points.
+Curve = tuple[str, str, Sequence[Point]]
+#: From when to when something was counted, and what it is worth.
+Step = tuple[float, float, float | None]
 
 
 class Line(NamedTuple):
@@ -115,8 +102,6 @@ class Charts(NamedTuple):
         """How a moment of the axis is written, so that no two are the same."""
         seconds = self.ticks[-1] - self.ticks[0]
         return "seconds" if seconds <= SECONDS_UP_TO_S else "minute" if seconds <= 2 * DAY_S else "day"
-
-    shows: Mapping[str, Callable[[float | None], str]] = SHOWS
 
 
 def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue: str | None = None) -> Charts:
@@ -189,7 +174,7 @@ def _of_queues(plot: _Plot, samples: Sequence[Sample]) -> list[Chart]:
     rest = {*by_peak[MOST_LINES:], OTHERS}
     if any(rest & queues.keys() for _, queues in shown):
         lines.append(("others", "rest", rest))
-    backlog = [Curve(label, tone, [(at, _ready(each, of)) for at, each in shown]) for label, tone, of in lines]
+    backlog = [(label, tone, [(at, _ready(each, of)) for at, each in shown]) for label, tone, of in lines]
     return [_messages(plot, shown), plot.chart("Backlog by queue, ready", "number", backlog)]
 
 
@@ -203,11 +188,11 @@ def _of_queue(plot: _Plot, samples: Sequence[Sample], name: str) -> list[Chart]:
             "Held in the queue",
             "number",
             [
-                Curve(label, tone, [(at, getattr(each[name], label) if each else None) for at, each in shown])
+                (label, tone, [(at, getattr(each[name], label) if each else None) for at, each in shown])
                 for label, tone in (("ready", "q0"), ("leased", "q1"), ("delayed", "q2"))
             ],
         ),
-        plot.chart("Age of the oldest that is ready", "took", [Curve("oldest", "q0", oldest)]),
+        plot.chart("Age of the oldest that is ready", "took", [("oldest", "q0", oldest)]),
     ]
 
 
@@ -248,8 +233,9 @@ def _done(was: Mapping[str, QueueSample], now: Mapping[str, QueueSample], event:
 
 
 def _of_runs(plot: _Plot, slots: Sequence[SlotView], sampled: Sequence[float]) -> list[Chart]:
-    drawn: list[_Slot] = []
     length_s = slots[0].seconds
+    #: From when to when each is drawn; in how many seconds it was counted, and what.
+    drawn: list[tuple[float, float, float, Counters | None]] = []
     for each in slots:
         end = each.begin_s + each.seconds
         begin = max(float(each.begin_s), plot.begin)
@@ -258,46 +244,34 @@ def _of_runs(plot: _Plot, slots: Sequence[SlotView], sampled: Sequence[float]) -
         at = bisect_left(sampled, each.begin_s)
         was_there = at < len(sampled) and sampled[at] < each.begin_s + length_s
         seconds = end - begin if plot.is_young else each.seconds
-        drawn.append(_Slot(begin, end, seconds, each.counted or (Counters() if was_there else None)))
+        drawn.append((begin, end, seconds, each.counted or (Counters() if was_there else None)))
     plot = plot._replace(gap_s=2 * length_s)
-    runs = [
-        _steps(
-            label,
-            tone,
-            [(each.begin, each.end, each.counted and getattr(each.counted, what) / each.seconds) for each in drawn],
+
+    def curve(label: str, tone: str, value: Callable[[Counters, float], float | None]) -> Curve:
+        return _steps(
+            label, tone, [(begin, end, counted and value(counted, seconds)) for begin, end, seconds, counted in drawn]
         )
-        for label, tone, what in (("ended", "out", "runs"), ("failed", "dead", "failed"))
+
+    def percentiles(of: Literal["sketch", "waits"]) -> list[Curve]:
+        return [
+            curve("median", "q0", lambda counted, _: counted.quantile_s(0.5, of)),
+            curve("95 %", "q1", lambda counted, _: counted.quantile_s(0.95, of)),
+        ]
+
+    runs = [
+        curve("ended", "out", lambda counted, seconds: counted.runs / seconds),
+        curve("failed", "dead", lambda counted, seconds: counted.failed / seconds),
     ]
     return [
         plot.chart("Runs of tasks", "rate", runs),
-        plot.chart("Latency: from published or due until begun", "took", _percentiles(drawn, "waits")),
-        plot.chart("Runtime", "took", _percentiles(drawn, "sketch")),
+        plot.chart("Latency: from published or due until begun", "took", percentiles("waits")),
+        plot.chart("Runtime", "took", percentiles("sketch")),
     ]
 
 
-class _Slot(NamedTuple):
-    """From when to when it is drawn; what was counted in it, and in how many seconds."""
-
-    begin: float
-    end: float
-    seconds: float
-    counted: Counters | None
-
-
-def _percentiles(drawn: Sequence[_Slot], of: str) -> list[Curve]:
-    return [
-        _steps(
-            label,
-            tone,
-            [(each.begin, each.end, each.counted and quantile_s(getattr(each.counted, of), share)) for each in drawn],
-        )
-        for label, tone, share in (("median", "q0", 0.5), ("95 %", "q1", 0.95))
-    ]
-
-
-def _steps(label: str, tone: str, values: Iterable[tuple[float, float, float | None]]) -> Curve:
+def _steps(label: str, tone: str, values: Iterable[Step]) -> Curve:
     """What was counted from then to then holds for all of that time, so one value alone is a line, and not a dot."""
-    return Curve(label, tone, [(at, value) for begin, end, value in values for at in (begin, end)])
+    return label, tone, [(at, value) for begin, end, value in values for at in (begin, end)]
 
 
 # -- the drawing ------------------------------------------------------------------------------------------------------
@@ -312,11 +286,11 @@ class _Plot(NamedTuple):
     is_young: bool
 
     def chart(self, title: str, kind: str, raw: Sequence[Curve]) -> Chart:
-        tops = [max((value for _, value in each.points if value is not None), default=None) for each in raw]
+        tops = [max((value for _, value in points if value is not None), default=None) for _, _, points in raw]
         top = rounded_up(max((each for each in tops if each is not None), default=0.0))
         lines = [
-            Line(each.label, each.tone, self._latest(each.points), most, self.path(each.points, top))
-            for each, most in zip(raw, tops, strict=True)
+            Line(label, tone, self._latest(points), most, self.path(points, top))
+            for (label, tone, points), most in zip(raw, tops, strict=True)
         ]
         return Chart(title, kind, top, lines)
 

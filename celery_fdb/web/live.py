@@ -1,12 +1,8 @@
 """Live pages: the numbers of the overview, and the stream that sends them as they change.
 
-Live stats: the numbers of the overview as they are now, from looks at the broker that are some seconds apart.
-
-All numbers are of the application's queues: not of those that Celery makes for itself.
-
-Live pages: one look at the broker for all of them, sent as server-sent events.
-
-One look at the broker for all pages that are open.
+The numbers are those of now, from looks at the broker that are some seconds apart. All are of the application's queues:
+not of those that Celery makes for itself. There is one look at the broker for all pages that are open, sent as
+server-sent events.
 
 Model. The first client that subscribes starts the watch, which looks every ``interval_s`` seconds, or less often if a
 look takes long, so that it keeps the store busy for a fifth of the time at most; the last one to go ends it. Each
@@ -26,17 +22,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from celery.states import FAILURE
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from celery_fdb.brokers import Holding
 from celery_fdb.history.views.runs import history_of
-from celery_fdb.inspection.overview import Overview, QueueView, concerns, look, rates
+from celery_fdb.inspection.overview import Overview, QueueView, heard_s, look, rates, state_of
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.page import Busy, Threads
 from celery_fdb.web.settings import Settings
@@ -44,6 +39,7 @@ from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.masking import plain
+from kombu_fdb.primitives.plural import plural
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
@@ -55,11 +51,8 @@ WINDOW_MS = 10_000
 STATES = ("ready", "delayed", "leased", "dead")
 
 
-class Runs(NamedTuple):
-    """Of tasks, ever, as the history counts them."""
-
-    ended: int
-    failed: int
+#: How many runs of tasks ended, ever, as the history counts them, and how many of them failed.
+Runs = tuple[int, int]
 
 
 class LiveStats:
@@ -83,8 +76,8 @@ class LiveStats:
         live = look.own_queues
         summary = _summary(look, live, speeds)
         if runs is not None and runs_before is not None:
-            ended = runs.ended - runs_before.ended
-            summary["failures"] = (runs.failed - runs_before.failed) / ended if ended > 0 else None
+            ended, failed = (now - was for now, was in zip(runs, runs_before, strict=True))
+            summary["failures"] = failed / ended if ended > 0 else None
         others = [each for each in look.queues if each.is_internal or each.dead_of is not None]
         told = [*live, *others][:MOST_QUEUES]
         queues = {each.name: {**counts_of(each), **_speeds(speeds, each.name)} for each in told}
@@ -92,7 +85,7 @@ class LiveStats:
             "at": look.taken_ms,
             "summary": summary,
             "queues": queues,
-            "concerns": [{"text": plain(each.text), "queue": each.queue} for each in concerns(look)],
+            "concerns": _concerns(look),
         }
 
 
@@ -129,7 +122,42 @@ def _summary(look: Overview, live: list[QueueView], speeds: dict[str, dict[str, 
     }
 
 
-# -- the stream --------------------------------------------------------------------------------------------------------
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+#: How many concerns are shown, the worst first.
+MOST_CONCERNS = 12
+#: Seconds after which the oldest message of a queue with consumers is a concern.
+LATE_S = 300.0
+
+
+def _concerns(seen: Overview) -> list[dict[str, Any]]:
+    """What a person on call would want to know, the worst first. ``queue``: where to act; None for the sessions."""
+    found: list[tuple[str, str | None]] = [(text, None) for text in _of_sessions(seen)]
+    for each in seen.own_queues:
+        found += [(text, each.name) for text in _of_queue(each)]
+    return [{"text": plain(text), "queue": queue} for text, queue in found[:MOST_CONCERNS]]
+
+
+def _of_sessions(seen: Overview) -> Iterator[str]:
+    if seen.own_queues and not any(each.consumers for each in seen.live_queues):
+        yield "no worker consumes any queue"
+    quiet = [each for each in seen.sessions if state_of(each, heard_s(seen, each)) == "silent"]
+    if quiet:
+        yield f"{plural(len(quiet), 'session')} without a heartbeat: {quiet[0].host} {quiet[0].pid}"
+    if seen.asides:
+        yield f"background work keeps failing in {plural(len(seen.asides), 'place')}: run fdb doctor"
+
+
+def _of_queue(each: QueueView) -> Iterator[str]:
+    if each.dead:
+        yield f"{plural(each.dead, 'dead letter')} of {each.name}"
+    if each.paused and each.ready:
+        yield f"{each.name} is paused with {plural(each.ready, 'message')}"
+    elif each.ready and not each.consumers:
+        yield f"{each.name} has no consumers, and {each.ready:,} wait there"
+    elif each.oldest_age_s is not None and each.oldest_age_s > LATE_S:
+        yield f"the oldest message of {each.name} waits for {each.oldest_age_s / 60:,.0f} min"
 
 
 # -- the feed ----------------------------------------------------------------------------------------------------------
@@ -331,5 +359,5 @@ def _told(vitals: LiveStats, broker: Broker) -> dict[str, Any]:
     runs = None
     if history.settings() is not None:
         counted = history.totals().values()
-        runs = Runs(sum(each.runs for each in counted), sum(each.of(FAILURE) for each in counted))
+        runs = sum(each.runs for each in counted), sum(each.failed for each in counted)
     return vitals.told(look(broker), runs)

@@ -113,11 +113,16 @@ def environment() -> Environment:
         "age_s": partial(age, nothing=NOTHING),
         "took": took,
         "rate": partial(rate, nothing=NOTHING),
+        "shown": shown,
         "limit": limit,
         "clock": clock,
+        "tone": tone,
+        "state": state_name,
+        "moment": moment_of,
+        "picked": picked,
+        "plain": plain,
     }
     made.globals["carried"] = carried
-    made.filters |= {"tone": tone, "state": state_name, "moment": moment_of, "picked": picked, "plain": plain}
     return made
 
 
@@ -170,6 +175,15 @@ def took(seconds: float | None) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 60 else age(seconds)
+
+
+def shown(value: float | None, kind: str) -> str:
+    """Of a chart, by its kind: rate, number or took."""
+    if kind == "took":
+        return took(value)
+    if kind == "rate":
+        return rate(value, NOTHING)
+    return number(None if value is None else int(value) if value == int(value) else value)
 
 
 def state_name(state: str) -> str:

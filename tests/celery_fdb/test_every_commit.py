@@ -14,10 +14,9 @@ import pytest
 from celery.states import STARTED, SUCCESS
 from kit.whole.mortal import Killed, MortalDatabase
 
-from celery_fdb.history import indexes
 from celery_fdb.history import layout as history_layout
 from celery_fdb.history import store as history_store
-from celery_fdb.history.indexes import decode
+from celery_fdb.history.layout import decode
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recorder import Upkeep
@@ -153,7 +152,7 @@ class Stage:
             group = history_layout.GroupId(*(of[2:4] if of[1] == "group" else of[3:5]))
             return keys.segment(of[0]) in rows and keys.group(of[0], group) in rows
         if tag in {"slot", "all"}:
-            return bool(of[1] >= self.clock.wall_ms() // 1000 - indexes.SLOTS[of[0]])
+            return bool(of[1] >= self.clock.wall_ms() // 1000 - history_layout.SLOTS[of[0]])
         return tag in {"segment", "settings", "total", "dropped"}
 
     def _entry(self, rows: dict[bytes, bytes], elements: tuple[Any, ...], value: bytes) -> bool:
@@ -227,7 +226,7 @@ IN_PARTS = {"results.sweep", "history.lose", "history.trim", "schedules.forget_o
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results_store, "SWEEP_ROWS", PART)
-    monkeypatch.setattr(indexes, "TRIM_SEGMENTS", 1)
+    monkeypatch.setattr(history_store, "TRIM_SEGMENTS", 1)
     monkeypatch.setattr(history_store, "LOST_RUNS", PART)
     monkeypatch.setattr(schedule_store, "MOST_ENTRIES", PART)
 

@@ -158,9 +158,9 @@ class _Page:
                 continue
             if rows >= MOST_ROWS:
                 return WorkflowsPage(self._found, last)
-            found = self._history.workflows_in(number, self._wanted)
-            rows += found.rows
-            spots = {id_: (end_ms, id_) for end_ms, id_ in found.spots}
+            found, read = self._history.workflows_in(number, self._wanted)
+            rows += read
+            spots = {id_: (end_ms, id_) for end_ms, id_ in found}
             for end_ms, id_ in spots.values():
                 if after is not None and (number, end_ms, id_) >= after:
                     continue

@@ -1,4 +1,4 @@
-"""``/queues``, ``/queue`` and ``/keys``: all queues, one with its longest keys, and a queue's keys by name."""
+"""``/``, ``/queues``, ``/queue`` and ``/keys``: how the broker is, all queues, one of them, and its keys by name."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from starlette.responses import Response
 from celery_fdb.inspection.overview import find_keys, look, look_at_keys
 from celery_fdb.operations.actions import offered_on_key, offered_on_queue
 from celery_fdb.web.charts import charts_of, trends
+from celery_fdb.web.live import LiveStats
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.primitives.masking import masked
 
-
-def keys(visit: Visit, broker: Broker) -> Response:
-    name, prefix = visit.asked("queue"), visit.asked("prefix")
-    after = visit.request.query_params.get("after")
-    found = find_keys(broker, name, visit.settings.page_size, prefix=prefix, after=after)
-    control = broker.queue(name).control()
-    return visit.page("keys", queue=name, prefix=prefix, found=found, control=control, offered_on_key=offered_on_key)
-
-
+#: Queues on the first page; the others are on theirs.
+TOP = 12
 #: Keys on a queue's own page; the others are on theirs.
 TOP_KEYS = 20
 #: What is counted of a queue, in words.
@@ -35,6 +29,21 @@ TOTALS = {
     "late": "settled too late",
     "conflicts": "claims that another was faster than",
 }
+
+
+def overview(visit: Visit, broker: Broker) -> Response:
+    """And what needs attention."""
+    seen = look(broker)
+    queues, told = seen.own_queues, LiveStats().told(seen)
+    return visit.page(
+        "overview",
+        seen=seen,
+        drawn=charts_of(broker, visit.asked("span"), visit.settings.clock, seen),
+        summary=told["summary"],
+        queues=queues[:TOP],
+        more=max(len(queues) - TOP, 0),
+        concerns=told["concerns"],
+    )
 
 
 def queues(visit: Visit, broker: Broker) -> Response:
@@ -77,3 +86,11 @@ def queue(visit: Visit, broker: Broker) -> Response:
         has_more_keys=len(keys) > TOP_KEYS,
         dead_queue=name + DEAD_SUFFIX if view.dead_of is None else None,
     )
+
+
+def keys(visit: Visit, broker: Broker) -> Response:
+    name, prefix = visit.asked("queue"), visit.asked("prefix")
+    after = visit.request.query_params.get("after")
+    found = find_keys(broker, name, visit.settings.page_size, prefix=prefix, after=after)
+    control = broker.queue(name).control()
+    return visit.page("keys", queue=name, prefix=prefix, found=found, control=control, offered_on_key=offered_on_key)

@@ -8,7 +8,7 @@ the app's configuration, if beat tells of the same timing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -31,6 +31,9 @@ MOST_ENTRIES, MOST_TASKS = 500, 50
 LATE = 3
 #: Next runs that are shown, in whole seconds.
 MOST_FOLLOWING, SECOND = 3, timedelta(seconds=1)
+
+#: The last run of a task in the history.
+LastRun = Callable[[str], RunView | None]
 
 
 class Row(NamedTuple):
@@ -67,19 +70,19 @@ def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[Row]:
     written = {} if app is None else configured(app)
     store = schedule_of(broker)
     told, paused = {each.name: each for each in store.told()}, store.paused()
-    runs = _Runs(broker)
+    last_run = _last_runs(broker)
     heard = any(_is_heard(each, now) for each in told.values())
     names = sorted({*written, *told})[:MOST_ENTRIES]
     rows = [
         _told_row(
             told[name],
             _timing(app, told[name], written.get(name)),
-            runs,
+            last_run,
             now,
             gone=heard or (app is not None and name not in written),
         )
         if name in told
-        else _configured_row(app, name, written[name], runs, now)
+        else _configured_row(app, name, written[name], last_run, now)
         for name in names
     ]
     return [_acted_on(row, paused=row.name in paused, configured=row.name in written) for row in rows]
@@ -92,26 +95,20 @@ def _acted_on(row: Row, *, paused: bool, configured: bool) -> Row:
     return row._replace(paused=paused, actions=actions, following=() if paused else row.following)
 
 
-class _Runs:
-    """The last run of each task, of so many tasks."""
+def _last_runs(broker: Broker) -> LastRun:
+    """Each is read once, of :data:`MOST_TASKS` tasks."""
+    known: dict[str, RunView | None] = {}
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._found: dict[str, RunView | None] = {}
+    def last(task: str) -> RunView | None:
+        if task not in known and len(known) < MOST_TASKS:
+            try:
+                found = page_of_runs(broker, Wanted(task=task), limit=1).runs
+            except HistoryOff:
+                found = []
+            known[task] = found[0] if found else None
+        return known.get(task)
 
-    def last(self, task: str) -> RunView | None:
-        if task not in self._found:
-            if len(self._found) >= MOST_TASKS:
-                return None
-            self._found[task] = self._read(task)
-        return self._found[task]
-
-    def _read(self, task: str) -> RunView | None:
-        try:
-            found = page_of_runs(self._broker, Wanted(task=task), limit=1).runs
-        except HistoryOff:
-            return None
-        return found[0] if found else None
+    return last
 
 
 # -- what beat has told ------------------------------------------------------------------------------------------------
@@ -126,13 +123,13 @@ def _timing(app: Celery | None, told: Told, written: Any) -> Any:
         return None
 
 
-def _told_row(told: Told, timing: Any, runs: _Runs, now: datetime, *, gone: bool) -> Row:
+def _told_row(told: Told, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> Row:
     """``gone``: what an entry is that no beat tells of any more; else beat is silent."""
     state = "beat" if _is_heard(told, now) else "gone" if gone else "silent"
     last, first = (None if each is None else moment(each) for each in (told.last_ms, told.next_ms))
     following = _from(timing, first) if state == "beat" else []
     heard = moment(told.told_ms)
-    return Row(told.name, told.task, told.timing, told.queue, last, runs.last(told.task), following, state, heard)
+    return Row(told.name, told.task, told.timing, told.queue, last, last_run(told.task), following, state, heard)
 
 
 def _is_heard(told: Told, now: datetime) -> bool:
@@ -142,11 +139,11 @@ def _is_heard(told: Told, now: datetime) -> bool:
 # -- what is configured ------------------------------------------------------------------------------------------------
 
 
-def _configured_row(app: Celery | None, name: str, written: Any, runs: _Runs, now: datetime) -> Row:
+def _configured_row(app: Celery | None, name: str, written: Any, last_run: LastRun, now: datetime) -> Row:
     try:
         entry = entry_of(app, name, written)
         task, timing = str(entry.task), entry.schedule
-        run = runs.last(task)
+        run = last_run(task)
         queue = str((entry.options or {}).get("queue", ""))
         return Row(name, task, text_of(timing), queue, None, run, _from(timing, _first(timing, run, now)))
     except BROKEN as error:

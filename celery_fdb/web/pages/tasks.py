@@ -1,25 +1,34 @@
-"""``/tasks``, ``/runs`` and ``/task``: numbers by task, what ran, and one task's whole life.
+"""What ran: ``/tasks``, ``/runs``, ``/task``, ``/workflows`` and ``/workflow``.
 
-They need the history (``celery_fdb.install(app, history=True)``), and say so where there is none.
+That is numbers by task, the runs, one task's whole life, the workflows, and the shape of one with its tasks on a line
+of time. They need the history (``celery_fdb.install(app, history=True)``), and say so where there is none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from celery.states import FAILURE, SUCCESS
 from starlette.responses import Response
 
 from celery_fdb.history.layout import ERROR
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.run import ACTIVE, STATES
+from celery_fdb.history.run import ACTIVE, FAILED, STATES
 from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, RunsPage, active_runs, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
+from celery_fdb.history.views.workflows import DONE, Node, Workflow, below, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.actions import offered
 from celery_fdb.operations.workers import offered_on_task
-from celery_fdb.web.visit import MOST_SHOWN, Visit, known
+from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.message import MOST_OF_TASK
+
+# -- tasks and runs ----------------------------------------------------------------------------------------------------
+
 
 PERIODS = {"hour": HOUR_S, "day": DAY_S}
 FILTERS = ("task", "state", "key", "queue", "worker", "since", "until", "arguments")
@@ -92,3 +101,112 @@ def _life(visit: Visit, broker: Broker, task_id: str) -> Timeline | None:
         return timeline_of(broker, task_id, visit.settings.app)
     except TaskUnknown:
         return None
+
+
+# -- workflows ---------------------------------------------------------------------------------------------------------
+
+
+#: Levels of a tree that are drawn.
+DEEPEST = 60
+#: Parts of a group that are shown; of more, those that are not done, and the others behind a click.
+MOST_PARTS = 10
+#: Steps of a workflow that are drawn.
+MOST_DRAWN = 500
+WORKFLOW_STATES = (ACTIVE, FAILURE, SUCCESS)
+WORKFLOW_FILTERS = ("task", "state", "since", "until")
+#: The width of the line of time.
+WIDTH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A node as it is drawn. ``bar``: where it begins on the line of time, and how long it is there.
+
+    ``hidden``: parts behind a click.
+    """
+
+    node: Node
+    bar: tuple[float, float] | None
+    shown: list[Branch]
+    hidden: list[Branch]
+
+
+def workflows(visit: Visit, broker: Broker) -> Response:
+    """Those that go on first, then the newest."""
+    given = {name: visit.asked(name)[:LONGEST] for name in WORKFLOW_FILTERS if visit.asked(name)}
+    ended = Filter.of({name: given[name] for name in ("since", "until") if name in given}, visit.zone)
+    wanted = Wanted(
+        given.get("task", ""), given.get("state", ""), since_ms=ended.since_ms or 0, until_ms=ended.until_ms or 0
+    )
+    try:
+        found = page_of_workflows(broker, wanted, cursor=visit.asked("cursor") or None)
+    except HistoryOff:
+        return visit.page("no_history", title="Workflows", here="workflows")
+    tasks = visit.tasks(*(each.name for each in found.workflows))
+    return visit.page("workflows", found=found, given=given, states=WORKFLOW_STATES, tasks=tasks)
+
+
+def workflow(visit: Visit, broker: Broker) -> Response:
+    """Of any of its tasks."""
+    task_id = visit.asked("id").strip()
+    try:
+        found = workflow_of(broker, task_id)
+    except TaskUnknown:
+        raise NotThere("Nothing is known of this task. Workflows are drawn from the history of what ran.") from None
+    now_s = visit.settings.clock.wall_ms() / 1000
+    branches = _drawn(found, now_s)
+    begin, end = found.started or now_s, found.ended or now_s
+    ticks = [begin + at * (end - begin) / 3 for at in range(4)]
+    return visit.page(
+        "workflow",
+        id=task_id,
+        found=found,
+        branches=branches,
+        ticks=ticks,
+        lasted=max(end - begin, 0),
+        not_drawn=found.tasks - _tasks_in(branches),
+    )
+
+
+def _drawn(found: Workflow, now_s: float) -> list[Branch]:
+    """Without what is deeper than a page can show, or more; what has failed comes before all others."""
+    nodes = [each for root in found.roots for each in below(root)]
+    #: Of each node: 0 if it or a part of it has failed, 2 if all is done.
+    urgency: dict[int, int] = {}
+    for node in reversed(nodes):
+        own = 0 if node.state in FAILED else 2 if node.state in DONE else 1
+        urgency[id(node)] = min([own, *(urgency[id(each)] for each in node.children)])
+
+    def urgent(nodes: Sequence[Node]) -> list[Node]:
+        return sorted(nodes, key=lambda each: urgency[id(each)])
+
+    drawn = {id(each) for each in urgent(nodes)[:MOST_DRAWN]}  # none without what it is a part of
+
+    def branch(node: Node, level: int) -> Branch:
+        below, bar = branches(node.children, level + 1), _bar(node, found, now_s)
+        if len(below) <= MOST_PARTS or node.kind == "chain":
+            return Branch(node, bar, below, [])
+        shown = {id(each) for each in urgent(node.children)[:MOST_PARTS] if urgency[id(each)] < 2}
+        parts: tuple[list[Branch], list[Branch]] = ([], [])
+        for each in below:
+            parts[id(each.node) not in shown].append(each)
+        return Branch(node, bar, *parts)
+
+    def branches(nodes: Sequence[Node], level: int) -> list[Branch]:
+        return [branch(each, level) for each in nodes if id(each) in drawn and level <= DEEPEST]
+
+    return branches(found.roots, 0)
+
+
+def _tasks_in(branches: Sequence[Branch]) -> int:
+    return sum((each.node.kind == "task") + _tasks_in(each.shown) + _tasks_in(each.hidden) for each in branches)
+
+
+def _bar(node: Node, found: Workflow, now_s: float) -> tuple[float, float] | None:
+    if node.started is None or found.started is None:
+        return None
+    end = now_s if node.ended is None or node.state == ACTIVE else node.ended
+    length = max((found.ended or now_s) - found.started, 0.001)
+    x, right = ((each - found.started) / length * WIDTH for each in (node.started, end))
+    x = min(max(x, 0), WIDTH - 4)
+    return x, min(max(right - x, 4), WIDTH - x)

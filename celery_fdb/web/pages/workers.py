@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -25,31 +25,32 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import controlled_worker, is_internal
 
-
-class Row(NamedTuple):
-    view: SessionView
-    age_s: float | None
-
-    @property
-    def state(self) -> str:
-        return state_of(self.view, self.age_s)
-
-    @property
-    def queues(self) -> list[str]:
-        return [name for name in self.view.queues if not is_internal(name)]
-
-    @property
-    def worker(self) -> str:
-        """The name of Celery's worker, which has a queue of its own for remote control; "" of other processes."""
-        return next(filter(None, map(controlled_worker, self.view.queues)), "")
+# -- sessions ----------------------------------------------------------------------------------------------------------
 
 
 def sessions(visit: Visit, broker: Broker) -> Response:
     """The silent ones first."""
     seen = look(broker, queues=(), held=True)
-    rows = [Row(each, heard_s(seen, each)) for each in seen.sessions]
-    rows.sort(key=lambda row: (row.state != "silent", row.view.host, row.view.pid or 0))
+    rows = [row_of(each, heard_s(seen, each)) for each in seen.sessions]
+    rows.sort(key=lambda row: (row["state"] != "silent", row["view"].host, row["view"].pid or 0))
     return visit.page("sessions", sessions=rows[:MOST_SHOWN], total=len(rows), asides=seen.asides)
+
+
+def row_of(view: SessionView, age_s: float | None) -> dict[str, Any]:
+    """As the page shows it, ``age_s`` after it was heard.
+
+    ``worker``: the name of Celery's worker, which has a queue of its own for remote control; "" of other processes.
+    """
+    return {
+        "view": view,
+        "age_s": age_s,
+        "state": state_of(view, age_s),
+        "queues": [name for name in view.queues if not is_internal(name)],
+        "worker": next(filter(None, map(controlled_worker, view.queues)), ""),
+    }
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
 
 
 #: Seconds for all answers to one question; there are three.
@@ -59,17 +60,12 @@ FRESH_S = 2.0
 
 
 @dataclass(slots=True)
-class Active:
-    """A task that runs now. ``seconds``: for how long; None if the worker did not say."""
-
-    id: str
-    task: str
-    seconds: float | None
-
-
-@dataclass(slots=True)
 class Worker:
-    """``ran``: tasks since it has started. ``queues``: from which it takes them."""
+    """``ran``: tasks since it has started. ``queues``: from which it takes them.
+
+    ``active``: the tasks that run now, each with its ``id``, its name and for how many ``seconds``; None if the worker
+    did not say.
+    """
 
     name: str
     pool: str = ""
@@ -79,7 +75,7 @@ class Worker:
     pid: int | None = None
     ran: int = 0
     queues: list[str] = field(default_factory=list)
-    active: list[Active] = field(default_factory=list)
+    active: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Workers:
@@ -130,14 +126,14 @@ def worker_of(name: str, stats: Any, active: Any, queues: Any, now_s: float) -> 
             worker.active.append(_active(each, now_s))
     told = queues if isinstance(queues, list) else []
     worker.queues = sorted(str(each["name"]) for each in told if isinstance(each, Mapping) and "name" in each)
-    worker.active.sort(key=lambda each: -(each.seconds or 0.0))
+    worker.active.sort(key=lambda each: -(each["seconds"] or 0.0))
     return worker
 
 
-def _active(told: Mapping[str, Any], now_s: float) -> Active:
+def _active(told: Mapping[str, Any], now_s: float) -> dict[str, Any]:
     began = told.get("time_start")
     seconds = max(now_s - began, 0.0) if isinstance(began, int | float) and began else None
-    return Active(str(told.get("id", "")), str(told.get("name", "")), seconds)
+    return {"id": str(told.get("id", "")), "task": str(told.get("name", "")), "seconds": seconds}
 
 
 def _whole(value: Any) -> int | None:

@@ -9,12 +9,11 @@ import pytest
 from celery.states import FAILURE
 from kit.costs import Cost, CountingDatabase
 
-from celery_fdb.history.indexes import TRIM_SEGMENTS
 from celery_fdb.history.layout import SLOTS
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import GROUPS_AT_ONCE, GROUPS_PER_PAGE, Wanted
 from celery_fdb.history.run import Run
-from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.store import TRIM_SEGMENTS, HistoryStore
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 

@@ -6,7 +6,7 @@ To write the table of keys anew: python tests/celery_fdb/history/test_docs.py.
 import re
 from pathlib import Path
 
-from celery_fdb.history import indexes, layout, reading, recorder, requests, run
+from celery_fdb.history import layout, reading, recorder, requests, run
 from celery_fdb.history.options import LARGEST_SEGMENT, LONGEST_AGE_S, MOST_RUNS, SEGMENTS, History
 from celery_fdb.history.views import metrics
 
@@ -34,7 +34,7 @@ def test_the_numbers_are_those_of_the_code():
     text = " ".join(PAGE.read_text().split())
     assert (History().runs, History().max_age, History().arguments) == (100_000, 7 * 86_400, "masked")
     for said in (
-        f"groups of up to {indexes.GROUP_RUNS}",
+        f"groups of up to {layout.GROUP_RUNS}",
         f"when {recorder.FLUSH_RUNS} runs wait",
         f"bounds the number, up to {MOST_RUNS:,}",
         f"in up to {SEGMENTS} segments (more of them above {SEGMENTS * LARGEST_SEGMENT:,} runs)",

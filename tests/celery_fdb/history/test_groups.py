@@ -12,8 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_fdb.history import layout
-from celery_fdb.history.indexes import GROUP_RUNS, GROUP_SPAN_MS, decode, pack_groups
-from celery_fdb.history.layout import ERROR, LONGEST_S, SHORTEST_S, Counters, delta_of
+from celery_fdb.history.layout import (
+    ERROR,
+    GROUP_RUNS,
+    GROUP_SPAN_MS,
+    LONGEST_S,
+    SHORTEST_S,
+    Counters,
+    decode,
+    delta_of,
+    pack_groups,
+)
 from celery_fdb.history.run import ACTIVE, STATES, Follower, Run, bounded
 from kombu_fdb.errors import FormatError
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_fdb import History, install
-from celery_fdb.history.indexes import decode, pack_groups
+from celery_fdb.history.layout import decode, pack_groups
 from celery_fdb.history.requests import HistoryRequest, Keeper, error_of, facts_of, run_of, weight_of
 from celery_fdb.history.run import Follower, Run
 from kombu_fdb.errors import OptionError

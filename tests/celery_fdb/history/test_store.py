@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from celery.states import FAILURE, RETRY, STARTED, SUCCESS
 
-from celery_fdb.history import indexes, layout, reading
+from celery_fdb.history import layout, reading
 from celery_fdb.history.layout import Counters
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
-from celery_fdb.history.store import HistoryStore
+from celery_fdb.history.store import TRIM_SEGMENTS, HistoryStore
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.testing.clock import ManualClock
 
@@ -194,9 +194,9 @@ def test_a_trim_has_a_budget(store: HistoryStore, keep: Keep, run: Make, clock: 
         keep(run(ago_s=-2 * batch), bounds=bounds)
         clock.advance(2)
     clock.advance(100)
-    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == indexes.TRIM_SEGMENTS
-    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == indexes.TRIM_SEGMENTS
-    assert store.trim(bounds, parts=5, now_ms=clock.wall_ms()) == 12 - 2 * indexes.TRIM_SEGMENTS
+    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == TRIM_SEGMENTS
+    assert store.trim(bounds, parts=1, now_ms=clock.wall_ms()) == TRIM_SEGMENTS
+    assert store.trim(bounds, parts=5, now_ms=clock.wall_ms()) == 12 - 2 * TRIM_SEGMENTS
 
 
 # -- active runs -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import Overview, QueueView, SessionView
 from celery_fdb.web import dashboard, live
-from celery_fdb.web.live import Feed, LiveStats, Runs
+from celery_fdb.web.live import Feed, LiveStats
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock
@@ -314,8 +314,8 @@ def test_what_needs_attention_is_told_with_each_look() -> None:
 
 def test_with_a_history_failures_are_those_of_runs() -> None:
     vitals = LiveStats()
-    assert vitals.told(seen(0), Runs(100, 50))["summary"]["failures"] is None
-    assert vitals.told(seen(2_000, acked=40), Runs(140, 60))["summary"]["failures"] == pytest.approx(0.25)
+    assert vitals.told(seen(0), (100, 50))["summary"]["failures"] is None
+    assert vitals.told(seen(2_000, acked=40), (140, 60))["summary"]["failures"] == pytest.approx(0.25)
     assert vitals.told(seen(4_000, acked=40, dead=40))["summary"]["failures"] == pytest.approx(0.5), "without one"
 
 

@@ -23,7 +23,7 @@ from celery_fdb.inspection.overview import SessionView
 from celery_fdb.inspection.schedules import Told, schedule_of, text_of
 from celery_fdb.web import User
 from celery_fdb.web.pages.schedules import rows_of
-from celery_fdb.web.pages.workers import FRESH_S, Row, worker_of
+from celery_fdb.web.pages.workers import FRESH_S, row_of, worker_of
 from celery_fdb.web.visit import NOTHING
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
@@ -127,9 +127,10 @@ def test_a_session_tells_the_name_of_its_worker() -> None:
     """A worker has a queue of its own for remote control; a process that only asks workers has one for replies."""
     queues = ["jobs", "celeryev.5", "north@shop.celery.pidbox"]
     view = SessionView("s", "host", 5, "celery", 30.0, open=True, beat="", queues=queues)
-    assert (Row(view, 1.0).worker, Row(view, 1.0).queues) == ("north@shop", ["jobs"])
+    row = row_of(view, 1.0)
+    assert (row["worker"], row["queues"]) == ("north@shop", ["jobs"])
     for others in ([], ["jobs"], ["5f3e.reply.celery.pidbox"]):
-        assert Row(replace(view, queues=others), 1.0).worker == ""
+        assert row_of(replace(view, queues=others), 1.0)["worker"] == ""
 
 
 def test_workers_that_cannot_be_asked_are_a_page(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:

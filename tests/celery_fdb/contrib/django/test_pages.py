@@ -232,7 +232,7 @@ def test_what_cannot_be_read_is_a_page_without_its_secrets(
     def fail(*_: Any, **__: Any) -> None:
         raise UnicodeDecodeError("utf-8", b"password=hunter2 \xff", 17, 18, "invalid start byte")
 
-    monkeypatch.setattr("celery_fdb.web.pages.overview.look", fail)
+    monkeypatch.setattr("celery_fdb.web.pages.queues.look", fail)
     page = see(viewer, ADMIN, 422)
     assert "be read" in page
     assert "hunter2" not in page
