@@ -67,7 +67,7 @@ def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool |
 
 def _keep_history(app: Celery, bounds: History) -> None:
     """Called again, with the bounds of the last call."""
-    from celery_fdb.history.requests import Keeper, step
+    from celery_fdb.history.recorder import Keeper, step
 
     if app.amqp_cls == CELERYS_AMQP:
         app.amqp_cls = OUR_AMQP

@@ -1,4 +1,22 @@
-"""The recorder: buffers what a worker tells, writes it, and trims the history.
+"""From a task in a worker to the history: what is noted of its run, the buffer, what is written, and the upkeep.
+
+Whatever stands in a message was written by another program: names of 100 kB, errors of 10 MB, texts that have no UTF-8
+form. What is held until the flush is cut at once, so that a hostile message costs no more than another.
+
+Every attempt of a task has a ``Request`` in the worker's main process, in every pool; there its end is seen, also of a
+child that was killed. A mixin notes it: what is read from the request takes some microseconds, all else is the flush's.
+Children know nothing of the history.
+
+================================== =================================================================================
+``on_success``                     SUCCESS; or the child has told of an exception, and it goes on with ``on_failure``
+``on_failure``                     FAILURE, RETRY, REJECTED, IGNORED; SUCCESS if its child died after it had succeeded
+``on_timeout``                     FAILURE, after the hard limit
+``_announce_revoked``              REVOKED: before it began, expired, or terminated
+``_announce_cancelled``            RETRY: the connection was lost, and its message is released
+================================== =================================================================================
+
+Celery makes a class of its own for each task, with an ``on_success`` that calls no other; that one is wrapped when the
+class is made.
 
 Model. One recorder per application and process. It is *open* from the moment the worker's consumer has started
 (:meth:`Recorder.open`) until the worker has shut down (:meth:`Recorder.close`); in between, its daemon thread flushes
@@ -39,25 +57,328 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any
 
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import Terminated, TimeLimitExceeded
+from celery import bootsteps, states
+from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import worker_shutdown
 from celery.utils.log import get_logger
+from celery.worker import state as worker_state
 
 from celery_fdb.brokers import common_ms
 from celery_fdb.history.layout import Group
 from celery_fdb.history.options import History
-from celery_fdb.history.run import Run
+from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Follower, Run, bounded, id_text
 from celery_fdb.history.store import ActiveKey, HistoryStore
+from celery_fdb.tasks.failures import ERROR_LENGTH, TRACEBACK_LENGTH, details_of, mix_in
+from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionFacts
-from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.masking import masked_text
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, is_number, is_whole
 from kombu_fdb.primitives.threads import start
+from kombu_fdb.process.client import Client
+from kombu_fdb.transport.channel import Channel
+
+logger = get_logger(__name__)
+CLOCK = SystemClock()
+
+# -- what is noted, and the run that is made of it ---------------------------------------------------------------------
+
+
+#: Characters of arguments that are kept, and how many tasks that follow one. Of an error and its traceback as many as
+#: in a dead letter: of the traceback the end stays, of all others the beginning.
+ARGUMENTS_LENGTH, MOST_FOLLOWERS = 1_024, 20
+#: A text without any of these, in small letters, names no secret (``primitives/masking.py``).
+HINTS = ("auth", "pass", "pw", "secret", "token", "cookie", "credential", "key", "session", "://")
+
+
+#: What is taken from a request when a run ends: bounded texts, numbers, and tuples of them, in the order of
+#: :func:`facts_of`. A plain tuple, so that the garbage collector has nothing to do with what waits.
+Facts = tuple[Any, ...]
+#: Class of the error, its text, the end of the traceback.
+Error = tuple[str, str, str]
+NO_ERROR: Error = ("", "", "")
+
+
+def facts_of(request: Any, state: str, end_ms: int, runtime: float | None, error: Error = NO_ERROR) -> Facts:
+    """Called in the worker's event loop, for each run."""
+    get = request._request_dict.get
+    info = request._message.delivery_info
+    task_id, root = _name(get("id")), get("root_id")
+    return (
+        task_id,
+        _name(request.name),
+        _name(info.get("queue")) if info else "",
+        _name(request._hostname),
+        state,
+        request.time_start,
+        end_ms,
+        runtime,
+        _cut(request._argsrepr),
+        _cut(request._kwargsrepr),
+        _whole(get(PUBLISHED)),
+        _cut(get("eta")),
+        "" if root is None or root == task_id else _name(root),
+        _name(get("parent_id")),
+        _name(get("group")),
+        _name(get("fair_key")),
+        _whole(get("retries")),
+        _whole(get("x-delivery-count")),
+        _followers(request),
+        error,
+    )
+
+
+def error_of(exc: Any, traceback: Any) -> Error:
+    """``exc``: an exception, or a text, or None."""
+    if exc is None:
+        return NO_ERROR
+    if not isinstance(exc, BaseException):
+        return "", bounded(exc, ERROR_LENGTH), ""
+    details = details_of(_cause(exc), traceback)
+    return bounded(details["error_class"]), details["error"], details["traceback"]
+
+
+def weight_of(facts: Facts) -> int:
+    """Characters, about."""
+    _error_class, error, traceback = facts[-1]
+    return len(facts[8]) + len(facts[9]) + len(error) + len(traceback) + 200 * len(facts[-2])
+
+
+def _cause(exc: BaseException) -> BaseException:
+    """Of a retry: why."""
+    inner = exc.exc if isinstance(exc, Retry) else None
+    return inner if isinstance(inner, BaseException) else exc
+
+
+def _cut(value: Any) -> str:
+    text = value if isinstance(value, str) else "" if value is None else str(value)
+    return text if len(text) <= ARGUMENTS_LENGTH else text[:ARGUMENTS_LENGTH]
+
+
+def _followers(request: Any) -> tuple[Follower, ...]:
+    """The tasks that are published after it: the rest of its chain, and its chord's body."""
+    payload = request._payload
+    embed = payload[2] if isinstance(payload, (list, tuple)) and len(payload) > 2 else None
+    if not isinstance(embed, dict):
+        return ()
+    chain, chord = embed.get("chain"), embed.get("chord")
+    if not chain and not chord:
+        return ()
+    signatures = [*reversed(chain[-MOST_FOLLOWERS:] if isinstance(chain, list) else ()), chord]
+    found = [each for each in map(_follower, signatures) if each is not None]
+    return tuple(found[:MOST_FOLLOWERS])
+
+
+def _follower(signature: Any) -> Follower | None:
+    options = signature.get("options") if isinstance(signature, dict) else None
+    task_id = options.get("task_id") if isinstance(options, dict) else None
+    return Follower(id_text(task_id), bounded(signature.get("task"))) if task_id else None
+
+
+def run_of(facts: Facts, options: History) -> Run:
+    """As it is stored. Called for each run, so what most runs don't have costs nothing."""
+    task_id, task, queue, worker, state, started_s, end_ms, runtime, args, kwargs, *rest = facts
+    published_ms, eta, root, parent, group, key, retries, redeliveries, followers, (error_class, error, traceback) = (
+        rest
+    )
+    start_ms = _moment(started_s)
+    runtime_s = _runtime(runtime, start_ms, end_ms)
+    if start_ms and runtime_s:  # not when the main process heard of it, which may be a moment later
+        end_ms = min(end_ms, start_ms + int(runtime_s * 1000))
+    return Run(  # by their places: names take a microsecond more
+        task_id,
+        task,
+        queue,
+        worker,
+        state,
+        start_ms,
+        end_ms,
+        runtime_s,
+        _argument(args, options),
+        _argument(kwargs, options),
+        min(published_ms, LATEST_MS),
+        _eta_ms(eta) if eta else 0,
+        key,
+        retries,
+        redeliveries,
+        root,
+        parent,
+        error_class,
+        _shown(error, ERROR_LENGTH),
+        _shown(traceback, TRACEBACK_LENGTH, end=True) if options.tracebacks else "",
+        group,
+        followers,
+    )
+
+
+def _name(value: Any) -> str:
+    """As :func:`bounded`, at once for what is nothing or needs no change."""
+    if value is None:
+        return ""
+    return value if type(value) is str and len(value) <= NAME_LENGTH and value.isascii() else bounded(value)
+
+
+def _argument(text: str, options: History) -> str:
+    if options.arguments == "none":
+        return ""
+    return _shown(text, ARGUMENTS_LENGTH) if options.arguments == "masked" else bounded(text, ARGUMENTS_LENGTH)
+
+
+def _shown(text: str, most: int, *, end: bool = False) -> str:
+    """Without the secrets that it names."""
+    if not text:
+        return ""
+    small = text.lower()
+    for hint in HINTS:
+        if hint in small:
+            return bounded(masked_text(text), most, end=end)
+    return bounded(text, most, end=end)
+
+
+def _moment(seconds: Any) -> int:
+    return int(seconds * 1000) if is_number(seconds, 0, LATEST_MS // 1000) else 0
+
+
+def _eta_ms(eta: str) -> int:
+    """Of the header, in which Celery writes a date; without a zone it is in UTC."""
+    try:
+        moment = datetime.fromisoformat(eta)
+        return _moment((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _runtime(runtime: Any, start_ms: int, end_ms: int) -> float | None:
+    """As the process that ran it measured it, else since it was accepted."""
+    if is_number(runtime, 0, LONGEST_S):
+        return round(float(runtime), 6)
+    return max(end_ms - start_ms, 0) / 1000 if start_ms and end_ms else None
+
+
+def _whole(value: Any) -> int:
+    return value if is_whole(value, 0, MOST) else 0
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+CANCELLED = "cancelled: the connection to the broker was lost"
+
+
+class HistoryRequest:
+    """Mixed in before a task's own ``Request``."""
+
+    #: Of the application; set where the class is made.
+    recorder: Recorder
+    #: Under which key its row of an active run stands, or is about to.
+    active_key: ActiveKey | None = None
+    #: It has ended, whatever Celery says.
+    recorded = False
+    _runtime: float | None = None
+    _released = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inner = cls.__dict__.get("on_success")
+        if inner is not None:
+            cls.on_success = _noting(inner)  # type: ignore[attr-defined]  # of the Request
+
+    def note(self, state: str, exc: Any = None, traceback: Any = None, *, runtime: float | None = None) -> None:
+        """The run has ended. Raises nothing."""
+        if self.recorded:
+            return
+        self.recorded = True
+        try:
+            runtime = self._runtime if runtime is None else runtime
+            facts = facts_of(self, state, CLOCK.wall_ms(), runtime, error_of(exc, traceback))
+            self.recorder.note(facts, weight_of(facts), self.active_key)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the task goes on
+            self.recorder.failed(error)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """An attempt did not succeed."""
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]  # a mixin
+        finally:
+            exc = exc_info.exception
+            exc = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+            if not isinstance(exc, Terminated):
+                self.note(self._state_of(exc), exc, exc_info.traceback)
+
+    def _state_of(self, exc: Any) -> str:
+        if isinstance(exc, Retry) or self._released:
+            return str(states.RETRY)
+        if isinstance(exc, Reject):
+            return str(states.REJECTED)
+        return str(states.IGNORED if isinstance(exc, Ignore) else states.FAILURE)
+
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        """A time limit has passed; the hard one ends the attempt."""
+        result = super().on_timeout(soft, timeout)  # type: ignore[misc]  # a mixin
+        if not soft and not worker_state.should_terminate:
+            self.note(states.RETRY if self._released else states.FAILURE, TimeLimitExceeded(timeout))
+        return result
+
+    def reject(self, requeue: bool = False) -> Any:
+        """Its message is dead-lettered, or released."""
+        self._released = requeue
+        return super().reject(requeue)  # type: ignore[misc]  # a mixin
+
+    def _announce_revoked(self, reason: str, *rest: Any) -> Any:
+        try:
+            return super()._announce_revoked(reason, *rest)  # type: ignore[misc]  # a mixin
+        finally:
+            self.note(states.REVOKED, reason)
+
+    def _announce_cancelled(self, *rest: Any, **options: Any) -> Any:
+        try:
+            return super()._announce_cancelled(*rest, **options)  # type: ignore[misc]  # a mixin
+        finally:
+            self.note(states.RETRY, CANCELLED)
+
+    def _success_was_stored(self) -> Any:
+        stored = super()._success_was_stored()  # type: ignore[misc]  # a mixin
+        if stored:
+            self.note(states.SUCCESS)
+        return stored
+
+    def _retry_worker_lost(self, exc: Any, exc_info: Any) -> Any:
+        retried = super()._retry_worker_lost(exc, exc_info)  # type: ignore[misc]  # a mixin
+        if retried:
+            self.note(states.RETRY, exc, exc_info.traceback)
+        return retried
+
+
+def _noting(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """``on_success`` that notes a success before anything else is done about it."""
+
+    @wraps(inner)
+    def on_success(self: HistoryRequest, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        failed, _result, runtime = failed__retval__runtime
+        if failed:
+            self._runtime = runtime
+        else:
+            self.note(states.SUCCESS, runtime=runtime)
+        return inner(self, failed__retval__runtime, **kwargs)
+
+    return on_success
+
+
+def active_requests() -> list[HistoryRequest]:
+    """Those that Celery counts as active."""
+    return [each for each in list(worker_state.active_requests) if isinstance(each, HistoryRequest)]
+
 
 # -- the recorder ------------------------------------------------------------------------------------------------------
 
-
-logger = get_logger(__name__)
 
 #: Seconds between two flushes, and how many runs make one come earlier.
 FLUSH_S, FLUSH_RUNS = 1.0, 500
@@ -69,26 +390,6 @@ CLOSING_S = 5.0
 MOST_BEGUN, MOST_ENDED = 500, 1_000
 
 
-class Running(Protocol):
-    """A request that Celery counts as active."""
-
-    #: Under which key its row stands, or is about to.
-    active_key: ActiveKey | None
-    #: It has ended, whatever Celery says.
-    recorded: bool
-
-
-class Source(NamedTuple):
-    """Where the runs come from. ``running``: the requests that are active; ``run_of``: what is written of one."""
-
-    running: Callable[[], Collection[Running]]
-    run_of: Callable[[Running], Run]
-    #: Of what was noted the run that is stored.
-    make: Callable[[Any], Run]
-    #: Of the process, for the rows of active runs. Raises a ``StoreError``.
-    session: Callable[[], bytes]
-
-
 class Recorder:
     """Thread-safe."""
 
@@ -98,11 +399,11 @@ class Recorder:
         self.dropped = self._untold = 0
         self._pid = 0
         self._store: HistoryStore | None = None
-        self._source: Source | None = None
+        self._session: Callable[[], bytes] | None = None
         self._upkeep: Upkeep | None = None
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
-        self._waiting: list[Any] = []
+        self._waiting: list[Facts] = []
         self._weight = 0
         self._unwritten: list[Group] = []
         self._numbers = 0
@@ -122,9 +423,13 @@ class Recorder:
         """In this process."""
         return self._pid == os.getpid() and not self._stopped
 
-    def open(self, store: HistoryStore, source: Source, upkeep: Upkeep | None = None) -> None:
-        """Begin to write into ``store``; again after a reconnection. ``upkeep``: called after each flush."""
-        self._store, self._source, self._upkeep = store, source, upkeep
+    def open(self, store: HistoryStore, session: Callable[[], bytes], upkeep: Upkeep | None = None) -> None:
+        """Begin to write into ``store``; again after a reconnection.
+
+        ``session``: of the process, for the rows of active runs; raises a ``StoreError``. ``upkeep``: called after each
+        flush.
+        """
+        self._store, self._session, self._upkeep = store, session, upkeep
         if self.is_open:
             return
         self._pid, self._stopped = os.getpid(), False
@@ -174,12 +479,8 @@ class Recorder:
         """Runs that are not in the store yet."""
         return len(self._waiting) + sum(len(each.runs) for each in self._unwritten)
 
-    def note(self, facts: Any, weight: int, active_key: ActiveKey | None) -> None:
-        """A run has ended. Never blocks, raises nothing.
-
-        ``facts``: what :attr:`Source.make` makes a run of, later, as it takes time; best a plain tuple of texts and
-        numbers, which Python's garbage collector need not look at while it waits. ``weight``: the length of the texts.
-        """
+    def note(self, facts: Facts, weight: int, active_key: ActiveKey | None) -> None:
+        """A run has ended. Never blocks, raises nothing. The run is made later, as that takes time."""
         if self._stopped:
             return
         weight += RUN_WEIGHT
@@ -211,27 +512,27 @@ class Recorder:
 
     def flush(self) -> None:
         """Write all that waits. Raises a ``StoreError``: what is left is kept for the next time."""
-        store, source = self._store, self._source
-        if store is None or source is None or self._pid != os.getpid():
+        store, session = self._store, self._session
+        if store is None or session is None or self._pid != os.getpid():
             return
         if not self._flushing.acquire(timeout=CLOSING_S):
             return
         try:
             self._write_groups(store)  # of a flush that failed
-            self._pack(store, source)
+            self._pack(store)
             self._write_groups(store)
-            self._write_activity(store, source)
+            self._write_activity(store, session)
         finally:
             self._flushing.release()
 
-    def _pack(self, store: HistoryStore, source: Source) -> None:
+    def _pack(self, store: HistoryStore) -> None:
         with self._lock:
             noted, self._waiting, self._weight = self._waiting, [], 0
-        self._unwritten = store.packed([run for each in noted if (run := self._made(each, source)) is not None])
+        self._unwritten = store.packed([run for each in noted if (run := self._made(each)) is not None])
 
-    def _made(self, facts: Any, source: Source) -> Run | None:
+    def _made(self, facts: Facts) -> Run | None:
         try:
-            return source.make(facts)
+            return run_of(facts, self.bounds)
         except Exception as error:  # noqa: BLE001 - a hostile message must not keep others out of the history
             self.failed(error)
             return None
@@ -241,14 +542,14 @@ class Recorder:
             self._opened |= store.write(self._unwritten[0], self.bounds)
             del self._unwritten[0]
 
-    def _write_activity(self, store: HistoryStore, source: Source) -> None:
-        running = [each for each in list(source.running()) if not each.recorded]
-        session = source.session() if running else b""
+    def _write_activity(self, store: HistoryStore, session_of: Callable[[], bytes]) -> None:
+        running = [each for each in active_requests() if not each.recorded]
+        session = session_of() if running else b""
         begun = dict(self._begun(running, session))
         ended, untold = self._ended[:MOST_ENDED], self._untold
         if not (begun or ended or untold):
             return
-        runs = {number: source.run_of(each) for number, each in begun.items()}
+        runs = {number: run_of(facts_of(each, states.STARTED, 0, None), self.bounds) for number, each in begun.items()}
         keys = {(session, number) for number in begun}
         self._doubtful |= keys  # until it has answered; if it does not, they are written again under the same keys
         store.activity(session, runs, ended, dropped=untold)
@@ -257,7 +558,7 @@ class Recorder:
             self._untold -= untold
         self._doubtful -= keys.union(ended)
 
-    def _begun(self, running: Sequence[Running], session: bytes) -> Iterator[tuple[int, Running]]:
+    def _begun(self, running: Sequence[HistoryRequest], session: bytes) -> Iterator[tuple[int, HistoryRequest]]:
         """Those without a row under the session that the process has now.
 
         A request gets its key before it is asked whether it has ended. So either who notes its end sees the key, and
@@ -272,13 +573,13 @@ class Recorder:
             if not each.recorded:
                 yield key[1], each
 
-    def _new_key(self, request: Running, session: bytes) -> ActiveKey:
+    def _new_key(self, request: HistoryRequest, session: bytes) -> ActiveKey:
         self._forget(request)
         self._numbers += 1
         request.active_key = key = (session, self._numbers)
         return key
 
-    def _forget(self, request: Running) -> None:
+    def _forget(self, request: HistoryRequest) -> None:
         if request.active_key is not None:
             self._doubtful.discard(request.active_key)
             self._ended.append(request.active_key)
@@ -329,3 +630,61 @@ class Upkeep:
         # Asked after the rows were read: a session opens before it has one.
         ended = holders - {bytes(each.session_id) for each in self._sessions() if each.open}
         return sum(self._store.lose(session, self._bounds) for session in sorted(ended))
+
+
+# -- the worker --------------------------------------------------------------------------------------------------------
+
+
+class Keeper(bootsteps.StartStopStep):
+    """A step of the worker's consumer. Made with it, before it builds its tasks' strategies."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    #: Of the application.
+    recorder: Recorder
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        mix_in(consumer.app, HistoryRequest, recorder=self.recorder)
+        worker_shutdown.connect(self._on_shutdown)
+        super().__init__(consumer, **kwargs)
+
+    def start(self, consumer: Any) -> None:
+        """Also after a reconnection."""
+        channel = consumer.task_consumer.channel
+        if not isinstance(channel, Channel):
+            logger.warning("no history is kept: it needs a broker at fdb:// or fdb+sqlite://")
+            return
+        client = channel.client
+        options = client.options
+        client.attach(self.recorder, timeout_s=options.connect_timeout)  # stays open when the connection is closed
+        store = HistoryStore(
+            client.database,
+            client.location.namespace,
+            clock=CLOCK,
+            timeout_s=options.operation_timeout,
+            patience=client.patience,
+        )
+        store.set_settings(self.recorder.bounds)
+        self.recorder.open(
+            store,
+            lambda: bytes(client.membership().session_id),
+            Upkeep(store, self.recorder.bounds, Broker.of(client).inspect.sessions, clock=CLOCK),
+        )
+        self._client = client
+
+    def stop(self, consumer: Any) -> None:
+        """The tasks that run now end later: the rest is flushed when the worker has shut down."""
+
+    _client: Client | None = None
+
+    def _on_shutdown(self, **_: Any) -> None:
+        if self._client is None or not self.recorder.is_open:
+            return
+        patience = self._client.patience
+        with patience.ending():
+            self.recorder.close(patience.allow(CLOSING_S))
+        self._client.detach(self.recorder)
+
+
+def step(bounds: History) -> type[Keeper]:
+    """For ``app.steps["consumer"]``."""
+    return type("Keeper", (Keeper,), {"recorder": Recorder(bounds)})

@@ -6,7 +6,7 @@ To write the table of keys anew: python tests/celery_fdb/history/test_docs.py.
 import re
 from pathlib import Path
 
-from celery_fdb.history import layout, reading, recorder, requests, run
+from celery_fdb.history import layout, reading, recorder, run
 from celery_fdb.history.options import LARGEST_SEGMENT, LONGEST_AGE_S, MOST_RUNS, SEGMENTS, History
 from celery_fdb.history.views import metrics
 
@@ -40,8 +40,8 @@ def test_the_numbers_are_those_of_the_code():
         f"in up to {SEGMENTS} segments (more of them above {SEGMENTS * LARGEST_SEGMENT:,} runs)",
         f"at most {reading.GROUPS_PER_PAGE} groups in one transaction",
         f"up to {recorder.MOST_BYTES // 1_000_000} MB of texts",
-        f"up to {requests.ARGUMENTS_LENGTH:,} characters",
-        f"the first {requests.ERROR_LENGTH:,} characters, and the last {requests.TRACEBACK_LENGTH:,} of the traceback",
+        f"up to {recorder.ARGUMENTS_LENGTH:,} characters",
+        f"the first {recorder.ERROR_LENGTH:,} characters, and the last {recorder.TRACEBACK_LENGTH:,} of the traceback",
     ):
         assert said in text, said
     assert (recorder.FLUSH_S, recorder.INTERVAL_S) == (1.0, 30.0)  # "once a second", "half a minute"

@@ -14,11 +14,9 @@ from kit.processes import in_child
 from kombu import Connection
 
 from celery_fdb.history import recorder as module
-from celery_fdb.history import recorder as upkeep_module
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.recorder import INTERVAL_S, Recorder, Source, Upkeep
-from celery_fdb.history.requests import step
+from celery_fdb.history.recorder import INTERVAL_S, Recorder, Upkeep, step
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
@@ -53,21 +51,16 @@ def session() -> list[bytes]:
 
 
 @pytest.fixture
-def source(running: list[Any], session: list[bytes]) -> Source:
-    return Source(
-        running=lambda: running,
-        run_of=lambda request: request.run._replace(state="STARTED", end_ms=0),
-        make=lambda facts: facts() if callable(facts) else facts,
-        session=lambda: session[0],
-    )
-
-
-@pytest.fixture
-def recorder(store: HistoryStore, source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """Open; its thread waits until it is woken."""
+def recorder(
+    store: HistoryStore, running: list[Any], session: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Recorder]:
+    """Open; its thread waits until it is woken. What is noted of a request is its run, or makes it."""
     monkeypatch.setattr(module, "FLUSH_S", 3600.0)
+    monkeypatch.setattr(module, "active_requests", lambda: list(running))
+    monkeypatch.setattr(module, "facts_of", lambda request, *_: request.run._replace(state="STARTED", end_ms=0))
+    monkeypatch.setattr(module, "run_of", lambda facts, _: facts() if callable(facts) else facts)
     recorder = Recorder(History())
-    recorder.open(store, source)
+    recorder.open(store, lambda: session[0])
     yield recorder
     recorder.close()
 
@@ -213,15 +206,15 @@ def test_a_child_never_writes_what_its_parent_has_buffered(
     recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Request(run("t")).end(recorder)
-    monkeypatch.setattr(store, "write", lambda *_: os._exit(9))
 
     def child() -> None:
         assert not recorder.is_open
         recorder.flush()
         recorder.close()
 
-    in_child(child)
-    monkeypatch.undo()
+    with monkeypatch.context() as ending:
+        ending.setattr(store, "write", lambda *_: os._exit(9))
+        in_child(child)
     recorder.flush()
     assert kept(store) == ["t"]
 
@@ -382,7 +375,7 @@ def test_upkeep_now_and_then_and_when_a_segment_was_opened(
 def test_lost_runs_are_found_behind_any_number_of_others(
     store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "MOST_ACTIVE", 2)
+    monkeypatch.setattr(module, "MOST_ACTIVE", 2)
     upkeep = Upkeep(store, History(), lambda: [session_facts(b"alive", clock.wall_ms())], clock=clock)
     for session, runs in ((b"alive", 5), (b"dead", 1)):
         store.activity(session, {number: run(state="STARTED", end_ms=0) for number in range(runs)})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_fdb import History, install
 from celery_fdb.history.layout import decode, pack_groups
-from celery_fdb.history.requests import HistoryRequest, Keeper, error_of, facts_of, run_of, weight_of
+from celery_fdb.history.recorder import HistoryRequest, Keeper, error_of, facts_of, run_of, weight_of
 from celery_fdb.history.run import Follower, Run
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives import masking

@@ -606,8 +606,8 @@ def test_no_metrics_without_a_history(any_store: str, store: HistoryStore) -> No
 
 
 def test_a_real_canvas_has_ids_of_what_follows(app: Celery) -> None:
-    """What ``requests.py`` reads from a message: the rest of a chain and the body of a chord."""
-    from celery_fdb.history.requests import _followers
+    """What ``recorder.py`` reads from a message: the rest of a chain and the body of a chord."""
+    from celery_fdb.history.recorder import _followers
 
     def nothing() -> None:
         pass
