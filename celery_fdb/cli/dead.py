@@ -12,8 +12,7 @@ import click
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, duration, rate, table, yes_option
-from celery_fdb.inspection.dead_letters import group
-from celery_fdb.inspection.filters import REASONS
+from celery_fdb.inspection.filters import REASONS, group
 from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery_fdb.inspection.time_formats import age, moment
 from kombu_fdb.engine.dead_letters import error_of
@@ -33,16 +33,6 @@ ERROR_DETAILS = ("error_class", "error")
 #: The most characters of an error in a table.
 MOST_OF_ERROR = 100
 MOST_LEVELS = 100
-#: The most characters of a body that a page shows.
-LONGEST_BODY = 100_000
-
-
-class Body(NamedTuple):
-    """A body for reading: its text, or why it is not shown."""
-
-    text: str
-    refusal: str = ""
-    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,21 +161,21 @@ class MessageView:
             (name, _text_of(masked(name, value))) for name, value in sorted(facts.items()) if value not in (None, "")
         ]
 
-    def body(self) -> Body:
-        """Only for those who may see it, on a page."""
+    def body(self) -> tuple[str, str]:
+        """Its text, or why it is not shown. Only for those who may see it, on a page."""
         if self.envelope is None:
-            return Body("", "It was not published through Kombu, so the format of its bytes is unknown.")
+            return "", "It was not published through Kombu, so the format of its bytes is unknown."
         refusal = _sealed(self.envelope)
         if refusal:
-            return Body("", refusal)
+            return "", refusal
         kind, raw = self.envelope.content_type, self.envelope.body
         try:
             text = raw.decode()
             if _is_json(kind):
                 text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
-            return Body("", f"The body is not valid {kind}.")
-        return Body(text[:LONGEST_BODY], cut=len(text) > LONGEST_BODY)
+            return "", f"The body is not valid {kind}."
+        return text, ""
 
     def as_json(self, *, body: bool = False) -> dict[str, Any]:
         """All that may be shown, ready for JSON. Times in seconds since 1970; ``size`` in bytes.

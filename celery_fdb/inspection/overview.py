@@ -257,7 +257,7 @@ def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[
     longest = heapq.nsmallest(
         len(found) if top is None else top, found.items(), key=lambda each: (-each[1].ready, -each[1].leased, each[0])
     )
-    return [key_view(*each) for each in longest]
+    return [_key(*each) for each in longest]
 
 
 class KeyPage(NamedTuple):
@@ -269,12 +269,11 @@ class KeyPage(NamedTuple):
 
 def find_keys(broker: Broker, queue: str, limit: int, *, prefix: str = "", after: str | None = None) -> KeyPage:
     """Up to ``limit`` keys that have messages or limits."""
-    found = [key_view(*each) for each in broker.queue(queue).keys(after=after, limit=limit + 1, prefix=prefix).items()]
+    found = [_key(*each) for each in broker.queue(queue).keys(after=after, limit=limit + 1, prefix=prefix).items()]
     return KeyPage(found[:limit], found[limit - 1].key if len(found) > limit else None)
 
 
-def key_view(key: str, counts: KeyCounts) -> KeyView:
-    """A key as the pages show it."""
+def _key(key: str, counts: KeyCounts) -> KeyView:
     return KeyView(
         key, counts.ready, counts.leased, None if counts.limits is None else dataclasses.asdict(counts.limits)
     )

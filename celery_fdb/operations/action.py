@@ -37,8 +37,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from celery import Celery
 
-from celery_fdb.inspection.dead_letters import dead_queues, died_elsewhere
-from celery_fdb.inspection.filters import FIELDS, Filter
+from celery_fdb.inspection.filters import FIELDS, Filter, dead_queues, died_elsewhere
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
 from kombu_fdb import Broker, Queue, Spot

@@ -30,8 +30,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import loads as loads_types
 
 from celery_fdb.control import NotTold, tell
-from celery_fdb.inspection.dead_letters import dead_queues, died_elsewhere
-from celery_fdb.inspection.filters import PART
+from celery_fdb.inspection.filters import PART, dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment, seconds_of
 from celery_fdb.operations.action import Done, Field, Outcome, Request, each_selected, in_parts, names

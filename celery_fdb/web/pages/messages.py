@@ -12,8 +12,18 @@ from typing import get_args
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.dead_letters import Groups, dead_queues, group, group_all
-from celery_fdb.inspection.filters import FIELDS, REASONS, SPOKEN, Filter, Scope, search
+from celery_fdb.inspection.filters import (
+    FIELDS,
+    REASONS,
+    SPOKEN,
+    Filter,
+    Groups,
+    Scope,
+    dead_queues,
+    group,
+    group_all,
+    search,
+)
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.actions import offered, offered_on_all, offered_on_cause
@@ -26,6 +36,8 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
 
 STATES: tuple[State, ...] = get_args(State)
+#: The most characters of a body that are shown.
+LONGEST_BODY = 100_000
 
 
 def messages(visit: Visit, broker: Broker) -> Response:
@@ -78,6 +90,7 @@ def message(visit: Visit, broker: Broker) -> Response:
         headers=row.headers(with_arguments=asked),
         properties=row.properties(),
         body=row.body() if asked else None,
+        longest_body=LONGEST_BODY,
         actions=visit.allowed(offered(name, [row])),
     )
 

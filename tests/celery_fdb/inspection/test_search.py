@@ -10,8 +10,7 @@ import pytest
 from kit.costs import cost
 
 from celery_fdb.inspection import filters as module
-from celery_fdb.inspection.dead_letters import group
-from celery_fdb.inspection.filters import Filter, Scope, search
+from celery_fdb.inspection.filters import Filter, Scope, group, search
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import find_keys
 from celery_fdb.tasks.failures import _attempts

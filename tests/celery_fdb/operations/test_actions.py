@@ -14,8 +14,7 @@ import pytest
 from celery import Celery
 from kombu import Consumer
 
-from celery_fdb.inspection.dead_letters import dead_queues, group, group_all
-from celery_fdb.inspection.filters import Cause, Filter
+from celery_fdb.inspection.filters import Cause, Filter, dead_queues, group, group_all
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action as action_module
