@@ -40,7 +40,7 @@ from types import ModuleType
 from typing import Any
 
 from kombu_fdb.errors import ClientUnusable, StoreUnavailable
-from kombu_fdb.primitives.threads import instead_of_threads, start_native
+from kombu_fdb.primitives.threads import Signal, instead_of_threads, start_native
 
 # -- gevent ------------------------------------------------------------------------------------------------------------
 
@@ -48,6 +48,7 @@ from kombu_fdb.primitives.threads import instead_of_threads, start_native
 def adapt(impl: Any) -> None:
     """Make the module ``fdb.impl`` fit the process."""
     _let_frames_go(impl)
+    _wait_apart(impl)
     replaced_by = instead_of_threads()
     if replaced_by == "eventlet":
         raise StoreUnavailable(
@@ -75,6 +76,22 @@ def _let_frames_go(impl: Any) -> None:
             raise
 
     impl.LazyFuture.value = impl.replaceable_property(value)
+
+
+def _wait_apart(impl: Any) -> None:
+    """Each wait has a signal of its own, and not its thread's, as the binding has.
+
+    An exception out of a signal handler may leave that to be set later: then each further wait of the thread ends
+    before its answer is there, and a commit that goes on counts as failed.
+    """
+
+    def block_until_ready(future: Any) -> None:
+        if not future.is_ready():
+            ready = Signal()
+            future.on_ready(lambda _: ready.set())
+            ready.wait(None)
+
+    impl.Future.block_until_ready = block_until_ready
 
 
 def _wait_in_greenlets(impl: Any) -> None:

@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import walk_stack
+from types import FrameType
 
 import pytest
 from kit.conformance.queue import Bench
@@ -208,6 +210,42 @@ def test_the_client_threads_see_no_python_error(cluster: SingleNodeCluster) -> N
     assert called.wait(TIMEOUT_S)
     commit(database, lambda tr: tr.set(b"a", b"1"))
     database.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_a_wait_that_a_signal_ends_does_not_cut_the_next_ones_short(
+    cluster: SingleNodeCluster, error: type[BaseException]
+) -> None:
+    """Wherever it is struck: what was waited for may come when the thread waits for something else."""
+    database, struck, main = FoundationDatabase.open(cluster.cluster_file), threading.Event(), threading.get_ident()
+
+    def strike(_number: int, frame: FrameType | None) -> None:
+        names = [each.f_code.co_name for each, _ in walk_stack(frame)]
+        if "block_until_ready" in names and not struck.is_set():
+            struck.set()
+            raise error
+
+    def send() -> None:
+        while not struck.is_set():
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        for key in (b"late/%d" % number for number in range(20)):
+            tr = database._handle.create_transaction()
+            change = tr.watch(key)
+            tr.commit().wait()
+            struck.clear()
+            sender = threading.Thread(target=send)
+            sender.start()
+            with pytest.raises(error):
+                change.wait()
+            sender.join()
+            for _ in range(2):
+                commit(database, lambda tr, key=key: tr.set_versionstamped_value(key))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        database.close()
 
 
 OPENED = """
