@@ -182,6 +182,8 @@ class _Process:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.module: ModuleType | None = None
+        #: The process and its network thread, which lives as long.
+        self.living: tuple[int, object] | None = None
         #: The file the first library came from.
         self.library = ""
         #: A copy in memory for the children of this process.
@@ -200,10 +202,19 @@ def binding() -> Any:
 
 
 def _is_dead() -> bool:
-    """Whether the library was started by a process that this one is a fork of."""
+    """Whether the library was started by a process that this one is a fork of.
+
+    Asked at each transaction, but the thread only once: an exception out of a signal handler inside of
+    ``Thread.is_alive`` makes Python take it for dead.
+    """
     impl = sys.modules.get("fdb.impl")
     thread = getattr(impl, "_network_thread", None)
-    return thread is not None and not thread.is_alive()
+    if thread is None or _process.living == (os.getpid(), thread):
+        return False
+    if thread.is_alive():
+        _process.living = os.getpid(), thread
+        return False
+    return True
 
 
 def _load() -> ModuleType:

@@ -17,11 +17,13 @@ from types import FrameType
 import pytest
 from kit.conformance.queue import Bench
 from kit.conformance.store import TIMEOUT_S, StoreConformance, arm, commit, read, retry_on
+from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.engine.transactions import Timeouts
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.model import ClaimTerms
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.store.foundationdb import binding
 from kombu_fdb.store.foundationdb.database import ClusterBusy, FoundationDatabase, FoundationTransaction, explain_commit
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.fdbserver import SingleNodeCluster
@@ -246,6 +248,18 @@ def test_a_wait_that_a_signal_ends_does_not_cut_the_next_ones_short(
     finally:
         signal.signal(signal.SIGUSR1, before)
         database.close()
+
+
+def test_an_exception_at_any_line_does_not_make_it_load_another_library(database: Database) -> None:
+    """``Thread.is_alive`` takes the thread for dead then, though its library serves the open databases."""
+    module, files = binding.binding(), {str(each.__file__) for each in (binding, threading)}
+    where, moment = "begin", 0
+    while where:
+        moment += 1
+        where = interrupt(binding.binding, moment, files, strikes=runs_handlers)
+        assert binding.binding() is module, where
+    assert moment > 3
+    commit(database, lambda tr: tr.set(b"a", b"1"))
 
 
 OPENED = """
