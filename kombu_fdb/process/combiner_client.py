@@ -244,8 +244,8 @@ class CombinerClient:
         if sight.first != first.row:
             first.row, first.work_s = sight.first, None
         if asks and (timed or is_back) and self._is_idle(engine, first, now):
-            engine.messages.evict(demand, sight.first, _bounded(2 * self._patience_s))
-            pause_s, self._pause_s = 0.0, PATIENCE_S
+            engine.messages.evict(demand, sight.first, _bounded(2 * self._patience_s))  # which rings it
+            self._pause_s = PATIENCE_S
         if sight.is_next:
             pause_s = min(pause_s, NEXT_S)
         else:

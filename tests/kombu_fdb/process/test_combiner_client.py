@@ -149,6 +149,24 @@ def test_a_consumer_far_behind_seldom_asks_for_work(bench: Bench, monkeypatch: p
     assert 1 < len(asked) <= 1 + (bench.clock.monotonic() - began_s) / combiner_client.SELDOM_S
 
 
+def test_who_is_woken_does_not_ask_for_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a busy line each service wakes three, who would all ask."""
+    one, two, *others = (Consumer(bench) for _ in range(5))
+    for each in (one, two, *others):
+        each.turn()
+    asked: list[Sequence[str]] = []
+    for each in others:
+        monkeypatch.setattr(each.engine.messages, "has_work", asked.append)
+    two.combiner.leave([])
+    assert all(each.rung for each in others)
+    for each in others:
+        each.turn()
+    assert not asked
+    others[0].sleep()
+    others[0].turn()
+    assert asked, "it looks by itself"
+
+
 def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(bench: Bench) -> None:
     """Where services take long, all who wait would look many times for each."""
     one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
