@@ -204,8 +204,8 @@ def binding() -> Any:
 def _is_dead() -> bool:
     """Whether the library was started by a process that this one is a fork of.
 
-    Asked at each transaction, but the thread only once: an exception out of a signal handler inside of
-    ``Thread.is_alive`` makes Python take it for dead.
+    The thread is asked only once: an exception out of a signal handler inside of ``Thread.is_alive`` makes Python take
+    it for dead.
     """
     impl = sys.modules.get("fdb.impl")
     thread = getattr(impl, "_network_thread", None)
