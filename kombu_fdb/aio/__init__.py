@@ -251,8 +251,9 @@ async def take_many(
         return await run(take.now)
     jobs = await run(take.first)
     if not jobs:
-        with Wait(take, LoopBell()) as wait:
-            while not jobs and await _sleep(calls, wait, stopped):
+        bell = LoopBell()
+        with Wait(take, bell.ring) as wait:
+            while not jobs and await _sleep(calls, wait, bell, stopped):
                 jobs = await run(partial(take.now, wait.combiner))
             jobs = jobs or await run(partial(take.leave, wait.combiner))
     return jobs
@@ -262,23 +263,23 @@ def _give_back(connection: Connection, jobs: Sequence[SyncJob] | None) -> None:
     connection.let_go([each.lease for each in jobs or ()])
 
 
-async def _sleep(calls: Calls, wait: Wait[LoopBell], stopped: Stop) -> bool:
+async def _sleep(calls: Calls, wait: Wait, bell: LoopBell, stopped: Stop) -> bool:
     """Until there may be a job; False when the time is over, or when it was stopped."""
     if wait.is_over:
         return False
-    wait.sleeper.clear()
+    bell.clear()
     if stopped():
         return False
     watches = await calls.run(wait.arm, undo=partial(_end, wait))
     try:
         if watches is not None:
-            await wait.sleeper.wait(wait.shortest_s())
+            await bell.wait(wait.shortest_s())
     finally:
         wait.disarm(watches)
     return True
 
 
-def _end(wait: Wait[LoopBell], watches: Iterable[Watch] | None) -> None:
+def _end(wait: Wait, watches: Iterable[Watch] | None) -> None:
     """It was armed in vain."""
     wait.disarm(watches)
     wait.end()

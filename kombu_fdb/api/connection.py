@@ -5,8 +5,8 @@ keeps it open: the broker, its queues, its jobs. Without any it is collected, an
 which counts as an attempt for no job, as with closing.
 
 ``held`` are the leases of jobs that were taken through it and not settled. A lease leaves it by being settled, dropped
-(its job was collected), lost to its time to run, or with the connection. ``sleepers`` are the bells of those who wait
-for a job; closing rings them, and each finds the connection closed.
+(its job was collected), lost to its time to run, or with the connection. ``sleepers`` ring those who wait for
+a job; closing calls them, and each finds the connection closed.
 
 Failures: of a store that does not answer at the end, the client keeps what is to go back, and after it the session's
 end brings it back. In a forked child nothing here does anything, and :attr:`Connection.engine` raises ``ForkedError``.
@@ -59,7 +59,7 @@ class Connection:
         self._turns: dict[str, int] = {}
         self._services = count(1)
         self._lock = RLock()
-        self._sleepers: set[Callable[[], object]] = set()
+        self._sleepers: set[Callable[[], None]] = set()
         self.closed = True  # until it has opened
         if timeout_s is not None:
             client.attach(self, timeout_s=timeout_s)
@@ -143,12 +143,12 @@ class Connection:
 
     # -- those who wait --------------------------------------------------------------------------------------------
 
-    def add_sleeper(self, ring: Callable[[], object]) -> None:
+    def add_sleeper(self, ring: Callable[[], None]) -> None:
         """Have :meth:`wake` call ``ring``, by which one who waits for a job is woken."""
         with unless_mine(self._lock):
             self._sleepers.add(ring)
 
-    def remove_sleeper(self, ring: Callable[[], object]) -> None:
+    def remove_sleeper(self, ring: Callable[[], None]) -> None:
         """Idempotent."""
         with unless_mine(self._lock):
             self._sleepers.discard(ring)

@@ -15,7 +15,7 @@ What was claimed is in a hand, then held, then a job's, at every moment; an exce
 lets it go back uncounted, as the program has not seen it. ``poll_interval`` is the safety look of every idle consumer
 (``options.py``), not how a job is noticed.
 
-The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (``kombu_fdb/aio/__init__.py``).
+The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (:mod:`kombu_fdb.aio`).
 
 A loop over jobs::
 
@@ -34,11 +34,11 @@ the loop, and the same consumer may be asked again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from math import inf
 from random import SystemRandom
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from kombu_fdb.api.arguments import Stop, never, seconds
 from kombu_fdb.api.connection import Connection
@@ -68,48 +68,40 @@ def take_many(
         return take.now()
     jobs = take.first()
     if not jobs:
-        with Wait(take, Bell()) as wait:
-            while not jobs and _sleep(wait, stopped):
+        bell = Bell()
+        with closing(bell), Wait(take, bell.ring) as wait:
+            while not jobs and _sleep(wait, bell, stopped):
                 jobs = take.now(wait.combiner)
             jobs = jobs or take.leave(wait.combiner)
     return jobs
 
 
-def _sleep(wait: Wait[Bell], stopped: Stop) -> bool:
+def _sleep(wait: Wait, bell: Bell, stopped: Stop) -> bool:
     """Until there may be a job; False when the time is over, or when it was stopped."""
     if wait.is_over:
         return False
-    wait.sleeper.clear()
+    bell.clear()
     if stopped():  # looked at after the clearing: what rings later ends the sleep
         return False
     watches = wait.arm()
     if watches is not None:
-        wait.sleeper.wait(wait.shortest_s())
+        bell.wait(wait.shortest_s())
     wait.disarm(watches)
     return True
 
 
-class Sleeper(Protocol):
-    """A thread or task that waits for a job."""
+class Wait:
+    """Of one thread or task, for jobs of some queues."""
 
-    def ring(self) -> None:
-        """Wake him, from any thread; never blocks."""
-
-
-S = TypeVar("S", bound=Sleeper)
-
-
-class Wait(Generic[S]):
-    """One sleeper's wait for jobs of some queues."""
-
-    def __init__(self, take: Take, sleeper: S) -> None:
-        self.sleeper = sleeper
+    def __init__(self, take: Take, ring: Callable[[], None]) -> None:
+        """``ring`` wakes the one who waits, from any thread; never blocks."""
         self._take = take
+        self._ring = ring
         self._connection = connection = take.connection
         self._queues = take.queues
         self._consumed: dict[object, Collection[str]] | None = None
         longest_s = min(connection.options.poll_interval, connection.options.operation_timeout)
-        self.combiner = CombinerClient(sleeper.ring, connection.now_s, SystemRandom(), longest_s, connection.rivalry)
+        self.combiner = CombinerClient(ring, connection.now_s, SystemRandom(), longest_s, connection.rivalry)
 
     def __enter__(self) -> Self:
         return self
@@ -118,10 +110,10 @@ class Wait(Generic[S]):
         self.end()
 
     def arm(self) -> list[Watch] | None:
-        """Watches that ring the sleeper; None if there is a job now. Raises a ``StoreError``."""
+        """Watches that ring; None if there is a job now. Raises a ``StoreError``."""
         watches = self._take.in_time(self._arm)
         for watch in watches or ():
-            watch.on_fire(self.sleeper.ring)
+            watch.on_fire(self._ring)
         return watches
 
     def _arm(self) -> list[Watch] | None:
@@ -140,8 +132,8 @@ class Wait(Generic[S]):
 
     def _begin(self, consumed: dict[object, Collection[str]]) -> None:
         self._consumed = consumed
-        self._connection.add_sleeper(self.sleeper.ring)
-        consumed[self.sleeper] = self._queues
+        self._connection.add_sleeper(self._ring)
+        consumed[self] = self._queues
 
     def disarm(self, watches: Iterable[Watch] | None) -> None:
         for watch in watches or ():
@@ -151,11 +143,8 @@ class Wait(Generic[S]):
         """Idempotent; never blocks."""
         self.combiner.abandon()
         if self._consumed is not None:
-            self._consumed.pop(self.sleeper, None)
-        self._connection.remove_sleeper(self.sleeper.ring)
-        close = getattr(self.sleeper, "close", None)
-        if close is not None:
-            close()
+            self._consumed.pop(self, None)
+        self._connection.remove_sleeper(self._ring)
 
     @property
     def is_over(self) -> bool:
