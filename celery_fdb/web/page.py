@@ -31,11 +31,11 @@ import hmac
 import logging
 import os
 import struct
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -63,6 +63,7 @@ logger = logging.getLogger(__name__)
 # -- around every answer -----------------------------------------------------------------------------------------------
 
 
+#: Of each answer, unless it has its own.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -75,9 +76,9 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    # Of what is in the store nothing stays in a browser's cache.
+    "cache-control": "no-store",
 }
-#: Of what is in the store nothing stays in a browser's cache.
-KEEP_NOTHING = "no-store"
 
 
 class Guard:
@@ -96,24 +97,25 @@ class Guard:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
-                headers.setdefault("cache-control", KEEP_NOTHING)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         headers = Headers(scope=scope)
         is_ours_ = self._hosts is None or is_ours(headers.get("host", ""), self._hosts)
-        app = foreign if is_of_another_site(headers) else self._app if is_ours_ else _misdirected
+        app = other_site(headers) or (self._app if is_ours_ else _misdirected)
         await app(scope, receive, send_guarded)
 
 
-def is_of_another_site(headers: Headers) -> bool:
-    """Whether a page from elsewhere asks, and no person who follows a link. Forms have a check of their own."""
+def other_site(headers: Headers) -> Response | None:
+    """What a page from elsewhere is told; None for a person who follows a link. Forms have a check of their own."""
     if headers.get("sec-fetch-site", "none") in {"same-origin", "none"}:
-        return False
-    return headers.get("sec-fetch-mode") != "navigate" or headers.get("sec-fetch-dest", "document") != "document"
+        return None
+    if headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest", "document") == "document":
+        return None
+    return PlainTextResponse("Pages of other sites can't use this dashboard; open it in a tab of its own.\n", 403)
 
 
-foreign = PlainTextResponse("Pages of other sites can't use this dashboard; open it in a tab of its own.\n", 403)
 _misdirected = PlainTextResponse(
     "This dashboard is not known by that name. Open it as http://127.0.0.1, start it with --allow-host NAME, or pass "
     "hosts=[...] to dashboard().\n",
@@ -218,7 +220,7 @@ class Pages:
         if not visit.may_act:
             return visit.page("error", 403, title="Not allowed", text=READ_ONLY)
         if request.method in READING:
-            visit.fields = asked_of(request)
+            visit.fields = fields_of(request.query_params.multi_items())
         else:
             refusal = await _take_form(visit)
         return await self._run(view, self._threads, visit) if refusal is None else refusal
@@ -283,20 +285,16 @@ async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
     return None
 
 
-def fields_of(form: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Of a form as it was sent, with what had to be quoted as it was."""
-    return {received(name, "")[0]: [received(name, each)[1] for each in given] for name, given in form.items()}
-
-
-def asked_of(request: Request) -> dict[str, list[str]]:
-    """The same of an address."""
+def fields_of(given: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Of a form or an address as it was sent, with what had to be quoted as it was."""
     found: dict[str, list[str]] = {}
-    for name, value in request.query_params.multi_items():
+    for quoted_name, quoted in given:
+        name, value = received(quoted_name, quoted)
         found.setdefault(name, []).append(value)
-    return fields_of(found)
+    return found
 
 
-async def form(request: Request, most: int) -> dict[str, list[str]] | None:
+async def form(request: Request, most: int) -> list[tuple[str, str]] | None:
     """What was sent; None for more than a form of ours sends, or for a part of it."""
     body = bytearray()
     try:
@@ -306,7 +304,7 @@ async def form(request: Request, most: int) -> dict[str, list[str]] | None:
                 if len(body) > most:
                     return None
         text = bytes(body).decode("latin-1")
-        return parse_qs(text, keep_blank_values=True, errors="replace", max_num_fields=MOST_FIELDS)
+        return parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=MOST_FIELDS)
     except (ValueError, ClientDisconnect, TimeoutError):
         return None
 

@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path, re_path, reverse
 
-from celery_fdb.contrib.django.models import MANAGE, VIEW, DeadLetter, Queue, Session, allows, fit
+from celery_fdb.contrib.django.models import DeadLetter, Queue, Session, allows, fit
 
 View = Callable[..., HttpResponseBase]
 
@@ -49,15 +49,15 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         return lead
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return allows(request, VIEW)
+        return allows(request, "view_queue")
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         del obj
-        return allows(request, VIEW)
+        return allows(request, "view_queue")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         del obj
-        return allows(request, MANAGE)
+        return allows(request, "manage_queue")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         del request

@@ -45,7 +45,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import autodiscover_modules
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.conf import RUN, holding, no_tasks
 from kombu_fdb.errors import FormatError
 from kombu_fdb.transport.envelope import open_payload
 
@@ -57,7 +56,7 @@ try:
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 except ImportError as error:
-    if not (reason := no_tasks()):
+    if not (reason := conf.no_tasks()):
         raise
     raise ImproperlyConfigured(f"{reason} Upgrade Django, or use Celery's own tasks.") from error
 
@@ -142,7 +141,7 @@ class CeleryBackend(BaseTaskBackend):
         now = datetime.now(UTC)
         result = _result(task, uuid(), list(args), kwargs, self.alias, enqueued_at=now)
         self.app.send_task(
-            RUN,
+            conf.RUN,
             (task.module_path, result.args, result.kwargs, self.alias, now.isoformat()),
             task_id=result.id,
             shadow=task.module_path,  # what logs, pages and commands call it
@@ -160,7 +159,7 @@ class CeleryBackend(BaseTaskBackend):
         if not self.supports_get_result:
             raise NotImplementedError("Set a Celery result backend, and CELERY_RESULT_EXTENDED = True.")
         meta = self.app.backend.get_task_meta(result_id)
-        if meta.get("name") == RUN and meta.get("args"):
+        if meta.get("name") == conf.RUN and meta.get("args"):
             return _finished(result_id, meta)
         return _waiting(result_id)
 
@@ -297,10 +296,10 @@ def _error(error: BaseException, traceback: str | None = None) -> TaskError:
 
 def _waiting(result_id: str) -> TaskResult[Any, Any]:
     """A task that is still in the broker, ready, delayed or being run."""
-    for message in holding.broker().find(result_id):
+    for message in conf.holding.broker().find(result_id):
         try:
             envelope = open_payload(message.payload)
-            arguments = json.loads(envelope.body)[0] if envelope.headers.get("task") == RUN else None
+            arguments = json.loads(envelope.body)[0] if envelope.headers.get("task") == conf.RUN else None
         except (FormatError, ValueError, LookupError, TypeError, RecursionError):
             continue  # no message of enqueue()
         if arguments is not None:

@@ -42,7 +42,6 @@ from django.db import connections
 
 from celery_fdb.brokers import NoBrokerYet
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.conf import holding, no_tasks
 from kombu_fdb import doctor
 from kombu_fdb.errors import KombuFDBError, OptionError
 from kombu_fdb.settings.location import (
@@ -121,7 +120,7 @@ def _check_libraries() -> Messages:
 
 def _check_tasks() -> Messages:
     backends = [each.get("BACKEND", "") for each in getattr(django_settings, "TASKS", {}).values()]
-    reason = no_tasks()
+    reason = conf.no_tasks()
     if reason and any(each.startswith("celery_fdb.") for each in backends):
         yield Warning(
             f"{reason} It ignores TASKS.",
@@ -213,7 +212,7 @@ def _check_cluster(location: ClusterLocation) -> Messages:
 
 def _check_answers() -> Messages:
     try:
-        holding.broker()
+        conf.holding.broker()
     except NoBrokerYet:
         return  # the first worker or message makes it
     except KombuFDBError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
@@ -18,16 +18,13 @@ from django.utils.translation import gettext_lazy as _
 # -- permissions -------------------------------------------------------------------------------------------------------
 
 
-VIEW = "celery_fdb.view_queue"
-MANAGE = "celery_fdb.manage_queue"
-MANAGE_WORKERS = "celery_fdb.manage_worker"
-VIEW_BODY = "celery_fdb.view_body"
+Permission = Literal["view_queue", "view_body", "manage_queue", "manage_worker"]
 
 
-def allows(request: HttpRequest, permission: str) -> bool:
+def allows(request: HttpRequest, permission: Permission) -> bool:
     """Whether the user may."""
     user: Any = request.user
-    return bool(user.has_perm(permission))
+    return bool(user.has_perm(f"celery_fdb.{permission}"))
 
 
 class Queue(models.Model):

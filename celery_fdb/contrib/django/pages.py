@@ -22,21 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.conf import holding
-from celery_fdb.contrib.django.models import MANAGE, MANAGE_WORKERS, VIEW, VIEW_BODY, allows
+from celery_fdb.contrib.django.models import allows
 from celery_fdb.operations.action import Audit, LogAudit
 from celery_fdb.web.application import A_YEAR, SHOWN
 from celery_fdb.web.live import Poll
-from celery_fdb.web.page import (
-    HEADERS,
-    KEEP_NOTHING,
-    READING,
-    answer,
-    asked_of,
-    fields_of,
-    foreign,
-    is_of_another_site,
-)
+from celery_fdb.web.page import HEADERS, READING, answer, fields_of, other_site
 from celery_fdb.web.pages.actions import act
 from celery_fdb.web.pages.workers import Workers
 from celery_fdb.web.settings import Settings, User
@@ -62,11 +52,12 @@ def page(
 
     Raises ``PermissionDenied`` and ``Http404``.
     """
-    if not allows(request, VIEW):
+    if not allows(request, "view_queue"):
         raise PermissionDenied
     if path.startswith(STATIC) and request.method in READING:
         found = serve(request, path.removeprefix(STATIC), document_root=str(HERE / "static"))
-        return _guarded(found, A_YEAR)
+        found["cache-control"] = A_YEAR
+        return _guarded(found)
     view, is_act = VIEWS.get(f"/{path}"), f"/{path}" == PATHS["act"]
     if view is None:
         raise Http404("there is no such page")
@@ -75,12 +66,12 @@ def page(
         return HttpResponseNotAllowed(sorted(allowed))
     visit = _visit(request, path)
     visit.around, visit.log_of = around or {}, log_of
-    if request.method in READING and is_of_another_site(visit.request.headers):
-        return _guarded(_djangos(foreign))
+    if request.method in READING and (refusal := other_site(visit.request.headers)) is not None:
+        return _guarded(_djangos(refusal))
     if is_act and not visit.may_act:
         made = visit.page("error", 403, title="Not allowed", text=READ_ONLY)
     else:
-        made = answer(view, visit, holding)
+        made = answer(view, visit, conf.holding)
     if visit.said:
         messages.info(request, visit.said.encode(errors="replace").decode(), fail_silently=True)
     return _guarded(_djangos(made))
@@ -104,14 +95,14 @@ def _visit(request: HttpRequest, path: str) -> Visit:
     )
     user = User(
         str(request.user.get_username()),
-        may_act=allows(request, MANAGE),
-        may_see_bodies=allows(request, VIEW_BODY),
-        may_act_on_workers=allows(request, MANAGE_WORKERS),
+        may_act=allows(request, "manage_queue"),
+        may_see_bodies=allows(request, "view_body"),
+        may_act_on_workers=allows(request, "manage_worker"),
     )
     visit = Visit(asked, _settings(), user, _audit(request), get_token(request), streams=False)
     visit.form_field, visit.zone = "csrfmiddlewaretoken", _zone()
-    sent = {name: [str(each) for each in given] for name, given in request.POST.lists()}
-    visit.fields = asked_of(asked) if request.method in READING else fields_of(sent)
+    sent = [(name, str(each)) for name, given in request.POST.lists() for each in given]
+    visit.fields = fields_of(asked.query_params.multi_items() if request.method in READING else sent)
     if not visit.is_part and path != PATHS["events"].lstrip("/"):
         visit.notice = " ".join(str(each) for each in messages.get_messages(request))
     return visit
@@ -164,8 +155,7 @@ def _djangos(made: Response) -> HttpResponse:
     return answered
 
 
-def _guarded(answered: HttpResponseBase, kept: str = KEEP_NOTHING) -> HttpResponseBase:
+def _guarded(answered: HttpResponseBase) -> HttpResponseBase:
     for name, value in HEADERS.items():
-        answered[name] = value
-    answered["cache-control"] = kept
+        answered.setdefault(name, value)
     return answered
