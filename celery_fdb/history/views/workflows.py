@@ -124,7 +124,71 @@ def page_of_workflows(
 
     ``wanted``: the name of any of its tasks, its state (FAILURE, SUCCESS, or STARTED), and when it ended.
     """
-    return _Page(broker, wanted or Wanted(), limit).read(_parsed(cursor))
+    history, wanted, after = kept_by(broker), wanted or Wanted(), _parsed(cursor)
+    shown: list[Workflow] = []
+    waiting: dict[str, list[Peeked]] = {}
+    seen: set[str] = set()
+    looked_at = runs = rows = 0
+    if after is None:
+        for _, run in history.active(limit=MOST_ACTIVE):
+            id_ = run.root or run.group or (run.id if run.followers else "")
+            if id_ and id_ not in seen:
+                search = _Search(broker, waiting, max(MOST_RUNS - runs, RUNS_AT_ONCE), history_only=True)
+                search.run(id_)
+                seen |= search.ids
+                runs += search.read
+                shown += _if_wanted(search, wanted)
+    numbers = history.segments()
+    last = f"{numbers[0] + 1}.0." if numbers else None  # before all of them
+    for number in numbers:
+        if after is not None and (number, 0, "") >= after:
+            continue
+        if rows >= MOST_ROWS:
+            return WorkflowsPage(shown, last)
+        found, read = history.workflows_in(number, wanted)
+        rows += read
+        spots = {id_: (end_ms, id_) for end_ms, id_ in found}
+        for end_ms, id_ in spots.values():
+            if after is not None and (number, end_ms, id_) >= after:
+                continue
+            if looked_at == MOST_LOOKED_AT or len(shown) >= limit or runs >= MOST_ROWS:
+                return WorkflowsPage(shown, last)
+            looked_at += id_ not in seen
+            last = f"{number}.{end_ms}.{id_}"
+            if not id_ or id_ in seen:
+                continue
+            search = _Search(broker, waiting, MOST_RUNS, history_only=True)
+            search.run(id_)
+            seen |= search.ids
+            runs += search.read
+            if _stands_here(search, spots, id_, wanted, goes_on=after is None):
+                shown += _if_wanted(search, wanted)
+        last = f"{number}.0."  # behind all of this one
+    return WorkflowsPage(shown, None)
+
+
+def _stands_here(
+    search: _Search, spots: Mapping[str, tuple[int, str]], id_: str, wanted: Wanted, *, goes_on: bool
+) -> bool:
+    """A workflow is shown at the first of its ids (``spots``) in the segment with its newest run that is wanted.
+
+    ``goes_on``: show one that does.
+    """
+    newest_ms = search.newest_ms(wanted)
+    is_first = max(spots[each] for each in search.ids if each in spots) == spots[id_]
+    return is_first and (newest_ms is not None or goes_on) and (newest_ms or 0) <= spots[id_][0]
+
+
+def _if_wanted(search: _Search, wanted: Wanted) -> list[Workflow]:
+    found = search.workflow()
+    is_wanted = (
+        found.tasks > 1
+        and (not wanted.task or wanted.task in {each.task for each in search.nodes.values()})
+        and (not wanted.state or found.state == wanted.state)
+        and (not wanted.since_ms or (found.ended or math.inf) * 1000 >= wanted.since_ms)
+        and (not wanted.until_ms or (found.ended or math.inf) * 1000 <= wanted.until_ms)
+    )
+    return [found] if is_wanted else []
 
 
 def _parsed(cursor: str | None) -> tuple[int, int, str] | None:
@@ -136,69 +200,6 @@ def _parsed(cursor: str | None) -> tuple[int, int, str] | None:
     except ValueError as error:
         fix = "Use the cursor that the page before gave."
         raise InvalidArgument("not a cursor of the workflows", given=cursor[:80], fix=fix) from error
-
-
-class _Page:
-    def __init__(self, broker: Broker, wanted: Wanted, limit: int) -> None:
-        self._broker, self._wanted, self._limit = broker, wanted, limit
-        self._history = kept_by(broker)
-        self._waiting: dict[str, list[Peeked]] = {}
-        self._seen: set[str] = set()
-        self._found: list[Workflow] = []
-        self._runs = 0
-
-    def read(self, after: tuple[int, int, str] | None) -> WorkflowsPage:
-        if after is None:
-            for _, run in self._history.active(limit=MOST_ACTIVE):
-                self._look_at(run.root or run.group or (run.id if run.followers else ""))
-        looked_at, rows, numbers = 0, 0, self._history.segments()
-        last = f"{numbers[0] + 1}.0." if numbers else None  # before all of them
-        for number in numbers:
-            if after is not None and (number, 0, "") >= after:
-                continue
-            if rows >= MOST_ROWS:
-                return WorkflowsPage(self._found, last)
-            found, read = self._history.workflows_in(number, self._wanted)
-            rows += read
-            spots = {id_: (end_ms, id_) for end_ms, id_ in found}
-            for end_ms, id_ in spots.values():
-                if after is not None and (number, end_ms, id_) >= after:
-                    continue
-                if looked_at == MOST_LOOKED_AT or len(self._found) >= self._limit or self._runs >= MOST_ROWS:
-                    return WorkflowsPage(self._found, last)
-                looked_at += id_ not in self._seen
-                last = f"{number}.{end_ms}.{id_}"
-                self._look_at(id_, spots, goes_on=after is None)
-            last = f"{number}.0."  # behind all of this one
-        return WorkflowsPage(self._found, None)
-
-    def _look_at(self, id_: str, spots: Mapping[str, tuple[int, str]] | None = None, *, goes_on: bool = True) -> None:
-        """``spots``: of the ids in its segment; it is shown at the first one of the segment with its newest wanted run.
-
-        ``goes_on``: show one that does.
-        """
-        if not id_ or id_ in self._seen:
-            return
-        most = MOST_RUNS if spots is not None else max(MOST_RUNS - self._runs, RUNS_AT_ONCE)
-        search = _Search(self._broker, self._waiting, most, history_only=True)
-        search.run(id_)
-        self._seen |= search.ids
-        self._runs += search.read
-        if spots is not None:
-            newest_ms = search.newest_ms(self._wanted)
-            is_first = max(spots[each] for each in search.ids if each in spots) == spots[id_]
-            if not is_first or (newest_ms is None and not goes_on) or (newest_ms or 0) > spots[id_][0]:
-                return
-        found = search.workflow()
-        wanted = self._wanted
-        if (
-            found.tasks > 1
-            and (not wanted.task or wanted.task in {each.task for each in search.nodes.values()})
-            and (not wanted.state or found.state == wanted.state)
-            and (not wanted.since_ms or (found.ended or math.inf) * 1000 >= wanted.since_ms)
-            and (not wanted.until_ms or (found.ended or math.inf) * 1000 <= wanted.until_ms)
-        ):
-            self._found.append(found)
 
 
 class _Search:
