@@ -6,11 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.contenttypes.models import ContentType
 from django.db import models
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
@@ -73,7 +70,7 @@ class Session(models.Model):
         return str(self.pk)
 
 
-# -- audit -------------------------------------------------------------------------------------------------------------
+# -- texts -------------------------------------------------------------------------------------------------------------
 
 
 #: What UTF-8 can't write (lone surrogates) and PostgreSQL can't store (NUL).
@@ -83,26 +80,3 @@ _UNFIT = re.compile("[\x00\ud800-\udfff]")
 def fit(text: str) -> str:
     """Text from the store for Django's database: each such character becomes U+FFFD, so that it is seen."""
     return _UNFIT.sub("\ufffd", text)
-
-
-class AdminAudit:
-    """Implements :class:`~celery_fdb.operations.action.Audit`."""
-
-    def __init__(self, user: Any) -> None:
-        self.user = user
-
-    def begin(self, queue: str, text: str) -> Callable[[str], None]:
-        entry = LogEntry.objects.create(
-            user_id=self.user.pk,
-            content_type_id=ContentType.objects.get_for_model(Queue, for_concrete_model=False).pk,
-            object_id=fit(queue),
-            object_repr=fit(queue)[:200],
-            action_flag=CHANGE,
-            change_message=fit(text),
-        )
-
-        def complete(text: str) -> None:
-            entry.change_message = fit(text)
-            entry.save(update_fields=["change_message"])
-
-        return complete

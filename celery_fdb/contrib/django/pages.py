@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import tzinfo
+from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -22,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.django.models import allows
+from celery_fdb.contrib.django.models import Queue, allows, fit
 from celery_fdb.operations.action import Audit, LogAudit
 from celery_fdb.web.application import A_YEAR, SHOWN
 from celery_fdb.web.live import Poll
@@ -133,9 +134,33 @@ def _audit(request: HttpRequest) -> Audit:
     """The admin's log; without the admin there is none, and the audit is only logged."""
     if not apps.is_installed("django.contrib.admin"):
         return LogAudit(str(request.user.get_username()))
-    from celery_fdb.contrib.django.models import AdminAudit
-
     return AdminAudit(request.user)
+
+
+class AdminAudit:
+    """Entries in the admin's log, whose models can be imported only where it is installed."""
+
+    def __init__(self, user: Any) -> None:
+        self.user = user
+
+    def begin(self, queue: str, text: str) -> Callable[[str], None]:
+        from django.contrib.admin.models import CHANGE, LogEntry
+        from django.contrib.contenttypes.models import ContentType
+
+        entry = LogEntry.objects.create(
+            user_id=self.user.pk,
+            content_type_id=ContentType.objects.get_for_model(Queue, for_concrete_model=False).pk,
+            object_id=fit(queue),
+            object_repr=fit(queue)[:200],
+            action_flag=CHANGE,
+            change_message=fit(text),
+        )
+
+        def complete(text: str) -> None:
+            entry.change_message = fit(text)
+            entry.save(update_fields=["change_message"])
+
+        return complete
 
 
 def _zone() -> tzinfo:

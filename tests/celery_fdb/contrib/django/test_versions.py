@@ -1,8 +1,9 @@
-"""What only a newer Django has: an older one says so."""
+"""What only a newer Django has, or one with the admin."""
 
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -48,3 +49,22 @@ def test_a_django_that_ignores_tasks_is_told_of(
     told = list(checks._check_tasks())
     assert [each.id for each in told] == found
     assert all(each.hint for each in told)
+
+
+WITHOUT_ADMIN = """
+import django
+from django.conf import settings
+
+installed = ["django.contrib.auth", "django.contrib.contenttypes", "celery_fdb.contrib.django"]
+settings.configure(INSTALLED_APPS=installed, CELERY_FDB={"BROKER_URL": "fdb+memory://x", "CHECKS": False})
+django.setup()
+from celery_fdb.contrib.django import checks, pages, urls
+
+print([each.id for each in checks.check_project()])
+"""
+
+
+def test_without_the_admin_there_are_pages_and_a_warning() -> None:
+    """Its models can't be imported then."""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_ADMIN], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("['celery_fdb.W009']\n", "")
