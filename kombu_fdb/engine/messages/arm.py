@@ -1,7 +1,7 @@
 """Arm: watch the bells of empty queues, and learn which are not empty. One transaction that only reads.
 
-Probe and watch are of one version, so a message is either seen by the probe or changes the bell after it. Of a queue
-with another active consumer the change of that is watched instead.
+Probe and watch read the same version, so a message is either seen by the probe or changes the bell after it. For a
+queue whose active consumer is another one, a change of that is watched instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kombu_fdb.store.protocol import KeyValue, Watch
 def arm(
     work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]
 ) -> tuple[set[str], dict[str, Watch]]:
-    """The queues that have something to be claimed, and watches of the others, as of :func:`arm_all`."""
+    """Returns the queues with something to claim, and a watch for each of the others, as :func:`arm_all` sets it."""
     hungry, others = _probe(work, queues, session_id, consumers)
     return hungry, {queue: _watch(work, queue, others) for queue in queues if queue not in hungry}
 
@@ -33,7 +33,7 @@ def arm_all(
 ) -> list[Watch] | None:
     """Watches that fire when a message becomes ready in one of ``queues``; None if one is ready now.
 
-    Of a queue whose active consumer is not among the session's ``consumers``: when that may have changed.
+    For a queue whose active consumer is not among the session's ``consumers``, it fires when that may have changed.
     """
     hungry, others = _probe(work, queues, session_id, consumers or {})
     return None if hungry else [_watch(work, queue, others) for queue in queues]
@@ -52,7 +52,7 @@ def _watch(work: Work, queue: str, others: set[str]) -> Watch:
 def _probe(
     work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]
 ) -> tuple[set[str], set[str]]:
-    """Those that have something to be claimed, and those of which another consumer is the active one."""
+    """Returns the queues with something to claim, and those whose active consumer is another one."""
     keys = work.keys
     heads = work.tr.get_ranges([(*range_of(keys.ready(queue)), 1) for queue in queues], snapshot=True)
     marks = [key for queue in queues for key in (keys.fair(queue), keys.control(queue))]

@@ -1,24 +1,25 @@
 """Dead letters: what happens to a message that will not be delivered again.
 
-In the transaction that takes it out of its queue it goes to the queue's dead-letter exchange
-(``x-dead-letter-exchange``, ``x-dead-letter-routing-key``), or, where none is set, to ``<queue>.dead``, which keeps it
+The transaction that takes a message out of its queue moves it to the queue's dead-letter exchange
+(``x-dead-letter-exchange``, ``x-dead-letter-routing-key``) or, where none is set, to ``<queue>.dead``, which keeps it
 for :attr:`Policy.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
 (https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
 
-An exchange that does not exist, or routes nowhere, or to more than :data:`MOST_LETTERS` queues, counts as not set:
-nothing vanishes for a wrong name, and no burial fails for ever at what no transaction holds.
+An exchange that does not exist, or routes nowhere, or to more than :data:`MOST_LETTERS` queues, counts as not set: a
+wrong name loses no message, and no burial fails for ever because no transaction can hold it.
 
-A message of any size can die into as many queues, whether it stands in the store or comes from outside: what does not
-fit into the transaction of its burial is copied beforehand (``copies.py``). Its history is written once for each queue:
-the more there are, the fewer of its oldest deaths are remembered.
+A message of any size can die into that many queues, whether it is stored or comes from outside: what does not fit into
+the burial's transaction is copied beforehand (``copies.py``). The history is written once per queue, so the more queues
+there are, the fewer of the oldest deaths are remembered.
 
-A message of a newer version is not buried, for its history can't be read: it is kept for who can (``newer.py``).
+A message of a newer version is not buried, because its history can't be read: it is kept for a newer process
+(``newer.py``).
 
-Where a full disk has no room for another story, a message that a claim meets *rests* instead: it is delayed for
-:data:`REST_MS`, and those behind it are claimed. Any other burial is refused, and tries again.
+If a full disk has no room for the death record of a message that a claim meets, the message *rests*: it is delayed for
+:data:`REST_MS`, and the claim goes on behind it. Any other burial is refused, and tried again.
 
 Three exceptions keep the set of messages finite. A message that only expires from queue to queue in a circle is dropped
-when it would enter one for the second time, as in RabbitMQ. A message that dies of expiry is dropped unless a
+when it would enter a queue for the second time, as in RabbitMQ. A message that dies of expiry is dropped unless a
 dead-letter exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
 """
 
@@ -47,28 +48,28 @@ from kombu_fdb.keyspace.layout import priority_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Way
 
 DEAD_SUFFIX = ".dead"
-#: A history must fit into a record, and a record into a value of the store (100,000 B): how large the details of one
-#: death may be as JSON, and how many of the latest deaths keep theirs.
+#: A history must fit into a record, and a record into a value of the store (100,000 B). So the details of one death
+#: are limited to this size as JSON, and only so many of the latest deaths keep theirs.
 DETAILS_BYTES = 16_000
 MOST_DETAILED = 4
-#: How large a whole history may be; beyond it the oldest deaths are forgotten.
+#: The limit of a whole history; beyond it the oldest deaths are forgotten.
 HISTORY_BYTES = 80_000
-#: Likewise of all letters of one message together: they are written by one transaction.
+#: The limit of all letters of one message together, as one transaction writes them.
 HISTORIES_BYTES = 3_000_000
-#: Into how many queues one message can die.
+#: How many queues one message can die into.
 MOST_LETTERS = 1_000
 REST_MS = 60_000
 
 
 class Cause(NamedTuple):
-    """Why a message dies. ``details``: stand in its history, within :data:`DETAILS_BYTES`."""
+    """Why a message dies. ``details`` stand in its history, cut to :data:`DETAILS_BYTES`."""
 
     reason: str
     details: dict[str, Any] | None = None
 
     @classmethod
     def malformed(cls, error: FormatError) -> Cause:
-        """It can't be read."""
+        """The message can't be read."""
         return cls("malformed", {"error": str(error)})
 
 
@@ -83,8 +84,7 @@ def drop_expired(work: Work, message: Message[bytes], record: Record) -> None:
 def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = b"") -> None:
     """Move a message, which its caller has taken out of its queue, to where that queue's dead letters go.
 
-    ``payload``: of a message from outside, what to copy it from, if that may be done beforehand. Raises
-    ``CopiesMissing``.
+    ``payload``: that of a message from outside, if it may be copied beforehand. Raises ``CopiesMissing``.
     """
     queue, place, value = message
     if newer.keep(work, queue, value, place):
@@ -114,14 +114,14 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
 
 
 def _rest(work: Work, message: Message[bytes], record: Record) -> None:
-    """As it is, so that it takes no more room than it did."""
+    """Delay the message unchanged, so that it takes no more room than before."""
     forget(work, message)
     to = subqueue(work, message.queue, record.key, record.priority)
     put_delayed(work, to, work.now_ms + REST_MS, message.value)
 
 
 def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
-    """By its key and its priority; ``<queue>.dead`` keeps the order of the deaths."""
+    """Store a letter by its key and priority; ``<queue>.dead`` keeps the order of the deaths."""
     # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
     ttl_ms = work.routing.queue(work.tr, target).message_ttl_ms if declared else work.policy.dead_ttl_ms
     expires_ms = 0 if ttl_ms is None else work.now_ms + ttl_ms
@@ -133,7 +133,7 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
 
 
 def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:
-    """To which queues its dead letters go, by which exchange and key, and whether its arguments say so."""
+    """Returns the queues of its dead letters, the exchange and key they go by, and whether its arguments say so."""
     declaration = work.routing.queue(work.tr, queue)
     exchange, routing_key = declaration.dead_letter_exchange, declaration.dead_letter_routing_key
     if exchange is not None:
@@ -148,7 +148,7 @@ def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:
 
 
 def _came(work: Work, queue: str, record: Record, payload: bytes) -> Way:
-    """How it came to the queue where it dies; by its name, for a message that was not published by kombu."""
+    """How the message came to the queue where it dies; by the queue's name if kombu did not publish it."""
     if record.way is not None:
         return record.way
     begin = payload or record.payload or work.tr.get(work.keys.body(record.message_id, 0), snapshot=True) or b""
@@ -156,10 +156,7 @@ def _came(work: Work, queue: str, record: Record, payload: bytes) -> Way:
 
 
 def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
-    """An exchange that is not there, or unreadable, must not stop a burial, often a sweep's; it reaches no queue.
-
-    Nor must one that reaches too many.
-    """
+    """The queues reached; none by an exchange that is missing, unreadable, or reaches too many: burials must go on."""
     try:
         queues = work.routing.route(work.tr, exchange, routing_key)
     except (ExchangeNotFound, FormatError):
@@ -194,14 +191,14 @@ def _remember(deaths: tuple[Death, ...], death: Death, most_bytes: int) -> tuple
 
 
 def _within(deaths: tuple[Death, ...], most_bytes: int) -> tuple[Death, ...]:
-    """The newest of them that fit; at least one."""
+    """The newest deaths that fit; at least one."""
     sizes = accumulate(len(encode_json(dataclasses.asdict(death))) for death in deaths)
     most = sum(size <= most_bytes for size in sizes)
     return deaths[: max(most, 1)]
 
 
 def fitted(details: dict[str, Any], most_bytes: int = DETAILS_BYTES) -> dict[str, Any]:
-    """The details within so many bytes: the longest are halved, emptied, left out; of a traceback the end stays."""
+    """The details cut to this size: the longest are halved, emptied, left out; of a traceback the end stays."""
     details = dict(details)
     while details and len(encode_json(details)) > most_bytes:
         name, value = max(details.items(), key=lambda item: len(encode_json(item[1])))

@@ -1,39 +1,32 @@
-"""Claim: move ready messages under leases of a session, in one transaction.
+"""Claim: move ready messages under leases, in one transaction; for one consumer, or for a line of them.
 
-The head of the queue is read as a snapshot, and what is taken is a conflict: two claims conflict if they want the same
-message, or if one puts a message back between those that the other takes (``batches.py``), and a publish conflicts with
-nothing. The session's record is read serializably, so a claim can't commit beside the sweep that ends its session.
-Guarantees: ONE-PLACE (ready key cleared and lease written by one commit), ONE-OWNER.
+A claim chooses messages (:func:`choose`), takes their rows out of the ready ranges (:func:`take_rows`), and leases each
+one (:func:`take`). It reads the head of the queue as a snapshot and conflicts on what it takes: with a claim of the
+same message, or a transaction that puts one back between those taken (``batches.py``), but with no publish. It reads
+the session's record serializably, so it can't commit beside the sweep that ends its session.
+Guarantees: ONE-PLACE (one commit clears the ready key and writes the lease), ONE-OWNER.
 
-A window is bounded in bytes as well (``batches.py``), so a claim of large messages takes fewer of them; and all their
+A window is bounded in bytes as well (``batches.py``), so a claim of large messages takes fewer of them. All their
 payloads are read in one round trip.
 
-What is found and not delivered: an expired message is dropped or dead-lettered, a record that can't be read and a
+Some messages are found and not delivered: an expired one is dropped or dead-lettered, an unreadable record and a
 message whose payload is gone are dead-lettered as malformed (POISON-ENDS), and a newer version's message is kept for it
 (``newer.py``). They use up the window, so a claim that returns less than ``limit`` does not mean an empty queue;
 ``arm`` tells.
 
-The combiner: consumers of the same queues wait in a line, and its first one claims for all of them, by the same steps:
-:func:`choose`, then :func:`take` for each message.
+Join: a consumer waits in the line of the consumers of the same queues (``scheduling/line.py``), and settles what it has
+finished. A join conflicts with what ends the session, with transactions that settle the same leases, and with a change
+of the queues' limits (``enforcement.py``), but not with other joins or services.
 
-Join: wait in the line of the consumers of the same queues, and settle what was done meanwhile. Conflicts with what ends
-the session, with transactions that settle the same leases, and with a change of the queues' limits
-(``enforcement.py``), but not with other joins or services.
-
-Serve: the claim of a whole line of consumers, in one transaction. The protocol stands in ``scheduling/line.py``.
-
-The first of the line claims as one consumer would that wants what all of them want, in the same order, and deals what
-it gets: each message is leased to the next consumer whose window is not full, the server first. So the messages of one
-commit are in the order of a single consumer (FAIR), however many there are.
+Serve: the first consumer in the line claims for all of them, in one transaction. It claims what one consumer with all
+their demands would get, and deals it: each message is leased to the next consumer whose window is not full, the server
+first. So the messages of one commit are in the order of a single consumer (FAIR), however many consumers there are.
 
 A service is bounded in messages and bytes: a demand that does not fit stays in the line. So does one that gets nothing
-because there is less than is wanted; the first of those is then the first of the line.
-
-A message for another consumer is not opened further than its record: the consumer that gets it reads its payload
-(:func:`look`), and rejects it as malformed if that is gone.
-
-Conflicts: with a transaction that takes the same messages, and with what ends a demand or a session that is served
-here, or the server's. Not with those who join the line.
+because there is less than is wanted; the first of those is then the first of the line. The server opens only the record
+of a message for another consumer. The consumer that gets the message reads its payload (:func:`look`), and rejects it
+as malformed if that is gone. A service conflicts with transactions that take the same messages, and with the end of the
+server's session, or of a demand or session that it serves; it does not conflict with joins.
 """
 
 from __future__ import annotations
@@ -57,15 +50,15 @@ from kombu_fdb.keyspace.layout import STAMP_BYTES, counted, has_key, range_of, r
 from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.store.protocol import KeyValue
 
-#: Read at once from the head of a queue, and in all.
+#: Rows read at once from the head of a queue, and bytes read in all.
 ROWS_PER_READ = 1_000
-#: Of so many queues the heads are read before it is known whether they are needed: it costs no round trip.
+#: Up to this many queues, all heads are read with the rest, needed or not: it costs no round trip.
 FEW_QUEUES = 4
 HEAD_BYTES = 10_000_000
 
 
 def claim(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Lease] = ()) -> list[Delivery]:
-    """Fill the window from the queues in turn; ``acks`` are settled first. Raises ``Outrun``, as the window has it.
+    """Fill the window from the queues in turn; ``acks`` are settled first. Raises ``Outrun`` (see ``Window``).
 
     All reads come before the first write: burying may write to a queue that is also claimed from here, and a range that
     holds a versionstamped key of the same transaction can't be read.
@@ -85,11 +78,11 @@ Rows = list[Row]
 
 
 def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Lease]) -> dict[str, QueueState]:
-    """The session, the queues, their heads, and the leases that are acknowledged, in one round trip; settle those.
+    """Read the session, the queues, their heads, and the leases to acknowledge in one round trip; settle those leases.
 
-    Raises ``SessionLost``. The session's record is a conflict, and how the queues are worked on: no claim commits after
-    a pause, or the first limit of a key, of which it did not know (KEY-LIMIT). The mark is none: each publish with a
-    key sets it again.
+    Raises ``SessionLost``. Conflicts on the session's record and on the queues' controls: no claim commits after a
+    pause, or the first limit of a key, that it has not seen (KEY-LIMIT). It does not conflict on a queue's fair mark,
+    which each publish with a key sets again.
     """
     leases, keys = settle.lease_rows(work, acks), state_keys(work, queues)
     rivals = [line.first_range(work, line.name(queues))] if window.gives_way else []
@@ -98,7 +91,7 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     held, rows = leases.found(values[: len(leases.keys)], rows[: len(leases.ranges)]), rows[len(leases.ranges) :]
     states = states_of(queues, values[len(leases.keys) :], rows[len(rivals) :])
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
-    if any(rows[: len(rivals)]) and not is_single(states):  # a line would be served for one only: the active one
+    if any(rows[: len(rivals)]) and not is_single(states):  # else a service would serve the active consumer only
         raise Outrun
     if acks:
         settle.ack(work, acks, held)
@@ -108,7 +101,7 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
 def states_of(
     queues: Sequence[str], values: Sequence[bytes | None], heads: Sequence[list[KeyValue]] = ()
 ) -> dict[str, QueueState]:
-    """``values``: of the :func:`state_keys`; ``heads``: of the :func:`head_ranges`."""
+    """``values``: those of :func:`state_keys`; ``heads``: those of :func:`head_ranges`."""
     pairs = zip(values[::2], values[1::2], strict=True)
     return {
         queue: QueueState(mark is not None, control_of(control), head)
@@ -117,19 +110,19 @@ def states_of(
 
 
 def state_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
-    """What is to be read of queues that are claimed from; how they are worked on is a conflict."""
+    """The keys to read of queues that are claimed from; each queue's control is a conflict."""
     controls = control_keys(work, queues)
     return [key for queue, control in zip(queues, controls, strict=True) for key in (work.keys.fair(queue), control)]
 
 
 def head_ranges(work: Work, queues: Sequence[str], limit: int) -> list[tuple[bytes, bytes, int]]:
-    """Where the first messages without keys are; of many queues, most have none that the claim would get to."""
+    """Where the first messages without keys are. None if there are many queues: most heads would not be used."""
     few = queues if len(queues) <= FEW_QUEUES else ()
     return [(*range_of(work.keys.ready(queue)), min(limit, ROWS_PER_READ)) for queue in few]
 
 
 def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows:
-    """Fill the window from the queues in turn. All it does to what it chooses is to move the keys' turns."""
+    """Choose messages for the window from the queues in turn. Changes nothing but the turns of keys."""
     rows: Rows = []
     for queue in _open_to(work, states, window):
         wanted = window.limit - len(rows)
@@ -139,12 +132,12 @@ def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows
 
 
 def is_single(states: Mapping[str, QueueState]) -> bool:
-    """Whether one of the queues serves one consumer only."""
+    """Whether one of the queues has a single active consumer."""
     return any(state.control.single_active for state in states.values())
 
 
 def _open_to(work: Work, states: Mapping[str, QueueState], window: Window) -> list[str]:
-    """Those from which this claim may take."""
+    """The queues from which this claim may take."""
     single_active = [queue for queue, state in states.items() if state.control.single_active]
     window.single = bool(single_active)
     if not single_active:
@@ -167,7 +160,7 @@ def _choose_from(work: Work, queue: str, state: QueueState, wanted: int, window:
 
 
 def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValue]:
-    """Up to ``limit`` rows, in several reads if they are many, and no more than :data:`HEAD_BYTES` of them."""
+    """Up to ``limit`` rows, in several reads if there are many, and no more than :data:`HEAD_BYTES` of them."""
     begin, end = range_of(work.keys.ready(queue))
     most = min(limit, ROWS_PER_READ)
     part = work.tr.get_range(begin, end, limit=most, snapshot=True) if state.head is None else state.head[:most]
@@ -181,9 +174,9 @@ def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValu
 
 
 def take_rows(work: Work, states: Mapping[str, QueueState], rows: Rows, *, apart: bool = False) -> None:
-    """Take what was chosen out of the ready ranges. The first messages of a plain queue are a run (``batches.py``).
+    """Take the chosen rows out of the ready ranges. The first messages of a plain queue are a run (``batches.py``).
 
-    Those of each rank are one: what is published meanwhile stands behind the last of its rank, and so in none.
+    Each rank is a run of its own: what is published meanwhile stands behind the last of its rank, so outside the run.
     ``apart``: as in ``Window``.
     """
     runs: list[tuple[str, bytes, list[KeyValue]]] = []
@@ -201,7 +194,7 @@ def take_rows(work: Work, states: Mapping[str, QueueState], rows: Rows, *, apart
 def take(
     work: Work, row: Row, record: Record | FormatError, states: Mapping[str, QueueState], window: Window
 ) -> Delivery | None:
-    """One message whose row was taken: deliver it, or drop or bury what can't be delivered.
+    """Deliver one message whose row was taken, or drop or bury it if it can't be delivered.
 
     ``record``: with its payload, or why it can't be read.
     """
@@ -212,7 +205,7 @@ def take(
         place = counted(place)
     try:
         fair_key = split_place(place)[0]
-    except FormatError as error:  # it would be at the head of each claim
+    except FormatError as error:  # left there, it would be at the head of every claim
         bury(work, Message(queue, key, value), Cause.malformed(error))
         return None
     if isinstance(record, FormatError):
@@ -235,7 +228,7 @@ def take(
 
 
 def delivery_of(lease: Lease, queue: str, record: Record, timeout_ms: int) -> Delivery:
-    """A leased message, as its owner gets it. ``timeout_ms``: of the queue's consumers, 0 for none."""
+    """A leased message for its owner. ``timeout_ms``: the consumer timeout of the queue, 0 for none."""
     ttr_ms = min(record.ttr_ms or timeout_ms, timeout_ms) if timeout_ms else record.ttr_ms
     return Delivery(
         lease,
@@ -257,11 +250,11 @@ def delivery_of(lease: Lease, queue: str, record: Record, timeout_ms: int) -> De
 def join(
     work: Work, demand: Demand, acks: Sequence[Lease] = (), *, queues: Sequence[str] = (), over: Collection[int] = ()
 ) -> None:
-    """Wait for messages in the line of the consumers of the same ``queues``. ``acks`` are settled with it.
+    """Wait for messages in the line of the consumers of the same ``queues``; ``acks`` are settled with it.
 
-    ``queues``: those of the line; if there are many, they are not looked at. ``over``: the first leases of demands of
-    the session that have ended, and that will not be looked at any more. Raises ``SessionLost``. A caller that does not
-    know what has become of a demand calls ``Sessions.recover``.
+    ``queues``: if there are many, they are not read. ``over``: the first leases of the session's demands that have
+    ended and will not be looked at any more. Raises ``SessionLost``. A caller that does not know what has become of a
+    demand calls ``Sessions.recover``.
     """
     leases = settle.lease_rows(work, acks)
     few = queues if acks and len(queues) <= FEW_QUEUES else ()
@@ -276,24 +269,24 @@ def join(
 # -- serve -------------------------------------------------------------------------------------------------------------
 
 
-#: Limits of one service.
+#: The limit of one service.
 MOST_MESSAGES = 512
 
 
 class Served(NamedTuple):
-    """What the server got, and how many demands were met besides its own. ``ended``: its own demand had ended."""
+    """What the server got, and how many other demands were met. ``ended``: the server's own demand had ended."""
 
     deliveries: list[Delivery]
     others: int
     ended: bool = False
 
 
-#: What was granted; and the leases whose messages can't be read, and why.
+#: What was granted, and the leases whose messages can't be read, with the reason.
 Collected = tuple[list[Delivery], list[tuple[Lease, FormatError]]]
 
 
 class _Seat(NamedTuple):
-    """A demand that is served here, and its part of the window."""
+    """A demand that is served, and its part of the window."""
 
     row: line.Row
     demand: Demand
@@ -301,7 +294,7 @@ class _Seat(NamedTuple):
 
 
 def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Row], window: Window) -> Served:
-    """Claim for those of ``rows`` that still wait, ``mine`` among them. ``window``: at most so much for all of them.
+    """Claim for those of ``rows`` that still wait, ``mine`` among them. ``window``: at most this much for all of them.
 
     Raises ``SessionLost`` if the server's session was fenced.
     """
@@ -321,7 +314,7 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.R
 
 
 def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> dict[str, int]:
-    """The consumer timeouts of these messages' queues: those of all queues might not fit into a value."""
+    """The consumer timeouts of these messages' queues only: those of all queues might not fit into a value."""
     timeouts = {each.queue: states[each.queue].control.consumer_timeout_ms for each in found}
     return {queue: ms for queue, ms in timeouts.items() if ms}
 
@@ -329,7 +322,7 @@ def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> di
 def _read_line(
     work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Row], most: int
 ) -> tuple[dict[str, QueueState], list[line.Row]]:
-    """The queues, the demands and their sessions in one round trip: who still waits, and may be given anything."""
+    """Read the queues, the demands and their sessions in one round trip. Returns the queues, and the rows that wait."""
     asked = [(each, each.demand) for each in rows if each.demand is not None]
     demands = [work.keys.demand(demand.session, demand.first) for _, demand in asked]
     sessions = [work.keys.session(demand.session) for _, demand in asked]
@@ -347,7 +340,7 @@ def _read_line(
 
 
 def _seats(states: dict[str, QueueState], mine: Demand, waiting: Sequence[line.Row], window: Window) -> list[_Seat]:
-    """The server first; none if it waits no longer. One active consumer is served by itself only."""
+    """The server first; no seats if it waits no longer. An active consumer is served only by itself."""
     first = [row for row in waiting if row.demand == mine]
     others = [] if is_single(states) else [row for row in waiting if row.demand != mine]
     seats: list[_Seat] = []
@@ -365,7 +358,7 @@ _Dealt = list[tuple[_Seat, tuple[str, KeyValue]]]
 
 
 def _in_turn(seats: Sequence[_Seat]) -> Iterator[_Seat]:
-    """Who gets the next message: the next one whose window is not full."""
+    """The seats in dealing order, each until its window is full."""
     left = {seat.demand: seat.window.limit for seat in seats}
     for seat in cycle(seats):
         if not left:
@@ -378,7 +371,7 @@ def _in_turn(seats: Sequence[_Seat]) -> Iterator[_Seat]:
 
 
 def _take_all(work: Work, states: dict[str, QueueState], dealt: _Dealt) -> list[tuple[_Seat, Delivery | None]]:
-    """All payloads are read before the first is taken (``claim.claim``): those of the server, in one round trip."""
+    """Read all payloads before taking the first (see :func:`claim`): those of the server, in one round trip."""
     server = dealt[0][0] if dealt else None
     own = iter(read_all(work, [value for seat, (_, (_, value)) in dealt if seat is server]))
     others = iter(open_records(value for seat, (_, (_, value)) in dealt if seat is not server))
@@ -390,7 +383,7 @@ def _take_all(work: Work, states: dict[str, QueueState], dealt: _Dealt) -> list[
 
 
 def look(work: Work, demand: Demand, *, fired: bool) -> tuple[line.Sight, Collected]:
-    """How the demand stands, and what it was granted. ``fired``: that it was is likely, and looked at first."""
+    """How the demand stands, and what it was granted. ``fired``: a grant is likely, so look for it first."""
     if fired and (collected := _collect(work, demand)) is not None:
         return line.GRANTED_SIGHT, collected
     sight = line.look(work, demand)

@@ -1,28 +1,28 @@
-"""The stored message: out of its queue, into another, under a lease, read, deleted. All verbs do that here.
+"""The stored message: taken out of its queue, stored, leased, read, deleted, found by its task. All verbs do it here.
 
 Model. A message is one *row*, which holds its record, and *chunks* if its payload is too large for that. The row is
 ready, among the messages of its key or of none, or delayed; or its record stands in a lease. A verb that moves a
-message takes its row out and puts the record elsewhere in the same transaction (ONE-PLACE), and tells the transaction's
-effects what became more and what less (COUNTS).
+message takes its row out and puts the record elsewhere in the same transaction (ONE-PLACE), and adds the changed counts
+to the transaction's effects (COUNTS).
 
-* nowhere -> ready, delayed: :func:`put_ready`, :func:`put_delayed`, with a new stamp; the index by task learns it.
-* ready, delayed -> out: :func:`take_out`. It conflicts with a transaction that takes the same message, and with no
-  other.
+* nowhere -> ready, delayed: :func:`put_ready`, :func:`put_delayed`, with a new stamp and a row in the index by task.
+* ready, delayed -> out: :func:`take_out`. It conflicts only with a transaction that takes the same message.
 * out -> leased: :func:`put_leased`; leased -> out: the lease is cleared, and :func:`end_lease` counts it.
 * out -> ready at its old place: :func:`put_in_place`. Stamp and index stay.
 * out -> gone: :func:`delete` clears what there is besides the row.
-* out -> ready, delayed elsewhere: :func:`forget` its old stamp, then as above; :func:`with_payload` changes what it is.
+* out -> ready, delayed elsewhere: :func:`forget` its old stamp, then as above; :func:`with_payload` replaces its
+  payload.
 
-A record that can't be read is moved like any other: what has to be known of it is patched, or found in its place. One
-that has to be read is an error of the caller's (``FormatError``), or :meth:`.Record.unreadable` stands for it.
+A record that can't be read is moved like any other: what a move needs is patched in its bytes, or found in its place.
+Where it has to be read, the caller gets a ``FormatError``, or :meth:`.Record.unreadable` stands for it.
 
-Model of the index by task, which finds a task's messages wherever they wait. A message's place ends in its stamp, and a
-row ``("task", task_id, stamp)`` holds what stands before the stamp there. The row is written wherever a message gets a
-stamp (publish, promote, release with a delay, burial, replay) and cleared wherever its stamp ends (the same verbs, and
-ack, deletion, purge, expiry), in the same transaction. A claim and the return to the old place leave stamp and row
-alone, and cost nothing for it: a row whose place is empty is that of a message under a lease, or of one that is kept
-for a newer version. A task may have several messages at a time: one per queue it was routed to, and the next attempt
-beside the one that publishes it. A message without a task id has no row and pays nothing.
+The index by task finds a task's messages wherever they wait. A message's place ends in its stamp, and a row ``("task",
+task_id, stamp)`` holds what stands before the stamp there. The row is written wherever a message gets a stamp (publish,
+promote, release with a delay, burial, replay) and cleared wherever its stamp ends (the same verbs, and ack, deletion,
+purge, expiry), in the same transaction. A claim and the return to the old place leave stamp and row alone, and cost
+nothing for it: a row whose place is empty is that of a leased message, or of one that is kept for a newer version. A
+task may have several messages at a time: one per queue it was routed to, and the next attempt beside the one that
+publishes it. A message without a task id has no row and pays nothing.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ At_co = TypeVar("At_co", bound=bytes, covariant=True)
 
 
 class Message(NamedTuple, Generic[At_co]):
-    """A message that was taken out: of which queue, where it stood, and the bytes of its record.
+    """A message that was taken out: its queue, where it stood, and the bytes of its record.
 
-    ``place``: or the key of its row, which ends like one; b"" for a message from outside. Only a ``Message[Place]`` can
-    go back to where it was, or under a lease.
+    ``place``: or the key of its row, which ends in it; b"" for a message from outside. Only a ``Message[Place]`` can go
+    back to where it was, or under a lease.
     """
 
     queue: str
@@ -66,7 +66,7 @@ class Message(NamedTuple, Generic[At_co]):
 
 
 class Subqueue(NamedTuple):
-    """Where messages of one key and rank stand in a queue; ``key`` "": those without one. ``rank``: packed."""
+    """Where messages of one key and rank stand in a queue; ``key`` "" for messages without one. ``rank``: packed."""
 
     queue: str
     key: str
@@ -74,7 +74,7 @@ class Subqueue(NamedTuple):
 
 
 def subqueue(work: Work, queue: str, key: str, priority: int) -> Subqueue:
-    """Where a message of this priority stands: as urgent as its queue lets it be (``x-max-priority``)."""
+    """Where a message of this priority stands, capped by the queue's ``x-max-priority``."""
     most = work.routing.queue(work.tr, queue).max_priority
     return Subqueue(queue, key, work.keys.rank(min(priority, most)))
 
@@ -83,10 +83,10 @@ def subqueue(work: Work, queue: str, key: str, priority: int) -> Subqueue:
 
 
 def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
-    """Take these rows, ready or delayed ones, out of the queue.
+    """Take these rows, ready or delayed, out of the queue.
 
-    A tenant's key that has no message left gives up its turn: that is read, so all are taken out before anything is
-    stored.
+    A tenant's key without a message left gives up its turn. That takes a read, so all rows are taken out before
+    anything is stored.
     """
     for row in rows:
         take_row(work, queue, row)
@@ -94,12 +94,12 @@ def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
 
 
 def take_row(work: Work, queue: str, row: KeyValue) -> None:
-    """The same of one row, by who sees to the turns himself."""
+    """:func:`take_out` for one row, where the caller sees to the turns."""
     take_run(work, queue, [row])
 
 
 def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
-    """The same of rows of one sub-queue that stand side by side."""
+    """:func:`take_row` for adjacent rows of one sub-queue."""
     key = rows[0][0]
     batches.take_run(work.tr, [key for key, _ in rows])
     if key.startswith(work.keys.delayed(queue)):
@@ -111,20 +111,20 @@ def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
 
 
 def end_lease(work: Work, queue: str, *places: Place) -> None:
-    """The messages of the queue, and of their keys, are no longer leased. Their leases were cleared."""
+    """Count the end of these messages' leases, which the caller has cleared."""
     work.effects.change(queue, LEASED, -len(places))
     for place in places:
-        if place.startswith(TEXT_CODE):  # as has_key, which each message would call
+        if place.startswith(TEXT_CODE):  # ``has_key`` inlined: a call for each message would cost more
             work.effects.freed(queue, split_place(place)[0])
 
 
 def forget(work: Work, message: Message[bytes]) -> None:
-    """The message gets another stamp, or none: by its old one it is no longer found."""
+    """Clear the index row of the old stamp: the message gets another stamp, or none."""
     unindex(work, names_of(message.value)[1], message.place)
 
 
 def delete(work: Work, message: Message[bytes]) -> None:
-    """Delete what else there is of a message; of one that can't be read there is nothing."""
+    """Delete what a message has besides its row; one that can't be read has nothing."""
     try:
         message_id, chunks, task_id = traces_of(message.value)
     except FormatError:
@@ -135,7 +135,7 @@ def delete(work: Work, message: Message[bytes]) -> None:
 
 
 def delete_rest(work: Work, record: Record, place: bytes) -> None:
-    """The same, of a record that was read."""
+    """:func:`delete` for a record that was read."""
     unindex(work, record.task_id, place)
     if record.chunks:
         work.tr.clear_range(*work.keys.bodies(record.message_id))
@@ -153,14 +153,14 @@ def put_ready(work: Work, to: Subqueue, message: Record | bytes) -> None:
 
 
 def put_delayed(work: Work, to: Subqueue, due_ms: int, message: Record | bytes) -> None:
-    """Keep a message out of the ready range until it is due; its key stands in its record. Guarantee: NOT-EARLY."""
+    """Store a message outside the ready range until it is due; its key stands in its record. Guarantee: NOT-EARLY."""
     _put(work, work.keys.delayed_prefix(to.queue, due_ms, to.rank), message)
     work.tr.set(work.keys.waiting(to.queue), b"")
     work.effects.delayed(to.queue)
 
 
 def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:
-    """Store it behind ``prefix`` and a new stamp, by which its task finds it. Returns the size of its payload."""
+    """Store the message behind ``prefix`` and a new stamp, and index it. Returns the size of its payload."""
     if isinstance(message, bytes):
         value, task_id, size = message, names_of(message)[1], size_of(message)
     else:
@@ -176,19 +176,19 @@ def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:
 
 
 def with_payload(work: Work, record: Record, payload: bytes) -> Record:
-    """The record of a message that was taken out, with another payload, to be put again; its old chunks are cleared."""
+    """The record with another payload, to be put again; the old chunks are cleared."""
     if record.chunks:
         work.tr.clear_range(*work.keys.bodies(record.message_id))
     return record._replace(payload=payload, size=len(payload), chunks=0)
 
 
 def from_outside(work: Work, queue: str, record: Record) -> Message[bytes]:
-    """A message that stands nowhere yet, but for its chunks, as if it had been taken out of ``queue``."""
+    """A message that is not stored, but for its chunks, as if it had been taken out of ``queue``."""
     return Message(queue, b"", _write_chunks(work, record).encode())
 
 
 def _write_chunks(work: Work, record: Record) -> Record:
-    """Write the payload that the record carries, if it is too large for it. The record as it is to be stored."""
+    """Write the record's payload as chunks if it is too large to stand inline. Returns the record to store."""
     if len(record.payload) <= INLINE_BYTES:
         return record
     chunks = chunks_of(record.payload)
@@ -198,7 +198,7 @@ def _write_chunks(work: Work, record: Record) -> Record:
 
 
 def put_in_place(work: Work, message: Message[Place]) -> None:
-    """Ready again, at its old place."""
+    """Make the message ready again, at its old place."""
     queue, place, value = message
     work.tr.set(work.keys.at(queue, place), value)
     work.effects.ready(queue, size_of(value))
@@ -208,21 +208,21 @@ def put_in_place(work: Work, message: Message[Place]) -> None:
 
 
 def put_leased(work: Work, lease: Lease, message: Message[Place]) -> None:
-    """The session holds it."""
+    """Lease the message to the session."""
     queue, place, value = message
     work.tr.set(work.keys.lease(*lease), encode_lease(queue, place, value))
     work.effects.change(queue, LEASED, 1)
-    if place.startswith(TEXT_CODE):  # as has_key, which each message would call
+    if place.startswith(TEXT_CODE):  # ``has_key`` inlined: a call for each message would cost more
         work.effects.leased(queue, split_place(place)[0])
 
 
-# -- looked into -------------------------------------------------------------------------------------------------------
+# -- read --------------------------------------------------------------------------------------------------------------
 
 
 def read_all(work: Work, values: Sequence[bytes]) -> list[Record | FormatError]:
-    """Each record with its whole payload, or why it can't be read: all chunks are read in one round trip, if any.
+    """Each record with its whole payload, or the error that it can't be read. All chunks come in one round trip.
 
-    Snapshot: no chunks are written while the row exists, on which each transaction that takes it conflicts.
+    Snapshot: no chunk is written while the row exists, and each transaction that takes the row conflicts on it.
     """
     records = open_records(values)
     chunked = [record for record in records if isinstance(record, Record) and record.chunks]
@@ -237,7 +237,7 @@ def read_all(work: Work, values: Sequence[bytes]) -> list[Record | FormatError]:
 
 
 def read_beginnings(work: Work, values: Sequence[bytes]) -> list[Record]:
-    """Each record with the first chunk of its payload; bytes that can't be read are a payload. In one round trip."""
+    """Each record with the first chunk of its payload, in one round trip; unreadable bytes are shown as a payload."""
     records = open_records(values)
     firsts = [work.keys.body(each.message_id, 0) for each in records if isinstance(each, Record) and each.chunks]
     chunks = iter(work.tr.get_many(firsts, snapshot=True) if firsts else [])
@@ -251,13 +251,13 @@ def read_beginnings(work: Work, values: Sequence[bytes]) -> list[Record]:
 
 
 def open_records(values: Iterable[bytes]) -> list[Record | FormatError]:
-    """The records, for a caller that moves them and need not see payloads that stand elsewhere."""
+    """The records, for a caller that moves them and needs no payload that stands in chunks."""
     found: list[Record | FormatError] = []
     for value in values:
         try:
             found.append(decode_record(value))
         except FormatError as error:
-            found.append(error.with_traceback(None))  # its frames keep the list
+            found.append(error.with_traceback(None))  # its frames would keep the list alive
     return found
 
 
@@ -268,7 +268,7 @@ def _whole(record: Record, chunks: Iterable[bytes | None]) -> Record | FormatErr
     return record._replace(payload=payload)
 
 
-#: Messages of one task in one transaction: publishers choose the ids, and may give many messages the same one.
+#: Messages of one task in one transaction. Publishers choose the ids, and may give many messages the same one.
 MOST_OF_TASK = 500
 
 
@@ -276,16 +276,16 @@ MOST_OF_TASK = 500
 
 
 def unindex(work: Work, task_id: str, place: bytes) -> None:
-    """The message leaves ``place`` (or key) for good, and with it the stamp in which that ends."""
+    """Clear the index row of a message that leaves ``place`` (or key) for good."""
     if task_id and place:
         work.tr.clear(work.keys.task(task_id) + STAMP_CODE + place[-STAMP_BYTES:])
 
 
 def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = False) -> tuple[list[bytes], bytes]:
-    """The keys of the task's messages, in the order in which they got there; of a leased one, where it was.
+    """The keys of the task's messages, in the order in which they got there; for a leased one, its old key.
 
-    Up to :data:`MOST_OF_TASK` of them, behind ``after``, and where the others begin; b"" if there are none. A row that
-    leads to anything but a message is ignored: callers may delete what is found here.
+    Up to :data:`MOST_OF_TASK`, behind ``after``, and where the others begin; b"" if there are none. A row that leads to
+    anything but a message is ignored: callers may delete what is found here.
     """
     begin, end = range_of(work.keys.task(task_id))
     rows = work.tr.get_range(max(begin, after), end, limit=MOST_OF_TASK, snapshot=snapshot)

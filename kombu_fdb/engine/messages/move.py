@@ -1,10 +1,9 @@
 """Move: messages from one queue to the end of another, as they are.
 
 A message leaves its queue and enters the other in one transaction (ONE-PLACE). It keeps id, payload, key, priority,
-due time, end of life, redeliveries and history of deaths; what it was before it, of its key and priority, still is. Its
-new queue has it by the default exchange, so that a consumer which publishes it again does not send it back. The
-capacity of a key is not asked; a queue that grows over its maximum is trimmed by its own rule, so callers look at that
-before.
+due time, end of life, redeliveries and history of deaths, and stays behind what was before it of its key and priority.
+Its new queue has it by the default exchange, so that a consumer which publishes it again does not send it back. The
+capacity of a key is not checked. A queue that grows over its maximum is trimmed by its own rule: callers check first.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
 
 MESSAGES_PER_TRANSACTION = 200
-#: Of the records; what else a message adds to a transaction is small.
+#: Bytes of the records; what else a message adds to a transaction is small.
 MOST_BYTES = 2_000_000
 
 
 def move(work: Work, source: str, target: str, limit: int, *, key: str | None = None) -> int:
     """Move up to ``limit`` messages, ready ones first, then delayed ones. Returns how many.
 
-    ``key``: the ready ones of this key only. Conflicts with a claim, or another move, of the same ones.
+    ``key``: only ready ones of this key. Conflicts with a claim, or another move, of the same messages.
     """
     ready, delayed = _rows(work, source, limit, key)
     _put(work, source, target, ready, delayed)
@@ -38,10 +37,10 @@ def move(work: Work, source: str, target: str, limit: int, *, key: str | None = 
 def move_some(
     work: Work, which: tuple[str, str | None], target: str, by: tuple[bytes, bytes], limit: int
 ) -> tuple[int, bytes]:
-    """Move up to ``limit`` messages, and where to go on; b"" at the end.
+    """Move up to ``limit`` messages. Returns how many, and where to go on; b"" at the end.
 
-    ``which``: of this queue, and of one key or None. ``by``: those that had come by this mark, from a cursor on. What
-    came later is left, and skipped as far as it stands together.
+    ``which``: the queue, and a key or None. ``by``: a mark, and a cursor to start from. Messages that came after the
+    mark are left, and skipped as far as they stand together.
     """
     (source, key), (last, cursor) = which, by
     prefixes = (
@@ -75,7 +74,7 @@ def _put(work: Work, source: str, target: str, ready: list[KeyValue], delayed: l
         moved = _by_name(target, value)
         to = Subqueue(target, place_key, rank)
         if source.endswith(DEAD_SUFFIX) and not target.endswith(DEAD_SUFFIX) and isinstance(moved, Record):
-            # It stood there without its key and priority, which a working queue serves and limits it by.
+            # In the dead-letter queue it stood without the key and priority by which a working queue serves it.
             to = subqueue(work, target, moved.key, moved.priority or priority_of(place))
         put_ready(work, to, moved)
     for name, value in delayed:
@@ -106,11 +105,11 @@ def _rows(work: Work, source: str, limit: int, key: str | None) -> tuple[list[Ke
 
 
 def _is_readable(keys: Keyspace, key: bytes) -> bool:
-    """What is at a place that can't be read stays there."""
+    """Whether the place can be read; a message at an unreadable one stays there."""
     return read_or(None, keys.queue_of, key) is not None
 
 
 def _light(rows: list[KeyValue]) -> list[KeyValue]:
-    """As many as one transaction holds: a dead letter's history may be long. At least one, if there is one."""
+    """As many rows as one transaction holds, and at least one: a dead letter's history may be long."""
     sizes = accumulate(len(value) for _, value in rows)
     return [row for number, (row, size) in enumerate(zip(rows, sizes, strict=True)) if not number or size <= MOST_BYTES]

@@ -5,25 +5,25 @@ properties as they are stored. With both, the queue is full when either says so.
 
 ``x-overflow`` says what gives way:
 
-* ``drop-head`` (the default): of the key with the most ready messages, the oldest of the least urgent, dead-lettered as
-  ``maxlen`` if the queue has a dead-letter exchange, else gone. Messages without a key count as those of one more key,
-  so a queue without keys loses the oldest of its least urgent. Of :data:`MOST_KEYS` that are compared, none gives way
-  to one that has more messages;
+* ``drop-head`` (the default): the oldest of the least urgent messages of the key with the most ready messages, which is
+  dead-lettered as ``maxlen`` if the queue has a dead-letter exchange, else gone. Messages without a key count as those
+  of one more key, so a queue without keys loses the oldest of its least urgent. Of :data:`MOST_KEYS` that are compared,
+  none gives way to one that has more messages;
 * ``reject-publish``: the publish, with ``CapacityExceeded``; nothing is stored;
 * ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead.
 
-Model of ``drop-head``. A publish to a full queue stores its messages, without a conflict, and *then* lets the
-oldest give way, in a transaction of its own (:func:`shed`). Publishers at the same time want the same oldest messages;
-one of them takes away all that is too much, and the others find that it is done. After :data:`ATTEMPTS` lost races
-the publisher gives up: the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a
+Model of ``drop-head``. A publish to a full queue stores its messages, without a conflict, and *then* lets the oldest
+give way, in a transaction of its own (:func:`shed`). Concurrent publishers want the same oldest messages; one of them
+removes the whole excess, and the others find that it is done. After :data:`ATTEMPTS` lost races the publisher gives up:
+the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a
 publish never fails, and never waits, for the head of a queue, however large that is; and a queue has at most as many
 messages too many as were published at the same time, or by a process that died in between.
 
-The counter is read at snapshot, so with ``reject-publish`` as well concurrent publishers may overshoot by as many
-messages as they are, as RabbitMQ's do. What comes in one transaction stays together: with ``drop-head`` it is stored
-even if it is more than the queue may hold, and gives way to the next. A queue that has become far too long by a new
-argument shrinks by :data:`MOST_LEAVING` at each publish. Delayed messages need no room, and enter a full queue when
-they are due, as do dead letters; the duties make room for those afterwards. A queue without these arguments pays
+The counter is read at snapshot, so with ``reject-publish``, too, concurrent publishers may overshoot by as many
+messages as they are, as RabbitMQ's do. The messages of one transaction stay together: with ``drop-head`` they are
+stored even if they are more than the queue may hold, and give way to the next. A queue that a new argument has made far
+too long shrinks by :data:`MOST_LEAVING` at each publish. Delayed messages need no room. They enter a full queue when
+they are due, and so do dead letters; the duties make room for those afterwards. A queue without these arguments pays
 nothing.
 """
 
@@ -45,37 +45,37 @@ DROP_HEAD = "drop-head"
 REJECT = "reject-publish"
 REJECT_DLX = "reject-publish-dlx"
 
-#: Messages that give way in one transaction at most, besides one for each that comes.
+#: How many messages give way in one transaction, besides one for each that comes.
 MOST_LEAVING = 100
-#: Keys whose backlogs are compared, from that of the message that came on in their order, so that the tenant that fills
-#: a queue is among them; and of these, largest first, those whose messages are looked at together.
+#: How many keys' backlogs are compared, in their order from the key of the newest message, so that the tenant that
+#: fills a queue is among them; and of how many of these, largest first, the messages are looked at together.
 MOST_KEYS = 1_000
 CANDIDATES = 16
-#: How often a publisher tries to let the oldest give way.
+#: How often a publisher tries to shed the oldest.
 ATTEMPTS = 3
 
 
 class Load(NamedTuple):
-    """So many messages with so many bytes of payload. ``key``: of the last of them."""
+    """A number of messages, and the bytes of their payloads. ``key``: that of the last of them."""
 
     messages: int = 0
     size: int = 0
     key: str = ""
 
     def grown(self, size: int, key: str = "") -> Load:
-        """With one more message, of ``size`` bytes."""
+        """The load with one more message, of ``size`` bytes."""
         return Load(self.messages + 1, self.size + size, key)
 
 
 NOTHING = Load()
-#: The ``max_load`` of most queues.
+#: The ``max_load`` of a queue without limits.
 NO_LIMIT = (None, None)
 
 
 def judge(work: Work, coming: Mapping[str, Load]) -> tuple[Collection[str], Mapping[str, Load]]:
-    """What becomes of what is ``coming`` to each queue. Raises ``CapacityExceeded``.
+    """Decide on the messages ``coming`` to each queue. Raises ``CapacityExceeded``.
 
-    Of the queues that are full: those whose new messages are to be dead-lettered instead, and those to be shed.
+    Returns the full queues whose new messages are to be dead-lettered, and those to be shed.
     """
     refusing = []
     overfull = {}
@@ -94,12 +94,12 @@ def judge(work: Work, coming: Mapping[str, Load]) -> tuple[Collection[str], Mapp
 
 
 def shed(work: Work, queue: str, own: Load) -> int:
-    """Let the oldest give way for what a publisher has stored, its ``own``, of which nothing gives way for itself."""
+    """Let the oldest give way to ``own``, what a publisher has stored, none of which gives way for itself."""
     return _trim(work, queue, own, own.messages + MOST_LEAVING)
 
 
 def trim(work: Work, limit: int, queue: str) -> int:
-    """Make a queue fit that is over its maximum, by parts, where the oldest give way. Returns how many gave way."""
+    """Let the oldest of a queue over its ``drop-head`` maximum give way, a part at a time. Returns how many did."""
     return _trim(work, queue, Load(), limit)
 
 
@@ -116,7 +116,7 @@ def _trim(work: Work, queue: str, least: Load, most_rows: int) -> int:
 
 
 class _Full(NamedTuple):
-    """A queue that has less room than is needed: what is ready, what may be, and how much too much there will be."""
+    """A queue with too little room: what is ready, what may be, and the excess to come."""
 
     ready: Load
     most: tuple[int | None, int | None]
@@ -124,13 +124,13 @@ class _Full(NamedTuple):
 
 
 def _ready(work: Work, queues: Collection[str]) -> list[Load]:
-    """What is there, at snapshot; in one round trip."""
+    """The ready load of each queue, at snapshot, in one round trip."""
     counts = [work.keys.count(queue, READY) for queue in queues]
     return [Load(*decode_amount(each)) for each in work.tr.get_many(counts, snapshot=True)] if counts else []
 
 
 def _full(work: Work, queue: str, ready: Load, new: Load, least: Load = NOTHING) -> _Full | None:
-    """None if there is room for ``new``, or no limit. ``least``: what may be there whatever the limit."""
+    """None if there is room for ``new``, or no limit. ``least``: what may stay whatever the limit."""
     most = work.routing.queue(work.tr, queue).max_load
     messages, size = (_excess(*each) for each in zip(ready[:2], new[:2], most, least[:2], strict=True))
     excess = Load(messages, size)
@@ -138,7 +138,7 @@ def _full(work: Work, queue: str, ready: Load, new: Load, least: Load = NOTHING)
 
 
 def _excess(ready: int, new: int, most: int | None, least: int) -> int:
-    """How much too much there will be."""
+    """How much over the maximum it will be."""
     return 0 if most is None else max(0, ready + new - max(most, least))
 
 
@@ -152,7 +152,7 @@ def _refusal(queue: str, full: _Full) -> CapacityExceeded:
 
 
 def _oldest(work: Work, queue: str, full: _Full, came: str, *, most_rows: int) -> list[KeyValue]:
-    """The messages that give way, at most ``most_rows``. ``came``: the key by which the queue became too full."""
+    """The messages that give way, at most ``most_rows``. ``came``: the key of the message that overfilled the queue."""
     ready, _most, excess = full
     found: dict[bytes, bytes] = {}
     freed = Load()
@@ -169,7 +169,7 @@ def _oldest(work: Work, queue: str, full: _Full, came: str, *, most_rows: int) -
 
 
 def _from_largest(work: Work, queue: str, ready: int, came: str, part: int) -> Iterator[KeyValue]:
-    """A message of the key with the most ready messages, again and again; of keys that have as many, the oldest."""
+    """The next message of the key with the most ready messages, again and again; among equals, the oldest."""
     backlogs = _backlogs(work, queue, ready, came, part)
     largest = sorted(backlogs, key=backlogs.__getitem__, reverse=True)
     for first in range(0, len(largest), CANDIDATES):
@@ -181,7 +181,7 @@ def _from_largest(work: Work, queue: str, ready: int, came: str, part: int) -> I
 def _backlogs(work: Work, queue: str, ready: int, came: str, leaving: int) -> dict[str, int]:
     """The keys that are compared, from ``came`` on in their order, with their ready messages; at snapshot.
 
-    Where there are more keys, the keyless messages are counted, up to so many as make them the most for all the
+    If there are more keys than are compared, keyless messages are counted only as far as they are the most for all the
     ``leaving``.
     """
     begin, end = work.keys.backlogs(queue)
@@ -200,8 +200,8 @@ def _backlogs(work: Work, queue: str, ready: int, came: str, leaving: int) -> di
 
 
 def _in_turn(work: Work, queue: str, backlogs: Mapping[str, int], part: int) -> Iterator[KeyValue]:
-    """The messages of these keys, of the largest first."""
-    # Of each key: minus its backlog, the stamp and the row of its head; "" and none before its head is read.
+    """The messages of these keys, those of the largest key first."""
+    # For each key: minus its backlog, the stamp and the row of its head; "" and None before its head is read.
     heap: list[tuple[int, bytes, str, KeyValue | None]] = [(-each, b"", key, None) for key, each in backlogs.items()]
     heapify(heap)
     heads: dict[str, Iterator[KeyValue]] = {}
@@ -218,12 +218,12 @@ def _in_turn(work: Work, queue: str, backlogs: Mapping[str, int], part: int) -> 
 
 
 def _from_head(work: Work, queue: str, within: Range, part: int) -> Iterator[KeyValue]:
-    """The messages of the last rank there from the oldest on, then those of the rank before."""
+    """The messages of the last rank in the range, oldest first, then those of the rank before."""
     begin, end = within
     while last := work.tr.get_range(begin, end, limit=1, reverse=True, snapshot=True):
         try:
             key, rank = split_place(work.keys.place(queue, last[0][0]))
-        except FormatError:  # of no rank
+        except FormatError:  # it has no rank
             end = last[0][0]
             yield last[0]
             continue

@@ -1,50 +1,47 @@
-"""Publish: store messages in each queue they reach, all or none; in a block with others; once more after a lost answer.
+"""Publish: store messages in each queue they reach, all or none, and once, even if they are published again.
 
-Storing: route each message and store a copy in each queue it reaches.
+A publish routes each message and stores a copy in each queue it reaches. To the default exchange it reads nothing and
+never conflicts: the position is the versionstamp of the commit, so queue order is commit order. ("Read the last index,
+add a random suffix" would cost a read and lose the order.) A named exchange costs one snapshot read, of its epoch; see
+``routing/tables.py``.
 
-A publish to the default exchange reads nothing and never conflicts: the position is the versionstamp of the commit, so
-queue order is commit order. ("Read the last index, add a random suffix" would cost a read and lose the order.)
-A named exchange costs one snapshot read, of its epoch; see ``routing/tables.py``.
+Dedup: one message, however often it is published within a window. Guarantee: ONCE-PUBLISHED.
 
-Gathering: what one thread publishes in a block is stored in one transaction with something else. A block *gathers* from
-its begin to its end, for one engine and one thread or greenlet. Meanwhile what it publishes is only checked; at the end
-the engine stores all of it. If the block ends by an exception it is forgotten. A block inside of a block gathers for
-itself.
+A publication with a ``dedup_id`` reads ``("dedup", exchange, routing_key, dedup_id)``, serializably: of two concurrent
+publishers one has to run again, and then sees the other's entry. An entry whose window is not over makes the
+publication a duplicate: nothing is stored, and its publisher gets the same answer as the first one. So a publisher that
+does not know whether its commit happened may simply publish again, and two schedulers may publish the same tick. A
+publication that reaches no queue leaves no entry.
+
+The window counts from the first publication. It begins by the wall clock of the first publisher and ends by that of the
+one that asks, so it is longer or shorter by how far the two are apart. A duplicate does not extend it, and the end of
+the message (acked, cancelled, dead) does not end it, as with SQS
+(https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html).
+
+A publication may have two ids. Its ``once_id`` tells it from all others: an outbox publishes a row again if it does not
+know whether it did before. Its ``dedup_id`` marks calls that their caller means to be one. A message is new only if
+both are. One that comes again by its ``once_id`` leaves the other id as it is: that window counts from the first time.
+
+An id counts for one exchange and routing key. The duties of consumers clear the entries. Their clocks decide nothing as
+long as they are less than :data:`KEPT_MS` ahead of the publishers'.
+
+A block: what one thread or greenlet publishes in it, for one engine, is only *gathered* and checked. When the block
+ends, the engine stores all of it in one transaction with something else; if it ends by an exception, none. A block
+inside a block gathers for itself.
 
 Publishing again what may be stored already, as Celery and kombu do by default after a lost connection. A publish whose
 outcome is unknown (``store/retry.py``) leaves its messages here, each with the doubt about their transaction. When the
-same message is published again in this process, the doubt is settled first: what has been stored counts as published,
-by the earlier call; what has not is fenced, so that it never will be, and is stored now. So it is stored once,
-whichever thread repeats it, and nothing is written for that while all goes well.
+same message is published again in this process, the doubt is settled first. A message that has been stored counts as
+published, by the earlier call; one that has not is fenced, so that it never will be, and is stored now. So it is stored
+once, whichever thread repeats it, and as long as all goes well nothing is written for that.
 
-The same message is one that says the same: exchange, routing key, payload (in which the task's id stands), key,
+Two messages are the same if they have the same exchange, routing key, payload (in which the task's id stands), key,
 priority and times, but not the moments reckoned from them. Each doubtful message answers for one repetition: of two
 equal messages that were published and are in doubt, each is settled by one call. In which batch it comes again does not
 matter.
 
 Bounds: a doubt is forgotten after :data:`~kombu_fdb.store.retry.LONGEST_DOUBT_S`, and beyond :data:`MOST_MESSAGES`
 messages the oldest are; publishing such a message again may store it twice, as it may in another process.
-
-Dedup: one message, however often it is published within a window. Guarantee: ONCE-PUBLISHED.
-
-A publication with a ``dedup_id`` reads ``("dedup", exchange, routing_key, dedup_id)``, serializably: of two publishers
-at once one has to run again, and then sees the other's. What it finds there, if the window is not over, makes it a
-duplicate: nothing is stored for it, and its publisher is told the same as the first one's. So a publisher that does not
-know whether its commit happened may simply publish again, and two schedulers may publish the same tick.
-
-A publication that reaches no queue leaves no entry: what was stored nowhere is not in the store.
-
-The window counts from the first publication, by the publishers' wall clocks: it begins by the clock of the first one
-and ends by that of the one that asks, so it is longer or shorter by how far the two are apart. A duplicate does not
-extend it, and the end of the message (acked, cancelled, dead) does not end it, as with SQS
-(https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html).
-
-A publication may have two ids. Its ``once_id`` tells it from all others: an outbox publishes a row again if it does not
-know whether it did before. Its ``dedup_id`` makes calls one that their caller means to be one. A message is new only if
-both are. One that comes again by its ``once_id`` leaves the other id as it is: that window counts from the first time.
-
-An id counts for one exchange and routing key. Entries are cleared by the duties of the consumers, whose clocks decide
-nothing as long as they are less than :data:`KEPT_MS` ahead of the publishers'.
 """
 
 from __future__ import annotations
@@ -79,6 +76,158 @@ from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Doubt
 
+# -- one publish -------------------------------------------------------------------------------------------------------
+
+
+#: What callers put into one transaction; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
+BATCH_BYTES = 4_000_000
+#: A stamp's user version has 2 bytes; far fewer keep a transaction short.
+BATCH_MESSAGES = 2_000
+#: Copies of messages in one transaction; the user version of a stamp has 2 bytes.
+MOST_STAMPED = 65_000
+
+
+class Published(NamedTuple):
+    """The queues each message reached, and the queues in which the oldest must give way, with the load that came."""
+
+    reached: list[list[str]]
+    overfull: Mapping[str, Load]
+
+
+def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool = False) -> Published:
+    """Store all of them in order. Raises ``CapacityExceeded``, and ``LimitExceeded`` if they have too many copies.
+
+    ``beforehand``: a refused message that is too large for several queues may be copied beforehand; then
+    ``CopiesMissing`` is raised. Give each publication in chunks an id, by which a retry finds the chunks copied before.
+    All are the same in each retry, and so is its moment.
+    """
+    now_ms = work.now_ms
+    reached, declared = route(work, publications)
+    fresh: Sequence[Publication | None] = publications
+    for each in publications:
+        if each.once_id or each.dedup_id:
+            fresh = without_duplicates(work, publications, reached)
+            break
+    fills = has_maximum = False
+    for queue in declared.values():
+        fills = fills or not queue.empties_itself
+        has_maximum = has_maximum or queue.max_load != NO_LIMIT
+    if fills:  # the disk, unless all of them empty themselves
+        work.tr.fill()
+    # Queues without a maximum need no load.
+    refusing, overfull = _judge(work, declared, fresh, reached) if has_maximum else ((), {})
+    keys: dict[str, set[str]] = {}
+    for publication, queues in zip(fresh, reached, strict=True):
+        if publication is None:
+            continue
+        copies = _copies(publication, queues) if len(queues) > 1 else (publication,)
+        for name, one in zip(queues, copies, strict=False):
+            work.effects.note(name, PUBLISHED, one.key)
+            if one.due_ms > now_ms or name not in refusing:
+                _store(work, declared[name], one)
+                if one.key and one.due_ms <= now_ms:
+                    keys.setdefault(name, set()).add(one.key)
+            else:
+                refused = one if one.message_id else one._replace(message_id=work.ids())
+                copied = refused.payload if beforehand else b""
+                bury(work, dead_of(work, name, refused), Cause("maxlen"), payload=copied)
+    if keys:
+        limits.check_capacity(work, keys)
+    return Published(reached, overfull)
+
+
+def route(work: Work, publications: Sequence[Publication]) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
+    """The queues that each publication reaches, and their declarations."""
+    reached, declared = work.routing.reached(work.tr, publications)
+    messages = work.effects.stamped + sum(map(len, reached))
+    if messages > MOST_STAMPED:
+        raise LimitExceeded(
+            "too many messages in one transaction", messages=messages, most=MOST_STAMPED, fix="Publish fewer at once."
+        )
+    return reached, declared
+
+
+def _judge(
+    work: Work,
+    declared: Mapping[str, QueueDeclaration],
+    fresh: Sequence[Publication | None],
+    reached: Sequence[Sequence[str]],
+) -> tuple[Collection[str], Mapping[str, Load]]:
+    """Decide on what is ready now for full queues; see :func:`.overflow.judge`."""
+    coming: dict[str, Load] = {}
+    for publication, queues in zip(fresh, reached, strict=True):
+        if publication is not None and publication.due_ms <= work.now_ms:
+            for queue in queues:
+                if declared[queue].max_load != NO_LIMIT:
+                    coming[queue] = coming.get(queue, NOTHING).grown(len(publication.payload), publication.key)
+    return judge(work, coming)
+
+
+def _copies(publication: Publication, queues: Sequence[str]) -> Sequence[Publication]:
+    """One copy for each queue. If it has an id, so has each copy, the same in each run; the first has its own."""
+    if not publication.message_id:
+        return [publication] * len(queues)
+    further = [blake2b(publication.message_id + queue.encode(), digest_size=16).digest() for queue in queues[1:]]
+    return [publication, *(publication._replace(message_id=each) for each in further)]
+
+
+def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> None:
+    """Store one copy."""
+    _, _, payload, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id, _, _, _, _, message_id = publication
+    if queue.message_ttl_ms is not None:
+        ttl_ms = queue.message_ttl_ms if ttl_ms is None else min(ttl_ms, queue.message_ttl_ms)
+    is_delayed = due_ms > work.now_ms
+    if ttl_ms is not None or expires_ms:
+        expires_ms = expires_at(due_ms if is_delayed else work.now_ms, ttl_ms, expires_ms)
+    rank, kept_priority = priority, NO_PRIORITY
+    if priority > queue.max_priority:
+        rank, kept_priority = queue.max_priority, priority  # kept for a queue that allows it
+    record = Record(
+        message_id or work.ids(),
+        work.now_ms,
+        expires_ms,
+        0,
+        0,
+        len(payload),
+        payload,
+        (),
+        key,
+        ttr_ms,
+        task_id,
+        kept_priority,
+    )
+    to = Subqueue(queue.name, key, work.keys.rank(rank))
+    if is_delayed:
+        put_delayed(work, to, due_ms, record)
+    else:
+        put_ready(work, to, record)
+
+
+def dead_of(work: Work, queue: str, publication: Publication, deaths: Sequence[Death] = ()) -> Message[bytes]:
+    """An unstored message, with a message id, to be buried as if it had died in ``queue``. ``deaths``: its history."""
+    record = Record.of(
+        publication.message_id,
+        publication.payload,
+        published_ms=work.now_ms,
+        expires_ms=0,
+        deaths=deaths,
+        key=publication.key,
+        ttr_ms=publication.ttr_ms,
+        task_id=publication.task_id,
+        priority=publication.priority,
+    )
+    return from_outside(work, queue, record)
+
+
+def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
+    """The earlier of the two ends; 0 for never. A time to live of 0 is legal (RabbitMQ: unless consumed at once)."""
+    ends = [end for end in (expires_ms, None if ttl_ms is None else start_ms + ttl_ms) if end]
+    return min(ends, default=0)
+
+
+# -- dedup -------------------------------------------------------------------------------------------------------------
+
+
 ENTRIES_PER_TRANSACTION = 500
 END_BYTES = 8
 #: How much longer than its window an entry is kept.
@@ -88,7 +237,7 @@ KEPT_MS = 15 * 60 * 1000
 def without_duplicates(
     work: Work, publications: Sequence[Publication], reached: Sequence[Sequence[str]]
 ) -> Sequence[Publication | None]:
-    """The publications in their order, None for each that is in the store already or was earlier in this list.
+    """The publications in order; None for one that is in the store already, or came earlier in this list.
 
     ``reached``: the queues of each.
     """
@@ -117,13 +266,13 @@ def _is_duplicate(work: Work, publication: Publication, seen: set[bytes]) -> boo
 
 
 def _ids(publication: Publication) -> list[tuple[str, int]]:
-    """Each with its window, in the order in which they are looked at."""
+    """Each id with its window, in the order in which they are looked up."""
     once = publication.once_id, publication.once_window_ms
     return [each for each in (once, (publication.dedup_id, publication.dedup_window_ms)) if each[0]]
 
 
 def clear_ended(work: Work, limit: int, end_ms: int) -> int:
-    """Clear up to ``limit`` entries whose window was over at ``end_ms``. Returns how many it looked at.
+    """Clear up to ``limit`` entries whose window was over at ``end_ms``. Returns how many rows it looked at.
 
     An id that was published again since has an entry with a later end, which stays.
     """
@@ -138,7 +287,7 @@ def clear_ended(work: Work, limit: int, end_ms: int) -> int:
 
 
 def restore(work: Work, entries_: Sequence[tuple[str, str, str, int]]) -> None:
-    """Open these windows of another store here too."""
+    """Open these windows, dumped from another store, in this one."""
     for exchange, routing_key, dedup_id, end_ms in entries_:
         work.tr.set(work.keys.dedup(exchange, routing_key, dedup_id), end_ms.to_bytes(END_BYTES, "big"))
         work.tr.set(work.keys.dedup_end(end_ms, exchange, routing_key, dedup_id), b"")
@@ -149,160 +298,8 @@ def _entry(keys: Keyspace, publication: Publication, name: str) -> bytes:
 
 
 def decode_end(value: bytes) -> int:
-    """When a window is over, in ms; of a value that can't be read: it is."""
+    """When a window is over, in ms; 0 if the value can't be read."""
     return int.from_bytes(value, "big") if len(value) == END_BYTES else 0
-
-
-# -- one publish -------------------------------------------------------------------------------------------------------
-
-
-#: What callers put into one transaction at most; FoundationDB's limit is 10,000,000 B with keys and conflict ranges.
-BATCH_BYTES = 4_000_000
-#: A stamp's user version has 2 bytes; far fewer keep a transaction short.
-BATCH_MESSAGES = 2_000
-#: Copies of messages in one transaction at most; the user version of a stamp has 2 bytes.
-MOST_STAMPED = 65_000
-
-
-class Published(NamedTuple):
-    """The queues each message reached, and those that the oldest must give way in now, with what came to them."""
-
-    reached: list[list[str]]
-    overfull: Mapping[str, Load]
-
-
-def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool = False) -> Published:
-    """Store all of them in order. Raises ``CapacityExceeded``, and ``LimitExceeded`` if they have too many copies.
-
-    ``beforehand``: a refused message that is too large for several queues may be copied beforehand; ``CopiesMissing``
-    is raised then. Those that have chunks have an id, by which a run finds what was copied for them after the run
-    before; all are the same in the next run, as is its moment.
-    """
-    now_ms = work.now_ms
-    reached, declared = route(work, publications)
-    fresh: Sequence[Publication | None] = publications
-    for each in publications:
-        if each.once_id or each.dedup_id:
-            fresh = without_duplicates(work, publications, reached)
-            break
-    fills = has_maximum = False
-    for queue in declared.values():
-        fills = fills or not queue.empties_itself
-        has_maximum = has_maximum or queue.max_load != NO_LIMIT
-    if fills:  # the disk, unless all of them empty themselves
-        work.tr.fill()
-    # Of queues without a maximum nothing is reckoned.
-    refusing, overfull = _judge(work, declared, fresh, reached) if has_maximum else ((), {})
-    keys: dict[str, set[str]] = {}
-    for publication, queues in zip(fresh, reached, strict=True):
-        if publication is None:
-            continue
-        copies = _copies(publication, queues) if len(queues) > 1 else (publication,)
-        for name, one in zip(queues, copies, strict=False):
-            work.effects.note(name, PUBLISHED, one.key)
-            if one.due_ms > now_ms or name not in refusing:
-                _store(work, declared[name], one)
-                if one.key and one.due_ms <= now_ms:
-                    keys.setdefault(name, set()).add(one.key)
-            else:
-                refused = one if one.message_id else one._replace(message_id=work.ids())
-                copied = refused.payload if beforehand else b""
-                bury(work, dead_of(work, name, refused), Cause("maxlen"), payload=copied)
-    if keys:
-        limits.check_capacity(work, keys)
-    return Published(reached, overfull)
-
-
-def route(work: Work, publications: Sequence[Publication]) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
-    """The queues of each, and what these are declared as."""
-    reached, declared = work.routing.reached(work.tr, publications)
-    messages = work.effects.stamped + sum(map(len, reached))
-    if messages > MOST_STAMPED:
-        raise LimitExceeded(
-            "too many messages in one transaction", messages=messages, most=MOST_STAMPED, fix="Publish fewer at once."
-        )
-    return reached, declared
-
-
-def _judge(
-    work: Work,
-    declared: Mapping[str, QueueDeclaration],
-    fresh: Sequence[Publication | None],
-    reached: Sequence[Sequence[str]],
-) -> tuple[Collection[str], Mapping[str, Load]]:
-    """What becomes of what is ready now in queues that are full; as :func:`.overflow.judge`."""
-    coming: dict[str, Load] = {}
-    for publication, queues in zip(fresh, reached, strict=True):
-        if publication is not None and publication.due_ms <= work.now_ms:
-            for queue in queues:
-                if declared[queue].max_load != NO_LIMIT:
-                    coming[queue] = coming.get(queue, NOTHING).grown(len(publication.payload), publication.key)
-    return judge(work, coming)
-
-
-def _copies(publication: Publication, queues: Sequence[str]) -> Sequence[Publication]:
-    """One for each queue. If it has an id, so has each, the first one that of the publication; the same in each run."""
-    if not publication.message_id:
-        return [publication] * len(queues)
-    further = [blake2b(publication.message_id + queue.encode(), digest_size=16).digest() for queue in queues[1:]]
-    return [publication, *(publication._replace(message_id=each) for each in further)]
-
-
-def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> None:
-    """One copy."""
-    _, _, payload, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id, _, _, _, _, message_id = publication
-    if queue.message_ttl_ms is not None:
-        ttl_ms = queue.message_ttl_ms if ttl_ms is None else min(ttl_ms, queue.message_ttl_ms)
-    is_delayed = due_ms > work.now_ms
-    if ttl_ms is not None or expires_ms:
-        expires_ms = expires_at(due_ms if is_delayed else work.now_ms, ttl_ms, expires_ms)
-    rank, kept_priority = priority, NO_PRIORITY
-    if priority > queue.max_priority:
-        rank, kept_priority = queue.max_priority, priority  # what it has in a queue that has more
-    record = Record(
-        message_id or work.ids(),
-        work.now_ms,
-        expires_ms,
-        0,
-        0,
-        len(payload),
-        payload,
-        (),
-        key,
-        ttr_ms,
-        task_id,
-        kept_priority,
-    )
-    to = Subqueue(queue.name, key, work.keys.rank(rank))
-    if is_delayed:
-        put_delayed(work, to, due_ms, record)
-    else:
-        put_ready(work, to, record)
-
-
-def dead_of(work: Work, queue: str, publication: Publication, deaths: Sequence[Death] = ()) -> Message[bytes]:
-    """A message from outside, which needs a message id, to be buried as if it had died in ``queue``.
-
-    ``deaths``: its history.
-    """
-    record = Record.of(
-        publication.message_id,
-        publication.payload,
-        published_ms=work.now_ms,
-        expires_ms=0,
-        deaths=deaths,
-        key=publication.key,
-        ttr_ms=publication.ttr_ms,
-        task_id=publication.task_id,
-        priority=publication.priority,
-    )
-    return from_outside(work, queue, record)
-
-
-def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
-    """The earlier of the two ends; 0 for never. A time to live of 0 is legal (RabbitMQ: unless consumed at once)."""
-    ends = [end for end in (expires_ms, None if ttl_ms is None else start_ms + ttl_ms) if end]
-    return min(ends, default=0)
 
 
 # -- a block that publishes at its end ---------------------------------------------------------------------------------
@@ -310,22 +307,22 @@ def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
 
 T = TypeVar("T")
 
-#: What a message takes beside its payload: keys, record head, conflict ranges.
+#: What a message takes in a transaction beside its payload: keys, record head, conflict ranges.
 OVERHEAD_BYTES = 300
 
-#: Whose block this thread is in, and what it has published there.
+#: The engine whose block this thread is in, and what it has published there.
 _current: ContextVar[tuple[object, list[Publication]] | None] = ContextVar("kombu_fdb_gathering", default=None)
 
 
 def weight(publication: Publication) -> tuple[int, int]:
-    """Of one in a transaction: messages and bytes."""
+    """What a publication counts for in a transaction: messages and bytes."""
     return 1, len(publication.payload) + OVERHEAD_BYTES
 
 
 def parts(
     items: Iterable[T], weigh: Callable[[T], tuple[int, int]], most: tuple[int, int] = (BATCH_MESSAGES, BATCH_BYTES)
 ) -> Iterator[list[T]]:
-    """Consecutive parts that one transaction holds. ``weigh``, ``most``: messages and bytes."""
+    """Consecutive parts that each fit into one transaction. ``weigh``, ``most``: messages and bytes."""
     part: list[T] = []
     messages = size = 0
     for item in items:
@@ -362,16 +359,16 @@ class Doubted(NamedTuple):
 class Burial:
     """A message from outside that is to be buried once, however often that is tried (``Publisher.bury_copy``).
 
-    Made before the first try, and the same in each. Of a try whose outcome is unknown the next one finds out, or fences
-    it. What can't be told any more is buried again, as another message: two letters are better than none, and they
-    share no chunks.
+    It is made before the first try, and is the same in each. If the outcome of a try is unknown, the next one finds it
+    out, or fences it. If that can't be told any more, the message is buried again under another id: two letters are
+    better than none, and they share no chunks.
     """
 
     publication: Publication
     doubt: Doubt[None] = field(default_factory=Doubt)
 
     def begin(self, clock: Clock, ids: IdSource) -> bool:
-        """Another try. False: an earlier one has buried it."""
+        """Begin another try. False: an earlier one has buried the message."""
         is_lost = self.doubt.is_open and self.doubt.is_too_old(clock)
         if is_lost:
             self.doubt = Doubt()
@@ -381,7 +378,7 @@ class Burial:
 
 
 class Doubts:
-    """Messages in doubt, by what they say. Thread-safe."""
+    """Messages in doubt, by identity. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -393,12 +390,12 @@ class Doubts:
         return sum(map(len, list(self.found.values())))
 
     def note(self, publications: Sequence[Publication], doubt: Doubt[Published]) -> None:
-        """These may be stored, or may still be."""
+        """Note that these may be stored, or may still be."""
         for number, publication in enumerate(publications):
             self.keep(publication, Doubted(doubt, number))
 
     def keep(self, publication: Publication, doubted: Doubted) -> None:
-        """What was taken, and is in doubt as before."""
+        """Put back a message that was taken and is still in doubt."""
         identity = _identity(publication)
         with self._lock:
             self.found.setdefault(identity, deque()).append(doubted)
@@ -406,7 +403,7 @@ class Doubts:
                 self.found.popitem(last=False)
 
     def take(self, publication: Publication) -> Doubted | None:
-        """The message that may be this one; no other caller gets it. Raises as ``unless_mine``."""
+        """The doubtful message that may be this one; no other caller gets it. Raises as ``unless_mine``."""
         identity = _identity(publication)
         with unless_mine(self._lock):
             same, doubted = self.found.pop(identity, deque()), None
@@ -420,7 +417,7 @@ class Doubts:
 
 
 def _identity(publication: Publication) -> bytes:
-    """Moments are reckoned anew by each call; whether there is one says enough."""
+    """What makes two publications the same; of moments, which each call reckons anew, only whether there is one."""
     said = publication._replace(message_id=b"", due_ms=publication.due_ms > 0, expires_ms=0, payload=b"")
     return blake2b(repr(said).encode() + publication.payload, digest_size=16).digest()
 
@@ -428,10 +425,10 @@ def _identity(publication: Publication) -> bytes:
 # -- what is accepted --------------------------------------------------------------------------------------------------
 
 
-#: As many characters as every text may have.
+#: Every text may have this many characters.
 _SHORT = min(LONGEST_NAME, LONGEST_KEY, LONGEST_TASK_ID)
 _DURATION = whole("in range", 0, LONGEST_MS, fix=f"Use 0 to {LONGEST_MS:,}, which is 100 years.")
-#: Of a publication.
+#: The fields of a publication, and what they accept.
 _TEXTS = {
     "exchange": ("exchange", LONGEST_NAME),
     "routing_key": ("routing key", LONGEST_NAME),
@@ -451,7 +448,7 @@ _NUMBERS = {
 
 def check_publication(publication: Publication) -> None:
     """Check all but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
-    # One look is enough if all fields are good, as nearly always; else each is looked at.
+    # One check is enough if all fields are good, as nearly always; else each is checked.
     exchange, routing_key, _, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
     dedup_id, dedup_ms, once_id, once_ms, _ = publication[10:]
     try:
@@ -487,7 +484,7 @@ def _check_each_field(publication: Publication) -> None:
 
 logger = logging.getLogger(__name__)
 
-#: How long a publisher tries to let the oldest of a full queue give way, in seconds.
+#: How long a publisher tries to shed the oldest of a full queue, in seconds.
 SHED_TIMEOUT_S = 1.0
 
 
@@ -519,7 +516,7 @@ class Publisher:
         return self._publish(publications, timeout_s)
 
     def _publish_again(self, publications: Sequence[Publication], timeout_s: float | None) -> list[list[str]]:
-        """Those that an earlier call has stored count as published; the others are."""
+        """Count those that an earlier call has stored as published; publish the others."""
         timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
         deadline = self._run.clock.monotonic() + timeout_s
         taken = [self.doubts.take(each) for each in publications]
@@ -531,13 +528,13 @@ class Publisher:
             return [next(now) if reached is None else reached for reached in stored]
         except BaseException:
             for number, (publication, doubted) in enumerate(zip(publications, taken, strict=True)):
-                # What was fenced, and published now, has a doubt of its own if it needs one.
+                # A message that was fenced, and is published now, has a doubt of its own if it needs one.
                 if doubted is not None and (stored is None or stored[number] is not None):
                     self.doubts.keep(publication, doubted)
             raise
 
     def _resolve(self, taken: Sequence[Doubted | None], timeout_s: float) -> list[list[str] | None]:
-        """For each where it is, if an earlier call has stored it. Raises ``CommitUnknown``: it can't be told now."""
+        """For each, the queues it is in if an earlier call has stored it. Raises ``CommitUnknown`` if it can't tell."""
         deadline = self._run.clock.monotonic() + timeout_s
         try:
             return [
@@ -553,11 +550,11 @@ class Publisher:
 
     @contextmanager
     def atomically(self, verb: Callable[[Transaction], None]) -> Iterator[None]:
-        """What this thread publishes inside of the block is stored when it ends, in one transaction with ``verb``.
+        """Store what this thread publishes inside the block at its end, in one transaction with ``verb``.
 
-        Only if the block ends without an exception, and ``verb`` raises none: else nothing is stored. ``verb`` may run
-        several times and reads before anything is written. More than one transaction holds is published in front of it.
-        Raises what ``publish`` raises.
+        Nothing is stored if the block ends with an exception, or ``verb`` raises one. ``verb`` may run several times,
+        and reads before anything is written. What exceeds one transaction is published before it. Raises what
+        ``publish`` raises.
         """
         gathered: list[Publication] = []
         token = _current.set((self, gathered))
@@ -576,7 +573,7 @@ class Publisher:
         timeout_s: float | None,
         together: Callable[..., Published] | None = None,
     ) -> list[list[str]]:
-        """``together``: it runs :func:`publish`, and does something else in the same transaction."""
+        """``together``: runs :func:`publish`, and does something else in the same transaction."""
         run = self._run
         timeout_s = run.timeouts.publish_s if timeout_s is None else timeout_s
         deadline = run.clock.monotonic() + timeout_s
@@ -594,13 +591,13 @@ class Publisher:
                 for queue, own in overfull.items():
                     self._shed(queue, own, deadline - run.clock.monotonic())
             return reached
-        except BaseException:  # of the caller's too: a signal handler's, gevent's timeout
+        except BaseException:  # the caller's too: a signal handler's, gevent's timeout
             if doubt is not None and doubt.may_have_happened and together is None:
                 self.doubts.note(publications, doubt)
             raise
 
     def _shed(self, queue: str, own: overflow.Load, timeout_s: float) -> None:
-        """Let the oldest give way. What fails here is left to the next publish and the duties: ours has happened."""
+        """Let the oldest give way. Its failure is left to the next publish and the duties: our publish has happened."""
         attempts = count()
 
         def body(work: Work) -> None:
@@ -615,20 +612,20 @@ class Publisher:
     def publish_in(
         self, tr: Transaction, publications: Sequence[Publication], *, stamped: int = 0
     ) -> tuple[list[list[str]], int]:
-        """As ``publish``, in a transaction of the caller's, who commits it, or does not, and runs it again.
+        """:meth:`publish` in a transaction of the caller's, who commits it, or does not, and runs it again.
 
         ``stamped``: how many messages this transaction has from earlier calls; the new number is returned beside the
         queues reached. Raises what ``publish`` raises before a commit, and ``LimitExceeded`` past
-        :data:`~kombu_fdb.engine.messages.publish.MOST_STAMPED` messages. What these messages are too much for a queue
-        with ``drop-head`` gives way to the next publish, or by the duties. One that a queue refuses goes into all its
-        dead-letter queues in this transaction, which has to hold it as often.
+        :data:`~kombu_fdb.engine.messages.publish.MOST_STAMPED` messages. The next publish or the duties shed what these
+        messages are too much for a queue with ``drop-head``. A message that a queue refuses goes into all its
+        dead-letter queues in this transaction, which has to hold that many copies.
         """
         for publication in publications:
             self.check(publication)
         effects = Effects(stamped)
         reached, overfull = publish(self._run.work(tr, effects), publications)
         effects.write(tr, self._run.keys)
-        for queue, own in overfull.items():  # what is too much by now; ours are not there before the caller commits
+        for queue, own in overfull.items():  # the present excess; ours is not there before the caller commits
             self._shed(queue, overflow.Load(key=own.key), self._run.timeouts.call_s)
         return reached, effects.stamped
 

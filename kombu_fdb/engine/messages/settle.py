@@ -1,6 +1,6 @@
 """Settle: acknowledge, release or reject what a session holds.
 
-Each verb reads the leases serializably and acts only on those it finds: a lease that was swept, or settled before, is
+Each verb reads the leases serializably and acts only on those that exist: a lease that was swept, or settled before, is
 left alone and reported as lost. That is the fence. A late owner can change nothing (ONE-OWNER), and every verb may be
 repeated.
 """
@@ -22,10 +22,10 @@ from kombu_fdb.store.protocol import KeyValue
 
 
 class Release(NamedTuple):
-    """How messages come back: as an attempt that counts or not, and not before ``due_ms``.
+    """How messages come back: counted as an attempt or not, and not before ``due_ms``.
 
     ``seen``: a consumer has had them all the same, and the next one is told.
-    ``details``: noted at the death of those that have come back too often.
+    ``details``: noted at the death of a message that has come back too often.
     """
 
     counted: bool
@@ -35,7 +35,7 @@ class Release(NamedTuple):
 
 
 def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | None = None) -> list[bool]:
-    """Delete the messages. ``found``: of their leases, for a caller who has read :func:`lease_rows`."""
+    """Delete the messages. ``found``: the rows of their leases, if the caller has read :func:`lease_rows`."""
     held = _take_leases(work, leases, found)
     for message in held:
         if message is not None:
@@ -64,7 +64,7 @@ def _end_each(work: Work, leases: Sequence[Lease], end: Callable[[Message[Place]
 
 
 def release_message(work: Work, message: Message[Place], how: Release) -> None:
-    """One message whose lease has just been cleared: ready at its old place, delayed, or buried."""
+    """Make a message whose lease was just cleared ready at its old place, or delay or bury it."""
     if how.counted:
         is_over = over_limit(work, message)
         message = message._replace(value=redelivered(message.value))
@@ -83,7 +83,7 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
 
 
 def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
-    """Whether it will have come back more often than it may, once it has come back ``again`` times."""
+    """Whether the message exceeds its delivery limit once it has come back ``again`` more times."""
     limit = work.routing.queue(work.tr, message.queue).delivery_limit(work.policy.delivery_limit)
     if limit is None:
         return False
@@ -92,21 +92,21 @@ def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
 
 
 class LeaseRows(NamedTuple):
-    """What is to be read of leases that are settled: single ones, and ranges of those that stand side by side."""
+    """What to read of leases that are settled: single keys, and ranges of adjacent leases."""
 
     keys: list[bytes]
     ranges: list[tuple[bytes, bytes, int]]
 
     def found(self, values: Sequence[bytes | None], runs: Sequence[list[KeyValue]]) -> list[list[KeyValue]]:
-        """What was read, in runs: rows with no other between them."""
+        """What was read, in runs of adjacent rows."""
         single = zip(self.keys, values, strict=True)
         return [*([(key, value)] for key, value in single if value is not None), *filter(None, runs)]
 
 
 def lease_rows(work: Work, leases: Sequence[Lease]) -> LeaseRows:
-    """Each is a conflict: of two who settle one, one comes first.
+    """The rows of the leases. Each is a conflict: of two transactions that settle one lease, one comes first.
 
-    The leases of a claim have numbers in a row. What ends together, as most of them do, is read and cleared at once.
+    The leases of a claim are numbered in a row, and most of them end together: those are read and cleared at once.
     """
     rows = LeaseRows([], [])
     for first, last in _runs(leases):
@@ -116,12 +116,12 @@ def lease_rows(work: Work, leases: Sequence[Lease]) -> LeaseRows:
             rows.keys.append(begin)
         else:
             work.tr.add_read_conflict_range(begin, end)
-            rows.ranges.append((begin, end, 0))  # all: what is no lease may stand between them
+            rows.ranges.append((begin, end, 0))  # no limit: rows that are no leases may stand between them
     return rows
 
 
 def _runs(leases: Iterable[Lease]) -> list[tuple[Lease, Lease]]:
-    """The first and the last of those with numbers in a row."""
+    """The first and the last lease of each row of consecutive numbers."""
     runs: list[tuple[Lease, Lease]] = []
     for lease in sorted(set(leases)):
         first, last = runs[-1] if runs else (lease, lease)
@@ -149,7 +149,7 @@ def _take_leases(
             if key in wanted:
                 try:
                     held[key] = message = Message(*decode_lease(value))
-                except FormatError:  # it stays where it is: the sweep keeps it for a person to see
+                except FormatError:  # it stays where it is: the sweep sets it aside for a person to see
                     unreadable.add(key)
                 else:
                     ended.setdefault(message.queue, []).append(message.place)
