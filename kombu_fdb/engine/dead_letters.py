@@ -1,21 +1,19 @@
 """Dead letters: found in parts, replayed or discarded, and trimmed.
 
-Scan: look through a queue of dead letters, in parts, for those that match.
+A walk looks through a queue of dead letters for those that match. Such a queue is ``<queue>.dead``, or whatever queue a
+dead-letter exchange leads to. It is walked from its first key to its last, in transactions of bounded size, by a cursor
+that the caller holds: a caller that is killed between two parts has lost a cursor and nothing else, and begins again at
+the front.
 
-A queue of dead letters is ``<queue>.dead``, or whatever queue a dead-letter exchange leads to. It is walked from its
-first key to its last, in transactions of bounded size, by a cursor that the caller holds: a caller that is killed
-between two parts has lost a cursor and nothing else, and begins again at the front.
-
-A walk is bounded by the stamp of the last message that had come when it began. What dies meanwhile has a later stamp
+A walk ends at the stamp of the last message that had come when it began. A letter that dies meanwhile has a later stamp
 and is not met: a walk over a queue that grows as fast as it is walked comes to its end, and a letter that is replayed
 and dies again is not replayed again by the same walk.
 
-Replay: bring dead letters back to the queue they died in, or discard them.
-
-A message moves from a queue of dead letters to the end of its key's messages in the queue of its last death (or in the
-one it is sent to), in one transaction (ONE-PLACE). It keeps its id, payload, key, priority and history of deaths; its
-redeliveries count from zero again. A single letter may be given another payload on its way (:func:`replay_row`). What
-no dead letter keeps is gone: its time to live is the queue's ``x-message-ttl``, from now on, if there is one.
+Replay brings dead letters back to the queue they died in; discard deletes them. A replayed message moves to the end of
+its key's messages in the queue of its last death (or in another target queue), in one transaction (ONE-PLACE). It keeps
+its id, payload, key, priority and history of deaths; its redeliveries count from zero again. A single letter may be
+given another payload on its way (:func:`replay_row`). A dead letter keeps no time to live: it gets the queue's
+``x-message-ttl``, from now on, if there is one.
 
 States of a letter: *dead*, then *back* or *gone*. Each part of a replay or a discard is one transaction, so a letter is
 never both and never neither, and the counts are those of the letters moved. What happens at each failure:
@@ -26,9 +24,8 @@ never both and never neither, and the counts are those of the letters moved. Wha
   part again.
 * the queue it should come back to has been deleted: ``QueueNotFound``, and nothing of the part was moved.
 
-Trim: delete in parts what ``<queue>.dead`` need not keep: expired letters, and the oldest beyond its length.
-
-Done by the duties now and then, not by each burial, which therefore never conflicts.
+Trim deletes, in parts, expired letters of ``<queue>.dead`` and the oldest beyond its length. The duties do it now and
+then. A burial does not, and so never conflicts.
 """
 
 from __future__ import annotations
@@ -57,11 +54,11 @@ from kombu_fdb.keyspace.layout import STAMP_BYTES, priority_of, range_of, read_o
 from kombu_fdb.model import NO_PRIORITY, Death, Peeked, Way
 from kombu_fdb.store.protocol import KeyValue
 
-# -- scan --------------------------------------------------------------------------------------------------------------
+# -- walk --------------------------------------------------------------------------------------------------------------
 
 
 LETTERS_PER_TRANSACTION = 200
-#: Of records and of payloads looked into; FoundationDB's transactions hold 10,000,000 B, and last 5 s.
+#: Limits of records and of payloads looked into: FoundationDB's transactions hold 10,000,000 B, and last 5 s.
 BYTES_PER_TRANSACTION = 2_000_000
 #: The first bytes of a stamp: the version of the commit.
 VERSION_BYTES = 10
@@ -71,7 +68,7 @@ NO_LAST = b"\xff" * VERSION_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which dead letters; by default all. All conditions must hold; those on a death are on the last one.
+    """Which dead letters; by default all. All conditions must hold; those on a death apply to the last one.
 
     ``error``: the class of the exception, with or without its module. ``task``: a Celery task's name. ``key``: the
     fairness key, "" for none. ``died_after_ms``, ``died_before_ms``: wall clock. ``where``: any condition on a letter.
@@ -92,7 +89,7 @@ class Wanted:
         return self.where is not None or self.task is not None
 
     def matches(self, record: Record | None) -> bool:
-        """Whether the record matches, as far as it tells. One that can't be read matches if there are no conditions."""
+        """Whether the record matches, as far as it tells. An unreadable one matches if there are no conditions."""
         if record is None:
             return self == Wanted()
         return (
@@ -114,7 +111,7 @@ class Wanted:
         )
 
     def matches_payload(self, letter: Peeked) -> bool:
-        """The rest."""
+        """The conditions on the payload."""
         return self.task in (None, *names_of(letter)) and (self.where is None or self.where(letter))
 
 
@@ -141,7 +138,7 @@ def arguments_of(message: Peeked) -> str:
 
 
 def error_of(message: Peeked) -> str:
-    """The class of the exception it died of last; if it never died and waits to be retried, that of its last attempt.
+    """The class of the exception of its last death; if it never died and waits to be retried, of its last attempt.
 
     "" if there was none.
     """
@@ -164,7 +161,7 @@ class Walk(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A dead letter where it stands. ``record``: None if it can't be read; then it is only looked at, or discarded."""
+    """A dead letter where it stands. ``record``: None if it can't be read; then it can only be shown or discarded."""
 
     key: bytes
     value: bytes
@@ -172,7 +169,7 @@ class Letter(NamedTuple):
 
 
 def look(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
-    """Up to ``limit`` dead letters, without changing them, and the cursor to go on with; b"" at both ends."""
+    """Up to ``limit`` dead letters, unchanged, and the cursor to go on with; b"" at both ends."""
     letters, following = look_through(work, walk, cursor, limit)
     return browse.look_all(work, [(walk.dead, letter[:2]) for letter in letters]), following
 
@@ -180,7 +177,7 @@ def look(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[list[Peeked
 def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[list[Letter], bytes]:
     """Up to ``limit`` letters of one part of the walk, and the cursor to go on with; b"" at both ends.
 
-    Snapshot reads, and all of them before the caller's first write. Whatever ``where`` raises comes out of here.
+    Snapshot reads, and all of them before the caller's first write. What ``where`` raises is passed on.
     """
     most = LETTERS_PER_TRANSACTION if walk.wanted != Wanted() else min(limit + 1, LETTERS_PER_TRANSACTION)
     rows, following = _rows(work, walk.dead, cursor, most)
@@ -201,9 +198,9 @@ def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[lis
 
 
 def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
-    """The next rows, first of the messages without a key (as which all letters come), and where to go on.
+    """The next rows, first of messages without a key (as which all letters come), and where to go on.
 
-    A cursor of another queue, which a walk of this one never gave out, is its beginning.
+    A cursor of another queue, which a walk of this one never gave out, counts as the beginning.
     """
     ready, keyed = range_of(work.keys.ready(dead)), range_of(work.keys.keyed(dead))
     whole = [keyed] if keyed[0] <= cursor < keyed[1] else [ready, keyed]
@@ -218,11 +215,10 @@ def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValu
 
 
 def replay_part(work: Work, walk: Walk, cursor: bytes, limit: int, *, to: str | None = None) -> tuple[int, bytes]:
-    """Up to ``limit`` letters of one part of a walk. Returns how many, and the cursor to go on with; b"" at the end.
+    """Replay up to ``limit`` letters of one part of a walk. Returns how many, and the next cursor; b"" at the end.
 
-    A letter that had outlived its time is gone instead of back, and not counted. Left where they are: unreadable bytes,
-    a newer version's too, and messages that never died, unless ``to`` says where they should go. Raises
-    ``QueueNotFound``.
+    An expired letter is deleted, and not counted. Unreadable bytes, also a newer version's, stay where they are; so do
+    messages that never died, unless ``to`` says where they should go. Raises ``QueueNotFound``.
     """
     letters, following = look_through(work, walk, cursor, limit)
     destinations = [(letter, _destination(walk.dead, letter.record, to)) for letter in letters]
@@ -238,7 +234,7 @@ def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = 
     """Bring the letter of this row back, as :func:`replay_part` does. Returns its queue.
 
     ``payload``: replaces the letter's own, in the transaction that takes it out. Raises ``QueueNotFound``, and
-    ``QueueError`` for a message that never died or has outlived its time.
+    ``QueueError`` for a message that never died or has expired.
     """
     letter = Letter(*row, decode_record(row[1]))
     queue = _destination(dead, letter.record, None)
@@ -261,7 +257,7 @@ def discard_part(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[int
 
 
 def _destination(dead: str, record: Record | None, to: str | None) -> str | None:
-    """Where a letter goes; None if it stays."""
+    """The queue a letter goes to; None if it stays."""
     if record is None or to is not None:
         return to
     if record.deaths:
@@ -308,10 +304,7 @@ TRIMMED_PER_TRANSACTION = 200
 
 
 def trim(work: Work, limit: int, queue: str) -> int:
-    """Drop some letters. Those that wait among the messages of their key, as they do after a delay, go last.
-
-    Returns how many.
-    """
+    """Drop some letters; last, those that wait among their key's messages, as after a delay. Returns how many."""
     stored = work.tr.get(work.keys.count(queue, READY), snapshot=True)
     excess = decode_amount(stored)[0] - work.policy.dead_length
     ranges = [(*range_of(prefix), limit) for prefix in (work.keys.ready(queue), work.keys.keyed(queue))]
@@ -330,7 +323,7 @@ def trim(work: Work, limit: int, queue: str) -> int:
 
 
 class DeadLetters(Group):
-    """The verbs on messages that died."""
+    """The verbs on dead letters."""
 
     look = read(look)
     replay_part = write(replay_part)
@@ -348,15 +341,15 @@ class DeadLetters(Group):
         return total
 
     def walk(self, dead: str, wanted: Wanted | None = None) -> Walk:
-        """A walk through a queue of dead letters that begins now: what comes later is behind its end."""
+        """A walk through a queue of dead letters as it is now: what comes later is behind its end."""
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
         return Walk(dead, wanted or Wanted(), NO_LAST if last is None else last)
 
     def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
         """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.
 
-        Returns that queue. ``payload``: another than it had. Raises ``QueueError`` for a message that is no dead
-        letter, or has outlived its time, and ``MessageTooLarge``.
+        Returns that queue. ``payload``: replaces its own. Raises ``QueueError`` for a message that is no dead letter,
+        or has expired, and ``MessageTooLarge``.
         """
         self._run.check_size(payload or b"")
 
@@ -367,7 +360,7 @@ class DeadLetters(Group):
         return self._run.write(body)
 
     def trim(self) -> int:
-        """Drop what the queues ``<queue>.dead`` keep no longer. Returns how many."""
+        """Drop what the queues ``<queue>.dead`` no longer keep. Returns how many."""
         total = 0
         for queue in self.queues():
             while dropped := self.trim_part(queue):

@@ -3,23 +3,23 @@
 Dump: all messages of a queue, in an order in which they can be stored again elsewhere. Ready messages come by rank,
 oldest first. Those with a key come sub-queue after sub-queue, each oldest first, and the sub-queues in the order of
 their first messages: so the keys get their first turns in the same order again. Then the delayed ones, by due time.
-Leased ones, if they are asked for, come before all others, as ready ones that were handed out once more: they were at
-the head of the queue.
+Leased ones, on request, come before all others, as ready ones that were handed out once more: they were at the head of
+the queue.
 
-Read in many short transactions, so what moves meanwhile may be missed, or met twice: dump a queue that rests. What
-can't be read is dumped as the bytes it is; but for a newer version's messages, which are more than their records: who
-can't read them can't dump their queue.
+The dump takes many short transactions, so what moves meanwhile may be missed, or met twice: dump a queue that rests.
+What can't be read is dumped as the bytes it is. A queue with messages of a newer version, which are more than their
+records, can't be dumped.
 
-Restore: messages of another store are stored here, each once, however often one tries. An *import* has an id, and each
-of its messages a *mark* that is its alone. The transaction that stores a message also sets ``("imported", id, mark)``,
-having read it serializably as absent. So whatever is killed, and whenever, the next try stores exactly what is missing;
-two that run at once share the work. A message that was consumed meanwhile keeps its mark and does not come again. When
-all is there, ``("import", id)`` says so, and the marks are cleared, in parts, by the duties if need be: from then on
-the import is over, and an importer that still tries, or tries again, changes nothing. The marks of an import that is
-not done stay: it may go on a year later.
+Restore: messages of another store are stored here, each once, however often the restore is tried. An *import* has an
+id, and each of its messages a *mark* of its own. The transaction that stores a message also sets ``("imported", id,
+mark)``, having read it serializably as absent. So whatever is killed, and whenever, the next try stores exactly what is
+missing; two concurrent tries share the work. A message that was consumed meanwhile keeps its mark and does not come
+again. When all is there, ``("import", id)`` says so, and the marks are cleared, in parts, by the duties if need be:
+from then on the import is over, and any later try changes nothing. The marks of an unfinished import stay: it may go on
+a year later.
 
-Messages keep their ids, so that one that was noted is found; one whose chunks would fall upon another's gets a new id.
-Limits of the queues are not asked: nothing may be lost on the way.
+Messages keep their ids, so that a noted id is found; one whose chunks would overwrite another's gets a new id. Limits
+of the queues are not checked: nothing may be lost on the way.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ T = TypeVar("T")
 DedupEntry = tuple[str, str, str, int]
 
 ROWS = 500
-#: Sub-queues that are read side by side, and of each so many messages at a time.
+#: How many sub-queues are read side by side, and how many messages of each at a time.
 SUBQUEUES, ROWS_OF_EACH = 50, 20
-#: Payloads read in one transaction.
+#: How many payloads are read in one transaction.
 PAYLOAD_BYTES = 4_000_000
 
 
@@ -78,7 +78,7 @@ class _Row(NamedTuple):
 
 
 def messages(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
-    """Every message of ``queue``. ``leased``: those under leases too. Raises ``FormatError`` for a newer version's."""
+    """Every message of ``queue``. ``leased``: leased ones, too. Raises ``FormatError`` for a newer version's."""
     if decode_count(run.read(lambda work: work.tr.get(run.keys.count(queue, NEWER), snapshot=True))):
         raise _newer(queue)
     rows = _rows(run, queue, leased=leased)
@@ -87,7 +87,7 @@ def messages(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredM
 
 
 def dedups(run: Transactions) -> Iterator[DedupEntry]:
-    """Each window of ``publish.py``."""
+    """Each dedup window (``publish.py``)."""
     for (exchange, routing_key, dedup_id), value in run.keys.read(_scan(run, run.keys.all_dedups), str, str, str):
         yield exchange, routing_key, dedup_id, publish.decode_end(value)
 
@@ -135,7 +135,7 @@ def _newer(queue: str) -> FormatError:
 
 
 def _parts(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
-    """So many as can be opened in one transaction."""
+    """Parts that can each be opened in one transaction."""
     part: list[_Row] = []
     size = 0
     for row in rows:
@@ -171,12 +171,12 @@ def _priority(rank: Rank) -> int:
 
 
 def _rank(place: Place) -> Rank:
-    """Of a place that can't be read, the last."""
+    """The rank; the last one for a place that can't be read."""
     return read_or(("", Keyspace.rank(NO_PRIORITY)), split_place, place)[1]
 
 
 def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, Rank]:
-    """Of a moment that can't be read, the last: too early is worse than never."""
+    """Due time and rank. One that can't be read is the latest: too early is worse than never."""
     due_ms, rank = read_or((LATEST_MS, Keyspace.rank(NO_PRIORITY)), keys.split_delayed, queue, name)
     return min(due_ms, LATEST_MS), rank
 
@@ -199,7 +199,7 @@ def _leased(run: Transactions, queue: str) -> Iterator[_Row]:
     for _, value in _scan(run, run.keys.all_leases):
         try:
             name, place, record = decode_lease(value)
-        except FormatError:  # of no queue that could be named
+        except FormatError:  # its queue is unknown
             if read_or((None,), head_of_lease, value)[0] == queue:
                 raise _newer(queue) from None
             continue
@@ -211,7 +211,7 @@ def _leased(run: Transactions, queue: str) -> Iterator[_Row]:
 
 
 def _subqueues(run: Transactions, queue: str) -> tuple[list[tuple[str, Rank]], list[bytes]]:
-    """Key and rank of each sub-queue, in the order of their first messages; and the messages that stand in none."""
+    """Key and rank of each sub-queue, in the order of their first messages; and the messages in no sub-queue."""
     heads: dict[tuple[str, Rank], Stamp] = {}
     misplaced = []
     for name, value in _scan(run, range_of(run.keys.keyed(queue))):
@@ -244,7 +244,7 @@ MARKS_PER_TRANSACTION = 5_000
 
 
 def state(work: Work, import_id: bytes) -> dict[str, Any] | None:
-    """What :func:`finish` was told of an import; None if it is new or under way. Raises ``FormatError``."""
+    """What :func:`finish` noted of an import; None if it is new or under way. Raises ``FormatError``."""
     value = work.tr.get(work.keys.import_(import_id))
     facts = None if value is None else decode_json(value)
     if facts is not None and not isinstance(facts, dict):
@@ -258,7 +258,7 @@ def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, Stored
     marks = [work.keys.imported(import_id, mark) for mark, _ in messages]
     firsts = [work.keys.body(message.message_id, 0) for _, message in messages]
     over, *found = work.tr.get_many([work.keys.import_(import_id), *marks, *firsts])
-    if over is not None:  # by another process: its marks are cleared, or about to be
+    if over is not None:  # another process has finished it: its marks are cleared, or about to be
         return 0
     known, taken = found[: len(marks)], found[len(marks) :]
     stored = 0
@@ -281,12 +281,12 @@ def _store(work: Work, message: StoredMessage, message_id: bytes) -> None:
 
 
 def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:
-    """The import is over."""
+    """Note that the import is over."""
     work.tr.set(work.keys.import_(import_id), encode_json(facts))
 
 
 def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
-    """Clear some marks of the next import behind the cursor, if it is over; where to go on, b"" at the end."""
+    """Clear some marks of the next import behind the cursor, if it is over. Returns where to go on, b"" at the end."""
     begin, end = work.keys.every_imported
     first = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
     if not first:
@@ -304,7 +304,7 @@ def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
 # -- the verbs ---------------------------------------------------------------------------------------------------------
 
 
-#: Of one :meth:`Migration.restore`.
+#: The limits of one :meth:`Migration.restore`.
 MOST_MESSAGES, MOST_BYTES = MESSAGES_PER_TRANSACTION, BATCH_BYTES
 
 
@@ -319,7 +319,7 @@ class Migration(Group):
     def dump(self, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
         """Every message of a queue that rests, in the order in which to store it again.
 
-        ``leased``: those under leases too, as ready ones.
+        ``leased``: leased ones, too, as ready ones.
         """
         return messages(self._run, queue, leased=leased)
 
@@ -335,7 +335,7 @@ class Migration(Group):
         return self._run.write(lambda work: restore(work, import_id, messages), self._run.timeouts.publish_s)
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
-        """Everything is here: forget the marks, which the duties do if this is killed. Idempotent."""
+        """Note that everything is here, and forget the marks; the duties do so if this is killed. Idempotent."""
         self._run.write(lambda work: finish(work, import_id, facts))
         cursor, end = self._run.keys.all_imported(import_id)
         while b"" < cursor < end:

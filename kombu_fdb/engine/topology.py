@@ -5,21 +5,18 @@ Every change of an exchange or its bindings sets the exchange's epoch, by which 
 
 A queue is deleted in one transaction: declaration, bindings, and as many messages as it holds. If there are more, the
 same transaction writes ``("deleting", queue)``, and they follow in parts. So whichever process dies, the duties find
-what is left; and all of it is deleted before the name is declared again. A queue that vanishes with its last consumer
-is deleted in the transaction in which that one leaves.
+the rest; and all of it is deleted before the name is declared again. A queue that vanishes with its last consumer
+is deleted in the transaction in which that consumer leaves.
 
 A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)`` exists for it. These records
 are cleared with their session, or with their queue, which tells its consumers that it was deleted. Its idle time is
 measured like a session's silence: an observer sees ``("expiring", queue)`` unchanged for long enough by its own clock.
 
-Queue arguments: their names, what they accept, and what a claim must know of them.
-
-AMQP's keep their names, units and meaning (https://www.rabbitmq.com/docs/queues#optional-arguments); ours begin with
-``x-fair-``. Arguments that we don't know are kept and not acted upon, as in RabbitMQ; but a misspelt one is an error,
-or a queue would grow without the limit that it was given.
-
-A publish looks arguments up in the declaration, which is cached (``routing/tables.py``). A claim can't: it must not be
-a second behind. What it needs stands in the queue's control record too, which each claim reads anyway.
+Queue arguments. AMQP's keep their names, units and meaning
+(https://www.rabbitmq.com/docs/queues#optional-arguments); ours begin with ``x-fair-``. Unknown arguments are kept and
+not acted upon, as in RabbitMQ; but a misspelt one is an error, or a queue would grow without the limit that it was
+given. A publish looks arguments up in the declaration, which is cached (``routing/tables.py``). A claim can't: it must
+not be a second behind. What a claim needs also stands in the queue's control record, which it reads anyway.
 """
 
 from __future__ import annotations
@@ -44,9 +41,9 @@ from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration, de
 from kombu_fdb.store.protocol import KeyValue
 
 OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
-#: Our own arguments begin with it.
+#: The prefix of our own arguments.
 OWN = "x-fair-"
-#: A name so like one of ours is misspelt. None of RabbitMQ's other arguments is: ``x-priority`` is the nearest, 0.83.
+#: A name this similar to one of ours is misspelt. None of RabbitMQ's others is: ``x-priority`` is the nearest, 0.83.
 LIKE = 0.88
 
 
@@ -76,7 +73,7 @@ KINDS = {
 
 
 def check_flags(declared: QueueDeclaration | Exchange, *names: str) -> None:
-    """Other values could not be read back, nor the lists that they stand in. Raises ``InvalidArgument``."""
+    """Raises ``InvalidArgument`` for values that could not be read back, nor the lists that they stand in."""
     for name in names:
         if not isinstance(getattr(declared, name), bool):
             raise InvalidArgument(f"{name} is true or false", given=shown(getattr(declared, name)))
@@ -135,7 +132,7 @@ MESSAGES_PER_PURGE = 500
 VERSION_BYTES = 10
 #: The bound of a purge of a queue whose bell never rang: no bound.
 NO_LAST = b"\xff" * VERSION_BYTES
-#: Consumers of an ended session that one transaction removes.
+#: How many consumers of an ended session one transaction removes.
 CONSUMERS_PER_TRANSACTION = 25
 #: Digits of a format version.
 LONGEST_FORMAT = 10
@@ -164,7 +161,7 @@ def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
 
 
 def _tell_claims(work: Work, declaration: QueueDeclaration, stored: bytes | None) -> None:
-    """Change in the queue's control what the declaration changes; the rest of it stays as it was set."""
+    """Update the queue's control by what the declaration changes; its other fields stay as they were set."""
     before = declared_as(declaration.name, stored)
     old, new = (
         for_claims({} if before is None else before.arguments),
@@ -176,7 +173,7 @@ def _tell_claims(work: Work, declaration: QueueDeclaration, stored: bytes | None
     key = work.keys.control(declaration.name)
     try:
         control = decode_control(work.tr.get(key))
-    except FormatError:  # a newer version's, maybe: it is not ours to overwrite, and the queue is paused
+    except FormatError:  # perhaps a newer version's: it is not ours to overwrite, and the queue is paused
         return
     work.tr.set(key, encode_control(dataclasses.replace(control, **changes)))
     if "single_active" in changes:
@@ -204,7 +201,7 @@ def delete_queue(
     work.tr.clear(work.keys.expiring(queue))
     work.tr.clear(work.keys.bell(queue))
     work.tr.clear_range(*work.keys.consumers(queue))
-    # A message that comes with a key meanwhile must not lose its arrival: then this starts again.
+    # A message with a key that comes meanwhile must not lose its arrival: it makes this start again.
     work.tr.add_read_conflict_range(*range_of(work.keys.keyed(queue)))
     for rows in work.keys.fairness(queue):
         work.tr.clear_range(*rows)
@@ -233,7 +230,7 @@ def has_come_since(work: Work, queue: str, mark: bytes) -> bool:
 
 
 def last_stamp(work: Work, queue: str) -> bytes:
-    """The version of the last message that has come to the queue by now, or of a later one. Snapshot."""
+    """The version of the last message that has come to the queue by now, or a later one. Snapshot."""
     bell, alarm = work.tr.get_many([work.keys.bell(queue), work.keys.alarm], snapshot=True)
     return max(bell or b"", alarm or b"") or NO_LAST
 
@@ -253,7 +250,7 @@ def purge_part(
     ranges = [range_of(prefix) for prefix in (work.keys.delayed(queue), work.keys.keyed(queue), work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
     purged = [row for row in rows if came_by(last, row[0])]
-    for row in purged:  # chunks first: SQLite then gives back whole pages, and writes few of them to a full disk
+    for row in purged:  # chunks first: SQLite then frees whole pages, and writes few of them to a full disk
         delete(work, Message(queue, *row))
     take_out(work, queue, purged)
     if following and not came_by(last, rows[-1][0]):
@@ -324,7 +321,7 @@ def unbind(work: Work, queue: str, exchange: str, routing_key: str) -> None:
 
 
 def _clear_binding(work: Work, queue: str, exchange: str, routing_key: str) -> None:
-    """The caller has read the binding as a conflict."""
+    """Clear a binding that the caller has read as a conflict."""
     work.tr.clear(work.keys.binding(exchange, queue, routing_key))
     work.tr.clear(work.keys.bound(queue, exchange, routing_key))
     _change(work, exchange)
@@ -374,7 +371,7 @@ def _declared_with(work: Work, *arguments: str) -> list[str]:
 
 
 def _expires_ms(queue: str, value: bytes | None) -> int | None:
-    """0 for a queue that is no longer declared: its record is cleared at once. None if it can't be read."""
+    """The allowed idle time; 0 if the queue is no longer declared: clear its record at once. None if unreadable."""
     declaration = declared_as(queue, value)
     if declaration is None:
         return 0 if value is None else None

@@ -1,8 +1,8 @@
 """The ground of the engine: one namespace of one store, and how a verb is run in a transaction of it.
 
 A verb is a function of a :class:`~.stored.work.Work`. The groups of verbs (``engine.py``) share one
-:class:`Transactions`. What one transaction does is one line of a group, which names the verb: ``counts =
-read(inspect.counts)``. A group has a method of its own where there is more to do than that.
+:class:`Transactions`. A group's method that is one transaction is one line, which names the verb: ``counts =
+read(inspect.counts)``. A method with more to do is written out.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kombu_fdb.store.retry import CommitTokens, Doubt, Patience, Retry
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: What a message can be in the way of others with: it is too large, or its bytes make no sense.
+#: How a message can hold up others: it is too large, or its bytes make no sense.
 IN_THE_WAY = (KombuFDBError, ArithmeticError, LookupError, TypeError, ValueError, struct.error)
 
 
 class Environment(NamedTuple):
-    """What a process brings: time, unique ids, and chance."""
+    """What a process provides: time, unique ids, and chance."""
 
     clock: Clock
     ids: IdSource
@@ -70,28 +70,28 @@ class Transactions:
         self.retry = Retry(database, self.clock, self.rng, Patience(self.clock), tokens)
         #: Whether a writing transaction may leave a doubt.
         self.may_be_unknown = database.commit_may_be_unknown
-        #: Rivals wait for each other and never run in vain, so they need no line.
+        #: Whether rivals wait for each other and so don't run in vain: then they need no line.
         self.writers_take_turns = database.writers_take_turns
         self.patience = self.retry.patience
         #: Called when a full disk has refused a write; True if it may be tried again.
         self.make_room: Callable[[], bool] = lambda: False
-        #: Of the duties' steps, by their name.
+        #: Batches of the duties' steps, by name.
         self._batches: dict[str, AdaptiveBatch] = {}
         self._chunks = AdaptiveBatch(copies.CHUNKS_PER_TRANSACTION)
 
     def be_patient_as(self, patience: Patience) -> None:
-        """Share what the process may waste when it ends."""
+        """Share what the process may spend on waiting when it ends."""
         self.patience = self.retry.patience = patience
 
     def as_one(self, call: Callable[[], T]) -> T:
-        """What ``call`` returns: several verbs, which share the deadline of one. Guarantee: BOUNDED."""
+        """Call ``call``, whose verbs share the deadline of one, and return its result. Guarantee: BOUNDED."""
         return self.patience.within(self.timeouts.call_s, call)
 
     def now(self) -> int:
         return self.clock.wall_ms()
 
     def check_size(self, payload: bytes) -> None:
-        """Raises ``MessageTooLarge`` for one that the policy refuses."""
+        """Raises ``MessageTooLarge`` for a payload that the policy refuses."""
         if len(payload) > self.policy.max_message_size:
             raise MessageTooLarge(
                 size=len(payload),
@@ -104,11 +104,11 @@ class Transactions:
         return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.timeouts.call_s)
 
     def work(self, tr: Transaction, effects: Effects) -> Work:
-        """What a verb gets for one run in ``tr``."""
+        """The ``Work`` of one run in ``tr``."""
         return Work(tr, self.keys, self.routing, self.policy, self.ids, self.clock.wall_ms(), effects)
 
     def part(self, verb: Callable[Concatenate[Work, int, P], T], most: int, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """A step of as many messages as its transaction holds, down to one if some of them are in the way."""
+        """Run a step with as many messages as its transaction holds; down to one if some of them hold it up."""
         name = f"{verb.__module__}.{verb.__qualname__}"
         batch = self._batches.setdefault(name, AdaptiveBatch(most, halved_by=IN_THE_WAY))
         return batch.run(lambda limit: self.write(lambda work: verb(work, limit, *args, **kwargs)))
@@ -121,9 +121,9 @@ class Transactions:
         doubt: Doubt[T] | None = None,
         now_ms: int | None = None,
     ) -> T:
-        """Run a verb until it commits, within ``timeout_s``, with what it counts and whom it wakes.
+        """Run a verb until it commits, within ``timeout_s``, and write its effects.
 
-        ``now_ms``: the moment of all its runs, if not each has its own.
+        ``now_ms``: one moment for all runs; None: each run has its own.
         """
         timeout_s = self.timeouts.call_s if timeout_s is None else timeout_s
         deadline = self.clock.monotonic() + timeout_s
@@ -162,15 +162,15 @@ class Transactions:
                 return result
 
     def _is_mended(self, error: BaseException, deadline: float, doubt: Doubt[Any] | None) -> bool:
-        """Whether what a transaction failed for has gone: a full disk has room, or a large message its copies."""
+        """Whether the cause of a failure is gone: a full disk has room again, or a large message has its copies."""
         if isinstance(error, StoreFull):
-            # Others may take the room as quickly as it is made.
+            # Others may use up the room as quickly as it is made.
             is_late = self.clock.monotonic() >= deadline or not self.patience.allow(1.0)
             return not (error.fills or error.moves or is_late) and self.make_room()
         if not isinstance(error, copies.CopiesMissing):
             return False
         if doubt is not None:
-            doubt.forget()  # a run that looks for copies has found that none before it has committed
+            doubt.forget()  # a run that looks for copies has found that no earlier one has committed
         self._copy(error, deadline)
         return True
 

@@ -1,11 +1,11 @@
 """The only way to the queue: its verbs in groups, each of which runs them in transactions.
 
-One engine serves one namespace of one store in one process. It holds no thread and no connection to Celery; it is told
-the time, and every method may be called from any thread.
+One engine serves one namespace of one store in one process. It holds no thread and no connection to Celery; its clock
+is given to it, and every method may be called from any thread.
 
-What a caller must know about failure (``store/retry.py``): every method either happened entirely, or raised and did not
-happen, with one exception. If it raises ``CommitUnknown``, the store stopped answering during the commit, which may
-even land later; so it may if an exception comes out of a signal handler, which can be any:
+A method that raises has not happened (``store/retry.py``), with one exception: if it raises ``CommitUnknown``, the
+store stopped answering during the commit, which may even land later. The same holds for any exception out of a signal
+handler:
 
 * ``publish``: the message may be stored. Publishing it again in this process first finds out (``publish.py``).
 * ``claim``: messages may be leased to the session without the caller knowing them. ``recover`` releases them, and what
@@ -40,7 +40,7 @@ from kombu_fdb.errors import LimitExceeded, StoreFull
 from kombu_fdb.model import SessionId
 from kombu_fdb.store.protocol import Database, Watch
 
-#: Queues that are gone, whose totals one transaction clears.
+#: How many deleted queues' totals one transaction clears.
 QUEUES_PER_FORGET = 200
 
 
@@ -57,11 +57,11 @@ class Metrics(Group):
         super().__init__(run)
         self._inspect = inspect
         self._busiest = totals.Busiest()
-        #: The last that this process took.
+        #: The last sample that this process took.
         self._sampled: Sample | None = None
 
     def key_totals(self) -> dict[str, KeyTotals]:
-        """The same by queue, key and event, of the busiest keys; key "": of a queue's others (``totals.py``)."""
+        """Totals by queue, key and event, of the busiest keys; key "": the queue's other keys (``totals.py``)."""
         found: dict[str, KeyTotals] = {}
         begin = self._run.keys.all_key_totals[0]
         while (part := self._key_totals(begin)) is not None:
@@ -69,7 +69,7 @@ class Metrics(Group):
         return found
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Add what this process has counted so far, now. On an error it is not counted."""
+        """Write what this process has counted so far, now. After an error it is not written yet."""
         share = self._run.totals.share()
         if share.taken:
             timeout_s = self._run.timeouts.call_s if timeout_s is None else timeout_s
@@ -90,13 +90,13 @@ class Metrics(Group):
         }
 
     def _with_ages(self, queues: dict[str, QueueSample], now_ms: int) -> dict[str, QueueSample]:
-        """Queues and keys without ready messages are not asked how old their oldest one is."""
+        """Add the ages of the oldest messages, where there are ready ones."""
         facts = self._inspect.facts([name for name, queue in queues.items() if queue.ready and name != samples.OTHERS])
         ages = {name: max(0, now_ms - each.oldest_ms) for name, each in facts.items() if each.oldest_ms is not None}
         return {name: replace(queue, oldest_ms=ages.get(name)) for name, queue in queues.items()}
 
     def samples(self, series: Series) -> list[Sample]:
-        """What was sampled, the oldest first."""
+        """The samples taken, oldest first."""
         parts = range(0, series.slots, samples.SLOTS_PER_READ)
         found = self._run.as_one(lambda: [each for first in parts for each in self._samples(series, first)])
         return sorted(found, key=lambda each: each.taken_ms)
@@ -139,7 +139,7 @@ class Sessions(Group):
         self._queues = queues
 
     def open(self, description: dict[str, str | int], *, ttl_s: float = SESSION_TTL_S) -> SessionId:
-        """Begin to be a consumer; returns the session's id, which must be beaten several times in ``ttl_s`` seconds."""
+        """Register a consumer process. Returns its session's id, which must beat several times in ``ttl_s`` seconds."""
         session_id = SessionId(self._run.ids())
         self._run.write(lambda work: session.open_session(work, session_id, description, ttl_s))
         return session_id
@@ -148,11 +148,11 @@ class Sessions(Group):
         """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
         try:
             return self._run.write(lambda work: session.beat(work, session_id, ttl_s, consumed))
-        except (StoreFull, LimitExceeded):  # there is room for as much as there was at first
+        except (StoreFull, LimitExceeded):  # the first beat's row, without queues, always has room
             return self._run.write(lambda work: session.beat(work, session_id, ttl_s, ()))
 
     def beats_of_a_writer(self) -> list[tuple[SessionId, bytes, float]]:
-        """As ``beats``, for who has no session: one of them is written as it is. Raises if the store takes none."""
+        """:meth:`beats` for a caller without a session: rewrites one beat as it is. Raises if the store can't write."""
 
         def body(work: Work) -> list[tuple[SessionId, bytes, float]]:
             found = session.beats(work)
@@ -165,10 +165,9 @@ class Sessions(Group):
     def recover(self, session_id: SessionId, first: int, left: Collection[str] = ()) -> int:
         """Release, uncounted, what a claim or demand of unknown outcome has leased, or would: it never lands any more.
 
-        ``first``: the number that was reserved for it. ``left``: those of the consumers for which it claimed that have
-        ended since; none of them is the active one of a queue any more. Returns how many messages came back. Raises
-        ``SessionLost`` if the session was fenced; may be called again after any other error. The claims that this
-        session makes meanwhile start again.
+        ``first``: the number that was reserved for it. ``left``: its consumers that have ended since; none of them is
+        active on a queue any more. Returns how many messages came back. Raises ``SessionLost`` if the session was
+        fenced; may be called again after any other error. The session's concurrent claims start again.
         """
 
         def body(work: Work) -> int:
@@ -190,7 +189,7 @@ class Sessions(Group):
         return self.release(session_id, counted=False)
 
     def fence(self, session_id: SessionId, last_beat: bytes) -> bool:
-        """End a silent session, unless it has beaten since ``last_beat``. Its leases are lost from here on."""
+        """End a silent session, unless it has beaten since ``last_beat``. Its leases are lost from then on."""
         return self._run.write(lambda work: session.fence(work, session_id, last_beat=last_beat))
 
     def release(self, session_id: SessionId, *, counted: bool = True) -> int:
@@ -210,10 +209,7 @@ class Sessions(Group):
         return self._run.part(sweep.release_part, sweep.LEASES_PER_TRANSACTION, session_id, cursor, counted=counted)
 
     def forget_part(self, session_id: SessionId) -> bool:
-        """Clear some of what a fenced session leaves besides messages: consumers, at last its beat.
-
-        True if there is more.
-        """
+        """Clear some of a fenced session's rows besides messages: its consumers, at last its beat. True if more are."""
         if self._queues.drop_consumers_part(session_id):
             return True
         self._run.write(lambda work: sweep.forget(work, session_id))
@@ -225,7 +221,7 @@ class Sessions(Group):
 
 
 class Engine:
-    """All verbs, by what they are about.
+    """All verbs, by subject.
 
     Raises ``StoreUnavailable`` from every method when its deadline passes.
     """

@@ -10,7 +10,7 @@ from kombu_fdb.engine.transactions import Group, read
 from kombu_fdb.model import Peeked, QueueFacts
 from kombu_fdb.store.protocol import KeyValue
 
-#: Queues looked at in one transaction.
+#: How many queues are looked at in one transaction.
 QUEUES_PER_LOOK = 50
 
 

@@ -1,4 +1,4 @@
-"""Messages: claimed by consumers, alone or in a line, and settled; deleted, cancelled and moved by operators."""
+"""Messages: consumers claim them, alone or in a line, and settle them; operators delete, cancel and move them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Messages(Group):
         self._windows = AdaptiveBatch(session.LEASES_PER_CLAIM)
         self._settlements = AdaptiveBatch(session.LEASES_PER_CLAIM)
         self._services = AdaptiveBatch(claim.MOST_MESSAGES, halved_by=(LimitExceeded, Outrun))
-        #: How often a rival's claim was faster, since the engine was made.
+        #: How often this engine lost a claim to a rival.
         self.lost_races = 0
 
     def claim(
@@ -56,7 +56,7 @@ class Messages(Group):
 
         Fewer if they are large: as many as one transaction holds (``batches.py``), and at least one if there is one.
         ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
-        ``SessionLost`` if the session was fenced: the caller opens another one. ``Outrun``: as the terms have it.
+        ``SessionLost`` if the session was fenced: the caller opens another one. Raises ``Outrun`` as the terms say.
         Guarantees: ONE-PLACE, ONE-OWNER; strict order.
         """
         return self._windows.run(
@@ -88,7 +88,7 @@ class Messages(Group):
             window.no_ack = terms.no_ack
             work = work._replace(rests=rests)
             tried[:] = claim.claim(work, queues, window, terms.acks)
-            gives_way = may_give_way and not window.single  # a line would be served for one only: the active one
+            gives_way = may_give_way and not window.single  # else a service would serve the active consumer only
             return list(tried)
 
         def on_conflict() -> None:
@@ -102,7 +102,7 @@ class Messages(Group):
         return self._run.write(body, on_conflict=on_conflict, doubt=doubt)
 
     def _window(self, session_id: SessionId, number: int, limit: int, consumers: Mapping[str, str]) -> Window:
-        """Of one attempt."""
+        """The window of one attempt."""
         bucket = self._run.rng.randrange(BUCKETS)
         return Window(session_id, number, limit, bucket, self._run.sightings, consumers)
 
@@ -111,7 +111,7 @@ class Messages(Group):
         self._run.totals.note(_beaten(queues[0], tried))
 
     def reserve(self) -> int:
-        """The number of the first lease of a claim that is to begin.
+        """The number of the first lease of a new claim.
 
         One step of one counter, so that claims of several threads never share a number.
         """
@@ -120,10 +120,9 @@ class Messages(Group):
     # -- a line of consumers (``scheduling/line.py``) ------------------------------------------------------------------
 
     def look(self, demand: Demand, *, fired: bool = False) -> tuple[line.Sight, list[Delivery]]:
-        """How the demand stands, and what it was granted; watches that fire when that may have changed.
+        """How the demand stands, what it was granted, and watches that fire when that may have changed.
 
-        ``fired``: it has changed, so more likely than not something was granted. What of it can't be read is
-        dead-lettered.
+        ``fired``: it has changed, so a grant is likely. Granted messages that can't be read are dead-lettered.
         """
         sight, (deliveries, malformed) = self._look(demand, fired=fired)
         for lease, error in malformed:
@@ -138,13 +137,13 @@ class Messages(Group):
         consumers: Mapping[str, str],
         patience_s: float = 0.0,
     ) -> Served:
-        """Claim for the line, as its first one. ``rows``: those of a :meth:`look`, among them the demand's own.
+        """Claim for the line, as its first consumer. ``rows``: those of a :meth:`look`, the demand's own among them.
 
-        ``consumers``: as in ``ClaimTerms``. ``patience_s``: of those who wait, from now on. Raises ``SessionLost``.
-        Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
+        ``consumers``: as in ``ClaimTerms``. ``patience_s``: how long those who wait are patient from now on. Raises
+        ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
 
-        A consumer that claims past the line takes little, and is faster than a service that takes much: it would lose
-        race after race, and a whole line waits for it. So each one that it loses halves it.
+        A consumer that claims past the line takes little, and so is faster than a service that takes much. The service
+        would lose race after race while a whole line waits for it. So each lost race halves it.
         """
         tried: list[Served] = []
 
@@ -170,13 +169,13 @@ class Messages(Group):
         return self._services.run(run, max(wanted, 1))
 
     def leave(self, demand: Demand) -> bool:
-        """Wait no longer. True if the demand was granted messages before."""
+        """Stop waiting. True if the demand had been granted messages."""
         return self._run.write(lambda work: line.end(work, demand.session, demand.first)) == line.GRANTED
 
     def evict(self, demand: Demand, first: bytes, patience_s: float = 0.0) -> None:
-        """End the wait of the consumer in that row of the demand's line, as it does not serve.
+        """End the wait of the consumer in that row of the demand's line, because it does not serve.
 
-        ``patience_s``: of those who wait, from now on.
+        ``patience_s``: how long those who wait are patient from now on.
         """
         self._run.write(lambda work: line.evict(work, demand.line, first, patience_s))
 
@@ -185,7 +184,7 @@ class Messages(Group):
     def ack(self, leases: Sequence[Lease]) -> list[bool]:
         """Delete these messages. False for each whose lease is lost: nothing was changed for it.
 
-        This verb and the next two act on all of them in one transaction if it holds them, else in parts.
+        Like the next two verbs, it settles all in one transaction if that holds them, else in parts.
         """
         return self._settle(leases, settle.ack)
 
@@ -200,9 +199,9 @@ class Messages(Group):
     ) -> list[bool]:
         """Hand messages back: to their original position, or due at ``due_ms``.
 
-        ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered; an
-        unstarted message is released uncounted, and marked if a consumer has ``seen`` it. ``details`` stand in that
-        death's entry. False for each lost lease.
+        ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered with these
+        ``details``. An unstarted message is released uncounted, and marked if a consumer has ``seen`` it. False for
+        each lost lease.
         """
         how = settle.Release(counted, due_ms, details, seen)
         return self._settle(leases, lambda work, part: settle.release(work, part, how))
@@ -225,7 +224,7 @@ class Messages(Group):
 
     def delete(self, queue: str, message_id: bytes) -> bool:
         """Delete a message in any state; its holder loses the lease. False if it is not there. As ``find``."""
-        # Again if it moved in between.
+        # Look again if it moved in between.
         while (row := self._inspect.find_row(queue, message_id)) is not None:
             if self._delete(queue, row):
                 return True
@@ -234,7 +233,7 @@ class Messages(Group):
     _delete = write(browse.delete)
 
     def reschedule(self, queue: str, spot: Spot, due_ms: int, *, payload: bytes | None = None) -> bool:
-        """Make a ready or delayed message at a page's position due at another moment; False if it has moved.
+        """Reschedule a ready or delayed message at a page's position; False if it has moved.
 
         See :mod:`kombu_fdb.engine.inspection.browse`. Raises ``QueueError``, ``FormatError``, ``MessageTooLarge``.
         """
@@ -269,9 +268,9 @@ class Messages(Group):
         return total
 
     def move_some(self, source: str, target: str, mark: bytes, *, key: str | None = None) -> tuple[int, bytes]:
-        """A part of a move of what had come by a mark, in one transaction: how many, and the mark to go on with.
+        """Move, in one transaction, some of what had come by a mark. Returns how many, and the mark to go on with.
 
-        ``mark``: of :meth:`~kombu_fdb.engine.facade.queues.Queues.last`, or of the part before; b"" at the end.
+        ``mark``: that of :meth:`~kombu_fdb.engine.facade.queues.Queues.last`, or of the last part; b"" at the end.
         """
         if source == target:
             raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
@@ -285,7 +284,7 @@ class Messages(Group):
 
 
 def _beaten(queue: str, tried: Sequence[Delivery]) -> Mapping[Event, int]:
-    """What a claim that began with ``queue`` and lost its race counts for."""
+    """The events of a claim that began with ``queue`` and lost its race."""
     effects = Effects()
     effects.note(queue, CONFLICTS)
     for each in tried:

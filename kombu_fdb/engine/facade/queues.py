@@ -18,7 +18,7 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 T = TypeVar("T")
 
-#: Transactions in which the process that changed limits carries the change out; the duties do what is left.
+#: How many transactions of a change of limits its own process runs; the duties do the rest.
 MOST_PARTS = 2_000
 
 
@@ -37,8 +37,8 @@ class Queues(Group):
     def declare(self, declaration: QueueDeclaration, *, owner: tuple[SessionId, str] | None = None) -> None:
         """Create a queue or update its arguments. Raises ``LimitExceeded`` if its name is over ``LONGEST_NAME``.
 
-        ``owner``: a session and a tag, which count as a consumer of the queue from its beginning, so an exclusive queue
-        ends with its owner even if that never consumes. Raises ``SessionLost``.
+        ``owner``: a session and a tag that count as a consumer of the queue from its beginning. So an exclusive queue
+        ends with its owner even if the owner never consumes. Raises ``SessionLost``.
         """
         if ranges.utf8_bytes("queue's name", declaration.name) > LONGEST_NAME:
             raise LimitExceeded("the queue's name is too long", name=declaration.name[:80], longest_bytes=LONGEST_NAME)
@@ -64,7 +64,7 @@ class Queues(Group):
     ) -> int | None:
         """Delete a queue, its bindings and its waiting messages. Returns how many messages; None if refused.
 
-        ``if_idle``: refused while messages are in flight; ``mark``: if one has come after it.
+        ``if_idle``: refused while messages are in flight; ``mark``: refused if a message has come after it.
         """
         conditions = {"if_unused": if_unused, "if_empty": if_empty, "if_idle": if_idle}
 
@@ -76,9 +76,9 @@ class Queues(Group):
         return None if deleted is None else self._purge_rest(queue, deleted)
 
     def _delete(self, queue: str, verb: Callable[[Work], bytes | None]) -> tuple[bytes, int, bytes] | None:
-        """The messages go in the same transaction: what comes later is another queue's of that name.
+        """Delete the messages in the same transaction: what comes later belongs to a new queue of that name.
 
-        Those for which it is too small are left to the caller, or the duties. Returns their last version, how many are
+        The caller or the duties delete those that exceed the transaction. Returns their last version, how many are
         gone, and where to go on; b"" at the end.
         """
 
@@ -99,19 +99,19 @@ class Queues(Group):
         return deleted
 
     def _purge_rest(self, queue: str, deleted: tuple[bytes, int, bytes]) -> int:
-        """Of a queue that :meth:`_delete` has deleted. Returns how many messages are gone in all."""
+        """Purge the rest of a queue that :meth:`_delete` has deleted. Returns how many messages are gone in all."""
         last, purged, following = deleted
         return purged + (self._purge(queue, last, following) if following else 0)
 
     def finish_deletion_part(self, queue: str, cursor: bytes = b"") -> bytes:
-        """Purge a part of such a queue, in one transaction. Returns where to go on; b"" at the end."""
+        """Purge a part of a deleted queue, in one transaction. Returns where to go on; b"" at the end."""
         last = self._run.read(lambda work: topology.being_deleted(work, queue))
         if last is None:
             return b""
         return AdaptiveBatch(topology.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))[1]
 
     def finish_deletion(self, queue: str) -> None:
-        """Purge all of it."""
+        """Purge the rest of a deleted queue."""
         cursor = self.finish_deletion_part(queue)
         while cursor:
             cursor = self.finish_deletion_part(queue, cursor)
@@ -119,16 +119,16 @@ class Queues(Group):
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages that are there when it begins; leased ones stay. Returns how many.
 
-        What comes meanwhile stays, and so does what becomes due in the meantime.
+        A message that comes meanwhile stays, and so does one that becomes due in the meantime.
         """
         return self._purge(queue, self.last(queue), b"")
 
     def last(self, queue: str) -> bytes:
-        """The mark from which :meth:`purge_some` leaves what comes from now on."""
+        """The mark before which :meth:`purge_some` deletes: what comes from now on stays."""
         return self._run.read(lambda work: topology.last_stamp(work, queue))[: topology.VERSION_BYTES]
 
     def purge_some(self, queue: str, mark: bytes = b"") -> tuple[int, bytes]:
-        """A part of :meth:`purge`, one transaction: how many, and the mark to go on with; b"" at both ends."""
+        """One transaction of :meth:`purge`. Returns how many, and the mark to go on with; b"" at both ends."""
         return self._run.as_one(partial(self._purge_some, queue, mark))
 
     def _purge_some(self, queue: str, mark: bytes) -> tuple[int, bytes]:
@@ -155,7 +155,7 @@ class Queues(Group):
         return self._delete(queue, lambda work: topology.expire(work, queue, last_use)) is not None
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
-        """Deletes an auto-delete queue with its last consumer."""
+        """Remove a consumer; an auto-delete queue is deleted with its last one."""
         deleted = self._delete(queue, lambda work: topology.remove_consumer(work, session_id, queue, tag))
         if deleted is not None:
             self._purge_rest(queue, deleted)
@@ -163,7 +163,7 @@ class Queues(Group):
     def drop_consumers_part(self, session_id: SessionId) -> bool:
         """Remove some consumers of a session that is gone, and the auto-delete queues that end with them.
 
-        What was in these is left to the duties. True if the session has further consumers.
+        The duties purge these queues. True if the session has further consumers.
         """
         vanished, more = self._run.part(topology.drop_consumers, topology.CONSUMERS_PER_TRANSACTION, session_id)
         for queue in vanished:
@@ -171,11 +171,11 @@ class Queues(Group):
         return more
 
     def leave(self, session_id: SessionId, tags: Collection[str]) -> None:
-        """These consumers of the session are active nowhere any more: others take over."""
+        """Make these consumers of the session inactive everywhere: others take over."""
         self._run.write(lambda work: single.leave_all(work, session_id, tags))
 
     def set_control(self, queue: str, control: QueueControl) -> None:
-        """Pause or resume a queue, choose when newcomers get their turn, limit every key without limits of its own."""
+        """Pause or resume a queue, place newcomers in its rounds, limit every key without limits of its own."""
         self._change(queue, lambda work: limits.set_control(work, queue, control))
 
     def change_control(self, queue: str, *, every_key: Mapping[str, Any] | None = None, **changes: Any) -> None:
@@ -191,14 +191,14 @@ class Queues(Group):
         return self._change(queue, lambda work: limits.change(work, queue, key, changes))
 
     def _change(self, queue: str, verb: Callable[[Work], T]) -> T:
-        """Change what is set of a queue, and carry the change out."""
+        """Change a queue's settings, and carry the change out."""
         changed = self._run.write(verb)
         self._run.routing.forget_queue(queue)
         self.follow_limits(queue)
         return changed
 
     def follow_limits(self, queue: str) -> None:
-        """Do what a change of the queue's limits has left to do (``limits.py``); after many parts, leave the rest."""
+        """Carry out a change of the queue's limits (``limits.py``); after many parts, leave the rest."""
         for _ in range(MOST_PARTS):
             if not self.follow_limits_part(queue):
                 return
@@ -209,7 +209,7 @@ class Queues(Group):
         self._run.write(lambda work: topology.declare_exchange(work, exchange))
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
-        """Raises ``ExchangeNotFound``, and ``QueueError`` for a key of more than AMQP's 255 bytes. Idempotent."""
+        """Bind a queue. Idempotent. Raises ``ExchangeNotFound``, and ``QueueError`` for a key over AMQP's 255 bytes."""
         for name, text in (("queue's name", queue), ("routing key", routing_key)):
             ranges.check_text(name, text, LONGEST_NAME)
         self._run.write(lambda work: topology.bind(work, queue, exchange, routing_key))

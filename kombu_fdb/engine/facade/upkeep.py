@@ -1,6 +1,6 @@
-"""Upkeep: the steps of the duties, of one bounded transaction each. ``process/duties.py`` says who does them, and when.
+"""Upkeep: the steps of the duties, each one bounded transaction. ``process/duties.py`` says which process does them.
 
-Each step that moves messages moves as many as its transaction holds: it is halved when it was too much, down to one.
+A step that moves messages moves as many as its transaction holds: it is halved when it was too much, down to one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kombu_fdb.engine.upkeep import due, quarantine, regain
 from kombu_fdb.keyspace.layout import Range
 from kombu_fdb.store.protocol import KeyValue
 
-#: Rows of the duties' own bookkeeping read, or cleared, in one transaction.
+#: How many rows of the duties' own bookkeeping one transaction reads or clears.
 ROWS_PER_TRANSACTION = 1_000
-#: Transactions for one overfull queue in one go, at most: its dead letters may come back to it.
+#: How many transactions one overfull queue gets in one go: its dead letters may come back to it.
 MOST_TRIMS = 100
 
 
 class Upkeep(Group):
-    """The verbs by which the store is kept in order."""
+    """The verbs that keep the store in order."""
 
     relimited_queues = read(limits.relimited_queues)
     limited_queues = read(topology.limited_queues)
@@ -60,7 +60,7 @@ class Upkeep(Group):
         return total, due_ms
 
     def due_queues(self) -> tuple[list[str], int | None]:
-        """Queues with something to promote, and when the next of the others is due."""
+        """Returns the queues with something to promote, and when the next message of the others is due."""
         due: list[str] = []
         next_ms, begin = None, b""
         while True:
@@ -89,7 +89,7 @@ class Upkeep(Group):
         return self._run.part(regain.part, regain.MESSAGES_PER_TRANSACTION)
 
     def trim_full(self) -> int:
-        """Let the oldest give way in queues that grew over their maximum by dead letters or due ones. How many."""
+        """Shed the oldest in queues that dead letters or due messages have made too full. Returns how many."""
         total = 0
         for queue in self.limited_queues():
             budget = Budget(self._run.clock, transactions=MOST_TRIMS)
@@ -98,11 +98,11 @@ class Upkeep(Group):
         return total
 
     def trim_full_part(self, queue: str) -> int:
-        """Let some of the oldest give way in a queue that is over its maximum. Returns how many."""
+        """Shed some of the oldest in a queue that is over its maximum. Returns how many."""
         return self._run.part(overflow.trim, overflow.MOST_LEAVING, queue)
 
     def drop_expired_part(self, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
-        """Drop the expired of some ready messages. Returns how many, and where to go on; b"" at the end."""
+        """Drop the expired ones among some ready messages. Returns how many, and where to go on; b"" at the end."""
         return self._run.part(due.drop_part, due.ROWS_PER_TRANSACTION, queue, cursor)
 
     def clear_dedup(self, *, kept_ms: int = publish.KEPT_MS) -> int:
@@ -113,17 +113,17 @@ class Upkeep(Group):
         return total
 
     def clear_dedup_part(self, *, kept_ms: int = publish.KEPT_MS) -> int:
-        """Clear some of them. Returns how many."""
+        """One transaction of :meth:`clear_dedup`. Returns how many."""
         end_ms = max(0, self._run.now() - kept_ms)
         return self._run.part(publish.clear_ended, publish.ENTRIES_PER_TRANSACTION, end_ms)
 
     def clear_buckets_part(self, cursor: bytes = b"") -> bytes:
-        """Clear those of some token buckets that are full. Returns where to go on; b"" at the end."""
+        """Clear the full ones among some token buckets. Returns where to go on; b"" at the end."""
         begin = cursor or self._run.keys.all_buckets[0]
         return self._run.write(lambda work: enforcement.clear_full(work, begin))
 
     def rows(self, whole: Range) -> list[KeyValue]:
-        """All rows of a range, in parts, for an Observer."""
+        """All rows of a range, read in parts, for an Observer."""
         begin, end = whole
         found: list[KeyValue] = []
         while part := self._rows(begin, end):
@@ -139,7 +139,7 @@ class Upkeep(Group):
         return self.rows(self._run.keys.all_tokens)
 
     def ghosts(self) -> dict[tuple[str, str], bytes]:
-        """What is left of queues and exchanges that seem to be gone: kind, name and last change, for an Observer."""
+        """The rows of queues and exchanges that seem to be gone: kind, name and last change, for an Observer."""
         alive, exchanges = self._inspect.queues(), {each.name for each in self._inspect.exchanges()}
         found = {}
         for key, value in self.rows(self._run.keys.all_bells):
@@ -153,11 +153,11 @@ class Upkeep(Group):
         return found
 
     def clear_ghost(self, kind: str, name: str, value: bytes) -> bool:
-        """Clear it, if it has not changed since and is gone indeed."""
+        """Clear such rows, if they have not changed since and their owner is gone indeed."""
         clear = quarantine.clear_queue if kind == "queue" else quarantine.clear_exchange
         return self._run.write(lambda work: clear(work, name, value))
 
 
 def earliest(one: int | None, other: int | None) -> int | None:
-    """Of two moments, None for never."""
+    """The earlier of two moments; None stands for never."""
     return min((each for each in (one, other) if each is not None), default=None)

@@ -1,35 +1,28 @@
-"""Browse: look at single messages where they stand, and delete one there.
+"""Browse: look at messages where they stand, page by page or by task; delete, reschedule or cancel them there.
 
-Snapshot reads, but for the deletion: looking never conflicts with work. Payloads come whole, as a claim would give
-them; for a message that is unreadable, or whose payload is gone, the record's bytes are shown instead.
-
-A queue's messages page by page, and what is done to one of them: reschedule it, delete it, cancel its task.
+Snapshot reads, but for the changes: looking never conflicts with work. Payloads come whole, as a claim would give them;
+for a message that is unreadable, or whose payload is gone, the record's bytes are shown instead.
 
 Reschedule: a waiting message gets another due time, or none: then it is ready at once. It leaves its row and enters
 another in one transaction (ONE-PLACE), behind the messages of its key and rank there. It keeps id, key, priority, end
 of life, redeliveries and history; a due time behind the end of its life is refused. It may get another payload: a
-task's payload says in a header when the task is due, and a worker would wait for that.
+task's payload says in a header when the task is due, and a worker would wait for that. A delayed message counts as
+waiting from the moment it was due, so one that is made ready waits from now on.
 
-A message that was delayed counts as waiting from the moment it was due, so one that is made ready waits from now on.
-
-States: the message is *delayed* or *ready*, and is one of the two in its queue afterwards; if anything fails, it is
-where it was. A transaction that takes, promotes or deletes it meanwhile conflicts with this: one of the two has it, and
-the other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done again
+The message is *delayed* or *ready*, and is one of the two in its queue afterwards; if anything fails, it is where it
+was. A transaction that takes, promotes or deletes it meanwhile conflicts with this: one of the two has it, and the
+other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done again
 (``store/retry.py``).
 
-Pages: a queue's messages in parts whose cost does not depend on what else is there.
+Pages: a queue's messages in parts whose cost does not depend on what else is there. A page begins behind a *position*,
+the part of a message's key after the prefix of its queue and state, so the millionth page costs what the first one
+does. Positions are opaque to callers and safe to accept from any client: one that was never given out leads to another
+place of the same queue, or to nothing. A message keeps its position until it moves. A page shows the messages as they
+stood when it was read, the next one as they stand then.
 
-A page begins behind a *position*, the part of a message's key after the prefix of its queue and state, so the millionth
-page costs what the first one does. Positions are opaque to callers and safe to accept from any client: one that was
-never given out leads to another place of the same queue, or to nothing. A message keeps its position until it moves.
-
-Snapshot reads, but for the deletion. A page shows the messages as they stood when it was read, the next one as they
-stand then.
-
-Cancel: delete the messages of a task that no worker has begun, by its id; and find where a task is.
-
-Both use the index (``messages/message.py``), so they read as many rows as the task has messages, whatever else is in
-the store. A leased message belongs to its consumer, and stays: only the worker can stop what it runs.
+Cancel: delete the messages of a task that no worker has begun, by its id; and find where a task is. Both use the index
+(``messages/message.py``), so they read as many rows as the task has messages, whatever else is in the store. A leased
+message belongs to its consumer, and stays: only the worker can stop what it runs.
 """
 
 from __future__ import annotations
@@ -88,7 +81,7 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
 
-#: Messages looked at in one transaction.
+#: How many messages are looked at in one transaction.
 MESSAGES_PER_TRANSACTION = 1_000
 
 
@@ -126,7 +119,7 @@ def look(work: Work, queue: str, row: KeyValue) -> Peeked:
 
 
 def look_all(work: Work, rows: Sequence[tuple[str, KeyValue]]) -> list[Peeked]:
-    """The same for several rows of these queues. All payloads are read in one round trip."""
+    """:func:`look` for several rows of these queues. All payloads are read in one round trip."""
     values = [record_at(work.keys, row) for _, row in rows]
     return [
         show(work.keys, *each, Record.unreadable(value) if isinstance(record, FormatError) else record)
@@ -140,7 +133,7 @@ def record_at(keys: Keyspace, row: KeyValue) -> bytes:
 
 
 def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
-    """The same, from the record that was read."""
+    """:func:`look` for a record that was read."""
     key, value = row
     state, owner = _state(keys, queue, key)
     place: bytes = decode_lease(value)[1] if state == LEASED else key
@@ -218,12 +211,12 @@ def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[t
 
 
 def is_of(queue: str, lease: bytes) -> bool:
-    """Whether it is the lease of a message of the queue."""
+    """Whether the lease is of a message of the queue."""
     return read_or((None,), decode_lease, lease)[0] == queue
 
 
 def taken(work: Work, queue: str) -> list[Peeked]:
-    """The queue's messages under leases."""
+    """The queue's leased messages."""
     rows = work.tr.get_range(*work.keys.all_leases, snapshot=True)
     return look_all(work, [(queue, row) for row in rows if is_of(queue, row[1])])
 
@@ -235,7 +228,7 @@ def ranges(keys: Keyspace, queue: str) -> list[Range]:
 
 
 def find_part(work: Work, queue: str, message_id: bytes, whole: Range) -> tuple[KeyValue | None, bytes]:
-    """Look through :data:`MESSAGES_PER_TRANSACTION` rows. Returns the message's, if found, and where to go on."""
+    """Look through :data:`MESSAGES_PER_TRANSACTION` rows. Returns the message's row, if found, and where to go on."""
     begin, end = whole
     rows = work.tr.get_range(begin, end, limit=MESSAGES_PER_TRANSACTION, snapshot=True)
     leases = work.keys.all_leases[0] <= begin < work.keys.all_leases[1]
@@ -256,7 +249,7 @@ def delete(work: Work, queue: str, row: KeyValue) -> bool:
 
 
 def remove(work: Work, queue: str, row: KeyValue) -> None:
-    """Delete a message that this transaction has read, serializably."""
+    """Delete a message that this transaction has read serializably."""
     key, value = row
     if _is_lease(work.keys, key):
         work.tr.clear(key)
@@ -268,15 +261,15 @@ def remove(work: Work, queue: str, row: KeyValue) -> None:
         message.delete(work, Message(queue, key, value))
 
 
-# -- what would be -----------------------------------------------------------------------------------------------------
+# -- dry run -----------------------------------------------------------------------------------------------------------
 
 
 class DryRun:
-    """A transaction that reads what is there, and keeps its writes to itself: to see what a verb would do."""
+    """A transaction that reads what is there, and keeps its writes to itself, to see what a verb would do."""
 
     def __init__(self, inner: Transaction) -> None:
         self._inner = inner
-        #: What was set, and what was cleared: None.
+        #: Keys with the values set; None for a cleared key.
         self._own: dict[bytes, bytes | None] = {}
 
     @property
@@ -314,7 +307,7 @@ class DryRun:
         return keys[bisect_left(keys, begin) : bisect_left(keys, end)]
 
     def _seen(self, rows: list[KeyValue], own: Sequence[bytes], *, reverse: bool = False) -> list[KeyValue]:
-        """The rows, with this transaction's writes to these keys applied. As many extra rows were read as may go."""
+        """The rows with this transaction's writes to these keys applied. As many extra rows were read as may go."""
         if not own:
             return rows
         seen = dict(rows) | {key: self._own[key] for key in own}
@@ -358,7 +351,7 @@ class DryRun:
 def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes | None = None) -> bool:
     """The message at a page's position, ready or delayed. False if it has moved.
 
-    ``due_ms``: now or earlier makes it ready. ``payload``: None for the one it has. Raises ``QueueError`` for a due
+    ``due_ms``: now or earlier makes it ready. ``payload``: None leaves it as it is. Raises ``QueueError`` for a due
     time at which it will have expired and for a message that a session holds, and ``FormatError`` if the record can't
     be read, or is a newer version's.
     """
@@ -401,7 +394,7 @@ def _rank(work: Work, queue: str, key: bytes) -> Rank:
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-#: Leases of all queues stand together: how many are looked through for a page of one queue.
+#: The leases of all queues stand together: how many are looked through for a page of one queue.
 LEASES_PER_PAGE = 1_000
 
 
@@ -427,7 +420,7 @@ def page(work: Work, queue: str, view: View, limit: int) -> Page:
 
 
 def _read(work: Work, ranges: list[Range], behind: bytes, limit: int, *, reverse: bool) -> list[KeyValue]:
-    """``ranges`` in the store's order."""
+    """Up to ``limit`` rows of ``ranges``, which are in the store's order."""
     rows: list[KeyValue] = []
     for begin, end in reversed(ranges) if reverse else ranges:
         if behind and reverse:
@@ -440,7 +433,7 @@ def _read(work: Work, ranges: list[Range], behind: bytes, limit: int, *, reverse
 
 
 def list_task(work: Work, task_id: str) -> list[Listed]:
-    """:func:`find_task` with positions; the leases are looked through only if one of the messages is leased."""
+    """:func:`find_task` with positions. Looks through the leases only if one of the messages is leased."""
     return _list(work, where(work, task_id))
 
 
@@ -528,7 +521,7 @@ Found = tuple[str, KeyValue]
 
 
 def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]:
-    """Delete the task's ready, delayed and dead messages. Returns what was deleted, and where the others begin.
+    """Delete the task's ready, delayed and dead messages. Returns those deleted, and where the others begin.
 
     Serializable: a message that moves meanwhile, or is just being published, makes the transaction start again.
     """
@@ -557,7 +550,7 @@ def where(work: Work, task_id: str) -> list[Found]:
 
 def _leased(work: Work, stamps: set[Stamp]) -> list[Found]:
     rows = work.tr.get_range(*work.keys.all_leases, snapshot=True)
-    held = [(read_or(None, decode_lease, row[1]), row) for row in rows]  # one that can't be read is no task's
+    held = [(read_or(None, decode_lease, row[1]), row) for row in rows]  # one that can't be read is of no task
     return [(lease[0], row) for lease, row in held if lease is not None and lease[1][-STAMP_BYTES:] in stamps]
 
 

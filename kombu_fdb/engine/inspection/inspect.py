@@ -31,14 +31,14 @@ from kombu_fdb.model import (
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration, declared_as
 from kombu_fdb.store.protocol import KeyValue
 
-#: An exclusive queue's connection is an entry among its consumers, whose tag begins with this.
+#: An exclusive queue's connection is an entry among its consumers; its tag begins with this.
 OWNER = "exclusive-"
 STATES = (READY, DELAYED, LEASED, NEWER)
-#: Keys of one queue whose oldest message is looked at: those next in the ring, and as many by name.
+#: How many keys of a queue are looked at for its oldest message: those next in the ring, and as many by name.
 OLDEST_OF_KEYS = 100
-#: Messages of one session that are counted one by one.
+#: How many messages of one session are counted one by one.
 MOST_HELD = 1_000
-#: Keys looked at in one transaction.
+#: How many keys are looked at in one transaction.
 KEYS_PER_LOOK = 1_000
 #: The ranges that say what keys have: ready, leased, limits.
 OF_KEYS = ("backlog", "flight", "limits")
@@ -50,13 +50,13 @@ def counts(work: Work, queue: str) -> QueueCounts:
 
 
 def exists(work: Work, queue: str) -> bool:
-    """Whether it is declared, or has had messages since it was last deleted: those ring its bell, or wait."""
+    """Whether it is declared, or has had messages since it was last deleted: then it has a bell, or delayed ones."""
     found = [work.keys.queue(queue), work.keys.bell(queue), work.keys.waiting(queue)]
     return any(value is not None for value in work.tr.get_many(found, snapshot=True))
 
 
 def consumer_count(work: Work, queue: str) -> int:
-    """How many consumers it has, without the entry that stands for an exclusive queue's connection."""
+    """How many consumers it has, without the entry of an exclusive queue's connection."""
     rows = work.keys.read(work.tr.get_range(*work.keys.consumers(queue), snapshot=True), str, bytes, str)
     return sum(not tag.startswith(OWNER) for (_queue, _session, tag), _ in rows)
 
@@ -112,7 +112,7 @@ def _by_key(keys: Keyspace, parts: list[list[KeyValue]]) -> dict[str, KeyCounts]
 
 
 def _beginning(keys: Keyspace, tag: str, queue: str, prefix: str) -> Range:
-    """The rows of keys that begin so: their texts end in a byte less than any that may follow."""
+    """The rows of keys with this prefix: their texts end in a byte less than any that may follow."""
     begin = keys.prefix + pack(tag, queue, prefix)[:-1]
     return begin, (begin + b"\xff" if prefix else range_of(keys.prefix + pack(tag, queue))[1])
 
@@ -121,7 +121,7 @@ def _beginning(keys: Keyspace, tag: str, queue: str, prefix: str) -> Range:
 
 
 def facts(work: Work, queues: list[str]) -> dict[str, QueueFacts]:
-    """Further facts of these queues, in two round trips. Ask for a few dozen queues per transaction."""
+    """More facts on these queues, in two round trips. Ask for a few dozen queues per transaction."""
     stored = work.tr.get_many(
         [key for queue in queues for key in (work.keys.queue(queue), work.keys.control(queue))], snapshot=True
     )
@@ -177,7 +177,7 @@ def sessions(work: Work, *, held: bool = False) -> list[SessionFacts]:
     }
     known = session.beats(work)
     consumed = {session_id: session.consumed_of(beat) for session_id, beat, _ in known}
-    # What consumes only Celery's own queues takes no tasks. A worker that was told to take no more is still a worker.
+    # A session that consumes only Celery's own queues takes no tasks. A worker told to take no more is still a worker.
     idle = {
         each
         for each, names in consumed.items()

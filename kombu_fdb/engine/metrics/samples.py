@@ -1,14 +1,14 @@
 """Samples: what the queues held and did at regular moments, for charts of the last hour, day and week.
 
 Model. A round-robin archive, as RRDtool's (https://oss.oetiker.ch/rrdtool/doc/rrdtool.en.html): each :class:`Series`
-has a fixed number of slots, and a moment's slot is its number modulo how many there are. A new sample takes the slot
-of the one that has become too old, so the rows are bounded by construction and need no trimming. The duties of one
-process write them (``process/duties.py``), with blind sets.
+has a fixed number of slots, and a moment's slot is the number of its step modulo the number of slots. A new sample
+takes the slot of the one that has become too old, so the rows are bounded by construction and need no trimming. The
+duties of one process write them (``process/duties.py``), with blind sets.
 
 What happens at each failure. While no process consumes there is no sample, and a chart has a gap. Two processes that
 both believe to have the role write the same slot, and either is right. A clock that jumps writes other slots; a reader
-believes none that is older than the series or ahead of its own clock, and sorts what is left. A row that can't be read
-is skipped. A sample holds running totals (``totals.py``), so one that is missing changes no later one.
+ignores samples that are older than the series or ahead of its own clock, and sorts the others. It skips a row that
+can't be read. A sample holds running totals (``totals.py``), so a missing one changes no later one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from kombu_fdb.keyspace.codec import decode_json, encode_json
 
 #: Stands for all queues that are not sampled by name.
 OTHERS = ""
-#: Queues of one sample that have a name in it: the busiest. So many of the longest names fit into a row.
+#: How many queues a sample names: the busiest. This many of the longest names fit into a row.
 QUEUES_SAMPLED = 50
-#: Slots read in one transaction: what they may hold at most is half of what one can read.
+#: How many slots are read in one transaction: full ones are half of what it can read.
 SLOTS_PER_READ = 60
 #: The totals that are sampled, in the order of the row.
 EVENTS = (PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD)
@@ -40,7 +40,7 @@ class Series(NamedTuple):
     slots: int
 
     def moment(self, time_ms: int) -> int:
-        """The number of the step in which this time lies."""
+        """The number of the step that contains this time."""
         return time_ms // (self.step_s * 1000)
 
     @property
@@ -57,7 +57,7 @@ WEEK = Series(1_800, 336)
 class QueueSample:
     """One queue, or the others together. ``oldest_ms``: how long the oldest ready message had waited; None: none.
 
-    ``totals``: messages ever, by event. They begin anew when the queue is deleted.
+    ``totals``: all messages so far, by event. They begin anew when the queue is deleted.
     """
 
     ready: int
@@ -71,7 +71,7 @@ class QueueSample:
         return self.ready + self.delayed + self.leased
 
     def __add__(self, other: QueueSample) -> QueueSample:
-        """Both together."""
+        """The sum of both."""
         ages = [each for each in (self.oldest_ms, other.oldest_ms) if each is not None]
         totals = {event: self.totals.get(event, 0) + other.totals.get(event, 0) for event in EVENTS}
         return QueueSample(
@@ -85,14 +85,14 @@ class QueueSample:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """``taken_ms``: by the wall clock of the process that took it. ``queues``: by name; :data:`OTHERS` if there are."""
+    """``taken_ms``: by the wall clock of its process. ``queues``: by name, and :data:`OTHERS` if there are more."""
 
     taken_ms: int
     queues: Mapping[str, QueueSample]
 
 
 def busiest(queues: Mapping[str, QueueSample], before: Sample | None) -> dict[str, QueueSample]:
-    """Those that hold or did most since ``before``, by name, and the others together."""
+    """The queues that hold or did most since ``before``, by name, and the sum of the others."""
     was = {} if before is None else before.queues
     named = queues.keys() - {OTHERS}
     kept = heapq.nlargest(QUEUES_SAMPLED, named, key=lambda name: (_traffic(queues[name], was.get(name)), name))
@@ -109,7 +109,7 @@ def _traffic(now: QueueSample, before: QueueSample | None) -> int:
 
 
 def write(work: Work, series: Sequence[Series], sample: Sample) -> None:
-    """Write the sample into its slot of each series, whatever is there."""
+    """Write the sample into its slot of each series, over what is there."""
     work.tr.fill()
     value = _encode(sample)
     for each in series:
@@ -117,7 +117,7 @@ def write(work: Work, series: Sequence[Series], sample: Sample) -> None:
 
 
 def read_part(work: Work, series: Series, first: int) -> list[Sample]:
-    """The samples of :data:`SLOTS_PER_READ` slots from ``first`` on, in no order. Those out of time are left out."""
+    """The samples of :data:`SLOTS_PER_READ` slots from ``first`` on, unordered, without those out of time."""
     whole = work.keys.samples(series.step_s, first, first + SLOTS_PER_READ)
     rows = work.tr.get_range(*whole, snapshot=True)
     found = []
@@ -133,7 +133,7 @@ def _encode(sample: Sample) -> bytes:
 
 
 def _fields(queue: QueueSample) -> list[int | None]:
-    """Clamped to what can be read again: one damaged counter would make the whole sample unreadable."""
+    """Clamped so that they can be read again: one damaged counter would make the whole sample unreadable."""
     numbers = [queue.ready, queue.delayed, queue.leased, *(queue.totals.get(event, 0) for event in EVENTS)]
     ready, delayed, leased, *totals = (min(max(each, 1 - _MOST), _MOST - 1) for each in numbers)
     return [ready, delayed, leased, queue.oldest_ms, *totals]

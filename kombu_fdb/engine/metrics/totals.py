@@ -1,16 +1,14 @@
-"""Totals: how many messages went through each queue, for rates and metrics.
+"""Totals: how many messages went through each queue, and of which keys, for rates and metrics.
 
 Each process counts what it does and adds it to ``("total", queue, event)`` about once a second, in a transaction that
 writes anyway: the hot path pays nothing, and reads nothing. So the totals lag by a second while a process is at work.
-What it did last is added by its next transaction, at the latest by a consumer's next heartbeat or when it closes the
+Its last counts are added by its next transaction, at the latest by a consumer's next heartbeat or when it closes the
 store; a process that is killed takes up to a second of its counts with it. They are for charts. What must be exact is
 counted in the transaction that does it (``work.py``).
 
-Totals by fairness key: who publishes and who is served, in a bounded number of rows.
-
-Model. A message with a key is counted twice: for its queue, and for its key or for :data:`OTHERS`. So over all keys and
-the others, the counts of an event are always those of the queue's messages with a key. Three bounds hold, whatever the
-number of keys:
+By key. A message with a key is counted twice: for its queue, and for its key or for :data:`OTHERS`. So over all keys
+and the others, the counts of an event are always those of the queue's messages with a key. Three bounds hold, whatever
+the number of keys:
 
 * a process remembers at most :data:`KINDS_PENDING` counts by key of a queue until it writes them;
 * it writes at most :data:`NAMES_PER_QUEUE` keys of a queue by name in each :data:`NAMES_S`, those with the most
@@ -20,7 +18,7 @@ number of keys:
   that fold the same key fold it once.
 
 So a flood of keys that come once costs a few rows for each process, and a key that becomes busy has its own row within
-:data:`NAMES_S`. All that is lost by this is a key's name.
+:data:`NAMES_S`. Only the names of keys are lost by this.
 """
 
 from __future__ import annotations
@@ -36,19 +34,19 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.threads import unless_mine
 from kombu_fdb.store.protocol import Transaction
 
-#: Stands for all keys that are not counted by name. No message with a key has this one.
+#: Stands for all keys that are not counted by name. No message has this key.
 OTHERS = ""
 KINDS_PENDING = 1_000
 NAMES_PER_QUEUE = 50
-#: The same for all queues together, as they are written in one transaction.
+#: The limit for all queues together, as they are written in one transaction.
 NAMES = 200
-#: How long a process keeps to its names, in seconds.
+#: How long a process uses the same names, in seconds.
 NAMES_S = 60.0
 KEYS_KEPT = 200
-#: Few, as each key that a worker adds to meanwhile makes the fold start again.
+#: Keys of one fold. Few, as each key that a worker adds to meanwhile makes the fold start again.
 KEYS_PER_FOLD = 20
 
-#: Of one queue: by key and event.
+#: The totals of one queue, by key and event.
 KeyTotals = dict[str, dict[str, int]]
 
 
@@ -63,7 +61,7 @@ class Names:
         self._until_s = clock.monotonic() + NAMES_S
 
     def folded(self, events: Mapping[Event, int]) -> dict[Event, int]:
-        """The same counts: those of keys without a name, of others. Events of no key are left out."""
+        """The counts with those of keys without a name added to the others'. Events of no key are left out."""
         numbers: Counter[tuple[str, str]] = Counter()
         for (queue, _, *key), number in events.items():
             if any(key):
@@ -98,7 +96,7 @@ class Busiest:
         self._seen: dict[str, dict[str, int]] = {}
 
     def surplus(self, queue: str, keys: KeyTotals) -> list[str]:
-        """Those of a queue's keys that are too many, if it has over :data:`KEYS_KEPT`; none at the first look."""
+        """The keys of a queue to be folded if it has over :data:`KEYS_KEPT`; none at the first look."""
         before = self._seen.get(queue)
         now = self._seen[queue] = {key: sum(events.values()) for key, events in keys.items() if key != OTHERS}
         if before is None or len(now) <= KEYS_KEPT:
@@ -107,7 +105,7 @@ class Busiest:
         return sorted(growth, key=growth.__getitem__, reverse=True)[KEYS_KEPT:]
 
     def keep(self, queues: Collection[str]) -> None:
-        """Forget all others."""
+        """Forget all other queues."""
         self._seen = {queue: seen for queue, seen in self._seen.items() if queue in queues}
 
 
@@ -143,7 +141,7 @@ def _read(work: Work, queue: str) -> KeyTotals:
 
 
 def fold(work: Work, queue: str, names: Sequence[str]) -> None:
-    """Count these keys among the others."""
+    """Count these keys among the others from now on."""
     sums: defaultdict[str, int] = defaultdict(int)
     for rows in work.tr.get_ranges([(*work.keys.key_totals_of(queue, name), 0) for name in names]):
         for (_queue, _key, event), value in work.keys.read(rows, str, str, str):
@@ -155,25 +153,25 @@ def fold(work: Work, queue: str, names: Sequence[str]) -> None:
 
 
 INTERVAL_S = 1.0
-#: A process that only ever counts, and writes nothing, forgets what it counted beyond so many kinds.
+#: A process that counts and does not write forgets what it counted beyond this many kinds.
 MOST_PENDING = 10_000
 
 
 class Totals:
-    """What this process has counted and not added yet. Thread-safe without a lock, as a signal handler counts, too."""
+    """What this process has counted and not written yet. Thread-safe without a lock: a signal handler may count."""
 
     def __init__(self, keys: Keyspace, clock: Clock) -> None:
         self._keys = keys
         self._clock = clock
-        #: ``note(events)``: these have happened.
+        #: ``note(events)``: count these.
         self._noted: deque[Mapping[Event, int]] = deque()
         self.note = self._noted.append
         self._names = Names(clock)
-        #: When it is time for a transaction to add its share.
+        #: When a transaction is to add its share.
         self.next_s = clock.monotonic() + INTERVAL_S
 
     def share(self) -> Share:
-        """All of it, for the next transaction."""
+        """All pending counts, for the next transaction."""
         self.next_s = self._clock.monotonic() + INTERVAL_S
         taken = Pending()
         while self._noted:
@@ -192,11 +190,11 @@ class Totals:
 
 
 class Pending:
-    """A sum of what has happened, of a bounded number of kinds."""
+    """Counts of a bounded number of kinds."""
 
     def __init__(self) -> None:
         self.numbers: dict[Event, int] = {}
-        #: Of those, the kinds by key of each queue.
+        #: How many of the kinds are by key, for each queue.
         self._keyed: Counter[str] = Counter()
 
     def add(self, events: Mapping[Event, int]) -> None:
@@ -211,7 +209,7 @@ class Pending:
         if not key:
             return event if len(self.numbers) - self._keyed.total() < MOST_PENDING else None
         if (queue, what) not in self.numbers:
-            return None  # nor is it for the queue
+            return None  # its queue's is not counted, either
         if self._keyed[queue] >= KINDS_PENDING:
             return queue, what, OTHERS
         self._keyed[queue] += 1
@@ -219,7 +217,7 @@ class Pending:
 
 
 class Share:
-    """What one transaction adds, besides its own events."""
+    """What one transaction writes, besides its own events."""
 
     def __init__(self, totals: Totals, taken: dict[Event, int]) -> None:
         self.taken = taken
@@ -227,27 +225,24 @@ class Share:
         self._written = False
 
     def join(self, tr: Transaction, events: Mapping[Event, int]) -> None:
-        """Before each try to commit: add it all, unless this transaction writes nothing."""
+        """Add it all before each try to commit, unless this transaction writes nothing."""
         self._written = not tr.read_only
         if self._written:
             self._totals.write(tr, Counter(events) + Counter(self.taken))
 
     def committed(self, events: Mapping[Event, int]) -> None:
-        """Keep for later what was not written."""
+        """Save for later what was not written."""
         if not self._written:
             self._totals.note(events)
             self.failed()
 
     def failed(self) -> None:
-        """The transaction did not happen, but what was counted before did."""
+        """Save what was counted before: the transaction did not happen, but that did."""
         self._totals.note(self.taken)
 
 
 def read(work: Work) -> dict[str, dict[str, int]]:
-    """How many messages ever were published, claimed, acked, ... by queue and event.
-
-    ``""`` is for lost leases, whose queue is unknown.
-    """
+    """How many messages were published, claimed, acked, ... so far, by queue and event; "": lost leases' queue."""
     found: dict[str, dict[str, int]] = {}
     for (queue, event), value in work.keys.read(work.tr.get_range(*work.keys.all_totals, snapshot=True), str, str):
         found.setdefault(queue, {})[event] = decode_count(value)
@@ -255,7 +250,7 @@ def read(work: Work) -> dict[str, dict[str, int]]:
 
 
 def forget(work: Work, queues: Sequence[str]) -> None:
-    """These queues are gone."""
+    """Clear the totals of queues that are gone."""
     for queue in queues:
         work.tr.clear_range(*work.keys.totals(queue))
         work.tr.clear_range(*work.keys.key_totals(queue))

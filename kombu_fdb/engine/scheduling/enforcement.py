@@ -1,35 +1,33 @@
-"""Allowance: how many messages of a key a claim may serve now, by the key's limits.
+"""Enforcement: how many messages of a key a claim may serve now, by the key's limits. Guarantee KEY-LIMIT.
 
-Guarantee KEY-LIMIT. The limits are read serializably, and so is the queue's control, which says whether there are any
-(``claim.py``), so no claim by the old ones commits after a change. The number in flight may be read at snapshot: acks
-only lower it, and claims of one limited key exclude each other through its *bucket*, which each reads serializably and
-writes. While it is not known how many messages without a key are in flight (``limits.py``), none may be taken.
+A claim reads the limits serializably, and so the queue's control, which says whether there are any (``claim.py``): no
+claim by the old limits commits after a change. The number in flight may be read at snapshot: acks only lower it, and
+claims of one limited key exclude each other through its *bucket*, which each reads serializably and writes. While it is
+not known how many messages without a key are in flight (``limits.py``), none may be taken.
 
 A queue in which no key has limits pays nothing for any of it: none of its keys is parked, so a transaction that ends a
 lease, and has read that (as a conflict), rings no bell.
 
-Rates: one token bucket for each key that has a rate, in the store, by clocks that may be wrong.
-
-Model. ``("bucket", queue, key)`` says how many tokens there were, and up to which moment they are accounted for. A
-claim adds what has come since, takes one token for each message, and moves the moment on. A key without the row has a
-full bucket (https://en.wikipedia.org/wiki/Token_bucket). How much time has passed since is measured in two ways; the
-longer one counts:
+Rates. Each key with a rate has one token bucket in the store (https://en.wikipedia.org/wiki/Token_bucket), kept by
+clocks that may be wrong. ``("bucket", queue, key)`` says how many tokens there were, and up to which moment they are
+accounted for. A claim adds what has come since, takes one token for each message, and moves the moment on. A key
+without the row has a full bucket. How much time has passed is measured in two ways; the longer one counts:
 
 * by the consumer's wall clock, if that is past the moment. The moment never goes back, so all refills of all consumers
   together are what the furthest clock went forward: the true time and, once, the distance between the clocks.
-* by how long this process has known the very same row, on its monotonic clock (:class:`Sightings`). No use of a bucket
-  leaves its row as it was, so this is never more than the truth, whatever the wall clocks say. A clock that was set
+* by how long this process has known the very same row, on its monotonic clock (:class:`Sightings`). Each use of a
+  bucket changes its row, so this is never more than the truth, whatever the wall clocks say. A clock that was set
   back, or another's that is far ahead, therefore stops no consumer.
 
-Of many consumers the one that looks may never have seen the row. So the promoter, which has known it since the key
-began to wait, puts into the bucket what has come meanwhile (:func:`credit`), before it rings for the key.
+Of many consumers the one that looks may not have seen the row before. So the promoter, which has known it since the key
+began to wait, puts the tokens that have come into the bucket (:func:`credit`), before it rings for the key.
 
 The moment moves on by what was added, so no time is counted twice. Guarantee SKEW: in any time T at most ``burst +
 rate * (T + skew)`` tokens are used, where ``skew`` is how far the wall clocks of consumers and duties are apart; not
 more with more consumers or claims. This holds up to :data:`FULL_FOR_MS` of skew. A moment that lies more than a day
 ahead is taken for a broken clock's, and brought back, or the key would wait for it after each restart.
 
-A bucket that has been full for :data:`FULL_FOR_MS` is cleared by the duties: no row means a full bucket, too.
+The duties clear a bucket that has been full for :data:`FULL_FOR_MS`: no row means a full bucket, too.
 """
 
 from __future__ import annotations
@@ -49,15 +47,15 @@ from kombu_fdb.store.protocol import KeyValue
 
 #: A moment that is further ahead is taken for a broken clock's.
 MOST_AHEAD_MS = 24 * 3600 * 1000
-#: How long a bucket must have been full until its row goes, by the clock of the process that clears it: while clocks
-#: differ by less, clearing gives nothing away.
+#: How long a bucket must have been full before its row is cleared, by the clock of the process that clears it: while
+#: clocks differ by less, clearing grants no tokens.
 FULL_FOR_MS = 10 * 60 * 1000
-#: What a row holds; a moment as late as this is a damaged row's.
+#: The limit of a row's numbers; a moment as late as this is a damaged row's.
 LAST_MS = 2**64 - 1
 #: A key is looked at again after this time, however low its rate.
 LONGEST_WAIT_MS = 24 * 3600 * 1000
 BUCKETS_PER_PART = 500
-#: Rows remembered at most; what is forgotten is seen for the first time again.
+#: How many rows are remembered; a forgotten row counts as seen for the first time.
 MOST_SIGHTINGS = 20_000
 
 _ROW = struct.Struct(">dQ")
@@ -71,14 +69,14 @@ class Bucket(NamedTuple):
 
 
 class Sightings:
-    """For how long this process has known a row as it is, in milliseconds of its monotonic clock. Thread-safe."""
+    """How long this process has known each row unchanged, in milliseconds of its monotonic clock. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seen: dict[bytes, tuple[bytes, float]] = {}
 
     def unchanged_ms(self, key: bytes, value: bytes) -> int:
-        """0 if the row was another one, or absent, at the last look."""
+        """0 if the row was different, or absent, at the last look."""
         now_s = self._clock.monotonic()
         before = self._seen.get(key)
         if before is not None and before[0] == value:
@@ -97,7 +95,7 @@ def refilled(row: bytes | None, limits: KeyLimits, now_ms: int, unchanged_ms: in
     assert limits.rate is not None
     passed_ms = max(now_ms - bucket.filled_ms, unchanged_ms, 0)
     tokens = min(float(limits.burst), bucket.tokens + passed_ms / 1000 * limits.rate)
-    # Later by a millisecond at least: a bucket that was used has another row.
+    # At least a millisecond later: a use of the bucket must change its row.
     moment = bucket.filled_ms + max(passed_ms, 1)
     return Bucket(tokens, min(moment, max(now_ms, 0) + MOST_AHEAD_MS))
 
@@ -122,7 +120,7 @@ def _decode(row: bytes | None) -> Bucket | None:
 
 
 class Seen(NamedTuple):
-    """A bucket's row, and for how long this process has known it as it is."""
+    """A bucket's row, and how long this process has known it unchanged."""
 
     row: KeyValue
     unchanged_ms: int
@@ -136,7 +134,7 @@ def seen(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings) -> lis
 
 
 def credit(work: Work, buckets: Iterable[Seen | None]) -> None:
-    """Put the tokens into the buckets that have come while this process saw them unchanged, by no wall clock.
+    """Put into the buckets the tokens that have come while this process saw them unchanged, by no wall clock.
 
     The new row's moment is later by as much, so that this time is not counted again.
     """
@@ -150,7 +148,7 @@ def credit(work: Work, buckets: Iterable[Seen | None]) -> None:
 
 
 def clear_full(work: Work, begin: bytes) -> bytes:
-    """Clear the buckets among the next :data:`BUCKETS_PER_PART` that need no row; where to go on, b"" at the end."""
+    """Clear full buckets among the next :data:`BUCKETS_PER_PART`. Returns where to go on, b"" at the end."""
     rows = work.tr.get_range(begin, work.keys.all_buckets[1], limit=BUCKETS_PER_PART, snapshot=True)
     for row, limits in zip(rows, _limits(work, rows), strict=True):
         if _is_full(row[1], limits, work.now_ms):
@@ -177,15 +175,18 @@ def _is_full(row: bytes, limits: KeyLimits, now_ms: int) -> bool:
     return now_ms - bucket.filled_ms >= missing_ms + FULL_FOR_MS
 
 
-#: The first phase of a change of limits (``limits.py``), in whose row this stands in front.
+# -- allowances --------------------------------------------------------------------------------------------------------
+
+
+#: The first phase of a change of limits: how the row of one begins (``limits.py``).
 COUNTING = b"L"
 UNLIMITED = 2**31
-#: Keys whose numbers are read at once.
+#: How many keys' numbers are read at once.
 TOGETHER = 64
 
 
 def control_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
-    """The rows that say how queues are worked on, and whether their keys have limits. Each is read as a conflict."""
+    """The rows of the queues' controls, which say whether their keys have limits. Each is read as a conflict."""
     keys = [work.keys.control(queue) for queue in queues]
     for key in keys:
         work.tr.add_read_conflict_key(key)
@@ -193,18 +194,18 @@ def control_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
 
 
 def note_unlimited(work: Work, controls: Iterable[tuple[str, QueueControl]]) -> None:
-    """By their :func:`control_keys`: where no key has limits, no key waits for the end of a lease."""
+    """Note the queues whose control says that no key has limits: there no key waits for the end of a lease."""
     work.effects.unlimited.update(queue for queue, control in controls if not control.limits_keys)
 
 
 def is_counting(row: bytes | None) -> bool:
-    """Whether it is still being counted what is in flight without a key."""
+    """Whether messages in flight without a key are still being counted."""
     return row is not None and row.startswith(COUNTING)
 
 
 @dataclass(slots=True)
 class Allowance:
-    """How many messages of a key may be served now; ``wait_ms``: when to look again if a rate is in the way."""
+    """How many messages of a key may be served now; ``wait_ms``: when to look again if its rate is used up."""
 
     messages: int
     weight: int = 1
@@ -223,7 +224,7 @@ class Allowances:
         self._now_ms = work.now_ms
         self._sightings = sightings
         self._limits: dict[str, KeyLimits] = {}
-        #: Bucket and number in flight, as they were found.
+        #: Bucket and number in flight of each key, as they were found.
         self._found: dict[str, tuple[bytes | None, int]] = {}
         self._rows: dict[str, bytes | None] = {}
         self._flights: dict[str, int] = {}
@@ -231,7 +232,7 @@ class Allowances:
         self._counting = False
 
     def load(self, wanted: Collection[str]) -> None:
-        """Read the keys' limits, only where a key of the queue has limits; else they cost nothing."""
+        """Read the keys' limits; nothing if no key of the queue has limits."""
         asked = sorted(set(wanted) - self._limits.keys())
         if not asked or not self._control.limits_keys:
             return
@@ -249,7 +250,7 @@ class Allowances:
         return self._limits[key].priority if key in self._limits else None
 
     def of(self, key: str) -> Allowance:
-        """What the key may have now."""
+        """The key's allowance now."""
         limits = self._limits.get(key)
         if limits is None:
             return Allowance(UNLIMITED)
@@ -265,7 +266,7 @@ class Allowances:
         return Allowance(free, limits.weight, limits.priority, waits_ms)
 
     def used(self, key: str, messages: int) -> None:
-        """So many messages of the key are served."""
+        """Note that this many messages of the key are served."""
         limits = self._limits.get(key)
         if limits is None or not messages:
             return
@@ -296,9 +297,9 @@ class Allowances:
         return self._sightings.unchanged_ms(self._keys.bucket(self._queue, key), row)
 
     def _exclude_rivals(self, key: str) -> bytes | None:
-        """Claims of one limited key exclude each other: each has its bucket as a conflict, and writes it.
+        """Make claims of one limited key exclude each other: each reads its bucket as a conflict, and writes it.
 
-        Clearing what is not there is a write as well, and leaves no row.
+        Clearing an absent row is a write as well, and leaves no row.
         """
         if key not in self._rows:
             bucket = self._keys.bucket(self._queue, key)
@@ -311,7 +312,7 @@ class Allowances:
         return self._rows[key]
 
     def _find(self, key: str) -> tuple[bytes | None, int]:
-        """Also reads those of keys that may be asked for next: one round trip for :data:`TOGETHER` of them."""
+        """The key's bucket and number in flight, read with those of up to :data:`TOGETHER` likely keys."""
         if key not in self._found:
             others = (each for each, limits in self._limits.items() if each not in self._found and _counts(limits))
             keys = [key, *islice((each for each in others if each != key), TOGETHER - 1)]

@@ -1,18 +1,4 @@
-"""Fair order: which key is served next, which priority within it, and how waiting lifts a priority.
-
-Ageing: a message that has waited long goes before more urgent ones, so that strict priority starves no message.
-
-With ``QueueControl.ageing`` (or the argument ``x-fair-ageing``) of n seconds, each n seconds of waiting count as one
-priority more, up to the most urgent. Of two that are equally urgent by this the one with the lower priority goes first:
-it has waited longer. A message waits from its publication on, a delayed one from the moment it was due.
-
-Versionstamps can't be compared with a clock, so the wall clocks of publishers and consumers decide; a wrong one gives a
-message a better or worse turn, and harms nothing else. Inside one priority the order stays as it is.
-
-Cost: a claim reads its window of every priority instead of the first ones, still in one round trip. A queue without
-ageing pays nothing.
-
-Fairness: which key is served next, by a ring of keys with rounds.
+"""Fair order: which key is served next, how tenants share turns, and how waiting lifts a priority.
 
 Model. A *sub-queue* is the messages of one key and one rank; those without a key are one sub-queue per rank, the ready
 range itself. A sub-queue is
@@ -27,7 +13,7 @@ round as well (``QueueControl.newcomer``), behind those whose first message came
 queue-by (https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. Each claim follows it, and one
 that serves a line of consumers (``line.py``) is a claim like any other: the order is the same with any number of them.
 
-Who moves what:
+Which transaction moves what:
 
 * publish, promote, release and sweep put a message into a sub-queue and *note an arrival*, both blindly: they never
   conflict. An ended lease and a changed limit ring the key's *freed* bell; an ended lease does not if its end has read,
@@ -38,29 +24,37 @@ Who moves what:
 Why no message is ever forgotten. (1) An arrival or bell is cleared only by a transaction that read the mark
 serializably and leaves the sub-queue active, or parked for a reason that will ring again. (2) active -> idle conflicts
 on the *whole* range of the sub-queue, not only behind the messages taken: a release puts a message back in front.
-(3) active -> parked conflicts on the number in flight and on the limits: else an ack, or a resume, between our read and
-our commit would ring a bell that another claim may have answered already with "it is active".
+(3) active -> parked conflicts on the number in flight and on the limits. Else an ack, or a resume, between our read and
+our commit could ring a bell that another claim has answered already with "it is active".
 
 What a key's limits allow (KEY-LIMIT) is in ``enforcement.py``.
-
-Ageing: a turn is as urgent as its next message, so the ring is read rank by rank, and the heads of the
-sub-queues in one round trip more.
 
 Cost: one round trip for arrivals, bells, ring and rounds, one for the marks and heads of newcomers if there are any,
 one for the messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
 the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
 
-Turns of tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round.
-
-Model. A tenant's keys stand in the ring like others, but in rounds of their own: a key that enters it goes as many
-rounds behind the next one as the tenant has turns in the ring already (stride scheduling at insertion; Waldspurger and
-Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: a turn that comes into the ring, or leaves it, for whatever
-reason, is counted in the transaction that does it. So a tenant waits for the turns it has, never for those it had.
+Tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round. They stand in the ring like others, but
+in rounds of their own: a key that enters it goes as many rounds behind the next one as the tenant has turns in the ring
+already (stride scheduling at insertion; Waldspurger and Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: a
+turn that comes into the ring, or leaves it, for whatever reason, is counted in the transaction that does it. So a
+tenant waits for the turns it has, never for those it had.
 
 The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By the mark, a transaction that
 removes a key's last message without a claim, pauses the key, or changes its priority finds the turn and takes it out
 too: else it would count as one of the tenant's until its round comes. Turns of stores that were written before there
 were such marks are served, and not counted.
+
+Ageing: a message that has waited long goes before more urgent ones, so that strict priority starves no message. With
+``QueueControl.ageing`` (or the argument ``x-fair-ageing``) of n seconds, each n seconds of waiting count as one
+priority more, up to the most urgent. Of two that are equally urgent by this the one with the lower priority goes first:
+it has waited longer. A message waits from its publication on, a delayed one from the moment it was due.
+
+Versionstamps can't be compared with a clock, so the wall clocks of publishers and consumers decide; a wrong one gives a
+message a better or worse turn, and harms nothing else. Inside one priority the order stays as it is.
+
+With ageing, a turn is as urgent as its next message, so a claim reads the ring rank by rank, and the heads of the
+sub-queues in one round trip more. Without keys it reads its window of every priority, still in one round trip. A queue
+without ageing pays nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +82,7 @@ SEPARATOR = "/"
 
 
 class Turn(NamedTuple):
-    """A ring entry; their order is the order of service. ``items``: the rank of the messages, packed."""
+    """A ring entry; the order of turns is the order of service. ``items``: the rank of the messages, packed."""
 
     rank: Rank
     round: int
@@ -98,18 +92,21 @@ class Turn(NamedTuple):
 
 
 def tenant_of(key: str) -> str | None:
-    """None if the key has no tenant."""
+    """The key's tenant; None if it has none."""
     tenant, separator, _ = key.partition(SEPARATOR)
     return tenant if separator else None
 
 
 def rank_of(items: Rank, priority: int | None) -> Rank:
-    """Where the turns of a sub-queue are: at its messages' rank, or at that of the key's own priority."""
+    """The rank of a sub-queue's turns: that of its messages, or that of the key's own priority."""
     return items if priority is None else Keyspace.rank(priority)
 
 
+# -- turns of tenants --------------------------------------------------------------------------------------------------
+
+
 class Tenants:
-    """How many turns each tenant has, as one claim reads and changes it."""
+    """How many turns each tenant has, as read and changed by one claim."""
 
     def __init__(self, work: Work, queue: str) -> None:
         self._tr = work.tr
@@ -122,7 +119,7 @@ class Tenants:
     def load(self, subqueues: Iterable[tuple[Rank, str]], turns: Iterable[Turn] = ()) -> None:
         """Read, at snapshot, the numbers for keys of a rank, and the marks of turns; nothing where no key has a tenant.
 
-        A turn's mark changes with its entry in the ring only, on which the claim that serves it conflicts.
+        A turn's mark changes only with its entry in the ring, on which the claim that serves it conflicts.
         """
         named = {(rank, tenant) for rank, key in subqueues if (tenant := tenant_of(key)) is not None}
         wanted = sorted(named - self._turns.keys())
@@ -142,19 +139,19 @@ class Tenants:
         return first if tenant is None else first + max(0, self._turns.get((rank, tenant), 0))
 
     def mark(self, turn: Turn) -> bytes:
-        """What the mark of an active sub-queue says."""
+        """The mark of the active sub-queue with this turn."""
         if tenant_of(turn.key) is None:
             return ACTIVE
         return ACTIVE + self._keys.ring_suffix(turn.rank, turn.round, turn.stamp, turn.key)
 
     def entered(self, turn: Turn) -> None:
-        """The turn stands in the ring now, and its mark names it."""
+        """Note that the turn is in the ring, and named by its mark."""
         if tenant_of(turn.key) is not None:
             self._counted.add(turn)
             self._change(turn.rank, turn.key, 1)
 
     def left(self, turn: Turn) -> None:
-        """The turn has left the ring."""
+        """Note that the turn has left the ring."""
         if turn in self._counted:
             self._counted.remove(turn)
             self._change(turn.rank, turn.key, -1)
@@ -165,24 +162,24 @@ class Tenants:
         self._changes[each] += by
 
     def write(self) -> None:
-        """One atomic add for each tenant whose number has changed."""
+        """Write one atomic add for each tenant whose number has changed."""
         for each, by in self._changes.items():
             if by:
                 self._tr.add(self._keys.turns(self._queue, *each), by)
 
 
 def leave_places(work: Work, queue: str, messages: Iterable[bytes]) -> None:
-    """As :func:`leave`, by the keys of the messages' rows; those without a fairness key have no turn to leave."""
+    """:func:`leave`, by the keys of the messages' rows; those without a fairness key have no turn to leave."""
     keys = work.keys
     rows = [(each, b"") for each in messages if each.startswith(keys.keyed(queue))]
     leave(work, queue, [subqueue for subqueue, _ in readable(rows, lambda key: split_place(keys.place(queue, key)))])
 
 
 def leave(work: Work, queue: str, subqueues: Iterable[tuple[str, Rank]]) -> None:
-    """Messages of these sub-queues were removed: those of tenants leave the ring if no message is left.
+    """Take tenants' sub-queues out of the ring if their last message was removed by this transaction.
 
     Reads nothing where no key has a tenant. Conflicts with a message that comes to such a key, and with a claim that
-    serves it. In this transaction no message has been stored there.
+    serves it. The transaction must not have stored a message there.
     """
     asked = sorted({each for each in subqueues if tenant_of(each[0]) is not None})
     if not asked:
@@ -209,7 +206,7 @@ def pause(work: Work, queue: str, key: str) -> None:
 
 
 def pause_marks(work: Work, queue: str, marks: Iterable[KeyValue]) -> None:
-    """As :func:`pause`, for sub-queues by the rows of their marks, which may have been read at snapshot."""
+    """:func:`pause` for the sub-queues of these marks' rows, which may have been read at snapshot."""
     for row, mark in marks:
         if (entry := _entry_of(work.keys, queue, mark)) is not None:
             work.tr.add_read_conflict_key(row)
@@ -218,7 +215,7 @@ def pause_marks(work: Work, queue: str, marks: Iterable[KeyValue]) -> None:
 
 
 def take_out(work: Work, queue: str, turns: Sequence[Turn]) -> None:
-    """Take these turns, which may have been read at snapshot, out of the ring; their sub-queues are parked.
+    """Take these turns, which may have been read at snapshot, out of the ring, and park their sub-queues.
 
     The caller rings the keys' bells. Conflicts with a claim that serves one of them.
     """
@@ -239,7 +236,7 @@ def _ring_entry(keys: Keyspace, queue: str, turn: Turn) -> bytes:
 
 
 def _entry_of(keys: Keyspace, queue: str, mark: bytes | None) -> bytes | None:
-    """The entry in the ring that a mark names; None for any other mark."""
+    """The ring entry that a mark names; None for any other mark."""
     if mark is None or len(mark) <= len(ACTIVE) or not mark.startswith(ACTIVE):
         return None
     entry = keys.ring(queue) + mark[len(ACTIVE) :]
@@ -264,7 +261,7 @@ def _number(value: bytes | None) -> int:
 # -- ageing ------------------------------------------------------------------------------------------------------------
 
 
-#: The smaller, the earlier.
+#: What is smaller goes earlier.
 Urgency = tuple[int, int]
 
 
@@ -290,7 +287,7 @@ def oldest_first(work: Work, queue: str, ageing_s: float, want: int) -> list[Key
 # -- fair order --------------------------------------------------------------------------------------------------------
 
 
-#: Arrivals and bells admitted by one claim at most, or as many as it wants messages; the others wait for the next.
+#: How many arrivals and bells one claim admits, or as many as it wants messages; the others wait for the next claim.
 ARRIVALS = 200
 #: How often a claim that has found nothing yet looks for :data:`ARRIVALS` more turns behind those that are blocked.
 MOST_LOOKS = 2
@@ -299,7 +296,7 @@ MOST_LOOKS = 2
 PRIORITIES = {Keyspace.rank(priority): priority for priority in range(URGENT, -1, -1)}
 NOT_AGEING = (0, 0)
 
-#: What turns are sorted by; and turns in that order.
+#: What turns are sorted by, and turns in that order.
 _Place = tuple[Urgency, Turn]
 _Line = list[_Place]
 #: Store keys and records of the messages to claim.
@@ -330,9 +327,9 @@ class _Scheduler:
         #: The next message of a sub-queue; only with ageing.
         self._heads: dict[tuple[str, Rank], bytes] = {}
         self._chosen: Chosen = []
-        #: Turns that this claim has made and not served: a key that is alone gets many, and the store sees the last.
+        #: Turns that this claim has made and not served: a key that is alone gets many, and only the last is stored.
         self._entries: dict[bytes, Rank] = {}
-        #: Entries of the ring, as parts of it were read last; and those that have left it.
+        #: Entries of the ring, as its parts were last read; and the entries that have left it.
         self._parts_read: list[list[bytes]] = []
         self._left: set[bytes] = set()
         #: The last turn that was read, if more are behind it than one claim looks at.
@@ -356,7 +353,7 @@ class _Scheduler:
         )
         unkeyed = rings.pop() if self._head is None else self._head[:1]
         self._rounds = {keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
-        self._chosen += [row for row in unkeyed if not self._is_of_a_rank(row[0])]  # to be set aside by the claim
+        self._chosen += [row for row in unkeyed if not self._is_of_a_rank(row[0])]  # the claim sets them aside
         turns = self._in_order(rings, self._answer((arrivals + wrapped)[:most], freed, unkeyed))
         self._serve(turns, want, unread=any(len(ring) == want for ring in rings))
         self._end()
@@ -376,7 +373,7 @@ class _Scheduler:
         self._entries.clear()
 
     def _clear_entries(self) -> None:
-        """The served entries were adjacent, except for those that were not to be served."""
+        """Clear the served entries, which were adjacent, except for those that were not to be served."""
         for run in [run for part in self._parts_read for run in batches.runs_of(part, self._left)]:
             batches.take_run(self._tr, run)
             self._left.difference_update(run)
@@ -391,7 +388,7 @@ class _Scheduler:
         self._tenants.write()
 
     def _turn(self, row: KeyValue) -> Turn | None:
-        """None for an entry that can't be read: it is cleared."""
+        """The turn; None for an entry that can't be read, which is cleared."""
         try:
             turn = Turn(*self._keys.split_ring(self._queue, row[0]), Rank(row[1]))
         except FormatError:
@@ -435,7 +432,7 @@ class _Scheduler:
     # -- arrivals and bells -------------------------------------------------------------------------------------------
 
     def _answer(self, arrivals: list[KeyValue], freed: list[KeyValue], unkeyed: list[KeyValue]) -> list[Turn]:
-        """Activate what can be; returns the new ring entries."""
+        """Activate sub-queues where possible. Returns their new turns."""
         rung = [arrival for arrival, _ in readable(arrivals, self._keys.split_arrival)]
         bells = [key for key, _ in readable(freed, self._keys.split_freed)]
         candidates = self._idle(rung, unkeyed) + self._parked(bells)
@@ -446,7 +443,7 @@ class _Scheduler:
         return turns
 
     def _idle(self, rung: list[tuple[str, Rank]], unkeyed: list[KeyValue]) -> list[tuple[str, Rank]]:
-        """Of the sub-queues with an arrival, those without a mark. The ready range is its own arrival."""
+        """The unmarked ones among the sub-queues with an arrival. The ready range is its own arrival."""
         asked = rung + (self._unkeyed_ranks() if unkeyed else [])
         if not asked:
             return []
@@ -486,7 +483,7 @@ class _Scheduler:
     def _admit(self, key: str, rank: Rank, whole: tuple[bytes, bytes], head: list[KeyValue]) -> Turn | None:
         mark = self._keys.active(self._queue, key, rank)
         if not head:
-            # Nothing there any more; it stays so, or this transaction fails.
+            # No message is there any more. If one comes before this commits, the transaction fails.
             self._tr.add_read_conflict_range(*whole)
             self._tr.clear(mark)
             return None
@@ -544,9 +541,9 @@ class _Scheduler:
         return self._read_on(line, want)
 
     def _read_on(self, line: _Line, want: int) -> Iterator[_Line]:
-        """All that the ring still has is behind the first window, or in the line.
+        """Read on behind the first window; all turns not read are there, or in the line.
 
-        By age a turn may go before the window's last one although it stands behind it in the ring.
+        With ageing a turn may go before the window's last one although it stands behind it in the ring.
         """
         sight = None
         for _ in range(MOST_LOOKS):
@@ -564,24 +561,24 @@ class _Scheduler:
         return self._in_order(rings), any(len(ring) == most for ring in rings)
 
     def _parts(self, turns: list[Turn], line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
-        """Those of the turns that don't stand in the line, and are behind the ``last`` one."""
+        """The turns that don't stand in the line, and are behind the ``last`` one, in parts."""
         standing = {turn for _urgency, turn in line}
         behind = [turn for turn in turns if turn not in standing and (last is None or self._order(turn) > last)]
         return self._loaded(behind, want)
 
     def _loaded(self, behind: list[Turn], want: int) -> Iterator[_Line]:
-        """Apart from what chooses them: by age their order changes while others are served."""
+        """A generator of its own, as its input must be fixed: with ageing, serving others changes the order."""
         size = want
         while behind:
             yield self._line_up(behind[:size], want)
             behind, size = behind[size:], size * 2
 
     def _is_out_of_sight(self, place: _Place) -> bool:
-        """Whether there may be turns before it that this claim has not read: they are the next one's."""
+        """Whether there may be turns before it that this claim has not read: those are for the next claim."""
         return self._sight is not None and place > self._sight
 
     def _has_room(self, turn: Turn) -> bool:
-        """Whether its next message fits into the claim. One that may not be served takes no room."""
+        """Whether its next message fits into the claim. A turn that may not be served takes no room."""
         if self._allowances.of(turn.key).messages <= 0:
             return True
         rows = self._rows[turn.key, turn.items]
@@ -594,7 +591,7 @@ class _Scheduler:
         self._allowances.load([turn.key for turn in turns])
         here = [(turn.rank, turn.key) for turn in turns]
         there = [(rank_of(turn.items, self._allowances.priority(turn.key)), turn.key) for turn in turns]
-        self._tenants.load(here + there, turns)  # a priority may have been changed since a turn came into the ring
+        self._tenants.load(here + there, turns)  # a priority may have changed since a turn came into the ring
         most = -(-want // len(turns)) + max(self._allowances.weight(turn.key) for turn in turns)
         self._fetch([(turn.key, turn.items) for turn in turns], most)
 
@@ -606,7 +603,7 @@ class _Scheduler:
                 self._exhausted.add(each)
 
     def _serve_one(self, turn: Turn, room: int) -> Turn | None:
-        """Serve a sub-queue; returns its next turn, None if it left the ring."""
+        """Serve a sub-queue. Returns its next turn, None if it left the ring."""
         entry = self._entry(turn)
         if self._entries.pop(entry, None) is None:
             self._left.add(entry)
@@ -627,11 +624,11 @@ class _Scheduler:
             self._retire(turn)
             return None
         self._heads[turn.key, turn.items] = left[0][1]
-        following = self._rounds.get(_ring_rank(turn.items, allowance), 0) + 1  # its priority may have been changed
+        following = self._rounds.get(_ring_rank(turn.items, allowance), 0) + 1  # its priority may have changed
         return self._insert(turn.key, turn.items, following, _stamp_of(left[0]), allowance)
 
     def _waiting(self, turn: Turn, most: int) -> list[KeyValue]:
-        """The sub-queue's messages that are not chosen yet: at least one more than can be taken, or all."""
+        """The sub-queue's messages not chosen yet: at least one more than can be taken, or all."""
         each = turn.key, turn.items
         rows = self._rows[each]
         if len(rows) > most or each in self._exhausted:
@@ -641,8 +638,8 @@ class _Scheduler:
         return self._rows[each][chosen:]
 
     def _retire(self, turn: Turn) -> None:
-        """From active to idle."""
-        if turn.key:  # the ready range is looked at by every claim, so it needs no guard
+        """Move a sub-queue from active to idle."""
+        if turn.key:  # every claim looks at the ready range, so that needs no guard
             self._tr.add_read_conflict_range(*range_of(self._keys.items(self._queue, turn.key, turn.items)))
         self._tr.clear(self._keys.active(self._queue, turn.key, turn.items))
 

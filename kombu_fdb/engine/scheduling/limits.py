@@ -1,36 +1,32 @@
-"""Limits of keys and queues: how they are changed while everything runs, and the work that a change leaves to do.
+"""Limits of keys and queues: how they change while everything runs, and the work that a change leaves to do.
 
-The work that a change leaves, in parts: count what is in flight, wake keys that no longer have to wait, rank anew.
+A change counts from the next claim on, in all processes. A change of one key rings its bell; the work on all keys, and
+on what is in flight, follows in parts. Lowering a limit takes nothing back: what is in flight stays there. A limited,
+paused or full key never stands in the way of the others.
 
 Model. The transaction that changes limits is small, however many keys and leases there are: it writes the limits and,
-if more is to be done, ``("relimit", queue)``, which says how far that is. Three phases follow, each a walk whose
-position is kept in that row, so that the process that does a part goes on where the last one stopped:
+if more is to be done, ``("relimit", queue)``, which says how far that is. Three phases follow. Each is a walk whose
+position is stored in that row, so that any process can go on where the last one stopped:
 
 * *leases*: a message without a key that was leased from a plain queue is counted among its queue's leases only, and its
   end rings no bell. Its lease is rewritten as that of the key "", and counted. This comes with a queue's first limit.
   Until it is done, it is unknown how many messages without a key are in flight, so none is served that has a limit in
   flight (``fair.py``). Guarantee KEY-LIMIT.
-* *parked*: every key may be parked for a reason that no longer holds. The bell of each is rung. If all are paused now,
-  a tenant's keys leave the ring, as one that is paused by itself does at once (``fair.py``).
+* *parked*: any key may be parked for a reason that no longer holds, so the bell of each is rung. If all are paused now,
+  tenants' keys leave the ring, as one that is paused by itself does at once (``fair.py``).
 * *ring*: a turn stands at the rank that its key's priority had when it came into the ring. One that belongs elsewhere
   now is taken out, and its key's bell is rung: the next claim puts it where it belongs, as a newcomer. Else the first
-  of them that is served there would be served alone until it has no messages, for the others are behind it. This is
-  also all that follows where one key in the ring gets another priority.
+  such turn would be served alone until its key has no messages, for the others are behind it. Where one key in the ring
+  gets another priority, only this phase follows.
 
 Why no lease is missed. Claims conflict on the queue's control, which the change has written: one that commits after it
-knows the limits and counts its leases. Those of before stand still or end, and a lease that ends while it is rewritten
+knows the limits and counts its leases. Earlier leases still stand or end, and a lease that ends while it is rewritten
 is a conflict. Why no key is forgotten: one that is parked after the change is parked by the new limits.
 Why no turn stays at a wrong rank: one that comes into the ring, or back into it, after the change comes by the new
 priorities.
 
 The process that changes the limits does all parts at once. If that process dies, the duties go on (``duties.py``).
 Parts may be repeated, and two processes that do the same one conflict.
-
-Limits: what a key may do and how a queue is worked on, changed while everything runs.
-
-A change counts from the next claim on, in all processes. A change of one key rings its bell; the work on all keys, and
-on what is in flight, follows in parts. Lowering a limit takes nothing back: what is in flight stays there. A limited,
-paused or full key never stands in the way of the others.
 """
 
 from __future__ import annotations
@@ -76,9 +72,9 @@ from kombu_fdb.store.protocol import KeyValue
 # -- what a change leaves to do ----------------------------------------------------------------------------------------
 
 
-#: Queues whose limits have changed, looked for in one transaction.
+#: How many queues with changed limits one transaction looks for.
 QUEUES_PER_LOOK = 1_000
-#: A lease carries its record, up to 100 kB of it: so many stay below what one transaction holds.
+#: A lease carries its record, up to 100 kB of it: this many stay below what one transaction holds.
 LEASES_PER_PART = 50
 MARKS_PER_PART = 500
 TURNS_PER_PART = 500
@@ -94,7 +90,7 @@ def begin(work: Work, queue: str, *, first: bool) -> None:
 
 
 def begin_ring(work: Work, queue: str) -> None:
-    """Note that turns stand at ranks where they no longer belong. A change noted before ends with that, too."""
+    """Note that turns stand at ranks where they no longer belong. A change noted before ends with that phase, too."""
     row = work.keys.relimit(queue)
     stored = work.tr.get(row)
     if stored is None or stored.startswith(_RING):
@@ -102,13 +98,13 @@ def begin_ring(work: Work, queue: str) -> None:
 
 
 def relimited_queues(work: Work) -> list[str]:
-    """Queues with a change of limits that its process has not finished."""
+    """Queues with a change of limits that is not finished."""
     rows = work.tr.get_range(*work.keys.all_relimits, limit=QUEUES_PER_LOOK, snapshot=True)
     return [queue for (queue,), _ in work.keys.read(rows, str)]
 
 
 def part(work: Work, queue: str) -> bool:
-    """Do the next part of what a change of the queue's limits has left to do. Returns whether there may be another."""
+    """Do the next part of the work that a change of the queue's limits has left. Returns whether there may be more."""
     row = work.keys.relimit(queue)
     stored = work.tr.get(row)
     if stored is None:
@@ -129,7 +125,7 @@ def _count(work: Work, queue: str, position: bytes) -> bytes | None:
         _count_lease(work, queue, row)
     if len(rows) == LEASES_PER_PART:
         return COUNTING + rows[-1][0][len(work.keys.prefix) :]
-    work.effects.spared(queue, "")  # it may have been parked meanwhile
+    work.effects.spared(queue, "")  # the key "" may have been parked meanwhile
     return _PARKED
 
 
@@ -137,7 +133,7 @@ def _count_lease(work: Work, queue: str, row: KeyValue) -> None:
     key, value = row
     try:
         of, place, record = decode_lease(value)
-    except FormatError:  # the sweep keeps it for a person to look at
+    except FormatError:  # the sweep sets it aside for a person to look at
         return
     if of == queue and not has_key(place):
         work.tr.add_read_conflict_key(key)
@@ -185,7 +181,7 @@ def _rank_anew(work: Work, queue: str, position: bytes) -> bytes | None:
 
 
 def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[Turn]:
-    """The turns that would come to another rank now. At snapshot: a change of that is noted in the queue's row."""
+    """The turns that belong to another rank now. At snapshot: a change of that is noted in the queue's row."""
     keys = work.keys
     found = [Turn(*parts, Rank(items)) for parts, items in readable(entries, partial(keys.split_ring, queue))]
     names = sorted({turn.key for turn in found})
@@ -249,12 +245,12 @@ def check_control(control: QueueControl) -> None:
 
 T = TypeVar("T", KeyLimits, QueueControl)
 
-#: Noted by ``limit`` and by the queue's declaration.
+#: The field of a control that ``limit`` and the queue's declaration set.
 NOT_SET_HERE = ("limited", "single_active", "consumer_timeout_ms")
 
 
 def read_control(work: Work, queue: str) -> QueueControl:
-    """Raises ``FormatError``."""
+    """The queue's control. Raises ``FormatError``."""
     return decode_control(work.tr.get(work.keys.control(queue)))
 
 
@@ -265,7 +261,7 @@ def read(work: Work, queue: str, key: str) -> KeyLimits:
 
 
 def set_control(work: Work, queue: str, control: QueueControl) -> None:
-    """Raises ``InvalidArgument``."""
+    """Replace the queue's control. Raises ``InvalidArgument``."""
     check_control(control)
     stored = work.tr.get(work.keys.control(queue))
     before = control_of(stored)
@@ -278,7 +274,7 @@ def set_control(work: Work, queue: str, control: QueueControl) -> None:
 
 
 def _can_be_read(control: bytes | None) -> bool:
-    """Whether the control can be read; if not, it is unknown which keys it has parked."""
+    """Whether the control can be read; if not, it is unknown which keys are parked by it."""
     try:
         decode_control(control)
     except FormatError:
@@ -287,7 +283,7 @@ def _can_be_read(control: bytes | None) -> bool:
 
 
 def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
-    """Raises ``InvalidArgument``, and ``QueueError`` for a key that no message can have."""
+    """Set the key's limits. Raises ``InvalidArgument``, and ``QueueError`` for a key that no message can have."""
     check_text("fairness key", key, LONGEST_KEY)
     stored, declared = work.tr.get_many([work.keys.limits(queue, key), work.keys.control(queue)])
     control = control_of(declared)
@@ -325,14 +321,14 @@ def _leave_ring(work: Work, queue: str, key: str, before: KeyLimits, after: KeyL
 
 
 def change(work: Work, queue: str, key: str, changes: Mapping[str, Any]) -> KeyLimits:
-    """Change some limits of the key and keep its others, or those of every key. Raises ``InvalidArgument``."""
+    """Change some limits of the key and leave its others, or those of every key. Raises ``InvalidArgument``."""
     changed = _replace(read(work, queue, key), changes)
     limit(work, queue, key, changed)
     return changed
 
 
 def change_control(work: Work, queue: str, changes: Mapping[str, Any], every_key: Mapping[str, Any]) -> None:
-    """Change how the queue is worked on, and some limits of every key; the rest stays. Raises ``InvalidArgument``."""
+    """Change some of the queue's control, and some limits of every key. Raises ``InvalidArgument``."""
     for name in changes.keys() & set(NOT_SET_HERE):
         raise InvalidArgument("not set here", name=name, fix="Declare the queue with its argument, or limit a key.")
     control = _replace(read_control(work, queue), changes)

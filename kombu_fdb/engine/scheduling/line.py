@@ -3,9 +3,9 @@
 Consumers of the same queues want the same messages, those at the head. If each claims for itself, one wins and the
 others have worked in vain. So each writes what it wants into a *demand*, and the *first* one serves the whole line in
 one transaction (``messages/claim.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA 2010,
-https://doi.org/10.1145/1810479.1810540), and the way to be told of one's turn is that of queue locks (Mellor-Crummey
-and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe serves high-contention queues
-in the same way (https://apple.github.io/foundationdb/queues.html).
+https://doi.org/10.1145/1810479.1810540), and the way in which a consumer learns of its turn is that of queue locks
+(Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe serves
+high-contention queues in the same way (https://apple.github.io/foundationdb/queues.html).
 
 Model. A demand is two rows: one in the line, behind those that came earlier, ``("line", line, stamp)``; and one under
 its owner's name, ``("demand", session, first)``, which says how it *stands*:
@@ -14,23 +14,23 @@ its owner's name, ``("demand", session, first)``, which says how it *stands*:
 * G, it was granted messages: they are leased to its owner, in the block of numbers that begins with ``first``.
 * E, it has ended without any: its owner has left, or another consumer evicted it.
 
-Who moves it:
+What moves it:
 
 * nowhere -> W: *join*. A blind write; what its owner has to ack goes along. It conflicts with nothing.
 * W -> G: *serve*, by the first consumer of the line. It reads how the demand stands, and the owner's session, as
   conflicts.
 * W -> E: *leave*, by its owner, or *evict*, by one that waits behind it, has seen it in front for too long, and knows
-  that there is work. Both read how it stands, so of these and serve one comes first, and the others see that.
+  that there is work. Both read how it stands, so either these or serve come first, and the others see that.
 * G, E -> nowhere: with the next join of its session, or the end of that.
 
 A row of the line that can't be read, or whose demand does not wait there, is evicted like a consumer that does not
-serve. An older version may so evict the row of a demand that waits: its owner finds the row gone, and joins again.
+serve. So an older version may evict the row of a demand that waits: its owner finds the row gone, and joins again.
 
-Who is woken: each consumer watches its own demand, and those of the three right before it in the line. Whatever happens
-to these is in a later commit than its look, and fires the watch. So a consumer does not miss that it has become the
-first, or one of the two behind it, which are to replace dead ones before them, however many were served at once. When
-one message comes to fifty idle consumers, four wake up: the first of the line, which alone watches the queues, and the
-three behind it.
+Each consumer watches its own demand, and those of the three right before it in the line. Whatever happens to these is
+in a later commit than its look, and fires the watch. So a consumer does not miss that it has become the first, or one
+of the two behind it, which are to replace dead ones before them, however many were served at once. When one message
+comes to fifty idle consumers, four wake up: the first of the line, which alone watches the queues, and the three behind
+it.
 
 What happens at each failure:
 
@@ -43,10 +43,10 @@ What happens at each failure:
   serve conflicts, and then drops the demand and releases what is leased in its block.
 * The answer to a serve is lost: its retry reads how the demands stand. Those that were granted wait no longer.
 
-How long the others are patient stands in the line as well, ``("served", line)``: each service writes what it found fit,
-each eviction twice as much as before. So where services take long, no consumer has to learn that by itself.
+How long the others are patient stands in the line as well, ``("served", line)``: each service writes its own estimate,
+each eviction twice the last one. So where services take long, no consumer has to learn that by itself.
 
-No clock and no process is trusted for more than speed: any number of first ones at once are safe. They conflict.
+No clock and no process is trusted for more than speed: several first ones at once are safe, because they conflict.
 Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
 """
 
@@ -69,14 +69,14 @@ from kombu_fdb.store.protocol import KeyValue, Watch
 WAITING, GRANTED, ENDED = b"W", b"G", b"E"
 #: The highest number that a lease may have in its session.
 MOST_LEASES = 2**62
-#: How many rows of its line the first one sees, and how many right before it each other one sees and watches.
+#: How many rows of its line the first one sees, and how many right before it any other one sees and watches.
 SEEN, NEAR = 64, 3
 #: What a demand's row in the line holds: session, number of its first lease, how many messages.
 _DEMAND = struct.Struct(">16sQI")
 _STAMP = slice(1, 11)
-#: What the row of a line's last service holds: the session, and how many ms the others are patient.
+#: What the row of a line's last service holds: the session, and for how many ms the others are patient.
 _SESSION, _MS = 16, struct.Struct(">I")
-#: Behind a stamp in the line's keys, where messages have the number inside their transaction.
+#: Stands behind a stamp in the line's keys, where messages have their number inside the transaction.
 _ALONE = b"\x00\x00"
 
 
@@ -217,7 +217,7 @@ def waits(work: Work, row: Row, stands: bytes | None) -> bool:
 def grant(work: Work, row: Row, demand: Demand, timeouts: Mapping[str, int]) -> None:
     """Note that the demand was served. Wakes its owner, and those who wait behind it.
 
-    ``timeouts``: how long consumers of a queue may take, in ms; those without one are not in it.
+    ``timeouts``: the consumer timeouts of queues that have one, in ms.
     """
     work.tr.add_read_conflict_key(work.keys.demand(demand.session, demand.first))
     work.tr.add_read_conflict_key(work.keys.session(demand.session))
@@ -231,7 +231,7 @@ def served(work: Work, demand: Demand, patience_s: float) -> None:
 
 
 def granted(value: bytes) -> dict[str, int] | None:
-    """The timeouts of a demand that was granted something, by how it stands; None if it was not."""
+    """The timeouts in the demand's row if it was granted something, else None."""
     if value[:1] != GRANTED:
         return None
     try:
@@ -264,7 +264,7 @@ def _waits_at(work: Work, demand: Demand, value: bytes) -> bytes | None:
 
 
 def _row_of(work: Work, value: bytes) -> bytes | None:
-    """The row in the line of a demand that waits, by how it stands."""
+    """The row in the line of a waiting demand, from how it stands."""
     stamp, line = value[_STAMP], value[_STAMP.stop :]
     if value[:1] != WAITING or len(stamp) != _STAMP.stop - _STAMP.start:
         return None

@@ -7,7 +7,7 @@ Model. A consumer is a tag inside a session. Of all consumers of such a queue at
   of two that find it vacant one conflicts, and then finds the other.
 * active -> vacant: the consumer is cancelled or closed, or its session has ended and *all* that the session held is
   back in its places: so the next one begins with the messages the last one did not finish, in order. Setting the record
-  wakes those who stand by.
+  wakes the consumers that stand by.
 
 What happens at each failure. The active process dies: its session's end frees the record, within its time to live and
 one sweep. It is frozen instead and wakes up: its session is gone, and its claims fail with it. The sweeper dies in
@@ -55,13 +55,13 @@ def standing_by(work: Work, queues: Sequence[str], session_id: SessionId, consum
 
 
 def leave(work: Work, queue: str, session_id: SessionId, tag: str) -> None:
-    """The consumer ends: if it was the active one, its place becomes vacant."""
+    """End the consumer: if it was the active one, its place becomes vacant."""
     if work.tr.get(work.keys.single(queue)) == _record(session_id, tag):
         vacate(work, queue)
 
 
 def leave_all(work: Work, session_id: SessionId, tags: Collection[str] | None = None) -> None:
-    """The same for these consumers of a session, or all, in all queues."""
+    """:func:`leave` for these consumers of a session, or all, in all queues."""
     for (queue,), record in work.keys.read(work.tr.get_range(*work.keys.all_singles, snapshot=True), str):
         if record.startswith(session_id) and (tags is None or record[SESSION_BYTES:].decode(errors="replace") in tags):
             work.tr.add_read_conflict_key(work.keys.single(queue))
@@ -77,7 +77,7 @@ def active(work: Work, queue: str) -> tuple[SessionId, str] | None:
 
 
 def vacate(work: Work, queue: str) -> None:
-    """No consumer is active. The record is not cleared but set: it is a bell too."""
+    """Make no consumer active. The record is not cleared but set, because it is a bell too."""
     work.tr.set_versionstamped_value(work.keys.single(queue))
 
 

@@ -15,8 +15,8 @@ from kombu_fdb.store.protocol import KeyValue
 class QueueState(NamedTuple):
     """What a claim must know of a queue before it looks for messages.
 
-    ``fair``: it has had messages with keys. ``head``: its first messages without one, as far as they were read with
-    this; None if they were not.
+    ``fair``: it has had messages with keys. ``head``: its first messages without one, as far as they were read along;
+    None if they were not.
     """
 
     fair: bool
@@ -32,20 +32,20 @@ class Window:
     #: Number of the first lease; the caller reserved ``limit`` of them before the retry loop.
     next_number: int
     limit: int
-    #: Where to begin among the arrivals of a fair queue, at random: if there are more newcomers than one claim can
+    #: A random place to begin among the arrivals of a fair queue: if there are more newcomers than one claim can
     #: admit, none of them is always the last.
     first_bucket: int = 0
     #: How long token buckets were seen unchanged (``enforcement.py``).
     sightings: Sightings | None = None
     #: By queue, the tag of the consumer that claims, where only one may be active (``single.py``).
     consumers: Mapping[str, str] = field(default_factory=dict)
-    #: Whether it gives way to rivals that stand in a line for the same queues, before anything is done.
+    #: Whether it gives way to rivals in a line for the same queues: it raises ``Outrun`` before it does anything.
     gives_way: bool = False
-    #: What is taken does not conflict with a message that is put back between: for a claim that has lost a race
-    #: already.
+    #: Whether what it takes does not conflict with a message that is put back in between: for a claim that has lost a
+    #: race already.
     apart: bool = False
     #: Queues whose messages are taken without a lease.
     no_ack: Collection[str] = ()
-    #: Found out by the claim: one of its queues is such a queue.
+    #: Found out by the claim: one of its queues has a single active consumer.
     single: bool = False
     room: Room = field(default_factory=Room)

@@ -2,18 +2,18 @@
 
 There are two kinds of bounds. A :class:`Budget` limits the caller: after so much time or so many transactions it is the
 next caller's turn. An :class:`AdaptiveBatch` follows the store: a transaction's size and age are limited, and how many
-messages fit is not known beforehand. So it is found out, as TCP finds its window (RFC 5681): halved when it was too
+messages fit is not known beforehand. So the number is found as TCP finds its window (RFC 5681): halved when it was too
 much, doubled when it was not. A wrong batch costs time, never correctness, so it has no lock.
 
-A :class:`Room` is what one claim can hold. A claim writes each record into a lease, and reads each payload: a
-transaction takes 10,000,000 bytes, and 5 seconds. The first message always has room, so the largest one gets through,
+A :class:`Room` is what one claim can hold. A claim writes each record into a lease, and reads each payload, while a
+transaction takes 10,000,000 bytes and 5 seconds. The first message always has room, so the largest one gets through,
 alone.
 
-A *run* is adjacent rows, as a transaction has read them, which are cleared by one call for all. With FoundationDB each
-call costs its client 20 to 40 us of CPU, as it wakes the network thread. Of the six such calls for a message without a
-key that is claimed and acknowledged, four cleared adjacent rows, or conflicted on them. The price is a conflict with a
-transaction that puts a row between them meanwhile. So runs are used where that hardly ever happens: publishers write
-behind such rows, and released messages mostly go before them.
+A *run* is adjacent rows, as a transaction has read them, which one call clears. With FoundationDB each call costs its
+client 20 to 40 us of CPU, as it wakes the network thread. Of the six such calls for a message without a key that is
+claimed and acknowledged, four cleared adjacent rows, or conflicted on them. The price is a conflict with a transaction
+that puts a row between them meanwhile. So runs are used where that hardly ever happens: publishers write behind such
+rows, and released messages mostly go before them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ T = TypeVar("T")
 
 
 class Budget:
-    """So many seconds and transactions, whichever ends first. Not thread-safe."""
+    """A number of seconds and of transactions, whichever ends first. Not thread-safe."""
 
     def __init__(self, clock: Clock, *, seconds: float = math.inf, transactions: float = math.inf) -> None:
         self._clock = clock
         self._deadline = clock.monotonic() + seconds
         self._left = transactions
-        #: The budget was too small: the work is not done.
+        #: Whether the budget was too small, and the work is not done.
         self.is_spent = False
 
     def spend(self) -> bool:
@@ -65,11 +65,11 @@ class AdaptiveBatch:
         self.size = most
 
     def run(self, part: Callable[[int], T], wanted: float = math.inf) -> T:
-        """``part`` of as many messages as fit, ``wanted`` at most. Raises the store's error if one alone is too much.
+        """Run ``part`` with as many messages as fit, ``wanted`` at most. Raises the store's error if one is too much.
 
         A part that was too large is tried again at once with half as many. One that was too old, or not answered in
-        time, has cost the caller that time: the next call takes half as many. One that a full disk refuses, because it
-        adds to the messages that it moves, has cost no time, and may hold up messages to which nothing is added: it is
+        time, has cost the caller that time: the next call takes half as many. A full disk refuses a part that adds to
+        the messages it moves. That costs no time, and may hold up messages to which nothing is added, so the part is
         halved at once, too.
         """
         while True:
@@ -99,7 +99,7 @@ PAYLOAD_BYTES = 8_000_000
 
 
 class Room:
-    """The bytes that are left in one attempt of one claim."""
+    """The bytes left in one attempt of one claim."""
 
     __slots__ = ("_most_payloads", "_most_records", "_payloads", "_records", "is_full")
 
@@ -113,7 +113,7 @@ class Room:
         self.is_full = False
 
     def take(self, rows: Sequence[KeyValue]) -> int:
-        """How many of these messages fit, from the first on; they take their room."""
+        """How many of these messages fit, from the first on. Takes their room."""
         values = [value for _, value in rows]
         records, payloads = self._records + sum(map(len, values)), self._payloads + size_of(*values)
         if records <= self._most_records and payloads <= self._most_payloads and not self.is_full:
@@ -140,7 +140,7 @@ class Room:
 
 
 def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> tuple[list[KeyValue], bytes]:
-    """Up to ``most`` rows of the ranges, which stand in the order of their keys, and where to go on; b"" at the end.
+    """Up to ``most`` rows of the ranges, which are in the order of their keys, and where to go on; b"" at the end.
 
     ``cursor``: b"" to begin with. Snapshot, in one round trip.
     """
@@ -158,12 +158,12 @@ def came_by(last: bytes, key: bytes) -> bool:
 
 
 def runs_of(rows: Iterable[bytes], taken: Collection[bytes]) -> list[list[bytes]]:
-    """Those of ``rows`` (in the order in which they were read) that are ``taken``, in runs."""
+    """The ``taken`` ones of ``rows`` (in the order in which they were read), in runs."""
     return [list(run) for is_taken, run in groupby(rows, taken.__contains__) if is_taken]
 
 
 def take_run(tr: Transaction, run: Sequence[bytes]) -> None:
-    """Clear them. Conflicts with a transaction that writes to one of them, or between them."""
+    """Clear the run. Conflicts with a transaction that writes to one of its rows, or between them."""
     if len(run) == 1:
         tr.add_read_conflict_key(run[0])
     else:

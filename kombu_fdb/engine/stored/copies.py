@@ -2,20 +2,20 @@
 
 The chunks of a payload belong to one message id, so each further queue that a dead letter reaches gets chunks of its
 own. A few are copied by the burial itself. More than :data:`COPIED_BYTES` would not fit into its transaction: they are
-copied beforehand, part by part, while the message stays where it is; the burial then only writes records. So a move of
-any size fits.
+copied beforehand, part by part, while the message stays where it is; the burial then only writes records. So a burial
+of any size fits.
 
-A message that comes from outside may be a dead letter at once: a full queue refuses it, or its task has failed after it
-was acknowledged. Its payload stands nowhere yet, so its copies are written from what the caller has, and it is in no
+A message from outside may be a dead letter at once: a full queue refuses it, or its task has failed after it was
+acknowledged. Its payload is stored nowhere yet, so its copies are written from what the caller has, and it is in no
 place until the burial commits: all its letters appear, or none. Its id has to be the same in each run of the burial.
 
 Model. ``("copy", message_id, target)`` holds the id of the copy and how many chunks of it are there.
 
 * none -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing`, nothing of it happens,
   and the process that ran it makes the copy (``Transactions.write``) and runs it again.
-* copying -> *complete*: each part reads the row serializably and moves its number on. Two that copy the same message
-  conflict there, and share what they have done. A copy whose source was acknowledged meanwhile is complete too, and
-  shorter than what its id stands for: if that comes again, the copy is begun anew.
+* copying -> *complete*: each part reads the row serializably and moves its number on. Two processes that copy the same
+  message conflict there, and share the work. A copy whose source was acknowledged meanwhile is complete too, and
+  shorter than its id promises: if that message comes again, the copy is begun anew.
 * complete -> gone: the burial clears the row in the transaction that stores the copy's record.
 
 If the copier dies, the next process that tries to bury the message goes on where it stopped. If none does, because the
@@ -32,7 +32,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Record, chunks_of
 from kombu_fdb.store.protocol import KeyValue
 
-#: What a burial copies by itself, for all its further queues together.
+#: How much a burial copies by itself, for all its further queues together.
 COPIED_BYTES = 1_000_000
 CHUNKS_PER_TRANSACTION = 16
 
@@ -42,7 +42,7 @@ _HEAD = struct.Struct(">16sIB")
 class CopiesMissing(Exception):
     """Not an error: the chunks of the message have to be copied for ``targets`` before it can be buried.
 
-    ``payload``: of a message from outside; b"" of one that stands in the store.
+    ``payload``: that of a message from outside; b"" for a stored one.
     """
 
     def __init__(self, message_id: bytes, targets: Sequence[str], payload: bytes = b"", chunks: int = 0) -> None:
@@ -50,14 +50,14 @@ class CopiesMissing(Exception):
         self.message_id = message_id
         self.targets = targets
         self.payload = payload
-        #: How many chunks the message has; 0 for all that there are.
+        #: How many chunks the message has; 0 for as many as there are.
         self.chunks = chunks
 
 
 def take(work: Work, record: Record, targets: Sequence[str], payload: bytes) -> list[bytes]:
-    """The ids of the complete copies for these queues, which are the caller's now. Raises ``CopiesMissing``.
+    """The ids of the complete copies for these queues, which the caller takes over. Raises ``CopiesMissing``.
 
-    ``payload``: of a message from outside, else b"".
+    ``payload``: that of a message from outside, else b"".
     """
     rows = [work.keys.copy(record.message_id, target) for target in targets]
     heads = [_decode(value) for value in work.tr.get_many(rows)]
@@ -74,7 +74,7 @@ def take(work: Work, record: Record, targets: Sequence[str], payload: bytes) -> 
 
 
 def _is_stale(work: Work, record: Record, chunks: int, payload: bytes) -> bool:
-    """Whether a complete copy is shorter than its message: the one it was made of was acknowledged meanwhile.
+    """Whether a complete copy is shorter than its message, because its source was acknowledged meanwhile.
 
     If the message itself has lost chunks, its copy is as good as it gets.
     """
@@ -123,7 +123,7 @@ def clear_abandoned(work: Work, row: KeyValue) -> bool:
 
 
 def _decode(value: bytes | None) -> tuple[bytes, int, bool]:
-    """Id, number of chunks, and whether these are all; of unreadable bytes none."""
+    """Id, number of chunks, and whether these are all; none for unreadable bytes."""
     if value is None or len(value) != _HEAD.size:
         return b"", 0, False
     copy_id, chunks, complete = _HEAD.unpack(value)

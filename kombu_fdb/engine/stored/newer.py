@@ -1,19 +1,19 @@
 """Newer: messages that a newer version wrote, kept by an older process until a newer one can read them.
 
-While a fleet is upgraded, old processes meet messages of new ones. They do with these as ever what needs no look into
-them: every version keeps the fields that this takes (``codec.py``). Where an old process would have to read such a
+While a fleet is upgraded, old processes meet messages of new ones. They handle them as usual where they need not look
+into them: every version keeps the fields that this takes (``codec.py``). Where an old process would have to read such a
 message, it neither delivers nor buries it: the message is *kept*.
 
 Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease, as it was.
 
 * in its place -> kept: an old process meets it in a claim, or when it would be buried because it has come back too
-  often or gives way to others, or its lease is a dead session's. By the transaction that takes it out of its place
+  often or gives way to others, or its lease is a dead session's. One transaction moves it out of its place
   (ONE-PLACE).
-* kept -> in its place: a process that knows the version brings it back (``regain.py``), namely the one that has the
-  role of the promoter: that may be an old one. Two processes that try to conflict on the row.
+* kept -> in its place: the promoter's process brings it back (``regain.py``) if it knows the version; it may be an old
+  one. Two processes that try to conflict on the row.
 
 A kept message delays no others. It is counted, so that operators see it (``QueueCounts.newer``). It neither expires nor
-has to give way, and stays when its queue is purged or deleted, as a leased one does. Those behind it are served
+has to give way, and stays when its queue is purged or deleted, as a leased one does. Messages behind it are served
 meanwhile. It keeps its stamp, and so its row among its task's messages (``messages/message.py``). An old consumer may
 keep it again as often as it comes back before a new one takes it: in the end there is no old one.
 """
@@ -31,7 +31,7 @@ RECORD, LEASE = "record", "lease"
 def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:
     """Keep a newer record, which its caller has taken out of ``place`` (or key) in ``queue``.
 
-    False, and nothing is done, if it is not a newer record, or its place can't be read.
+    Does nothing, and returns False, if it is not a newer record, or its place can't be read.
     """
     stood = read_or(None, _place, work.keys, queue, place) if is_newer(value) else None
     if stood is None:

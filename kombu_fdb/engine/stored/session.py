@@ -3,9 +3,9 @@
 Model. A session is *open* while ``("session", id)`` exists. Its owner changes ``("beat", id)`` every few seconds.
 Everything the session claims stands under ``("lease", id, number)``.
 
-* open -> fenced: a process clears ``("session", id)``. The owner does it itself when it closes; any other process does
-  it after it has seen the beat *unchanged* for at least the session's time to live, in four looks or more, by the
-  observer's own monotonic clock (``sweep.Observer``), and no sign that its process computes (``duty_cycle.py``). No two
+* open -> fenced: a process clears ``("session", id)``. The owner does it itself when it closes. Any other process does
+  it after it has seen the beat *unchanged* for at least the session's time to live, in four looks or more, by its own
+  monotonic clock (``sweep.Observer``), and no sign that the session's process computes (``duty_cycle.py``). No two
   machines' clocks are compared, and store versions are never taken for time: they run at a million a second and jump by
   a hundred million in a recovery.
 * fenced -> gone: the process that fenced it, or any other that finds leases of a session that does not exist, brings
@@ -19,11 +19,11 @@ beat record it left makes the next observer finish the work: the beat is cleared
 
 A claim whose answer was lost may land after its owner has given up on it, for as long as the session is open. So the
 owner first *seals* the session: it writes the record that all claims read, after which only claims that begin later can
-commit. What such a claim has leased stands in the block of numbers that was reserved for it before it began, and goes
-back uncounted (``Sessions.recover``).
+commit. The leases of the lost claim are in the block of numbers that was reserved for it before it began, and go back
+uncounted (``Sessions.recover``).
 
-A *role* (promoter) is a record ``(session, stamp)`` its holder renews; others take it when they saw it unchanged too
-long, or when it is absent. Two holders at once are harmless by the design of the duties.
+A *role* (promoter) is a record ``(session, stamp)`` that its holder renews; others take it when they have seen it
+unchanged for too long, or when it is absent. Two holders at once are harmless by the design of the duties.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kombu_fdb.keyspace.layout import Keyspace, read_or
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.store.protocol import KeyValue
 
-#: A claim's leases are numbered inside a block of its own, so it takes no more.
+#: A claim's leases are numbered inside a block of this size, so it takes no more.
 LEASES_PER_CLAIM = 4096
 _TTL = struct.Struct(">I")
 _STAMP_BYTES = 10
@@ -59,9 +59,9 @@ def open_session(
 
 
 def _beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str] = ()) -> None:
-    """The beat carries the session's time to live: observers judge the session by its own promise.
+    """Write a beat with the session's time to live, by which observers judge it.
 
-    Its wall clock is for people to read, and to tell one that is wrong from the others; no session lives or dies by it.
+    Its wall clock is for people to read, and to tell a wrong clock from the others; no session lives or dies by it.
     """
     suffix = encode_json([work.now_ms, *consumed]) + _TTL.pack(round(ttl_s * 1000))
     work.tr.set_versionstamped_value(work.keys.beat(session_id), suffix=suffix)
@@ -78,7 +78,7 @@ def beat_ms(beat: bytes) -> int:
 
 
 def _told(beat: bytes) -> list[Any]:
-    """Empty if it can't be read."""
+    """What the beat says; empty if it can't be read."""
     told = read_or(None, decode_json, beat[_STAMP_BYTES : -_TTL.size] or b"[]")
     return told if isinstance(told, list) else []
 
@@ -119,9 +119,9 @@ def require(
 
 
 def seal(work: Work, session_id: SessionId) -> None:
-    """No claim of this session that has begun commits after this transaction. Raises ``SessionLost`` if it was fenced.
+    """Let no claim of this session that has begun commit after this transaction. Raises ``SessionLost`` if fenced.
 
-    A claim conflicts on the session's record, and this writes it as it is. So a look for the leases of a claim
+    A claim conflicts on the session's record, and this rewrites it as it is. So a look for the leases of a claim
     whose answer was lost finds all there will ever be.
     """
     key = work.keys.session(session_id)
@@ -173,9 +173,9 @@ def fence(work: Work, session_id: SessionId, *, last_beat: bytes | None = None) 
 
 
 def leases_of_claim(work: Work, session_id: SessionId, first: int, most: int) -> list[Lease]:
-    """What the claim holds whose leases are numbered from ``first`` on, ``most`` at most of those.
+    """The leases of the claim that are numbered from ``first`` on, ``most`` at most.
 
-    What a commit adds between this look and the caller's own commit conflicts with it: it is looked for again.
+    A lease committed between this look and the caller's own commit conflicts with it: then the caller looks again.
     """
     end = first + LEASES_PER_CLAIM
     rows = work.tr.get_range(work.keys.lease(session_id, first), work.keys.lease(session_id, end), limit=most)
@@ -200,7 +200,7 @@ def hold_role(work: Work, role: str, session_id: SessionId, observed: bytes | No
 
 
 def role_record(work: Work, role: str) -> bytes | None:
-    """Who holds a role, and since which renewal."""
+    """The holder of a role, and its last renewal."""
     return work.tr.get(work.keys.role(role))
 
 

@@ -1,10 +1,10 @@
-"""Work: what a verb is given for one run: a transaction, the policy, and the effects that it writes at its end.
+"""Work: what a verb gets for one run: a transaction, the policy, and the effects to be written at the end of the run.
 
-Effects are what the transaction does to the counters and which queues' consumers it wakes.
+Effects are the transaction's changes of counters, and the queues whose consumers it wakes.
 
-Guarantee COUNTS: every verb that moves a message says so here, in the transaction that moves it. The ready messages of
-a queue are counted together with the bytes of their payloads, by one atomic add: a limit of bytes, declared whenever,
-finds a right number, and no queue pays for it.
+Guarantee COUNTS: every verb that moves a message notes it in the effects of the transaction that moves it. The ready
+messages of a queue are counted together with the bytes of their payloads, by one atomic add: a limit of bytes, declared
+whenever, finds a right number, and no queue pays for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Policy:
     #: Whether rejected messages of a queue without a dead-letter exchange are kept in ``<queue>.dead``.
     keep_dead: bool = True
     dead_ttl_ms: int = 14 * 24 * 3600 * 1000
-    #: How many of them ``<queue>.dead`` keeps, the newest.
+    #: How many of these ``<queue>.dead`` keeps, the newest.
     dead_length: int = 10_000
 
 
@@ -49,8 +49,8 @@ NEWER = "newer"
 #: A stamp's user version has 2 bytes.
 MOST_USER_VERSION = 0xFFFF
 
-#: What is counted for charts only (``totals.py``): a queue's name, what happened there, and to a message of which key;
-#: without a key: to any message.
+#: What is counted for charts only (``totals.py``): a queue's name, the event, and the key of the message; without a
+#: key: any message.
 Event = tuple[str, ...]
 PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD = "published", "claimed", "acked", "returned", "dead"
 #: A lease was taken from a dead session; it was gone when it was to be settled; a claim was beaten by a rival's.
@@ -60,7 +60,7 @@ CONTESTED = "contested"
 
 
 class _OfKeys:
-    """What happened to messages with a key; most transactions have none."""
+    """Changes to messages with a key; most transactions have none."""
 
     __slots__ = ("backlogs", "doors", "flights", "freed")
 
@@ -95,10 +95,10 @@ class Effects:
     __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "events", "stamped", "unlimited")
 
     def __init__(self, stamped: int = 0) -> None:
-        """``stamped``: how many new messages are in the transaction already; goes on counting."""
-        #: What happens with the commit. This transaction writes none of it.
+        """``stamped``: how many new messages are in the transaction already; counting goes on from there."""
+        #: Events of the commit, which this transaction does not write.
         self.events: dict[Event, int] = {}
-        #: Queues whose keys have no limits, as this transaction has read, and conflicts on.
+        #: Queues whose keys have no limits, as this transaction has read as a conflict.
         self.unlimited: set[str] = set()
         self._counts: dict[tuple[str, str], int] = {}
         self._amounts: dict[str, int] = {}
@@ -113,7 +113,7 @@ class Effects:
         counts[kind] = counts.get(kind, 0) + by
 
     def note(self, queue: str, event: str, key: str = "", number: int = 1) -> None:
-        """Count so many events for the charts; once more for the key, if the messages have one."""
+        """Count events for the charts; once more for the key, if the messages have one."""
         events, kind = self.events, (queue, event)
         events[kind] = events.get(kind, 0) + number
         if key:
@@ -126,7 +126,7 @@ class Effects:
         self._bells.add(queue)
 
     def unready(self, queue: str, messages: int, size: int) -> None:
-        """So many messages, of ``size`` bytes together, are ready no longer."""
+        """These messages, of ``size`` bytes together, are no longer ready."""
         self._amounts[queue] = self._amounts.get(queue, 0) - encode_amount(messages, size)
 
     def wake(self, queue: str) -> None:
@@ -150,7 +150,7 @@ class Effects:
         return self._of_keys.backlogs.get((queue, key), 0)
 
     def went(self, queue: str, key: str, messages: int) -> None:
-        """So many messages with a key are no longer ready."""
+        """These messages with a key are no longer ready."""
         _add(self._of_keys.backlogs, (queue, key), -messages)
 
     def leased(self, queue: str, key: str) -> None:
@@ -175,7 +175,7 @@ class Effects:
         self._alarm = True
 
     def next_user_version(self) -> bytes:
-        """The 2 bytes that order this transaction's new messages. Raises ``LimitExceeded`` when there is no more."""
+        """The 2 bytes that order this transaction's new messages. Raises ``LimitExceeded`` when they are used up."""
         number = self.stamped
         if number > MOST_USER_VERSION:
             raise LimitExceeded("too many messages in one transaction", most=MOST_USER_VERSION + 1)
@@ -183,7 +183,7 @@ class Effects:
         return number.to_bytes(2, "big")
 
     def write(self, tr: Transaction, keys: Keyspace) -> None:
-        """Put it all into the transaction: one atomic add per changed counter, one blind set per bell."""
+        """Write all effects into the transaction: one atomic add per changed counter, one blind set per bell."""
         for (queue, state), by in self._counts.items():
             if by:
                 tr.add(keys.count(queue, state), by)
@@ -211,7 +211,7 @@ class Work(NamedTuple):
     ids: IdSource
     #: Wall clock: the same moment for all that this run does.
     now_ms: int
-    #: What the run counts and whom it wakes; written at its end. A run that only looks has none to speak of.
+    #: Counters and bells, written at the end of the run. A run that only looks has none to speak of.
     effects: Effects
     #: The disk is full: a message to be dead-lettered is delayed instead, as its death record would not fit.
     rests: bool = False

@@ -1,13 +1,13 @@
 """What time does to messages: delayed ones become ready, expired ones are dropped.
 
 A delayed message stands in a range of its own, ordered by its due time, so no claim ever walks over it and no worker
-holds it. One consumer process at a time (``session.hold_role``) promotes what is due: its record moves to the end of
+holds it. One consumer process at a time (``session.hold_role``) promotes due messages: the record moves to the end of
 the ready range, or of its rank there. Due times go by the wall clocks of publisher and promoter: a wrong one moves a
 start by its error and harms nothing else. Two promoters at once are harmless too: they conflict on the messages they
 both want.
 
-``("waiting", queue)`` says that a queue may have delayed messages; it is cleared by a promoter that read the whole
-range, serializably, as empty: a message delayed meanwhile makes that transaction fail.
+``("waiting", queue)`` says that a queue may have delayed messages. A promoter clears it after reading the whole range
+serializably as empty: a message delayed meanwhile makes that transaction fail.
 
 A claim drops expired messages that it meets. A queue without a consumer has no claims. So where a queue has a time to
 live (``x-message-ttl``) or a dead-letter exchange, the duties look at its head when that message expires: as in
@@ -37,16 +37,16 @@ from kombu_fdb.store.protocol import KeyValue
 
 
 MESSAGES_PER_TRANSACTION = 200
-#: Queues whose next message is looked at in one transaction.
+#: How many queues' next messages are looked at in one transaction.
 QUEUES_PER_LOOK = 500
-#: How long entries of older stores are taken to wait, which don't say it.
+#: How long entries of older stores, which don't say it, are taken to wait.
 UNTOLD_WAIT_MS = 60_000
 
 
 def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, bytes]:
     """Queues with due messages, or with none left, and when the next message of the others is due; all at snapshot.
 
-    Looks at some queues only, from the row ``begin`` on; the last result is where to go on, b"" at the end.
+    Looks at some queues only, from the row ``begin`` on. The last result is where to go on, b"" at the end.
     """
     first, end = work.keys.all_waiting
     rows = work.tr.get_range(begin or first, end, limit=QUEUES_PER_LOOK, snapshot=True)
@@ -72,12 +72,12 @@ def names_in(keys: Keyspace, rows: Sequence[KeyValue]) -> list[str]:
 
 
 def _due(keys: Keyspace, queue: str, head: list[KeyValue]) -> int | None:
-    """When its next message is due; None if that can't be told, so that the promotion looks at it by itself."""
+    """When its next message is due; None if that can't be told, so that the promotion looks for itself."""
     return read_or((None,), keys.split_delayed, queue, head[0][0])[0] if head else None
 
 
 def promote(work: Work, limit: int, queue: str) -> tuple[int, int | None]:
-    """Make up to ``limit`` due messages ready. Returns how many, and when the next is due.
+    """Make up to ``limit`` due messages ready. Returns how many, and when the next one is due.
 
     A message whose due time can't be read, among these or at the head of the others, is dead-lettered as malformed.
     """
@@ -105,10 +105,10 @@ def unpark(work: Work, sightings: Sightings) -> int | None:
     """Ring for keys whose rate allows a message again. Returns when the next one is due, or now if some may be left.
 
     An entry is due when its moment has come by this clock, or when this process has seen it for as long as it was to
-    wait: its writer may have another clock, or this one was set back since. A bell that is rung too early costs a look.
+    wait: the clocks may differ, or this one was set back since. A bell that is rung too early costs a look.
 
     The tokens that have come since are put into the bucket (:func:`.rates.credit`): the consumer that answers the bell
-    may never have seen that bucket.
+    may not have seen that bucket before.
     """
     found = [(row, read_or(None, work.keys.split, row[0], int, str, str)) for row in _unparks(work)]
     for row, entry in found:
@@ -162,7 +162,7 @@ def _next_due(work: Work, queue: str) -> int | None:
 
 
 ROWS_PER_TRANSACTION = 200
-#: Keys of each queue whose heads are looked at.
+#: How many keys of each queue have their heads looked at.
 MOST_KEYS = 100
 
 
@@ -199,7 +199,7 @@ def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[
     """
     ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
-    found = [(row, read_or(None, decode_record, row[1])) for row in rows]  # the claim that takes an unreadable one sees
+    found = [(row, read_or(None, decode_record, row[1])) for row in rows]  # a claim sees to unreadable ones
     expired = [(row, record) for row, record in found if record is not None and 0 < record.expires_ms <= work.now_ms]
     take_out(work, queue, [row for row, _ in expired])
     for row, record in expired:

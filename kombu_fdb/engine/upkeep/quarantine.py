@@ -1,17 +1,14 @@
 """What upkeep failed on and set aside, and the orphaned rows that it clears.
 
-Quarantine: what a duty could not do, set aside so that it delays nothing else, for people to see.
+Quarantine: what a duty could not do is set aside for people to see, and delays nothing else. A row ``("aside", duty,
+subject)`` says which queue, session or other subject a duty fails on, why, how often and since when. The process whose
+duty failed writes it, and clears it when the duty succeeds; if that process is gone, the duties clear the row once it
+has not changed for a while.
 
-A row ``("aside", duty, subject)`` says which queue, session or whatever else a duty fails on, why, how often and since
-when. The process whose duty failed writes it, and clears it when the same succeeds; if that process is gone, the
-duties clear it once it has not changed for a while.
-
-Orphans: rows that deleted queues and exchanges have left behind.
-
-Deleting a queue clears all its rows. But consumers may still hold its messages: a lease that ends later rings the bell
-of the deleted queue. Deleting an exchange leaves its epoch, by which the caches of other processes notice. A process
-that sees such a row unchanged for long enough clears it, in a transaction that conflicts with every use of the name
-again.
+Orphans: rows of deleted queues and exchanges. Deleting a queue clears all its rows, but consumers may still hold its
+messages: a lease that ends later rings the bell of the deleted queue. Deleting an exchange leaves its epoch, by which
+the caches of other processes notice. A process that sees such a row unchanged for long enough clears it, in a
+transaction that conflicts with every new use of the name.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from kombu_fdb.routing.tables import PREDECLARED
 
 #: The longest error text that is kept, in characters.
 LONGEST_ERROR = 500
-#: Entries shown at most.
+#: How many entries are shown.
 MOST_SHOWN = 1_000
 
 
@@ -85,7 +82,7 @@ def _decode(keys: Keyspace, key: bytes, value: bytes) -> Aside:
 
 
 def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
-    """Clear what an undeclared queue has left, if its bell is still what was observed.
+    """Clear the rows of an undeclared queue, if its bell is still what was observed.
 
     Does nothing if the queue has messages, or an operator's settings. A publish to it sets the bell.
     """
@@ -109,8 +106,7 @@ def clear_queue(work: Work, queue: str, bell: bytes) -> bool:
 def clear_exchange(work: Work, exchange: str, epoch: bytes) -> bool:
     """Clear the epoch of an exchange that is gone, if it is still what was observed.
 
-    A cache from before the deletion has another epoch, and one from after it knows no binding: so neither becomes
-    wrong.
+    A cache from before the deletion has another epoch, and one from after it knows no binding: neither becomes wrong.
     """
     if exchange in PREDECLARED or work.tr.get_many([work.keys.epoch(exchange), work.keys.exchange(exchange)]) != [
         epoch,

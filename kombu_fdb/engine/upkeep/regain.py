@@ -41,7 +41,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
     work.tr.clear(kept)
     try:
         queue, place = work.keys.split_newer(kept)
-    except FormatError:  # not one of ours
+    except FormatError:  # not written by us
         return
     work.effects.change(queue, NEWER, -1)
     message = Message(queue, place, value)
@@ -54,7 +54,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
 
 
 def _return(work: Work, kept: Message[Place]) -> None:
-    """What a dead session held; ``kept.value`` is its lease."""
+    """Release a message that a dead session held; ``kept.value`` is its lease."""
     try:
         record = codec.decode_lease(kept.value)[2]
     except FormatError as error:

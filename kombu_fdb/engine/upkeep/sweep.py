@@ -1,8 +1,8 @@
 """Sweep: find dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
 
 Every consumer process observes the sessions that follow its own in the ring of session ids (``duty_cycle.py``); none
-is elected, so the death of a sweeper delays nothing. Which of several sweepers ends a session is decided by the fencing
-transaction, and two that bring the same messages back conflict on the leases. See ``session.py`` for the states.
+is elected, so the death of a sweeper delays nothing. Of several sweepers, the fencing transaction decides which one
+ends a session, and two that bring the same messages back conflict on the leases. See ``session.py`` for the states.
 
 A lease that can't be brought back even alone in a transaction is skipped and stays; the others come back.
 """
@@ -52,7 +52,7 @@ class Observer(Generic[K]):
         self._looked = 0.0
 
     def look(self, values: Iterable[tuple[K, bytes, float]], now: float) -> None:
-        """Note key, value and time to live (seconds) of one successful look; what is not among them is forgotten."""
+        """Note key, value and time to live (seconds) of one successful look; keys not among them are forgotten."""
         gap_s = now - self._looked
         seen: dict[K, _Sighting] = {}
         for key, value, ttl_s in values:
@@ -72,7 +72,7 @@ class Observer(Generic[K]):
         return [(key, seen.ttl_s) for key, seen in self._sightings.items() if seen.unchanged_s >= seen.ttl_s / 2]
 
     def note_alive(self, key: K) -> None:
-        """The key's owner has shown in another way that it lives: as if the value had changed just now."""
+        """Note another sign of life of the key's owner: as if the value had changed just now."""
         self._sightings[key].unchanged_s, self._sightings[key].changed = 0.0, True
 
     def is_alive(self, key: K) -> bool:
@@ -103,7 +103,7 @@ def release_part(
     The leases are conflict keys: an acknowledgement that commits meanwhile makes this transaction start again.
     """
     if work.tr.get(work.keys.session(session_id)) is not None:
-        return 0, b""  # beaten and never fenced: not ours to take
+        return 0, b""  # still open: not ours to take
     begin, end = range_of(work.keys.leases(session_id))
     rows = work.tr.get_range(max(begin, cursor), end, limit=limit, snapshot=True)
     for key, value in rows:
@@ -125,7 +125,7 @@ def skip(work: Work, session_id: SessionId, cursor: bytes) -> bytes:
 
 
 def forget(work: Work, session_id: SessionId) -> None:
-    """Clear the last trace of a fenced session, by which it is found if the process that cleans up dies meanwhile.
+    """Clear the last row of a fenced session, by which it is found if the process that cleans up dies meanwhile.
 
     It stays while a lease does: one that could not be brought back is tried again with the next sweep.
     """
@@ -142,10 +142,10 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
         return
     try:
         message = Message(*decode_lease(lease))
-    except FormatError as error:  # its queue is not known any more; kept for a person to look at
+    except FormatError as error:  # its queue is unknown; it is kept for a person to look at
         bury(work, Message("unreadable", b"", lease), Cause.malformed(error))
         return
-    if counted:  # else its owner gave it back
+    if counted:  # otherwise its owner gave it back
         work.effects.note(message.queue, LOST, split_place(message.place)[0])
     end_lease(work, message.queue, message.place)
     release_message(work, message, Release(counted))
