@@ -29,9 +29,9 @@ from kombu.serialization import loads, prepare_accept_content
 
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.model import NO_SESSION, Delivery, Lease, Peeked
+from kombu_fdb.model import Peeked
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.envelope import open_delivery, task_id_of
+from kombu_fdb.transport.envelope import open_peeked, task_id_of
 from kombu_fdb.transport.errors import operational_errors
 
 logger = logging.getLogger(__name__)
@@ -110,11 +110,8 @@ def _has_ended(app: Celery, taken: Peeked, task_id: str) -> bool:
 
 def _opened(taken: Peeked) -> Message | None:
     """None if its bytes can't be read, whatever they raise: it is cancelled all the same."""
-    delivery = Delivery(
-        Lease(NO_SESSION, 0), taken.queue, taken.payload, taken.message_id, taken.redeliveries, taken.deaths, taken.key
-    )
     try:
-        opened = open_delivery(delivery, 0)
+        opened = open_peeked(taken)
     except Exception as error:  # noqa: BLE001 - as above
         logger.warning("a message of task %s can't be read: %s", taken.task_id, error)
         return None

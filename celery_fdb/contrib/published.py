@@ -17,10 +17,10 @@ from kombu.serialization import loads, prepare_accept_content
 from kombu_fdb import Broker, OptionError, Peeked
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError
-from kombu_fdb.model import NO_SESSION, Delivery, Lease, is_internal
+from kombu_fdb.model import is_internal
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
-from kombu_fdb.transport.envelope import open_delivery
+from kombu_fdb.transport.envelope import open_peeked
 
 STATES: tuple[State, ...] = ("ready", "delayed", "leased")
 URL_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
@@ -140,11 +140,7 @@ def _published(peeked: Peeked) -> Published:
 
 def _open(peeked: Peeked) -> dict[str, Any]:
     """A message of kombu's, or the bytes that ``Broker.queue(...).put`` has stored."""
-    unleased = Lease(NO_SESSION, 0)
-    delivery = Delivery(
-        unleased, peeked.queue, peeked.payload, peeked.message_id, peeked.redeliveries, peeked.deaths, peeked.key
-    )
     try:
-        return open_delivery(delivery, 0)
+        return open_peeked(peeked)
     except FormatError:
         return {"headers": {}, "properties": {}, "body": peeked.payload, "content-type": "", "content-encoding": ""}

@@ -69,7 +69,7 @@ from kombu.utils.json import JSONEncoder, object_hook, textual_types
 
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION, decode_json, encode_json
-from kombu_fdb.model import LONGEST_TASK_ID, URGENT, Death, Delivery, Publication
+from kombu_fdb.model import LONGEST_TASK_ID, NO_SESSION, URGENT, Death, Delivery, Lease, Peeked, Publication
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, is_whole, number, shown, utf8, utf8_bytes
 
 # -- times -------------------------------------------------------------------------------------------------------------
@@ -698,6 +698,15 @@ def open_delivery(
         "properties": properties,
         "redelivered": redelivered,
     }
+
+
+def open_peeked(peeked: Peeked) -> dict[str, Any]:
+    """The same of a message that was looked at, and not claimed."""
+    unleased = Lease(NO_SESSION, 0)
+    delivery = Delivery(
+        unleased, peeked.queue, peeked.payload, peeked.message_id, peeked.redeliveries, peeked.deaths, peeked.key
+    )
+    return open_delivery(delivery, 0)
 
 
 class Envelope(NamedTuple):
