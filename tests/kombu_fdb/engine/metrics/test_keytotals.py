@@ -139,6 +139,16 @@ def test_a_key_that_becomes_busy_has_its_name_when_names_are_given_anew(bench):
     assert (found["late"], found["k0"], found[OTHERS]) == ({PUBLISHED: 3}, {PUBLISHED: 2}, {PUBLISHED: 3})
 
 
+def test_a_process_has_names_to_give_anew(bench):
+    for queue in range(NAMES // NAMES_PER_QUEUE):
+        publish(bench, *(f"k{number}" for number in range(NAMES_PER_QUEUE)), queue=f"q{queue}")
+    bench.engine.metrics.flush()
+    bench.later(NAMES_S)
+    publish(bench, "late")
+    bench.engine.metrics.flush()
+    assert bench.engine.metrics.key_totals()["q"] == {"late": {PUBLISHED: 1}}
+
+
 def trim(engine):
     for _ in engine.metrics.trim_steps():
         pass

@@ -1,4 +1,4 @@
-"""What an exchange that is gone has left is cleared, unless the exchange is there, or comes back."""
+"""What an exchange or a queue that is gone has left is cleared, unless it is there, comes back, or is consumed."""
 
 from __future__ import annotations
 
@@ -51,3 +51,15 @@ def test_what_is_there_without_a_declaration_stays(bench: Bench, name: str) -> N
     bench.engine.queues.bind("q", name, "k")
     bench.engine.queues.unbind("q", name, "k")
     assert not bench.engine.upkeep.clear_ghost("exchange", name, epoch(bench, name))
+
+
+@pytest.mark.parametrize("is_consumed", [False, True])
+def test_a_queue_that_is_empty_goes_unless_it_is_consumed(bench: Bench, *, is_consumed: bool) -> None:
+    """It may be one that was not declared. Its consumer would be told that it was deleted."""
+    keys = bench.engine.keys
+    bench.write(lambda tr: tr.set_versionstamped_value(keys.bell("q")))
+    if is_consumed:
+        bench.engine.queues.add_consumer(bench.session, "q", "tag")
+    ((_, bell),) = bench.engine.upkeep.rows((keys.bell("q"), keys.bell("q") + b"\x00"))
+    assert bench.engine.upkeep.clear_ghost("queue", "q", bell) is not is_consumed
+    assert bench.engine.queues.forgotten(bench.session, [("q", "tag")]) == ([] if is_consumed else [("q", "tag")])
