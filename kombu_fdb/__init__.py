@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kombu_fdb.api.broker import Broker as Broker
+    from kombu_fdb.api.consumer import Consumer as Consumer
     from kombu_fdb.api.dead_letters import DeadLetters as DeadLetters
     from kombu_fdb.api.job import Job as Job
     from kombu_fdb.api.queue import Queue as Queue
-    from kombu_fdb.api.taking import Consumer as Consumer
     from kombu_fdb.errors import AlreadySettled as AlreadySettled
     from kombu_fdb.errors import CapacityExceeded as CapacityExceeded
     from kombu_fdb.errors import ClientUnusable as ClientUnusable
@@ -54,7 +54,7 @@ _NAMES = {
     "api.dead_letters": ("DeadLetters",),
     "api.job": ("Job",),
     "api.queue": ("Queue",),
-    "api.taking": ("Consumer",),
+    "api.consumer": ("Consumer",),
     "errors": (
         *("AlreadySettled", "CapacityExceeded", "ClientUnusable", "CommitUnknown", "Conflict", "ExchangeNotFound"),
         *("ForkedError", "FormatError", "InvalidArgument", "KombuFDBError", "LeaseLost", "LimitExceeded"),

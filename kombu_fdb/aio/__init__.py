@@ -50,11 +50,11 @@ from kombu_fdb.api.broker import Inspection as SyncInspection
 from kombu_fdb.api.broker import Migration as SyncMigration
 from kombu_fdb.api.broker import Topology as SyncTopology
 from kombu_fdb.api.connection import Connection
+from kombu_fdb.api.consumer import Consumer as SyncConsumer
+from kombu_fdb.api.consumer import Take, Wait
 from kombu_fdb.api.dead_letters import DeadLetters as SyncDeadLetters
 from kombu_fdb.api.job import Job as SyncJob
 from kombu_fdb.api.queue import Queue as SyncQueue
-from kombu_fdb.api.taking import Consumer as SyncConsumer
-from kombu_fdb.api.taking import Take, Wait
 from kombu_fdb.errors import ForkedError, InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death
 from kombu_fdb.settings.location import Location
@@ -237,7 +237,7 @@ async def take_many(
     in_order: bool = False,
     stopped: Stop = never,
 ) -> list[SyncJob]:
-    """As :func:`kombu_fdb.api.taking.take_many`, with a sleeper that holds no thread. Cancel it at any moment.
+    """As :func:`kombu_fdb.api.consumer.take_many`, with a sleeper that holds no thread. Cancel it at any moment.
 
     What was claimed for a task that is cancelled goes back at once and uncounted, whether the claim is still under way,
     is done, or its answer is on the way to the loop: until the task has it, the call's ``undo`` is its owner.

@@ -36,10 +36,10 @@ from typing import Any, Self, Unpack, get_args
 
 from kombu_fdb.api.arguments import Declaration, Named, Span, check_name, names_of
 from kombu_fdb.api.connection import Connection
+from kombu_fdb.api.consumer import Consumer, take_many
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.api.taking import Consumer, take_many
 from kombu_fdb.engine import migration
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, Sample

@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
 
 from kombu_fdb.api.arguments import Named, State, check_limit, check_name, names_of
 from kombu_fdb.api.connection import Connection
+from kombu_fdb.api.consumer import Consumer, take_many
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job, due_at
-from kombu_fdb.api.taking import Consumer, take_many
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.publish import parts

@@ -23,9 +23,9 @@ from kombu.transport.virtual.base import UndeliverableWarning
 
 from kombu_fdb import Broker, Job, KeyLimits, KombuFDBError, aio
 from kombu_fdb.api.broker import Inspection, Migration, Topology
+from kombu_fdb.api.consumer import Consumer
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.api.taking import Consumer
 from kombu_fdb.model import QueueControl
 from kombu_fdb.process.client import Client
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration

@@ -9,7 +9,7 @@ import pytest
 from kit.processes import until
 
 from kombu_fdb import Broker
-from kombu_fdb.api import taking
+from kombu_fdb.api import consumer
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.model import Demand
 from kombu_fdb.primitives.wakeup import Bell
@@ -99,7 +99,7 @@ def test_a_take_that_is_interrupted_in_its_sleep_waits_no_longer(
     broker = process()
     first = broker.connection.engine
     first.messages.join(Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1))
-    monkeypatch.setattr(taking, "Bell", InterruptedBell)
+    monkeypatch.setattr(consumer, "Bell", InterruptedBell)
     with pytest.raises(KeyboardInterrupt):
         broker.queue("q").take(timeout=PATIENCE_S)
     until(lambda: combiner(broker) == 1)
@@ -123,7 +123,7 @@ def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monke
         first.messages.serve(demand, ["q"], first.messages.look(demand)[0].rows, {})
         return False
 
-    monkeypatch.setattr(taking, "_sleep", grant_and_end)
+    monkeypatch.setattr(consumer, "_sleep", grant_and_end)
     job = ours.queue("q").take(timeout=PATIENCE_S)
     assert job is not None
     assert job.payload == b"b"

@@ -297,7 +297,7 @@ def patience_s(bench: Bench) -> float:
 
 
 def test_a_new_standing_knows_how_long_services_take(bench: Bench) -> None:
-    """Each take that waits has its own (``api/taking.py``), and serves once."""
+    """Each take that waits has its own (``api/consumer.py``), and serves once."""
     one = Consumer(bench)
     one.rivalry.served(line.name(QUEUES), alone=False, took_s=1.0)
     one.turn()

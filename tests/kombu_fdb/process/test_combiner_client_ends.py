@@ -79,7 +79,7 @@ def wait_and_look(bench: Bench, consumer: Consumer) -> None:
 
 
 def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> None:
-    """Each take that waits is an owner of its own (``api/taking.py``), in a session that may last for months."""
+    """Each take that waits is an owner of its own (``api/consumer.py``), in a session that may last for months."""
     one = Consumer(bench)
     for _ in range(5):
         bench.put(b"a")

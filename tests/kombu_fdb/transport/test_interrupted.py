@@ -18,9 +18,9 @@ from kombu import Connection
 
 import kombu_fdb.api.broker
 import kombu_fdb.api.connection
+import kombu_fdb.api.consumer
 import kombu_fdb.api.job
 import kombu_fdb.api.queue
-import kombu_fdb.api.taking
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.facade import messages
@@ -35,7 +35,7 @@ from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel, envelope, unacked
 
 #: Where an exception may strike: what runs in the thread that takes, puts and settles.
-API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.taking)
+API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.consumer)
 MODULES = (
     *API,
     channel,
