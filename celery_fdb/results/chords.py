@@ -1,11 +1,11 @@
-"""Chords: count the parts in the store, and publish the body exactly once. Guarantees CHORD-ONCE and CHORD-SURE.
+"""Chords: count the parts in the store, and say which publishes the body. Guarantees CHORD-ONCE and CHORD-SURE.
 
 Model. A chord is *open* from ``apply_chord``, before the first header task is published. Each header task that returns
 adds its *part*, in the transaction that stores its result; a part counts once, however often its task runs, and parts
 that return at the same time do not conflict. The size becomes known when the last header task is about to be published.
 In a transaction of its own, each part then looks whether the chord is *complete*; the first to find it so *claims* it.
-The process that claimed it publishes the body and deletes the chord, in one transaction; then the chord is *over*, and
-there is nothing left of it.
+The process that claimed it publishes the body (``backend.py``) and deletes the chord, in one transaction; then the
+chord is *over*, and there is nothing left of it.
 
 What happens at each failure:
 

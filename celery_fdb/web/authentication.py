@@ -1,5 +1,8 @@
 """Who asks: by the cookie of the login page, by the hook, or anybody; and the login page itself.
 
+What a known person may do is in ``visit.py``, and ``page.py`` asks both before each page. In Django the project's own
+users and permissions count (``contrib/django/pages.py``).
+
 A person who is not known is led to the login page, or to ``login_url``; whatever is no page is answered 401.
 
 Model of the cookie. A visitor who types the token gets a cookie that says until when it holds, signed with the token.
@@ -48,7 +51,7 @@ LONGEST_NOTICE = 2_000
 
 
 class Authentication:
-    """See the module."""
+    """Who asks, the login page, and the attempts to pass it; of one dashboard."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -1,7 +1,9 @@
 """The relay as its own process: publishes rows until it is stopped.
 
 It queries the database every ``interval`` seconds, and again at once after a full batch. An application that calls
-``Outbox.relay()`` after its commit doesn't wait for that; the relay then finds only what was left behind.
+``Outbox.relay()`` after its commit doesn't wait for that; the relay then finds only what was left behind. Both publish
+by :meth:`Outbox.relay_some <celery_fdb.contrib.outbox.Outbox.relay_some>`, which also says when a row that failed is
+tried again.
 
 If the broker or the database does not answer, the relay logs it once and retries after pauses that double up to
 :data:`LONGEST_PAUSE_S`. It gives up only at its start, if the table can't be read.
