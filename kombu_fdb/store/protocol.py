@@ -1,6 +1,7 @@
-"""What a store is: ordered keys, optimistic transactions, versionstamps and watches; and what a transaction holds.
+"""What a store is: ordered keys, optimistic transactions, versionstamps and watches.
 
-The seam: the queue is written once above it, in FoundationDB's terms. Semantics are FoundationDB's (https://apple.github.io/foundationdb/developer-guide.html):
+This is the seam above which the queue is written once. Semantics are FoundationDB's
+(https://apple.github.io/foundationdb/developer-guide.html):
 
 * A transaction reads one consistent version and sees its own writes. It commits only if no key it read
   *serializably* was written by a transaction that committed after that version; otherwise ``Conflict``. Snapshot
@@ -77,15 +78,15 @@ class Transaction(Protocol):
     def clear(self, key: bytes) -> None: ...
     def clear_range(self, begin: bytes, end: bytes) -> None: ...
     def clear_run(self, keys: Sequence[bytes]) -> None:
-        """Clear keys that stand side by side, in their order: in one call, where each has its price.
+        """Clear adjacent keys, given in order, in one call, for stores where each call has its price.
 
-        Between the first and the last of them there is no other, as this transaction has read and conflicts on.
+        This transaction has read that no other key lies between the first and the last, and conflicts on that.
         """
 
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         """Atomic add on a signed little-endian integer of ``width`` bytes. Absent is 0.
 
-        One that falls to 0 is cleared. One that rises to it, as no counter of what is there ever does, may be.
+        A sum that falls to 0 is cleared. One that rises to 0, as no counter of what is there ever does, may be cleared.
         """
 
     def byte_max(self, key: bytes, value: bytes) -> None:
@@ -98,10 +99,11 @@ class Transaction(Protocol):
         """Set ``key`` to ``prefix + versionstamp + suffix`` and fire its watches."""
 
     def fill(self, *, moving: bool = False) -> None:
-        """Said of a transaction before it writes: what it stores may wait there for long, and there may be any number.
+        """Call it before writing, if what is stored may stay for long and without a bound on its number.
 
-        Where a store watches its disk, a full one refuses such a transaction first, so that the process that empties it
-        still can; next, those that only move something, and add a little to it. It means nothing elsewhere.
+        Where a store watches its disk, a full one refuses such transactions first, so that the process that empties it
+        can still write. Next it refuses those with ``moving``, which move something and add a little to it. Elsewhere
+        the call means nothing.
         """
 
     def add_read_conflict_key(self, key: bytes) -> None: ...
@@ -119,7 +121,7 @@ class Database(Protocol):
     writers_take_turns: bool
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> Transaction:
-        """``read_only``: a promise that allows a store to let it run beside a writer."""
+        """``read_only``: a promise that allows a store to run it beside a writer."""
 
     def close(self) -> None:
         """Idempotent. Later calls raise ``StoreUnavailable``."""
@@ -133,8 +135,8 @@ class Watch:
 
     ``release`` frees what the store holds for it, when it is cancelled.
 
-    Without a lock, as a signal handler may fire what it has interrupted: who takes the token decides what becomes of
-    it, and who takes the callback calls it.
+    It has no lock, as a signal handler may fire the watch that it has interrupted: the caller that takes the token
+    decides what becomes of it, and the one that takes the callback calls it.
     """
 
     __slots__ = ("_callbacks", "_cancelled", "_fired", "_release", "_tokens", "key", "seen")
@@ -151,13 +153,13 @@ class Watch:
 
     @property
     def done(self) -> bool:
-        """Fired or cancelled: nothing will come of it any more."""
+        """Whether it was fired or cancelled, so that nothing will come of it any more."""
         return self._fired or self._cancelled
 
     def on_fire(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when the watch fires, from any thread; at once if it has fired already."""
         self._callbacks.append(callback)
-        if self._fired:  # looked at after the entry, and set before the look at it
+        if self._fired:  # checked after the entry; ``fire`` sets it before it looks for one
             self._call()
 
     def cancel(self) -> None:
@@ -173,7 +175,7 @@ class Watch:
             self._call()
 
     def _decide(self) -> bool:
-        """Whether this caller is the one to do so."""
+        """Whether this caller is the one that fires or cancels."""
         try:
             self._tokens.pop()
         except IndexError:

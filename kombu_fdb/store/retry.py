@@ -1,13 +1,4 @@
-"""Retry: run a verb until its transaction commits, within a deadline, also if the answer of a commit was lost.
-
-Model of patience: how long a caller waits for a store that does not answer, altogether, not for each transaction. A
-verb by itself has a deadline of its own. What a public call does by several of them shares the call's
-(:meth:`Patience.within`): each gets what is left of it, and at least an attempt.
-
-What ends (a closing connection, a program that was told to stop) makes many calls, one after the other. They share
-:data:`ENDING_S` seconds of waiting in vain: a call that fails uses up what it took, later ones get the rest, at least
-:data:`LEAST_S`. A commit gives everything back: a store that works, however much there is to do, is never cut short;
-one that only answers reads (a locked file, a full disk) is.
+"""Retry: run a verb until its transaction commits, within a deadline, even if the answer of a commit was lost.
 
 Model of the loop. One logical transaction is a ``body`` that is run in fresh transactions until one commits. Its
 outcome may be
@@ -17,25 +8,23 @@ outcome may be
 * unknown (FoundationDB's 1021, https://apple.github.io/foundationdb/developer-guide.html#transactions-with-unknown-results):
   the store no longer works on it, but it may or may not have happened.
 
-For the last one each writing run also sets a *commit token*. The next run reads it first. If it finds
-the token of an earlier unknown run, that run has committed, and its result is returned as if its answer had come. So no
-verb of the queue has to be idempotent by itself, at the price of one blind write and one conflict key per transaction,
-and none on a store that answers every commit.
+For the last one each writing run also sets a *commit token*. The next run reads it first. If it finds the token of an
+earlier unknown run, that run has committed, and its result is returned as if its answer had come. So no verb of the
+queue has to be idempotent by itself, at the price of one blind write and one conflict key per transaction, and none on
+a store that answers every commit.
 
 If the commit may still be under way (``in_flight``: the deadline passed while it ran), reading proves nothing: it may
 land after the look. Then ``CommitUnknown`` goes to the caller; so it does when the store fails for good after a run of
-unknown outcome. A caller who brings a :class:`~kombu_fdb.store.retry.Doubt` finds in it what may have happened,
-also when the call ended by an exception out of a signal handler, and :meth:`Retry.resolve` settles it later: it looks
-and *fences* in one transaction, so that what has not happened never will. What each verb does stands in
+unknown outcome. A caller who brings a :class:`~kombu_fdb.store.retry.Doubt` finds in it what may have happened, also
+when the call ended by an exception out of a signal handler. :meth:`Retry.resolve` settles it later: it looks and
+*fences* in one transaction, so that what has not happened never will. What each verb does stands in
 ``engine/facade/engine.py``.
 
 Guarantee BOUNDED: a run ends by its deadline, whatever the store does, because every call of a transaction is given
 what is left of it.
 
-Commit tokens, and what is left in doubt without them.
-
-Model. A *token* is a key of the store that only one process writes, lent to one transaction at a time. Each run of that
-transaction that writes anything also
+Model of the tokens. A *token* is a key of the store that only one process writes, lent to one transaction at a time.
+Each run of that transaction that writes anything also
 
 * sets the token to a value that only this run writes, and
 * reads it, for conflicts only: the store compares versions when it commits, and nothing travels.
@@ -50,10 +39,19 @@ when its outcome is known:
 * *open*: one of its runs may have committed, or may still;
 * *settled*: ``landed`` is the run that has committed, or empty: none has, and none will.
 
-Tokens of processes that are gone are cleared by others, when they have not changed for ``duties.LEFT_TTL_S`` under
-observation. A token that is missing where it was, or a doubt older than :data:`LONGEST_DOUBT_S` by either clock (the
-wall clock also runs while a machine sleeps), therefore proves nothing, and the doubt can't be settled any more. A token
-that was not used for so long is left to the sweepers.
+Other processes clear the tokens of those that are gone, when they have not changed for ``duties.LEFT_TTL_S`` under
+observation. So a token that is missing where it was, or a doubt older than :data:`LONGEST_DOUBT_S` by either clock (the
+wall clock also runs while a machine sleeps), proves nothing, and the doubt can't be settled any more. A token that was
+not used for so long is left to the sweepers.
+
+Model of patience: how long a caller waits for a store that does not answer, altogether, not for each transaction. A
+verb by itself has a deadline of its own. The verbs of one public call share the call's (:meth:`Patience.within`): each
+gets what is left of it, and at least an attempt.
+
+A connection that closes, or a program that was told to stop, makes many calls, one after the other. They share
+:data:`ENDING_S` seconds of waiting in vain: a call that fails uses up what it took, later ones get the rest, at least
+:data:`LEAST_S`. A commit gives everything back: a store that works, however much there is to do, is never cut short;
+one that only answers reads (a locked file, a full disk) is.
 """
 
 from __future__ import annotations
@@ -73,9 +71,12 @@ from kombu_fdb.store.protocol import Database, Transaction
 
 T = TypeVar("T")
 
-#: For how long a token tells what happened, in seconds: far shorter than it takes others to clear it.
+# -- commit tokens -----------------------------------------------------------------------------------------------------
+
+
+#: For how long a token tells what happened, in seconds: far shorter than others take to clear it.
 LONGEST_DOUBT_S = 300.0
-#: The run that is none: settling a doubt writes it.
+#: The attempt number of no run: settling a doubt writes it.
 _FENCE = 0xFFFFFFFF
 
 
@@ -85,7 +86,7 @@ class Token:
 
     key: bytes
     number: int = 0
-    #: What it was set to by the last transaction that is known to have happened; None if it was never set.
+    #: Its value by the last transaction that is known to have happened; None if it was never set.
     before: bytes | None = None
     used_s: float = 0.0
 
@@ -124,7 +125,7 @@ class CommitTokens:
         return Token(self._make_key(self._made))
 
     def give_back(self, token: Token) -> None:
-        """No commit that writes it can be under way any more. Else it is left behind, and swept by age."""
+        """Only when no commit that writes it can be under way any more. Otherwise it is left, and swept by age."""
         self._free.append(token)
 
 
@@ -133,22 +134,22 @@ class Doubt(Generic[T]):
     """What a transaction may have done. Made by its caller, kept by :class:`~kombu_fdb.store.retry.Retry`."""
 
     token: Token | None = None
-    #: Of each run that may have committed: the value of the token, and what the run would have returned.
+    #: For each run that may have committed: the value of the token, and what the run would have returned.
     results: dict[bytes, T] = field(default_factory=dict)
-    #: Whether its outcome is known, and which run it was; None: none of them.
+    #: Whether its outcome is known, and the run that committed; None: none of them.
     settled: bool = False
     landed: bytes | None = None
     _since_s: float = 0.0
     _since_ms: int = 0
 
     def begin(self, value: bytes, result: T, clock: Clock) -> None:
-        """A run is about to send its commit."""
+        """Note that a run is about to send its commit."""
         if not self.results:
             self._since_s, self._since_ms = clock.monotonic(), clock.wall_ms()
         self.results[value] = result
 
     def forget(self) -> None:
-        """None of the runs so far has committed, or ever will: what follows begins anew, with another token."""
+        """None of the runs so far has committed, or ever will: begin anew, with another token."""
         self.results.clear()
 
     def settle(self, landed: bytes | None) -> None:
@@ -166,7 +167,7 @@ class Doubt(Generic[T]):
 
     @property
     def result(self) -> T | None:
-        """Of the run that has committed."""
+        """The result of the run that has committed."""
         return None if self.landed is None else self.results[self.landed]
 
     def is_too_old(self, clock: Clock) -> bool:
@@ -178,30 +179,30 @@ class Doubt(Generic[T]):
 # -- patience ----------------------------------------------------------------------------------------------------------
 
 
-#: Of waiting in vain, in seconds: twice (a child process, then its parent) is well within the 10 s after which
+#: Seconds of waiting in vain: twice this (a child process, then its parent) is well within the 10 s after which
 #: service managers begin to kill.
 ENDING_S = 4.0
 LEAST_S = 0.05
 
 _ending: ContextVar[bool] = ContextVar("kombu_fdb_ending", default=False)
-#: Whose call it is, and when that has to end. A thread that a call starts may inherit it, and has none all the same.
+#: The thread of the call, and its deadline. A thread that a call starts may inherit this, but has no deadline.
 _deadline: ContextVar[tuple[int, float] | None] = ContextVar("kombu_fdb_deadline", default=None)
 
 
 class Patience:
-    """Of one process with one store. Thread-safe: what two threads waste at the same time counts once or twice."""
+    """The patience of a process with a store. Thread-safe: what two threads waste at once counts once or twice."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
         #: Whether the program was told to stop.
         self.stopping: Callable[[], bool] = lambda: False
-        #: What may still be wasted.
+        #: How many seconds may still be wasted.
         self.left_s = ENDING_S
 
     @staticmethod
     @contextmanager
     def ending() -> Iterator[None]:
-        """What this thread does inside belongs to an end."""
+        """Mark what this thread does inside as part of an end."""
         token = _ending.set(True)
         try:
             yield
@@ -209,7 +210,7 @@ class Patience:
             _ending.reset(token)
 
     def within(self, seconds: float, call: Callable[[], T]) -> T:
-        """What ``call`` returns, which ends in so many seconds by however many transactions; or with the call it is in.
+        """Call ``call``, with one deadline for all its transactions, and that of the call around it if that is earlier.
 
         In a context of its own, so that no exception out of a signal handler leaves its deadline to the next call.
         """
@@ -218,7 +219,7 @@ class Patience:
         return context.run(call)
 
     def allow(self, timeout_s: float) -> float:
-        """How long what wants so many seconds may take."""
+        """How much of ``timeout_s`` a verb may take."""
         if _ending.get() or self.stopping():
             timeout_s = min(timeout_s, max(self.left_s, LEAST_S))
         return timeout_s if _deadline.get() is None else self._left_of_call(timeout_s)
@@ -230,7 +231,7 @@ class Patience:
         return min(timeout_s, max(call[1] - self.clock.monotonic(), 0.0))
 
     def wasted(self, seconds: float) -> None:
-        """A call has waited for so long in vain."""
+        """Note that a call has waited this long in vain."""
         if _ending.get() or self.stopping():
             self.left_s = max(0.0, self.left_s - seconds)
 
@@ -239,7 +240,7 @@ class Patience:
         return self.left_s <= 0
 
     def answered(self) -> None:
-        """The store took a commit."""
+        """Note that the store took a commit."""
         self.left_s = ENDING_S
 
 
@@ -257,7 +258,7 @@ class Retry:
     Raises (from :meth:`__call__`): ``StoreUnavailable`` when the deadline passes or the store fails for good,
     ``CommitUnknown`` when it passes during a commit, ``LimitExceeded``, and whatever the body raises.
 
-    ``tokens``: not needed by those who only :meth:`read` and :meth:`repeat`.
+    ``tokens``: not needed for :meth:`read` and :meth:`repeat`.
     """
 
     database: Database
@@ -276,8 +277,8 @@ class Retry:
     ) -> T:
         """Run ``body`` until it commits, for at most ``timeout_s`` seconds, and return its result.
 
-        ``on_conflict`` is told of each lost race. ``doubt``: for what may have happened when this raises; an empty one,
-        or that of an earlier call for the same transaction, which this one goes on with.
+        ``on_conflict`` is called at each lost race. ``doubt``: takes what may have happened when this raises; an empty
+        one, or that of an earlier call for the same transaction, which this one goes on with.
         """
         if not self.database.commit_may_be_unknown:
             return self.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict)
@@ -296,7 +297,7 @@ class Retry:
         return self.tokens
 
     def _token_for(self, doubt: Doubt[T]) -> Token:
-        """Of an open doubt its own, by which its next run finds out about those before; each run has its own value."""
+        """An open doubt's own token, by which its next run finds out about earlier ones; each run has its own value."""
         if doubt.is_open:
             token = _token(doubt)
             token.number += 1
@@ -308,7 +309,7 @@ class Retry:
     def resolve(self, doubt: Doubt[T], *, timeout_s: float) -> bool | None:
         """Settle a doubt: True if it has happened (``doubt.result``), False if it has not, and never will.
 
-        None: it is too long ago to be told. Raises as :meth:`__call__`: it is as open as before.
+        None: it is too long ago to be told. Raises as :meth:`__call__`; then it is as open as before.
         """
         if not doubt.is_open:
             return doubt.landed is not None
@@ -327,7 +328,7 @@ class Retry:
         return landed
 
     def _landed(self, tr: Transaction, doubt: Doubt[Any]) -> bytes | None:
-        """Which run has committed; read serializably, so that none can do so beside this transaction."""
+        """The run that has committed; read serializably, so that none can commit beside this transaction."""
         token = _token(doubt)
         stored = tr.get(token.key)
         if stored in doubt.results:
@@ -351,8 +352,8 @@ class Retry:
     ) -> T:
         """Run a ``body`` that may happen twice: no token is written, and after an unknown commit it just runs again.
 
-        For bodies that look at what stands in the store and find there what an earlier run has done, and for stores
-        that answer each commit. ``doubt``: with a token, for :meth:`__call__`.
+        For bodies that find in the store what an earlier run has done, and for stores that answer each commit.
+        ``doubt``: with a token, for :meth:`__call__`.
         """
         began = self.clock.monotonic()
         deadline = began + self.patience.allow(timeout_s)
@@ -396,13 +397,13 @@ class Retry:
                 if doubt is not None and not tr.read_only:
                     self._commit(tr, doubt, attempt, result)
                 else:
-                    tr.commit()  # one that only reads has nothing to conflict with, and arms its watches
+                    tr.commit()  # a reading one has nothing to conflict with, and arms its watches
                 if self.patience.left_s < ENDING_S and not tr.read_only:
                     self.patience.answered()
             except BaseException:
                 tr.cancel()
                 raise
-        except BaseException:  # out of a signal handler it may have cut the first cancel short
+        except BaseException:  # raised by a signal handler, it may have cut the first cancel short
             tr.cancel()
             raise
         return result
@@ -443,7 +444,7 @@ def _token(doubt: Doubt[Any]) -> Token:
 
 
 def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> None:
-    """Raise what the caller must hear, if it is not the error itself.
+    """Raise the error for the caller, if it is not this one.
 
     ``in_doubt``: an earlier run may have committed, whatever happened since.
     """

@@ -1,12 +1,12 @@
 """The FoundationDB binding: found, checked, and usable in this very process, even after a fork, and under gevent.
 
-The binding has an event model for gevent, from before ``threading`` could be patched: its network thread would be a
+The binding's event model for gevent is older than the patching of ``threading``: its network thread would be a
 greenlet, and the first call would stop the whole process for ever. Here it has a real network thread, and waits that
-let other greenlets run. Eventlet has no way to be called back from a thread
-that it does not know, so a process patched by it is refused.
+let other greenlets run. Eventlet can't be called back from a thread that it does not know, so a process patched by it
+is refused.
 
 Model. ``libfdb_c`` can be started once per process and never again; its work is done by one network thread. A child of
-a process that started it inherits a library that believes to be running, without the thread: every call would wait for
+a process that started it inherits a library that believes it is running, without the thread: every call would wait for
 ever. No call can mend that, but a *second copy* of the library knows nothing of the first. So:
 
 * ``binding()`` is the only way to the module. In a process whose library is dead (it was started, and the thread is not
@@ -14,8 +14,8 @@ ever. No call can mend that, but a *second copy* of the library knows nothing of
   selects the API version. That takes some 40 ms, once per child. The new module is another object with other classes:
   it is never kept across calls.
 * The linker recognises a library by its file, so each generation of children needs a file of its own. A parent that
-  has started the library makes the copy at its first fork, in memory, and its children share it; they never share with
-  their own children. Where that failed, or C code forked without Python's hooks, a child makes its own copy.
+  has started the library makes the copy at its first fork, in memory, and its children share it; they never share it
+  with their own children. If that failed, or C code forked without Python's hooks, a child makes its own copy.
 * The dead library must not be touched: objects of the parent that die in the child would call it, and so would its exit
   handler. After a fork both are disarmed.
 
@@ -61,10 +61,10 @@ def adapt(impl: Any) -> None:
 
 
 def _let_frames_go(impl: Any) -> None:
-    """Free what a failed read of the binding keeps: it has its own error in a local.
+    """Free the frame that a failed read of the binding keeps: it has its own error in a local.
 
-    Such a frame is kept by the error's traceback, and keeps the error: a cycle, with the frames of all callers and what
-    they hold. A job among them would stay leased until Python looks for garbage.
+    The error's traceback keeps the frame, and the frame keeps the error: a cycle, with the frames of all callers and
+    what they hold. A job among them would stay leased until Python collects garbage.
     """
     wait = vars(impl.LazyFuture)["value"].method
 
@@ -98,7 +98,7 @@ def _wait_in_greenlets(impl: Any) -> None:
     gevent: Any = importlib.import_module("gevent")
     new_event = importlib.import_module("gevent.event").Event
 
-    # Runs its callback in the network thread, where nothing of gevent may be touched but ``send``.
+    # Runs its callback in the network thread, which must not touch anything of gevent but ``send``.
     call_back = impl.Future.on_ready
 
     def in_loop(future: Any, action: Callable[[], object], *, ref: bool) -> None:
@@ -120,7 +120,7 @@ def _wait_in_greenlets(impl: Any) -> None:
             ready.wait()
 
     def on_ready(future: Any, callback: Callable[[Any], None]) -> None:
-        # Not a reason to keep the loop alive, and in a greenlet of its own: the callback may wait for a lock.
+        # It must not keep the loop alive, and gets a greenlet of its own: the callback may wait for a lock.
         in_loop(future, lambda: gevent.spawn(callback, future), ref=False)
 
     impl.Future.block_until_ready = block_until_ready
@@ -128,7 +128,7 @@ def _wait_in_greenlets(impl: Any) -> None:
 
 
 class _NetworkThread:
-    """What the binding needs to know of its thread."""
+    """The parts of a thread that the binding uses."""
 
     daemon = True
 
@@ -163,7 +163,7 @@ def _start_network(impl: Any) -> None:
 # -- the binding -------------------------------------------------------------------------------------------------------
 
 
-#: The newest whose behaviour this driver was tested with.
+#: The newest version that this driver was tested with.
 API_VERSION = 730
 #: The oldest that knows everything the driver uses.
 OLDEST_API_VERSION = 630
@@ -202,7 +202,7 @@ def binding() -> Any:
 
 
 def _is_dead() -> bool:
-    """Whether the library was started by a process that this one is a fork of.
+    """Whether this process is a fork of the one that started the library.
 
     The thread is asked only once: an exception out of a signal handler inside of ``Thread.is_alive`` makes Python take
     it for dead.
@@ -275,8 +275,8 @@ def _select_newest(fdb: Any) -> int:
     for version in OLDER_API_VERSIONS if known is None else (min(API_VERSION, known),):
         try:
             fdb.api_version(version)
-        except RuntimeError as error:  # it does not know this version, or the library doesn't know the binding's
-            refused = error.with_traceback(None)  # its frames keep this local
+        except RuntimeError as error:  # the binding does not know this version, or the library not the binding's
+            refused = error.with_traceback(None)  # its frames refer to this local
         else:
             return version
     # The binding is of a newer series than the library.
@@ -332,7 +332,7 @@ def _copy_on_disk() -> Iterator[str]:
 
 
 def _copy_to_memory() -> int:
-    """A file descriptor. Raises ``StoreUnavailable`` where the system has no files in memory."""
+    """Returns a file descriptor. Raises ``StoreUnavailable`` where the system has no files in memory."""
     library = _known_library()
     try:
         try:

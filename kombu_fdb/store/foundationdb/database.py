@@ -3,11 +3,12 @@
 Model. A transaction here is one of FoundationDB's, with its ``timeout`` option set to what is left of the caller's
 time, so that no call waits longer.
 
-A watch is FoundationDB's own. It fires from the network thread, also when the cluster gives it up (spurious, the caller
-looks and arms another). It reads its key serializably, so a *writing* transaction that arms one can conflict on it.
+A watch is FoundationDB's own. It fires from the network thread, also when the cluster gives it up (a spurious firing:
+the caller looks and arms another). It reads its key serializably, so a *writing* transaction that arms one can conflict
+on it.
 
-What fails: a process forks; see :mod:`~kombu_fdb.store.foundationdb.binding`. Database objects of the parent raise
-``ForkedError`` in the child, a new one opened there works.
+After a fork (:mod:`~kombu_fdb.store.foundationdb.binding`), database objects of the parent raise ``ForkedError`` in the
+child; a new one opened there works.
 
 What FoundationDB's error codes mean to us, depending on whether the commit had been sent:
 
@@ -23,20 +24,17 @@ other retryable ones (1009, 1037, 1213, ..) ``ClusterBusy``                 ``Cl
 all others                                  ``StoreUnavailable``            ``StoreUnavailable``
 =========================================== =============================== ==========================================
 
-TLS towards the cluster, which certificate, key and authorities the client library uses, are its network options, so a
-process has one set of them, fixed when it first opens a cluster. What is not named here the library takes from
+TLS towards the cluster (the certificate, key and authorities that the client library uses) is set by network options,
+so a process has one set, fixed when it first opens a cluster. What is not named here the library takes from
 ``FDB_TLS_CERTIFICATE_FILE``, ``FDB_TLS_KEY_FILE``, ``FDB_TLS_CA_FILE``, ``FDB_TLS_VERIFY_PEERS`` and
-``FDB_TLS_PASSWORD`` (https://apple.github.io/foundationdb/tls.html). Whether TLS is spoken at all is up to the cluster
-file: to a coordinator ``host:port:tls``.
+``FDB_TLS_PASSWORD`` (https://apple.github.io/foundationdb/tls.html). The cluster file decides whether TLS is spoken at
+all: to a coordinator ``host:port:tls``.
 
-A transaction of the application's own, which the queue writes into and the application commits.
-
-The binding's errors pass through as they are: the application's retry loop (``@fdb.transactional``) knows what to do
-with them, and does not know ours. Only the object's own methods are used: its module may be another copy of the
-binding than ours (see :mod:`~kombu_fdb.store.foundationdb.binding`).
-
-The transaction is the application's in everything else too: its timeout, its options, its commit, and the doubt after
-a commit of unknown result.
+A *joined* transaction is the application's own: the queue writes into it, and the application commits it. The binding's
+errors pass through as they are: the application's retry loop (``@fdb.transactional``) knows what to do with them, and
+does not know ours. Only the object's own methods are used: its module may be another copy of the binding than ours (see
+:mod:`~kombu_fdb.store.foundationdb.binding`). Its timeout, its options, its commit, and the doubt after a commit of
+unknown result are the application's, too.
 """
 
 from __future__ import annotations
@@ -71,19 +69,19 @@ TOO_OLD, CONFLICT, UNKNOWN_RESULT, CANCELLED, TIMED_OUT = 1007, 1020, 1021, 1025
 UNREADABLE, CLUSTER_CHANGED, OPERATION_CANCELLED = 1036, 1039, 1101
 TOO_LARGE = (2101, 2102, 2103)
 
-#: What an abandoned future says.
+#: The message of an abandoned future.
 ABANDONED = (CANCELLED, OPERATION_CANCELLED)
 
 
 class ClusterBusy(StoreError):
-    """The cluster asks to try again: recovering, behind, or throttling."""
+    """The cluster asks to try again: it is recovering, behind, or throttling."""
 
     text = "the cluster asks for a retry"
     retryable = True
 
 
 def explain(error: Any) -> StoreError:
-    """What an error of anything but a writing commit means."""
+    """The meaning of any error but that of a writing commit."""
     code = error.code
     if code == TOO_OLD:
         return TransactionTooOld()
@@ -147,7 +145,7 @@ def _description(error: Any) -> str:
 # -- TLS ---------------------------------------------------------------------------------------------------------------
 
 
-#: Where the module of the binding keeps what it was told; a forked child's is a new module.
+#: The attribute of the binding's module that notes the settings; a forked child has a new module.
 _ATTRIBUTE = "_kombu_fdb_tls"
 
 
@@ -161,7 +159,7 @@ class Tls(NamedTuple):
 
 
 def apply(fdb: Any, tls: Tls) -> None:
-    """Tell the library, before it connects.
+    """Set the options, before the library connects.
 
     Raises ``StoreUnavailable`` for a file that can't be read, or if the process has opened a cluster with others.
     """
@@ -198,7 +196,7 @@ def apply(fdb: Any, tls: Tls) -> None:
 STAMP = bytes(10)
 #: The most that FoundationDB allows; its default is 10,000 watches per client, beyond which each one fires at once.
 MOST_WATCHES = 1_000_000
-#: How long to wait before a cluster that asks for that is asked again, while it is opened.
+#: How long to wait before asking again a cluster that asks for a retry while it is opened.
 BUSY_S = 0.01
 
 _pack_offset = struct.Struct("<I").pack
@@ -211,7 +209,7 @@ class FoundationDatabase:
     writers_take_turns = False
 
     def __init__(self, fdb: Any, handle: Any, place: str) -> None:
-        #: What the transactions need of the binding's module, which is this process's.
+        #: What the transactions need of this process's module of the binding.
         self.fdb_error: type[Exception] = fdb.FDBError
         self.want_all = fdb.StreamingMode.want_all
         self._handle = handle
@@ -298,7 +296,7 @@ class FoundationDatabase:
             try:
                 transaction.get(b"")
                 return
-            except ClusterBusy as error:  # it recovers, is locked, or the client library has yet to choose a version
+            except ClusterBusy as error:  # it recovers, is locked, or the client library has not chosen a version yet
                 busy = error
             except StoreUnavailable as error:
                 if error.attributes.get("code") not in (None, TIMED_OUT):
@@ -311,7 +309,7 @@ class FoundationDatabase:
                         fix=f"Run `{_fdbcli(cluster_file)}`, "
                         "and check that client package and TLS files (SECURITY.md) fit",
                     ) from error
-                break  # the time was over before its next answer: the last one says why
+                break  # the deadline passed before its next answer: the last one says why
             finally:
                 transaction.cancel()
             clock.sleep(BUSY_S)
@@ -333,12 +331,13 @@ class FoundationDatabase:
 
 
 def _ask_at_once(fdb: Any) -> None:
-    """Let the library ask for a read version after half a millisecond, whatever the distance of the cluster.
+    """Let the library ask for a read version after half a millisecond, however far the cluster is.
 
-    It waits for other transactions that could ask along: for half of what the last answers took, 5 ms at the most. With
-    round trips of 5 ms that made half a round trip of each transaction, and one publish after another a fifth slower.
+    By default it waits for other transactions that could share the request: half of what the last answers took, up to
+    5 ms. With round trips of 5 ms that added half a round trip to each transaction, and made one publish after another
+    a fifth slower.
     """
-    # As with TLS, it can't be said once the library has started; what the operator says goes first.
+    # As with TLS, this can't be set once the library has started; an operator's setting goes first.
     if not fdb.impl._network_thread and "grv_batch_timeout" not in os.environ.get("FDB_NETWORK_OPTION_KNOB", ""):
         fdb.options.set_knob("grv_batch_timeout=0.0005")
 
@@ -481,7 +480,7 @@ class FoundationTransaction:
         self._writer().set_versionstamped_value(key, value + _pack_offset(len(prefix)))
 
     def fill(self, *, moving: bool = False) -> None:
-        """The cluster watches its disks."""
+        """Nothing: the cluster watches its disks."""
 
     def _writer(self) -> Any:
         tr = self._alive()
@@ -522,7 +521,7 @@ class FoundationTransaction:
         try:
             tr.commit().wait()
         except self._fdb_error as error:
-            # Else a commit that still waits for its read version could get one after the doubt was settled.
+            # A commit that still waits for its read version could get one after the doubt was settled.
             tr.reset()
             raise (explain_commit(error) if self._wrote else explain(error)) from error
 
@@ -542,7 +541,7 @@ TIMEOUT_S = 5.0
 
 
 class JoinedTransaction(FoundationTransaction):
-    """Reads and writes, no more."""
+    """Reads and writes only: the application's transaction."""
 
     __slots__ = ()
 
@@ -594,6 +593,6 @@ def _connection_string(database: Database) -> bytes:
 
 
 def _cluster(connection_string: bytes) -> str:
-    """``description`` and a mark of the id: the id is as good as a password. Coordinators may change."""
+    """``description`` and a digest of the id, which is as good as a password. Coordinators may change."""
     description, _, rest = connection_string.decode().partition(":")
     return f"{description}:#{sha256(rest.partition('@')[0].encode()).hexdigest()[:8]}"

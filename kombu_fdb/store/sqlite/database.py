@@ -1,10 +1,5 @@
 """The embedded store: one ordered table in a SQLite file, shared by the processes of one host.
 
-Model of the open files: each one once. A file is its device and inode, whatever path led to it. The first handle that
-is *attached* opens it, the last one that is *detached* closes it, and a handle that comes while the last one closes
-opens it anew: SQLite itself knows how to have a file open twice. A fork waits until no thread attaches or detaches; the
-child begins with nothing.
-
 Model of a transaction. A writing one *notes* what it changes. Each key stands in one of three places, by what was last
 done to it: a *row*, its new value, or None if it is cleared; a *sum*, to be added to what is stored; a *stamp*, a value
 that the versionstamp completes. Keys that the versionstamp completes have no name yet, so they are a list. All of it is
@@ -13,18 +8,22 @@ that changes twice is written once, and a transaction that only writes needs the
 
 It begins with its first read, or when it writes what it has noted, and from then on it is alone
 (:mod:`~kombu_fdb.store.sqlite.open_file`), so nothing can conflict with it. It ends with ``commit`` or ``cancel``. Its
-*turn* is made before anything is taken in its name (the lock, a connection, SQLite's transaction), and everything is
-undone by that turn: so ``cancel`` mends whatever an exception at any moment has left, and may be called again if it was
-cut short itself. A write that an exception cut short ends the transaction: half of what was noted is never committed. A
+*turn* is made before anything is taken in its name (the lock, a connection, SQLite's transaction), and that turn undoes
+everything. So ``cancel`` mends whatever an exception at any moment has left, and may be called again if it was cut
+short itself. A write that an exception cut short ends the transaction: half of what was noted is never committed. A
 commit that one cut short has happened, or has not. After the commit, and after the next writer was let in, bells are
-rung (:mod:`~kombu_fdb.store.sqlite.wakeups`), also if an exception cut it short. A transaction that promised to be
+rung (:mod:`~kombu_fdb.store.sqlite.wakeups`), even if an exception cut it short. A transaction that promised to be
 read-only reads a snapshot on a connection of its own, beside the writer.
 
 The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a versionstamp;
 it is written with all the rest, and rolls back with them. Its order is the order of commits, because writers take
 turns.
 
-A :class:`SqliteDatabase` is a handle of an open file, with the options of its client.
+Model of the open files: each one once. A file is its device and inode, whatever path led to it. A
+:class:`SqliteDatabase` is a handle of it, with the options of its client. The first handle that is *attached* opens the
+file, the last one that is *detached* closes it, and a handle that comes while the last one closes opens it anew: SQLite
+itself knows how to have a file open twice. A fork waits until no thread attaches or detaches; the child begins with
+nothing.
 
 What fails:
 
@@ -34,7 +33,7 @@ What fails:
 * a signal handler raises, a greenlet is killed: at whatever instruction that happens, ``cancel`` of the transaction
   returns all that it had taken (:mod:`~kombu_fdb.primitives.threads`);
 * the file is deleted or replaced: commits fail and say so, none goes into a file without a name;
-* the disk is full: what needs no more space goes on (:mod:`~kombu_fdb.store.sqlite.space`);
+* the disk is full: transactions that need no more space go on (:mod:`~kombu_fdb.store.sqlite.space`);
 * the process forks: SQLite can't be carried into a child (https://www.sqlite.org/howtocorrupt.html, 2.6), not even
   closed there: its library remembers locks of files, and those the child does not have. So all connections are closed
   *before* a fork, as soon as the running transactions end, and opened again when needed. Objects of the parent raise
@@ -71,11 +70,14 @@ from kombu_fdb.store.sqlite.files import check_library, check_path, identify
 from kombu_fdb.store.sqlite.open_file import CLOSE_S, OpenFile
 from kombu_fdb.store.sqlite.space import CLEARING, FILLING, FULL_S, MOVING
 
-#: Keys asked for in one statement, and of so few each by a part of its own: for ``IN`` SQLite makes a table first, in
-#: twice the time.
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+#: Keys per statement. Below the second number each key gets a part of its own: for ``IN`` SQLite makes a table first,
+#: in twice the time.
 MOST_PARAMETERS, FEW = 500, 8
-#: The plan is ours: after an ``ANALYZE`` of a broker that holds little, as it mostly does, SQLite would look for some
-#: keys by scanning the table, for good. So the index of the keys is called in a file of each schema.
+#: We choose the plan: after an ``ANALYZE`` of a broker that holds little, as it mostly does, SQLite would find some
+#: keys by scanning the table, for good. The index of the keys has this name in a file of each schema.
 KV = "kv INDEXED BY sqlite_autoindex_kv_1"
 GET = f"SELECT v FROM {KV} WHERE k=?"
 RANGE = f"SELECT k, v FROM {KV} WHERE k>=? AND k<? ORDER BY k LIMIT ?"
@@ -90,7 +92,7 @@ MUTATION_BYTES = 64
 STAMP_BYTES = 10
 #: The key of the row that holds the version; see ``files.SCHEMA``.
 VERSION = 0
-#: What keys and values are given to SQLite as: of ``bytes`` Python looks up first whether they are to be adapted to it
+#: The type in which keys and values are given to SQLite: for ``bytes`` Python first looks up an adapter
 #: (https://docs.python.org/3/library/sqlite3.html#sqlite3-adapters), which takes as long as all the rest.
 blob = bytearray
 
@@ -99,14 +101,14 @@ _pack_stamp = struct.Struct(">QH").pack
 
 @lru_cache
 def _get_so_many(number: int) -> str:
-    """Of few keys one row: what is stored of each, or NULL."""
+    """The statement for this many keys. For a few keys it returns one row: the value of each, or NULL."""
     if number <= FEW:
         return f"SELECT {','.join([f'({GET})'] * number)}"
     return f"SELECT k, v FROM {KV} WHERE k IN ({','.join('?' * number)})"
 
 
 def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
-    """Of so many bytes, with wrap-around, as FoundationDB adds; None for a sum of 0."""
+    """The sum in ``width`` bytes, with wrap-around, as FoundationDB adds; None for a sum of 0."""
     total = (int.from_bytes((stored or b"")[:width], "little") + delta) % (1 << 8 * width)
     return total.to_bytes(width, "little") if total else None
 
@@ -114,21 +116,21 @@ def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
 class SqliteTransaction:
     """One that may write: alone from its first read, or from its commit, to its end."""
 
-    # Of the class, what most transactions never set: one is made for each message.
+    # Class attributes for what most transactions don't set: one is made for each message.
     _turn: Turn | None = None
     _cursor: sqlite3.Cursor | None = None
-    #: It reads only, on a connection of its own.
+    #: Whether it only reads, on a connection of its own.
     _reads = False
     _connection: sqlite3.Connection | None = None
     _ended = False
     _sent = False
     _stamp = b""
-    #: Something is cleared.
+    #: Whether something is cleared.
     _clears = False
-    #: As of :meth:`~kombu_fdb.store.protocol.Transaction.fill`.
+    #: As in :meth:`~kombu_fdb.store.protocol.Transaction.fill`.
     _fills = False
     _moves = False
-    #: Of all that was noted, as FoundationDB counts it.
+    #: The size of all that was noted, as FoundationDB counts it.
     _size = 0
     _most = TRANSACTION_BYTES
 
@@ -159,7 +161,7 @@ class SqliteTransaction:
         return [found.get(key) for key in keys]
 
     def _stored(self, keys: Sequence[bytes | int]) -> dict[Any, Any]:
-        """What is stored of these keys, None or nothing of those that are not there."""
+        """The stored values of these keys; None, or no entry, for absent ones."""
         found: dict[Any, Any] = {}
         for first in range(0, len(keys), MOST_PARAMETERS):
             some = [*keys[first : first + MOST_PARAMETERS]]
@@ -260,7 +262,7 @@ class SqliteTransaction:
         self._bells.append(key)
 
     def _refuse(self, key: bytes, value: bytes = b"") -> None:
-        """Raises: a key, a value or all of it is too large."""
+        """Raise because a key, a value or all of it is too large."""
         check_key(key)
         check_value(value)
         check_size(self._size)
@@ -286,7 +288,7 @@ class SqliteTransaction:
         self._run(BYTE_MAX, (key, value))
 
     def _write(self) -> None:
-        """What was noted, with what is stored of the sums and of the version, which is read at once."""
+        """Write what was noted. Reads what is stored of the sums and of the version at once."""
         if not (self._rows or self._stamped or self._sums or self._stamps):
             return
         cursor = self._cursor or self._start()
@@ -335,7 +337,7 @@ class SqliteTransaction:
         self._ended = False
 
     def _bound(self) -> None:
-        """How much of a disk with little space the transaction may use depends on what it does."""
+        """Limit how much of a disk with little space the transaction may use, by what it does."""
         try:
             if self._cursor is None:
                 self._start()
@@ -357,7 +359,7 @@ class SqliteTransaction:
     # Watches and the end
 
     def watch(self, key: bytes) -> Watch:
-        # What can fail of arming one; after the commit nothing may.
+        # Do now what can fail in arming a watch; after the commit nothing may.
         try:
             self._file.listener.open()
         except OSError as error:
@@ -445,7 +447,7 @@ class SqliteTransaction:
         if isinstance(explained, StoreFull):
             self._file.space.forget()
             explained.fills, explained.moves = self._fills, self._moves
-            # A transaction that moves something has used up its share, which no reader that ends gives back.
+            # A transaction that moves something has used up its share, which no ending reader gives back.
             explained.retryable, explained.retry_s = self._clears and not self._moves, FULL_S
         self.cancel()
         return explained
@@ -496,7 +498,7 @@ class ReadingTransaction(SqliteTransaction):
 # -- open files --------------------------------------------------------------------------------------------------------
 
 
-# The process's state, because POSIX locks are: what it has open.
+# The open files are the process's state, because POSIX locks are.
 _open: set[OpenFile] = set()
 _changing = FairLock()
 #: By thread: several may fork, but only one at a time.
@@ -525,7 +527,7 @@ def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> OpenF
 
 
 def detach(handle: Hashable, file: OpenFile) -> None:
-    """``handle`` needs it no more. Idempotent; in a child of the process that attached it does nothing."""
+    """Let go of the file for ``handle``. Idempotent; does nothing in a child of the process that attached it."""
 
     def work() -> bool:
         file.handles.discard(handle)
@@ -538,7 +540,7 @@ def detach(handle: Hashable, file: OpenFile) -> None:
 
 
 def read_values(file: OpenFile, keys: Sequence[bytes]) -> list[bytes | None]:
-    """What is stored of these keys."""
+    """The stored values of these keys."""
     transaction = ReadingTransaction(file, file, timeout_s=CLOSE_S)
     return surely(lambda: transaction.get_many(keys), transaction.cancel)
 
@@ -615,7 +617,7 @@ class SqliteDatabase:
     def close(self) -> None:
         """Close it for this handle, the file with the last one. Running transactions end. Armed watches never fire.
 
-        Takes some seconds at most: what other threads still use is closed when they have ended.
+        Takes some seconds at most: what other threads still use is closed when their transactions end.
         """
         self.closed = True
         if os.getpid() == self.pid:

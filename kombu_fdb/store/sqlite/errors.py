@@ -1,4 +1,4 @@
-"""What SQLite's errors, and the system's on its files, mean to the one who must mend them."""
+"""What SQLite's errors, and the system's on its files, mean to the person who must mend them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlite3
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreFull, StoreUnavailable
 
-#: A disk with less than this is full to SQLite, whatever its error says: so much the log's index grows by.
+#: To SQLite a disk with less than this is full, whatever its error says: the log's index grows by as much.
 NO_SPACE_BYTES = 64 * 1024
 
 _MEANINGS: dict[int, tuple[str, str]] = {
@@ -48,7 +48,7 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
         disk = None
     if primary == sqlite3.SQLITE_IOERR and disk and disk.f_bavail * disk.f_frsize < NO_SPACE_BYTES:
         primary = sqlite3.SQLITE_FULL
-    # For the log or its index; some file systems count none.
+    # No inodes for the log or its index; some file systems count none.
     elif primary == sqlite3.SQLITE_CANTOPEN and disk and disk.f_files > 0 and disk.f_favail == 0:
         advice = f"Delete files on the file system of {path}: it has no inode left (`df -i`)"
         return StoreFull(path=path, reason=name or str(error), fix=advice)

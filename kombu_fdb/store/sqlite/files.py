@@ -1,21 +1,21 @@
 """The files of a SQLite store: the database, how it is connected to, what lies beside it, and who may read them.
 
-A process that has it open through SQLite must never open it, its ``-wal`` or its ``-shm`` by any other way: to close
-*any* descriptor of a file cancels *all* POSIX locks that the process has on it
+A process that has a database open through SQLite must never open it, its ``-wal`` or its ``-shm`` by any other way: to
+close *any* descriptor of a file cancels *all* POSIX locks that the process has on it
 (https://www.sqlite.org/howtocorrupt.html, 2.2). Then other processes take the log away under it, with all that was
-committed since. So here files are looked at by their names (``stat``, ``chmod``, ``chown``), and only a file that
-no process can have open is made: it was not there before.
+committed since. So here files are looked at by their names (``stat``, ``chmod``, ``chown``), and the only file opened
+is one that no process can have open, because it was just created.
 
 Model of the files beside it: for all who may use the database, and safe from others' tricks. The database's file says
-who may use the store: its owner, its group, its mode. What stands beside it follows, at each opening by a user who may
-change it: so a file that is opened to a group later (``chmod 660``) opens all of them, and what root makes belongs to
+who may use the store: its owner, its group, its mode. The files beside it follow at each opening by a user who may
+change them: so a file that is opened to a group later (``chmod 660``) opens all of them, and what root makes belongs to
 the owner of the database.
 
 Other users who may write to the folder may put something in the way: a link to a user's ``authorized_keys``, a pipe
-that has no reader, a folder of their own. So nothing is followed, nothing blocks, and before a byte is written or a
+that has no reader, a folder of their own. So no link is followed, nothing blocks, and before a byte is written or a
 mode changed the open descriptor must show the right kind of file, with one name. In a folder that all users may write
-to (``/tmp``) it must also belong to this user, to root or to the owner of the database; in any other folder only those
-may make files whom its owner let in. What is inside a folder of ours is reached through its descriptor, so that another
+to (``/tmp``) it must also belong to this user, to root or to the owner of the database; in any other folder only users
+whom its owner let in may make files. What is inside a folder of ours is reached through its descriptor, so that another
 folder put in its place changes nothing.
 """
 
@@ -37,7 +37,7 @@ from kombu_fdb.store.sqlite.errors import explain_os
 # -- the database's file -----------------------------------------------------------------------------------------------
 
 
-#: What was supported from the beginning; upserts are older (https://www.sqlite.org/lang_upsert.html).
+#: The oldest version supported from the beginning; upserts are older (https://www.sqlite.org/lang_upsert.html).
 OLDEST_SQLITE = (3, 35, 0)
 
 #: "cFDB" in the file's header: tells our databases from an application's own.
@@ -45,26 +45,27 @@ APPLICATION_ID = 0x63464442
 WRITER_CACHE_KIB = 16_000
 READER_CACHE_KIB = 2_000
 MMAP_BYTES = 256 * 1024 * 1024
-#: Of a new file. Each commit writes its pages whole, to the log and later to the file: smaller ones are less to write.
+#: The page size of a new file. Each commit writes its pages whole, to the log and later to the file: small ones are
+#: less to write.
 PAGE_BYTES = 4096
 WAL_KEEP_BYTES = 64 * 1024 * 1024
 SQL_STATEMENTS = 64
-#: On the way to a file, as Linux does.
+#: How many links to follow on the way to a file, as Linux does.
 MOST_LINKS = 40
 
 #: The row of the key 0, a number, is the version. No range of keys meets it: to SQLite a number is less than any bytes.
 #: It stands beside the bells and counters, so a commit writes one page less than with a table of its own.
 #:
-#: Rows stand in the order in which they came, and only their keys are sorted, in an index: messages fill one page after
-#: the other. If rows were sorted themselves (``WITHOUT ROWID``, as in files of before), each queue would grow in
-#: the middle of the tree, where every second publish moves rows to the pages beside it. The statements are the same.
+#: Rows stand in the order of their arrival, and only their keys are sorted, in an index: messages fill one page after
+#: the other. If the rows were sorted (``WITHOUT ROWID``, as in older files), each queue would grow in the middle of the
+#: tree, where every second publish moves rows to the pages beside it. The statements are the same.
 SCHEMA = """
 CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL);
 INSERT INTO kv VALUES (0, 0);
 """
 
-#: What ``.recover`` saves of a damaged file can lack the version, and without one all new messages would get the same
-#: key. The microseconds since 1970 are more than any number of commits, so they come after all that is there.
+#: A damaged file saved by ``.recover`` can lack the version, and without one all new messages would get the same key.
+#: The microseconds since 1970 are more than any number of commits, so new messages come after all that is there.
 MEND_VERSION = "INSERT INTO kv SELECT 0, ? WHERE NOT EXISTS (SELECT 1 FROM kv WHERE k=0)"
 
 
@@ -95,8 +96,8 @@ def check_path(path: str) -> str:
 
 
 def _refuse_planted(path: str) -> None:
-    """What another user has put in its way, in a folder that every user can write to, such as ``/tmp``."""
-    with contextlib.suppress(OSError):  # what is wrong with it, SQLite tells
+    """Raises ``StoreUnavailable`` for another user's file on the way, in a folder that all may write to (``/tmp``)."""
+    with contextlib.suppress(OSError):  # SQLite tells what is wrong with it
         for name in _looked_up(path):
             folder, status = os.stat(os.path.dirname(name)), os.lstat(name)
             if folder.st_mode & stat.S_IWOTH and status.st_uid not in {os.geteuid(), 0}:
@@ -125,7 +126,7 @@ def _looked_up(path: str) -> Iterator[str]:
 def identify(path: str) -> tuple[int, int]:
     """Device and inode of the file, which is made if absent. Raises ``OSError``, ``StoreUnavailable``."""
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # not open anywhere
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # no process has it open
     _refuse_planted(path)
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
@@ -141,7 +142,7 @@ def identify(path: str) -> tuple[int, int]:
 
 def connect(path: str, *, writer: bool) -> sqlite3.Connection:
     """A connection with our settings. It may meet a lock: the caller tries again until its deadline."""
-    # Not ``sqlite3.connect``: tracers wrap that, and would make a span of every statement, of an idle worker, too.
+    # Not ``sqlite3.connect``, which tracers wrap: they would make a span of every statement, even of an idle worker.
     connection = sqlite3.Connection(
         path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=SQL_STATEMENTS
     )
@@ -152,8 +153,8 @@ def connect(path: str, *, writer: bool) -> sqlite3.Connection:
             f"mmap_size={MMAP_BYTES}",
             f"journal_size_limit={WAL_KEEP_BYTES}",
             "temp_store=MEMORY",
-            # Some systems build SQLite such that a deleted page is written once more, with zeros: a purge would need as
-            # much room in the log as there is to delete, on a full disk, too. FAST does so where it costs no page.
+            # Some systems build SQLite such that it overwrites deleted pages with zeros: a purge would need as much
+            # room in the log as there is to delete, on a full disk, too. FAST does so only where it costs no page.
             "secure_delete=FAST",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -179,7 +180,7 @@ def create(connection: sqlite3.Connection, wall_ms: int) -> None:
             raise StoreUnavailable(
                 "this SQLite database belongs to another program", fix="Give the broker its own file"
             )
-        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # the first: a file that is not empty keeps its size
+        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # first of all; a file that is not empty keeps its size
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
     if mode != "wal":  # a new file, a copy by VACUUM INTO, or one that was changed
         connection.execute("PRAGMA journal_mode=WAL").fetchall()  # readers beside a writer need it
@@ -200,16 +201,16 @@ _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class Access:
     """Who may use the database, and whom its folder keeps out."""
 
-    #: Without those who may only read: a lock takes no more than that, and theirs would stop all writers.
+    #: Without users who may only read: reading is enough to take a lock, and theirs would stop all writers.
     mode: int
     owner: int
     group: int
-    #: Everybody may make files in the folder.
+    #: Whether all users may make files in the folder.
     exposed: bool = False
 
     @classmethod
     def of(cls, path: str) -> Self:
-        """That of the database at ``path``. Raises ``OSError``."""
+        """The access to the database at ``path``. Raises ``OSError``."""
         status = os.stat(path)
         folder = os.stat(os.path.dirname(path))
         mode = status.st_mode & 0o600 | sum(0o6 << shift for shift in (3, 0) if status.st_mode >> shift & 0o2)
@@ -217,7 +218,7 @@ class Access:
 
     @property
     def directory_mode(self) -> int:
-        """Who may read a file may search the directory; what a group makes in it belongs to the group."""
+        """Users who may read a file may search the directory; files that a group makes in it belong to the group."""
         return 0o700 | self.mode | (self.mode & 0o444) >> 2 | (stat.S_ISGID if self.mode & stat.S_IWGRP else 0)
 
     def check(self, status: os.stat_result, kind: int, path: str) -> None:
@@ -290,10 +291,10 @@ def open_pipe(name: str, flags: int, *, directory: int) -> int:
 
 
 def share_database(path: str, access: Access) -> None:
-    """The same for the database and SQLite's own files beside it, by their names.
+    """:meth:`Access.share` for the database and SQLite's own files beside it, by their names.
 
-    SQLite gives them the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file: what
-    stands in a log or a journal, SQLite takes for the database's.
+    SQLite gives them the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file: SQLite
+    takes what stands in a log or a journal for the database's.
     """
     for name in (path, f"{path}-wal", f"{path}-shm", f"{path}-journal"):
         with contextlib.suppress(FileNotFoundError):
@@ -341,7 +342,7 @@ def _checked(descriptor: int, access: Access, kind: int, path: str) -> int:
 
 
 def _explain(error: OSError, access: Access, kind: int, path: str) -> StoreUnavailable:
-    """Why it can't be opened: by what stands there, if that says it."""
+    """Why it can't be opened: by what stands there, if that explains it."""
     try:
         status = os.lstat(path)
         access.check(status, kind, path)

@@ -1,14 +1,4 @@
-"""An open SQLite file: its connections and locks, once for each file, however many handles of this process use it.
-
-Keeps SQLite's connections out of forked children: closed before the fork, opened again when needed.
-
-Model of the fork. Every open file is *guarded*. Before a fork each one lets no new transaction start, waits until the
-running ones have ended (``WAIT_S`` at most) and closes its connections, so that SQLite's library knows nothing of the
-file when the process is copied. After it the parent goes on. The child closes its copies of the lock files and pipes.
-
-If the running transactions do not end in time, or C code forked without Python's hooks before it, the child inherits
-the library's knowledge of locks that only its parent has. Such a file is *tainted* in the child: opening it fails with
-the fix. The inherited connections are never closed there, and never freed.
+"""An open SQLite file: its connections and locks, once per process; who may write next; and how it survives a fork.
 
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
 file with each transaction. ``users`` are the transactions that hold a connection, ``lock`` is the right to write. Each
@@ -18,13 +8,11 @@ transaction has one :class:`~kombu_fdb.primitives.threads.Turn` for both, made b
 What fails: the file is deleted, or another one is put in its place. Then what is committed would go where no process
 finds it, so a commit looks at the names of the file and of its log first, and fails. Once the file is back all goes on.
 
-Whose turn it is to write: a queue of processes and of threads, where SQLite only knows who comes first.
+Model of the write lock. SQLite lets one connection write at a time and lets the others retry with growing pauses, so
+that a process which publishes in a tight loop starves them. Here a writer first passes
 
-Model. SQLite lets one connection write at a time and lets the others retry with growing pauses, so that a process which
-publishes in a tight loop starves them. Here a writer first passes
-
-1. its process's own queue (:class:`~kombu_fdb.primitives.threads.FairLock`): first come, first served. Its head is the
-   only one, but for the helper, that touches the two files which follow;
+1. its process's own queue (:class:`~kombu_fdb.primitives.threads.FairLock`): first come, first served. Apart from the
+   helper, only its head touches the two files which follow;
 2. the *gate*, an flock: its holder is next in line, and only that one waits for
 3. *main*, an flock held while writing; with it in hand, the gate is opened for the next.
 
@@ -43,6 +31,15 @@ copies of the descriptors, or it would hold its parent's lock after the parent's
 the others fail with ``StoreUnavailable`` at their deadline. An exception between any two steps is mended by
 ``release``, which may be called twice: it unlocks whatever the head of the queue may have locked, and an flock may be
 unlocked once too often.
+
+Model of the fork. A guard keeps SQLite's connections out of forked children: closed before the fork, opened again when
+needed. Before a fork each open file lets no new transaction start, waits until the running ones have ended (``WAIT_S``
+at most) and closes its connections, so that SQLite's library knows nothing of the file when the process is copied. The
+child closes its copies of the lock files and pipes.
+
+If the running transactions do not end in time, or C code forked without Python's hooks before it, the child inherits
+the library's knowledge of locks that only its parent has. Such a file is *tainted* in the child: opening it fails with
+the fix. The inherited connections are never closed there, and never freed.
 """
 
 from __future__ import annotations
@@ -67,12 +64,14 @@ from kombu_fdb.store.sqlite.files import Access, connect, create, open_sidecar, 
 from kombu_fdb.store.sqlite.space import Space
 from kombu_fdb.store.sqlite.wakeups import BellDirectory, Listener, Ringer
 
+# -- the write lock ----------------------------------------------------------------------------------------------------
+
+
 #: Tries at *main*: about as long as one short write transaction takes.
 SPINS = 60
 LONGEST_POLL_S = 0.002
 #: How long closing waits for the writer and the transactions of other threads.
 CLOSE_S = 1.0
-
 
 AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
@@ -100,7 +99,7 @@ class WriteLock:
         #: The head of the queue may hold the gate. Set before it does.
         self._at_gate = False
         self._busy = False
-        #: The helper has locked *main* for the head of the queue.
+        #: Whether the helper has locked *main* for the head of the queue.
         self._taken = False
         self._asker: Turn | None = None
         self._work = Signal()
@@ -109,9 +108,9 @@ class WriteLock:
         self._closed = False
 
     def acquire(self, turn: Turn, deadline: float) -> None:
-        """Raises ``StoreUnavailable`` if it is not free by the deadline. The caller releases ``turn``, also then.
+        """Raises ``StoreUnavailable`` if it is not free by the deadline. Even then the caller releases ``turn``.
 
-        Raises ``StoreError`` at once in a thread that has it already, or waits for it.
+        Raises ``StoreError`` at once in a thread that has the lock already, or waits for it.
         """
         if not self._turns.acquire(turn, deadline - self._clock.monotonic()):
             raise would_wait_for_itself() if self._turns.mine else self._too_late()
@@ -121,7 +120,7 @@ class WriteLock:
             self._wait(turn, deadline)
 
     def held_by(self, turn: Turn) -> bool:
-        """Whether ``turn`` is the one that may write; it is for its owner to ask."""
+        """Whether ``turn`` may write now; only its owner may ask."""
         return self._turns.head is turn
 
     def release(self, turn: Turn) -> None:
@@ -136,7 +135,7 @@ class WriteLock:
         self._turns.release(turn)
 
     def close(self) -> bool:
-        """No more writers. False if a thread still does: call it again when that has ended. Idempotent."""
+        """Let no more writers in. False if one still writes: call it again when that has ended. Idempotent."""
         self._closed = True
         turn = Turn()
         if not self._turns.acquire(turn, CLOSE_S):
@@ -151,7 +150,7 @@ class WriteLock:
         return True
 
     def close_files(self) -> None:
-        """All that a forked child may do: the descriptors are its own, the locks are its parent's."""
+        """Close the descriptors, which is all that a forked child may do: the locks are its parent's."""
         while self._files:
             os.close(self._files.pop())
 
@@ -208,7 +207,7 @@ class WriteLock:
     # The helper
 
     def _ask_helper(self) -> None:
-        """Asked once too often, it finds *main* taken already, and wakes the head once more."""
+        """Ask the helper. If it has taken *main* already, it only wakes the head once more."""
         self._busy = True
         if self._helper is None or not self._helper.is_alive():
             self._helper = threading.Thread(target=self._help, name="kombu-fdb-sqlite-lock", daemon=True)
@@ -238,7 +237,7 @@ class WriteLock:
             self._error = error.with_traceback(None)
 
     def _give_back(self) -> None:
-        """Unlock if no writer is there. A head that has not begun to leave will do it when it does."""
+        """Unlock if no writer is there. A head that has not begun to leave unlocks when it leaves."""
         while (head := self._turns.head) is None or head.over:
             turn = Turn()
             if self._turns.acquire(turn, LONGEST_POLL_S):
@@ -253,15 +252,15 @@ class WriteLock:
 
 
 WAIT_S = 2.0
-#: Only who forks or closes waits for transactions, and only in that moment do they wait.
+#: Only a fork or a close waits for transactions, and only at that moment do transactions wait.
 PAUSE_S = 0.0005
 
 
 class Users:
     """The transactions that hold a connection, and a barrier that keeps new ones out.
 
-    Each step is one call into C and may be repeated, so an exception between any two leaves nothing behind that
-    leaving does not mend: to discard the turn from ``inside``, if it is there.
+    Each step is one call into C and may be repeated. So after an exception between any two, leaving mends everything:
+    it discards the turn from ``inside``, if it is there.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -272,7 +271,7 @@ class Users:
     def enter(self, user: Turn, deadline: float) -> None:
         """Raises ``StoreUnavailable`` if the barrier stood until the deadline."""
         self.inside.add(user)
-        if self.stopped:  # looked at after the entry: either ``stop`` sees us, or we see it
+        if self.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
             self.wait(user, deadline)
 
     def stop(self, timeout_s: float) -> bool:
@@ -286,7 +285,7 @@ class Users:
         return True
 
     def wait(self, user: Turn, deadline: float) -> None:
-        """Until the barrier is gone. Raises as :meth:`enter`."""
+        """Wait until the barrier is gone. Raises as :meth:`enter`."""
         while self.stopped:
             self.inside.discard(user)
             if self._clock.monotonic() > deadline:
@@ -295,7 +294,7 @@ class Users:
             self.inside.add(user)
 
 
-# The process's state, because forking is: what is open, and what a child can't use.
+# The process's state, because forking is: which files are open, and which ones a child can't use.
 _guarded: weakref.WeakSet[OpenFile] = weakref.WeakSet()
 _stopping: list[OpenFile] = []
 _stopped: list[OpenFile] = []
@@ -317,7 +316,7 @@ def refuse_tainted(path: str) -> None:
 
 def _before() -> None:
     for file in list(_guarded):
-        _stopping.append(file)  # first: what raises from here on must not leave the barrier up
+        _stopping.append(file)  # first: an exception from here on must not leave the barrier up
         if file.users.stop(WAIT_S):
             file.close_connections()
             _stopped.append(file)
@@ -362,7 +361,7 @@ BUSY_PAUSE_S = 0.001
 class OpenFile:
     """Connections, locks and bells of one file. Thread-safe. Get it from ``registry.attach``."""
 
-    #: Of its own transactions, which only read.
+    #: The owner of its own transactions, which only read.
     synchronous = "normal"
 
     def __init__(
@@ -372,7 +371,7 @@ class OpenFile:
         clock: Clock,
         read_values: Callable[[OpenFile, Sequence[bytes]], list[bytes | None]],
     ) -> None:
-        """Opens what stands beside the file; the connections come when they are needed. Raises ``StoreUnavailable``."""
+        """Open what stands beside the file; connections are opened when needed. Raises ``StoreUnavailable``."""
         self.path = path
         self.identity = identity
         self.clock = clock
@@ -413,7 +412,7 @@ class OpenFile:
             _guarded.discard(self)
 
     def insist(self, step: Callable[[], T], deadline: float) -> T:
-        """Do ``step``, again while SQLite is busy, until the deadline; its errors become ours."""
+        """Do ``step``, again while SQLite is busy, until the deadline; translates SQLite's errors."""
         while True:
             try:
                 return step()
@@ -426,11 +425,11 @@ class OpenFile:
     # The writer
 
     def take_writer(self, turn: Turn, synchronous: str, deadline: float) -> sqlite3.Connection:
-        """The right to write, and the connection to do it with. Raises ``StoreUnavailable`` at the deadline."""
+        """Take the right to write, and the writing connection. Raises ``StoreUnavailable`` at the deadline."""
         self.lock.acquire(turn, deadline)
         users = self.users
         users.inside.add(turn)
-        if users.stopped:  # looked at after the entry: either ``stop`` sees us, or we see it
+        if users.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
             users.wait(turn, deadline)
         writer = self._writer
         if writer is None:
@@ -447,7 +446,7 @@ class OpenFile:
     def return_writer(self, turn: Turn) -> None:
         """Roll back what was not committed, and let the next one write. Idempotent."""
         writer = self._writer
-        # Looked at first, as it is rarely so; it may be another's writer by now.
+        # Checked first, as it is rarely so; it may be another's writer by now.
         if (self.closed or (writer is not None and writer.in_transaction)) and self.lock.held_by(turn):
             try:
                 if writer is not None and writer.in_transaction:
@@ -462,12 +461,12 @@ class OpenFile:
             self.leave(turn)
 
     def grant(self, share: float) -> None:
-        """The writer gets this share of the reserve. Raises ``sqlite3.Error``."""
+        """Give the writer this share of the reserve. Raises ``sqlite3.Error``."""
         if self._writer is not None:
             self.space.grant(self._writer, share)
 
     def discard_writer(self) -> None:
-        """It is no longer needed, or its state is in doubt."""
+        """Close the writing connection: it is no longer needed, or its state is in doubt."""
         connection, self._writer = self._writer, None
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -475,7 +474,7 @@ class OpenFile:
 
     def _open_writer(self, deadline: float) -> sqlite3.Connection:
         _check(self.path, self.identity)
-        share_database(self.path, self.access)  # refuses a stranger's
+        share_database(self.path, self.access)  # refuses a stranger's file
         connection = self.insist(lambda: connect(self.path, writer=True), deadline)
         try:
             self.insist(lambda: create(connection, self.clock.wall_ms()), deadline)
@@ -491,7 +490,7 @@ class OpenFile:
         return connection
 
     def is_at(self, identity: tuple[int, int]) -> bool:
-        """Whether it is this file. One that was deleted, and that no connection keeps, has left its number."""
+        """Whether it is this file. A deleted one that no connection keeps has left its number, maybe to another."""
         if self.identity != identity or self._writer is not None or self._readers:
             return self.identity == identity
         try:
@@ -500,8 +499,8 @@ class OpenFile:
             return True
 
     def check_place(self) -> None:
-        """Before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
-        try:  # both at one look, as nearly always, or each is looked at
+        """Check before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
+        try:  # both in one check, as nearly always; else each is checked
             file, log = os.stat(self.path), os.stat(self._log_path)
             if (file.st_dev, file.st_ino) == self.identity and (log.st_dev, log.st_ino) == self._log:
                 return
@@ -529,7 +528,7 @@ class OpenFile:
             connection.close()
 
     def leave(self, turn: Turn) -> None:
-        """The transaction has ended. Idempotent."""
+        """Note that the transaction has ended. Idempotent."""
         self.users.inside.discard(turn)
         if self.closed and not self.users.inside:
             self.close()
@@ -537,7 +536,7 @@ class OpenFile:
     # Forks
 
     def close_connections(self) -> None:
-        """Only while no transaction runs; they are opened again when needed."""
+        """Close all, only while no transaction runs; they are opened again when needed."""
         self.discard_writer()
         with contextlib.suppress(IndexError):
             while True:

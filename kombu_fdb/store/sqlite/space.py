@@ -1,7 +1,7 @@
 """How large the log and the file may grow: in proportion to the disk, so that a full one can still be emptied.
 
 Model. A commit goes into the log (``-wal``); a *checkpoint* copies the log's pages into the file, and only after a
-whole one is the log used again from its beginning (https://www.sqlite.org/wal.html#ckpt). A checkpoint that finds no
+complete one is the log used again from its beginning (https://www.sqlite.org/wal.html#ckpt). A checkpoint that finds no
 space ends early, the log grows on, and so on: on a small disk nothing would ever be written again, not even a deletion.
 So
 
@@ -10,13 +10,13 @@ So
   can be copied, and a log of its usual size stands beside it. A transaction that needs more pages is refused with
   ``SQLITE_FULL`` before it has written anything; one that deletes, or fills free pages, is not. The last pages are a
   *reserve*, of which each kind of transaction gets a share, and leaves the rest to the next ones. A publish fills the
-  file and gets none of it. What moves something and adds to it gets a quarter: a message that dies takes the story of
-  its death along, and thousands may die. Half of it is for all others: a consumer that starts needs a session and its
-  declarations. All of it is for transactions that clear something: a claim moves a message from one row to another, and
+  file and gets none of it. A transaction that moves something and adds to it gets a quarter: a dead message takes its
+  death record along, and thousands may die. All others get half: a consumer that starts needs a session and its
+  declarations. Transactions that clear something get all of it: a claim moves a message from one row to another, and
   may need a page for it. Free pages count as much as those that the file may grow by: a claim that takes a page and an
   acknowledgement that frees one would otherwise hand the reserve to publishers page by page;
-* on a disk with hardly any, which others may have filled, the log is copied before each transaction: so it begins anew,
-  in space that it has already;
+* on a disk with hardly any space, which others may have filled, the log is copied before each transaction: so it begins
+  anew, in space that it has already;
 * a reader that is halfway through keeps the log from being copied whole. Then nothing more is written as soon as the
   log would grow into the space that copying the rest of it needs: otherwise it could never be copied again. Such a
   transaction, and a deletion that finds the disk full, is tried again for a moment: readers are soon through.
@@ -34,12 +34,12 @@ from typing import NamedTuple
 
 from kombu_fdb.errors import StoreFull
 
-#: What a checkpoint copies at most while writers wait.
+#: What a checkpoint copies while writers wait.
 CHECKPOINT_BYTES = 16_000_000
 #: Less would mean a checkpoint for each larger transaction.
 FEWEST_BYTES = 256 * 1024
 RESERVE_BYTES = 256 * 1024
-#: Shares of it, by what a transaction does.
+#: Shares of the reserve, by what a transaction does.
 FILLING, MOVING, WRITING, CLEARING = 0.0, 0.25, 0.5, 1.0
 #: The log gets this part of the free space.
 LOG_SHARE = 16
@@ -48,7 +48,7 @@ PLENTY_BYTES = 256 * 1024 * 1024
 #: SQLite's own limit (https://www.sqlite.org/limits.html).
 MOST_PAGES = 4_294_967_294
 LOOK_S = 0.1
-#: For how long a transaction that a reader is in the way of is tried again, in seconds.
+#: For how long a transaction that a reader holds up is tried again, in seconds.
 FULL_S = 1.0
 
 
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
     """In pages."""
 
     log: int
-    #: Of the file as it is, and by how many it may grow; the last of those are the reserve.
+    #: The size of the file, and by how much it may grow; the last of those pages are the reserve.
     pages: int = MOST_PAGES
     left: int = 0
     reserve: int = 0
@@ -65,37 +65,37 @@ class Limits(NamedTuple):
 
     @property
     def plenty(self) -> bool:
-        """Nothing is limited but the log."""
+        """Whether nothing is limited but the log."""
         return self.pages == MOST_PAGES
 
     def kept(self, share: float) -> int:
-        """Of the reserve, for others than a transaction that gets this share of it."""
+        """The part of the reserve that a transaction with this share of it leaves to others."""
         return int((1 - share) * self.reserve)
 
     def most(self, share: float) -> int:
-        """Of the file, for a transaction that gets this share of the reserve."""
+        """How large the file may be for a transaction with this share of the reserve."""
         return self.pages + max(self.left - self.kept(share), 0)
 
 
 class Space:
-    """What one writing connection may use."""
+    """The space of one writing connection."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        #: By the monotonic clock: when it is time to look, before a transaction.
+        #: When to look at the disk, before a transaction; by the monotonic clock.
         self.look_at = 0.0
-        #: Nothing is limited but the log, or it is not known yet.
+        #: Whether nothing is limited but the log, or it is not known yet.
         self.plenty = True
         self._limits: Limits | None = None
-        #: What is set is the share of one transaction.
+        #: Whether the limit that is set is the share of one transaction.
         self._granted = False
 
     def forget(self) -> None:
-        """Another connection, or a disk that was full: look before the next transaction."""
+        """After another connection, or a full disk: look before the next transaction."""
         self.look_at, self._limits, self.plenty = 0.0, None, True
 
     def bound(self, connection: sqlite3.Connection, now: float) -> None:
-        """Outside of a transaction. Raises ``sqlite3.Error``, and ``StoreFull`` if a reader is in the way."""
+        """Set the limits, outside of a transaction. Raises ``sqlite3.Error``; ``StoreFull`` if a reader blocks."""
         try:
             limits = self._look(connection)
         except OSError:  # the folder is gone: the commit will tell
@@ -106,11 +106,11 @@ class Space:
             self._granted = False
         if limits.short:
             self._copy_log(connection, limits)
-        # On a small disk before each transaction: space that was freed a moment ago is used.
+        # On a small disk before each transaction, to use space that was freed a moment ago.
         self.look_at, self._limits, self.plenty = now + (LOOK_S if limits.plenty else 0), limits, limits.plenty
 
     def grant(self, connection: sqlite3.Connection, share: float) -> None:
-        """The transaction under way gets this share of the reserve, from here on. Raises ``sqlite3.Error``."""
+        """Give the transaction under way this share of the reserve, from here on. Raises ``sqlite3.Error``."""
         limits = self._limits
         if limits is None or self.plenty:
             return
@@ -122,9 +122,9 @@ class Space:
                 raise _full()
 
     def _copy_log(self, connection: sqlite3.Connection, limits: Limits) -> None:
-        """As far as it goes."""
+        """Copy the log into the file as far as there is space."""
         frames = copied = 0
-        with contextlib.suppress(sqlite3.Error):  # no space for all of it; then it goes on in the space that it has
+        with contextlib.suppress(sqlite3.Error):  # no space for all of it; then the log goes on in its own space
             _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if copied < frames and self._left(connection) < limits.log:
             error = StoreFull(
@@ -136,7 +136,7 @@ class Space:
             raise error
 
     def _left(self, connection: sqlite3.Connection) -> int:
-        """Pages of the disk that are left if the whole log is copied."""
+        """Pages of the disk that are left once the whole log is copied."""
         (page,) = connection.execute("PRAGMA page_size").fetchone()
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         disk = os.statvfs(os.path.dirname(self._path))
@@ -159,7 +159,7 @@ class Space:
 
 
 def _full() -> sqlite3.OperationalError:
-    """As SQLite raises it."""
+    """The error as SQLite raises it."""
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL
     return error

@@ -6,9 +6,8 @@ of each such key into every FIFO. The reader fires the watches with that digest.
 
 *No change is lost between reading and arming.* The arming transaction notes the value it saw (``watch.seen``). After it
 ended, ``Listener.arm`` registers the watch, the FIFO being in place, and only then the database reads the value again
-and fires if it differs. Any other commit either came before that second read, which sees it, or after it; then its
-writer lists the FIFOs after it committed, that is after ours was in place, finds it, and the digest meets a registered
-watch.
+and fires if it differs. Any other commit either came before that second read, which sees it, or after it. In the second
+case its writer lists the FIFOs after ours was in place and finds it, and the digest meets a registered watch.
 
 *Which FIFOs exist* is cached under the size of the file ``generation``, to which every newcomer appends one byte after
 its FIFO is in place. A writer takes the size before it lists, so a newcomer it missed has changed the size by the next
@@ -17,20 +16,20 @@ tick.) A FIFO gets its final name only after its owner opened it, so one without
 
 What fails:
 
-* the reader is busy and its pipe runs full: the writer's EAGAIN is ignored, and a reader that finds much news fires all
+* the reader is busy and its pipe is full: the writer's EAGAIN is ignored, and a reader that finds much news fires all
   its watches;
 * the reader died: EPIPE or ENXIO, and the writer removes the FIFO;
-* the writer is killed between its commit and its ring, or has no permission for a FIFO: no process is told. Every
-  ``CHECK_S`` seconds a reader with armed watches therefore compares their values once, whatever else it hears;
+* the writer is killed between its commit and its ring, or has no permission for a FIFO: no process is told. Therefore a
+  reader with armed watches compares their values once every ``CHECK_S`` seconds, whatever else it hears;
 * the directory is removed: the next ring, or the next listener, makes it again;
 * an exception comes out of a signal handler: the lock is a ``FairLock``, and the news is at worst lost, see above;
 * the process forks: the child closes its copies of the descriptors, or writers would take it for a living reader.
 
-A process without armed watches is not woken: its thread waits for the next one to be armed, and the thread that arms it
-first throws away what lies in the pipe (all of it was written after commits that the second read will see).
+A process without armed watches is not woken: its thread waits until one is armed. The thread that arms it first throws
+away what lies in the pipe: all of it was written after commits that the second read will see.
 
-A descriptor is closed by its last user only, the thread or the holder of the lock: a digest that is written to a
-number which meanwhile means another file would damage that (https://www.sqlite.org/howtocorrupt.html, 1.1).
+A descriptor is closed by its last user only, the thread or the holder of the lock. By then its number may stand for
+another file, and a digest written to it would damage that (https://www.sqlite.org/howtocorrupt.html, 1.1).
 """
 
 from __future__ import annotations
@@ -73,30 +72,30 @@ class BellDirectory:
     def __init__(self, path: str, access: Access) -> None:
         self.path = path
         self._access = access
-        #: Only who may enter the directory makes a file in it.
+        #: Only users who may enter the directory make a file in it.
         self._inside = replace(access, exposed=False)
         self._directory = self._generation = -1
         self._open()
 
     def renew(self) -> None:
-        """Make it again if it was removed."""
+        """Make the directory again if it was removed."""
         if self.size() is None:
             self.close()
             self._open()
 
     def size(self) -> int | None:
-        """Other than before if there are newcomers; None if the directory was removed."""
+        """The size of ``generation``, which newcomers change; None if the directory was removed."""
         if self._generation < 0:
             return None
         status = os.fstat(self._generation)
         return status.st_size if status.st_nlink else None
 
     def names(self) -> list[str]:
-        """Of the pipes."""
+        """The names of the pipes."""
         return [name for name in os.listdir(self._directory) if name.endswith(SUFFIX)]
 
     def make_pipe(self, name: str) -> int:
-        """Make one that can't be found yet, and open it for reading. Raises ``OSError``."""
+        """Make a pipe that can't be found yet, and open it for reading. Raises ``OSError``."""
         if os.mkfifo in os.supports_dir_fd:
             os.mkfifo(name, 0o600, dir_fd=self._directory)
         else:  # macOS before 13; what is opened next is checked all the same
@@ -106,7 +105,7 @@ class BellDirectory:
         return descriptor
 
     def open_pipe(self, name: str) -> int:
-        """For writing. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
+        """Open a pipe for writing. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
         return open_pipe(name, os.O_WRONLY, directory=self._directory)
 
     def publish(self, hidden: str, name: str) -> None:
@@ -115,13 +114,13 @@ class BellDirectory:
         write(self._generation, b".")
 
     def remove(self, name: str) -> None:
-        """If it is there, and if we may."""
+        """Remove a pipe, if it is there, and if this user may."""
         if self._directory >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory)
 
     def close(self) -> None:
-        """Also all that a forked child may do."""
+        """Close the directory; also all that a forked child may do."""
         descriptors = (self._directory, self._generation)
         self._directory = self._generation = -1
         for descriptor in descriptors:
@@ -142,9 +141,9 @@ class BellDirectory:
 
 
 DIGEST_BYTES = 8
-#: Stands for every key.
+#: The digest of every key.
 ALL_KEYS = bytes(DIGEST_BYTES)
-#: Written at once by every system, or not at all (POSIX's smallest PIPE_BUF).
+#: The most that every system writes at once, or not at all (POSIX's smallest PIPE_BUF).
 NEWS_BYTES = 512
 #: More than this in the pipe, and some may have been refused: the smallest pipe holds a page.
 MUCH_NEWS_BYTES = 2048
@@ -154,7 +153,7 @@ CHECK_S = 2.0
 #: Other queues' news may come by the thousand; then look only this often.
 FIRST_REST_S = 0.0005
 LONGEST_REST_S = 0.004
-#: The lock is held for microseconds; a ring that waits as long as this goes without.
+#: The lock is held for microseconds; a ring that has waited this long goes without.
 LOCK_S = 1.0
 #: How long closing waits for the thread, which may be in a callback.
 CLOSE_S = 2.0
@@ -162,12 +161,12 @@ CLOSE_S = 2.0
 
 @lru_cache(maxsize=4096)
 def digest(key: bytes) -> bytes:
-    """What stands for the key in a pipe."""
+    """The key's mark in a pipe."""
     return blake2b(key, digest_size=DIGEST_BYTES).digest()
 
 
 def _has_bytes(descriptor: int) -> bool:
-    """Without a wait, and without a ``select``, of which eventlet allows only one at a time."""
+    """Without waiting, and without ``select``, of which eventlet allows only one at a time."""
     return fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)) != bytes(4)
 
 
@@ -180,10 +179,10 @@ class Listener:
         self._bells = bells
         self._read_values = read_values
         self._clock = clock
-        #: Also of the ringer and of the directory.
+        #: The lock of the ringer and of the directory, too.
         self.lock = FairLock(clock)
         self._changed = Signal()
-        #: Those that wait, by their keys.
+        #: The waiting watches, by their keys.
         self.watches: dict[bytes, dict[Watch, Hashable]] = {}
         #: File name of the FIFO, "" as long as there is none.
         self.name = ""
@@ -212,13 +211,13 @@ class Listener:
             self.lock.run(lambda: self._disarm(watch), LOCK_S)
 
     def forget(self, owner: Hashable) -> None:
-        """Disarm all that ``owner`` has armed."""
+        """Disarm all watches of ``owner``."""
         for watch, whose in self._all_armed():
             if whose is owner:
                 self.disarm(watch)
 
     def hear(self, digests: list[bytes]) -> None:
-        """News from this very process, with the lock: costs nothing when no thread waits for it."""
+        """Take news from this very process, with the lock: costs nothing if no thread waits for it."""
         if any(each in self.watches for each in digests):
             self._knock(ALL_KEYS if len(digests) * DIGEST_BYTES > NEWS_BYTES else b"".join(digests))
 
@@ -233,7 +232,7 @@ class Listener:
             self._thread.join(CLOSE_S)
 
     def close_files(self) -> None:
-        """All that a forked child may do."""
+        """Close the descriptors, which is all that a forked child may do."""
         descriptors = (self._read_fd, self._write_fd)
         self._read_fd = self._write_fd = -1
         for descriptor in descriptors:
@@ -241,7 +240,7 @@ class Listener:
                 os.close(descriptor)
 
     def compare(self, watches: Sequence[Watch]) -> None:
-        """Fire those whose value is no longer the one they saw; all of them if that can't be told."""
+        """Fire the watches whose value is no longer the one they saw; all of them if that can't be told."""
         try:
             values = self._read_values([watch.key for watch in watches])
         except KombuFDBError:  # the thread that is woken meets the same error, and handles it
@@ -331,7 +330,7 @@ class Listener:
     def _take_due(self, news: bytes) -> list[Watch]:
         try:
             return self.lock.run(lambda: self._due(news), LOCK_S)
-        except StoreUnavailable:  # this process was stopped for a while: its time is up, the news are not
+        except StoreUnavailable:  # this process was stopped for a while: its time is up, but the news still counts
             self._compare_all()
             return []
 
@@ -351,7 +350,7 @@ class Listener:
     def _drain(self) -> bytes:
         news = b""
         with contextlib.suppress(BlockingIOError):
-            # Asked first: eventlet's read waits for what is not there, also on a descriptor that must not block.
+            # Asked first: eventlet's read waits for data even on a descriptor that must not block.
             while not self._closed and _has_bytes(self._read_fd) and (chunk := os.read(self._read_fd, READ_BYTES)):
                 news += chunk
         return news
@@ -385,7 +384,7 @@ class Ringer:
                 pass
         digests = [digest(key) for key in keys]
         lock, turn = self._listener.lock, Turn()
-        try:  # as FairLock.run does, in half the time
+        try:  # FairLock.run inlined, in half the time
             try:
                 if lock.acquire(turn, LOCK_S):
                     self._ring(digests)
@@ -398,12 +397,12 @@ class Ringer:
             raise
 
     def close(self) -> None:
-        """When no thread rings; what still does then leaves the descriptors open."""
+        """Close the descriptors when no thread rings; a thread that still does leaves the descriptors open."""
         with contextlib.suppress(StoreUnavailable):
             self._listener.lock.run(self.close_files, LOCK_S)
 
     def close_files(self) -> None:
-        """All that a forked child may do."""
+        """Close the descriptors, which is all that a forked child may do."""
         self._closed = True
         while self._fds:
             os.close(self._fds.popitem()[1])
