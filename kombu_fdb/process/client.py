@@ -9,11 +9,11 @@ Three lists cross threads here:
 * ``acks``: acknowledged messages whose leases still stand. A receiver takes them along with its next claim, or flushes
   them after a moment; without one, ``flush_acks`` is called at once.
 * ``returns``: messages to release that can't be released now (a finalizer must not block, the store may be down).
-* ``deferred``: what else has to be done later, such as ending what a collected connection held.
+* ``deferred``: other calls to be made later, such as ending what a collected connection held.
 
-The last two are for the session's duties thread, to repeat until the store answers. A process without a session,
-which only publishes, has a thread for them as long as there are any (``process/session_threads.py``); it also closes
-the store when the last connection was collected.
+The session's duties thread works off the last two, and repeats them until the store answers. A process without a
+session, which only publishes, has a thread for them as long as there are any (``process/session_threads.py``). That
+thread also closes the store when the last connection was collected.
 
 Guarantee BOUNDED: while the store does not answer, threads that come at the same time wait for the same attempt to open
 it and share its error (:class:`SingleFlight`); they don't wait one after the other.
@@ -26,8 +26,8 @@ What happens at each failure:
   logged.
 * the process forks: the child forgets the registry and opens its own client when it needs one. It never touches the
   parent's store, session, threads or sockets: every use checks the process id.
-* the process exits: calls are run, and unsettled messages go back, at once. If it is killed, the session's TTL brings
-  the messages back.
+* the process exits: deferred calls are run, and unsettled messages go back, at once. If it is killed, the session's TTL
+  brings the messages back.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ logger = logging.getLogger(__name__)
 
 #: While the store is known not to answer, a new connection gives up after this many seconds.
 SUSPECT_TIMEOUT_S = 1.0
-#: Stands in the registry for all: each connection brings its own, Celery's differ from kombu's.
+#: The connect timeout in all keys of the registry: each connection has its own, and Celery's differ from kombu's.
 _ANY_CONNECT_TIMEOUT = 5.0
 #: Leases settled in one transaction.
 MOST_LEASES = 500
 
-#: Stands in the history of a message that was too late too often.
+#: The death record of a message that was too late too often.
 OVERDUE = {"error": "its time to run (ttr) has passed"}
 
 LOST = (
@@ -85,16 +85,16 @@ LOST = (
 
 
 class SingleFlight(Generic[T]):
-    """What all threads need and one does for all. Thread-safe, also against exceptions out of signal handlers."""
+    """Work that all threads need and one does for all. Thread-safe, also against exceptions out of signal handlers."""
 
     def __init__(self, found: Callable[[], T | None]) -> None:
-        """``found``: what an earlier attempt has left, while it can be used."""
+        """``found``: returns the result of an earlier attempt, while it can be used."""
         self._found = found
         self._lock = FairLock()
         self._failed: StoreError | None = None
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
-        """What is there, or ``work()``, which leaves it for the others.
+        """The result that is there, or that of ``work()``, which leaves it for the others.
 
         Raises what ``work`` raises. A thread that waited raises ``StoreUnavailable`` if the attempt that it waited for
         has failed, or has not ended within ``timeout_s`` seconds; one that would wait for itself a ``StoreError``.
@@ -127,7 +127,7 @@ class Client:
         self.location = location
         self.options = options
         self.acks: deque[Lease] = deque()
-        #: Those that may have been settled: the answer was lost.
+        #: Acks that may have been settled: the answer was lost.
         self._in_doubt: set[Lease] = set()
         #: Held messages at which an attempt was made: that counts, however they come back.
         self.attempted: set[Lease] = set()
@@ -139,7 +139,7 @@ class Client:
         self._deferred_calls = DeferredCalls()
         self._attendant = Attendant(self._attend)
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
-        #: For changes of what is open; its holder does not ask the store.
+        #: For changes of what is open; its holder does not call the store.
         self._lock = threading.RLock()
         self._opening: SingleFlight[connect.Opened] = SingleFlight(lambda: self._opened)
         self._joining: SingleFlight[Membership] = SingleFlight(self._standing)
@@ -148,14 +148,14 @@ class Client:
         self._suspect = False
         self._doubts = Doubts(SystemClock())
         self._reclaim = Reclaim(SystemClock())
-        #: With a store that does not answer, when the program ends.
+        #: How long to wait for a store that does not answer, when the program ends.
         self.patience = Patience()
         self.overdue = TimesToRun(self._release_overdue)
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
     def attach(self, user: Hashable, *, timeout_s: float) -> None:
-        """A connection begins to use the client: open the store, or check that it answers.
+        """Begin to use the client for a connection: open the store, or check that it answers.
 
         Raises ``StoreUnavailable`` or ``FormatError`` within ``timeout_s`` seconds.
         """
@@ -178,7 +178,7 @@ class Client:
                 self._look_whether_idle()
             raise
         self._suspect = False
-        if self._deferred_calls:  # of before it was closed
+        if self._deferred_calls:  # from before it was closed
             self.nudge()
 
     def _open(self, timeout_s: float) -> connect.Opened:
@@ -194,29 +194,29 @@ class Client:
         return opened
 
     def detach(self, user: Hashable) -> None:
-        """A connection was closed. With the last one, and nothing left to settle, everything closes."""
+        """End a connection's use. With the last one, and nothing left to settle, everything closes."""
         with self._lock:
             self._users.discard(user)
         self.close(if_idle=True)
         self._look_whether_idle()
 
     def abandon(self, user: Hashable) -> None:
-        """A connection was collected: as :meth:`detach`, by another thread. For a finalizer."""
+        """:meth:`detach` for a collected connection, by another thread. For a finalizer."""
         self._users.discard(user)
         self._look_whether_idle()
 
     def _look_whether_idle(self) -> None:
-        """What keeps the store open without a connection is to be done."""
+        """Have a thread do what keeps the store open without a connection."""
         if not self._users:
             self.nudge()
 
     def suspect(self) -> None:
-        """A call failed: until one succeeds, new connections don't wait long."""
+        """Note that a call failed: until one succeeds, new connections don't wait long."""
         self._suspect = True
 
     @property
     def suspected(self) -> bool:
-        """Whether the last that is known of the store is that it did not answer."""
+        """Whether the store did not answer the last time."""
         return self._suspect
 
     @property
@@ -227,7 +227,7 @@ class Client:
 
     @property
     def database(self) -> Database:
-        """For others who keep something in the same store. Raises as ``engine`` does."""
+        """The store, for others that keep something in it. Raises as ``engine`` does."""
         return self._open_store.database
 
     @property
@@ -292,10 +292,10 @@ class Client:
             if failure is not None:
                 raise failure
         finally:
-            del failure  # its frames keep this one
+            del failure  # its frames refer to this local
 
     def _attend(self) -> None:
-        """What a process without a session has to do."""
+        """Do what is left to do in a process without a session."""
         if self._opened is not None:
             self._run_deferred()
 
@@ -310,16 +310,16 @@ class Client:
     # -- settling ----------------------------------------------------------------------------------------------------
 
     def take_acks(self, taken: list[Lease] | None = None) -> list[Lease]:
-        """Remove the pending acks, for a caller who settles them or gives them back. ``taken``: an empty list for them.
+        """Remove the pending acks, for a caller that settles them or gives them back.
 
-        Who brings the list has them also when an exception out of a signal handler strikes in here.
+        ``taken``: an empty list to take them into. So its owner has them even if a signal handler raises in here.
         """
         taken = [] if taken is None else taken
         move(self.acks, taken, MOST_LEASES - len(taken))
         return taken
 
     def flush_acks(self) -> None:
-        """Settle the pending acks now. On an error, or an exception from anywhere, they are kept."""
+        """Settle the pending acks now. After an error, or any exception, they are pending again."""
         leases: list[Lease] = []
         try:
             while self.take_acks(leases):
@@ -330,7 +330,7 @@ class Client:
             raise
 
     def give_acks_back(self, leases: Sequence[Lease], error: BaseException) -> None:
-        """They are pending again; if the error tells nothing of what has happened to them, they may be settled."""
+        """Make them pending again; if the error leaves it open what has happened to them, they may be settled."""
         if not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown):
             self._in_doubt.update(leases)
         self.acks.extendleft(reversed(leases))
@@ -341,7 +341,7 @@ class Client:
         self.flush_acks()
 
     def settled(self, leases: Sequence[Lease], results: Sequence[bool] | None = None) -> None:
-        """These are no longer ours. ``results``: what the engine said; None if all are settled for certain."""
+        """Note that these are no longer ours. ``results``: what the engine said; None if all are settled for sure."""
         membership = self._membership
         if membership is not None:
             membership.known.difference_update(leases)
@@ -391,7 +391,7 @@ class Client:
         self.settled(leases, self.engine.messages.reject(leases, reason=reason, **details))
 
     def discard(self, leases: list[Lease]) -> int:
-        """Delete what no consumer has seen. Returns how many there were. Raises a ``StoreError``: try again."""
+        """Delete messages that no consumer has seen. Returns how many. Raises a ``StoreError``: try again."""
         deleted = self.engine.messages.ack(leases)
         self.settled(leases)
         return sum(deleted)
@@ -408,20 +408,20 @@ class Client:
             self.overdue.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
 
     def _release_overdue(self, leases: list[Lease], counted: bool) -> int:
-        """In the consumer's stead. Raises a ``StoreError``: try again."""
+        """Release overdue messages in the consumer's stead. Raises a ``StoreError``: try again."""
         released = self.engine.messages.release(leases, counted=counted, details=OVERDUE)
         self.settled(leases)
         return sum(released)
 
     def leave(self, tags: Collection[str]) -> None:
-        """These consumers end: where one was the only active one, another takes over. Raises a ``StoreError``."""
+        """End these consumers: where one was the only active one, another takes over. Raises a ``StoreError``."""
         membership = self._membership
         if membership is not None and not membership.lost:
             membership.end_consumers(tags)
             self.engine.queues.leave(membership.session_id, tags)
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
-        """A consumer of this queue ends; an auto-delete queue ends with its last one. Raises a ``StoreError``."""
+        """End a consumer of this queue; an auto-delete queue ends with its last one. Raises a ``StoreError``."""
         membership = self._membership
         if membership is not None and membership.session_id == session_id:
             membership.end_consumers([tag])
@@ -443,7 +443,7 @@ class Client:
             raise
 
     def later(self, call: Callable[[], object]) -> None:
-        """Have another thread do something, and repeat it until the store answers. Never blocks."""
+        """Have another thread make this call, and repeat it until the store answers. Never blocks."""
         self._deferred_calls.add(call)
         self.nudge()
 
@@ -458,7 +458,7 @@ class Client:
             return
         if not if_idle:
             self._finish()
-        with self._lock:  # and not longer: the session's threads need it to end
+        with self._lock:  # and no longer: the session's threads need it to end
             if if_idle and (self._users or self.owes or self._returns or self._deferred_calls):
                 return
             membership, self._membership = self._membership, None
@@ -471,7 +471,7 @@ class Client:
             self._close(opened, membership)
 
     def _finish(self) -> None:
-        """Do what was left for later, as the threads that would have done it end."""
+        """Make the deferred calls, as the threads that would have made them end."""
         if self._opened is None:
             return
         with self.patience.ending():
@@ -482,7 +482,7 @@ class Client:
                 self._membership.stop()
             try:
                 self._deferred_calls.run()
-            except Exception as error:  # noqa: BLE001 - whatever a call raises, the rest must end too
+            except Exception as error:  # noqa: BLE001 - whatever a call raises, the others must end too
                 logger.warning("%d deferred call(s) are not done: %s", len(self._deferred_calls), error)
 
     def _close(self, opened: connect.Opened, membership: Membership | None) -> None:
@@ -530,15 +530,15 @@ def client_for(location: Location, options: Options) -> Client:
     if known is not None:
         return known
     client = Client(location, options)
-    known = _registry.setdefault(key, client)  # without a lock: another thread was faster, or a signal handler in here
+    known = _registry.setdefault(key, client)  # without a lock: another thread may be faster, or a signal handler
     if known is client:
-        # For multiprocessing's children, which run no exit handlers; it does nothing in a child that inherited it.
+        # For multiprocessing's children, which run no exit handlers; a child that inherited it does nothing.
         Finalize(None, client.close, exitpriority=1)
     return known
 
 
 def close_clients() -> None:
-    """Close every client of this process, as its exit would. For who ends a store before the process ends."""
+    """Close every client of this process, as its exit would, for a program that ends a store before it exits."""
     for client in list(_registry.values()):
         client.close()
 

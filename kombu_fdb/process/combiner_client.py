@@ -8,18 +8,18 @@ Model. For each set of queues a consumer is
   the *first*; only the first one looks at the queues, arms their bells and claims. It is alone again when it has served
   :data:`LONELY` times with no one else in the line, and no one else served it in between.
 
-A consumer that will be there for long *suspects* rivals at first, and is alone when it has served the line once. If it
-did not, the first claims of all workers of a deployment that starts would conflict with each other.
+A consumer that will stay *suspects* rivals at first, and is alone when it has served the line once. Otherwise the first
+claims of all workers of a deployment that starts would conflict with each other.
 
-Who moves it: its owner, one thread, by :meth:`CombinerClient.attend` at each of its turns. It never sleeps; it says
-when it wants to be called again, and rings when a watch has fired.
+Its owner, one thread, moves it, by :meth:`CombinerClient.attend` at each of its turns. It never sleeps; it says when it
+wants to be called again, and rings when a watch has fired.
 
-What happens at each failure: waiting consumers also look by themselves, the one right behind the first at least twice a
-second; it is woken when it becomes that. A consumer that sees the same first one twice, with work both times and its
-patience over in between, evicts it and looks again; what one has seen, the others of its connection know. If the first
-two are dead, the third does so. A consumer that was evicted, or whose claim was given up (``membership.py``), finds
-that out at its next look and joins anew. An owner that ends leaves the line, or abandons its demand, which the duties
-thread then ends.
+What happens at each failure: waiting consumers also look without being woken, the one right behind the first at least
+twice a second; it is woken when it gets that place. A consumer that sees the same first one twice, with work both times
+and its patience over in between, evicts it and looks again; the consumers of one connection share what they have seen.
+If the first two are dead, the third does so. A consumer that was evicted, or whose claim was given up
+(``membership.py``), finds that out at its next look and joins anew. An owner that ends leaves the line, or abandons its
+demand, which the duties thread then ends.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
-#: Alone again after so many services of no one else.
+#: A consumer is alone again after this many services without another consumer.
 LONELY = 16
 #: How long the first one may do nothing while there is work, in seconds; a waiting consumer's first look comes as soon.
 #: Where a service takes longer, because the machine is busy or the messages are large, all are more patient:
 #: :data:`PATIENT` times what the last service took, and twice as long after each eviction. Else they would evict each
 #: other for working. The patience is stored in the line, so no consumer has to learn it by itself. It shrinks slowly:
-#: where one service is quick and the next one slow, the slow ones would all be in vain. So each service leaves at least
-#: the part :data:`LEFT` of it, and from the most to the least it takes fourteen.
+#: where quick and slow services alternate, the slow ones would all be in vain. So each service leaves at least the part
+#: :data:`LEFT` of it, and from the most to the least takes fourteen services.
 PATIENCE_S = 0.25
 MOST_PATIENCE_S = 5.0
 PATIENT = 4.0
 LEFT = 0.8
-#: The longest pause of the one right behind the first, and of the two behind that. The shortest of all but the second,
-#: as many times what they are patient: where hundreds wait, and services take their time, all are served before; looks
-#: that find nothing new would cost half of all processor time. Those further behind ask for work once in so many
-#: seconds only: it is for them if all before them are gone.
+#: The longest pause of the one right behind the first, and of the two behind that. Then the shortest pause of all but
+#: the second, in multiples of the patience: where hundreds wait, and services take their time, all are served before;
+#: looks that find nothing new would cost half of all processor time. Then how often, in seconds, those further behind
+#: look for work: it is for them if all before them are gone.
 NEXT_S = 0.4
 NEAR_S = 1.0
 UNHURRIED = 1.5
 SELDOM_S = 4.0
 #: How much longer each next look may take to come.
 GROWTH = 2.0
-#: Lines that are remembered as contested.
+#: How many lines are remembered as contested.
 MOST_LINES = 100
 
 
@@ -65,7 +65,7 @@ MOST_LINES = 100
 class FirstOne:
     """The first one of a line, as the consumers of one connection see it. ``row``: its key.
 
-    ``work_s``: since when it was seen there with work waiting. ``ask_at``: from when on one far behind it asks again.
+    ``work_s``: since when it was seen there with work waiting. ``ask_at``: when one far behind looks for work again.
     """
 
     row: bytes = b""
@@ -77,10 +77,10 @@ class Rivalry:
     """Which lines are contested, as the consumers of one connection know it. Thread-safe; a wrong guess costs time."""
 
     def __init__(self) -> None:
-        #: By line, how often no other consumer was seen there.
+        #: For each line, how often no other consumer was seen there.
         self._contested: dict[bytes, int] = {}
-        #: How long the last service took, in whichever line. This and the next are not of a standing: each take that
-        #: waits has its own, and takes that never wait for long would evict none.
+        #: How long the last service took, in any line. This and the next belong to no single client: each waiting
+        #: ``take`` has its own client, and those that don't wait for long would evict none.
         self.service_s = 0.0
         self._firsts: dict[bytes, FirstOne] = {}
 
@@ -93,21 +93,21 @@ class Rivalry:
         return bool(self._contested) and line.name([*queues]) in self._contested
 
     def contest(self, queues: Iterable[str]) -> None:
-        """A rival was faster."""
+        """Note that a rival was faster."""
         self._note(line.name([*queues]), 0)
 
     def suspect(self, queues: Iterable[str]) -> None:
-        """There may be rivals: stand in the line once, to see whether another consumer does."""
+        """Note that there may be rivals: stand in the line once, to see whether another consumer does."""
         self._note(line.name([*queues]), LONELY - 1)
 
     def first_of(self, name: bytes) -> FirstOne:
-        """Who was seen as the first of this line."""
+        """The consumer seen as the first of this line."""
         if len(self._firsts) > MOST_LINES:
             self._firsts.clear()
         return self._firsts.setdefault(name, FirstOne())
 
     def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
-        """Its first one has served the line, with or without a sign of another consumer."""
+        """Note that its first one has served the line, with or without a sign of another consumer."""
         self.service_s = took_s
         times = self._contested.get(name, 0) + 1 if alone else 0
         if times < LONELY:
@@ -122,7 +122,7 @@ class Rivalry:
 
 
 class CombinerClient:
-    """Of one owner, in one line at a time. For one thread; ``ring`` is called from any, as :meth:`abandon` may be."""
+    """An owner's place in one line at a time. For one thread; ``ring`` and :meth:`abandon` may be called from any."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class CombinerClient:
         self._fired = False
         self._due_s = 0.0
         self._pause_s = PATIENCE_S
-        #: The line as it was seen when it became the first; from its first service that found nothing on, itself alone.
+        #: The line as seen when this became the first; after its first service that found nothing, only its own row.
         self._rows: list[Row] | None = None
         self._server = b""
         self._has_just_joined = True
@@ -169,7 +169,7 @@ class CombinerClient:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Those in whose line it stands."""
+        """The queues in whose line it stands."""
         return self._queues if self._demand is not None else ()
 
     @property
@@ -196,12 +196,12 @@ class CombinerClient:
         except BaseException:
             self._end(demand)
             raise
-        if self._abandoned:  # and recovered before it has joined, perhaps
+        if self._abandoned:  # and perhaps recovered before it has joined
             membership.give_up(demand.first)
             self._end(demand)
 
     def attend(self, engine: Engine, hand: list[Delivery]) -> bool:
-        """Look, if that is due, and bring what was granted into ``hand``. Whether it has become the first one.
+        """Look, if that is due, and put what was granted into ``hand``. Returns whether it has become the first one.
 
         Raises as ``Membership.claim``.
         """
@@ -214,7 +214,7 @@ class CombinerClient:
         try:
             sight = self._of().look(demand, hand, fired=fired)
         except BaseException:
-            self._rung, self._fired = True, fired  # what it was woken for is still to be seen
+            self._rung, self._fired = True, fired  # the change that woke it is still to be seen
             raise
         if sight.stands != WAITING:
             self._end(demand)
@@ -227,14 +227,14 @@ class CombinerClient:
         return self.is_first and not was_first
 
     def _lead(self, sight: Sight) -> None:
-        """It is the first, or still is; what it has not seen before is served with its next service."""
+        """Note that it is the first; the consumers it has not seen before are served with its next service."""
         if self._rows is None or len(sight.rows) > 1:
             self._rows = sight.rows
         self._server = sight.server
         self._due_s = self._clock() + self._longest_s
 
     def _wait(self, engine: Engine, demand: Demand, sight: Sight, timed: bool) -> None:
-        """``timed``: it looks by itself, and was not woken."""
+        """``timed``: it looks because its pause is over, not because it was woken."""
         now = self._clock()
         self._rows = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
@@ -260,7 +260,7 @@ class CombinerClient:
             self._disarm()
 
     def _is_idle(self, engine: Engine, first: FirstOne, now: float) -> bool:
-        """Whether the first one had work for as long as anybody is patient, and let it lie."""
+        """Whether the first one had work for as long as the patience lasts, and let it lie."""
         first.ask_at = now + SELDOM_S
         if not engine.messages.has_work(self._queues):
             first.work_s = None
@@ -274,7 +274,7 @@ class CombinerClient:
         self._ring()
 
     def serve(self, queues: Sequence[str], consumers: Mapping[str, str], hand: list[Delivery]) -> None:
-        """As the first one, claim from ``queues`` for all who stand in the line; its own part comes into ``hand``.
+        """As the first one, claim from ``queues`` for all in the line; its own part comes into ``hand``.
 
         Raises as ``Membership.claim``.
         """
@@ -291,12 +291,12 @@ class CombinerClient:
             self.rivalry.served(demand.line, alone=alone, took_s=self._clock() - began_s)
             self._end(demand)
         else:
-            # Nothing is there. What comes next is mostly one message. It is served without a look at the line; the next
-            # service sees which consumers have joined meanwhile.
+            # Nothing is there, and what comes next is mostly one message. It is served without a look at the line; the
+            # next service sees which consumers have joined meanwhile.
             self._rows = [row for row in rows if row.demand == demand]
 
     def leave(self, hand: list[Delivery]) -> None:
-        """Stand in no line; what was granted before comes into ``hand``. Raises as ``Membership.claim``."""
+        """Leave the line; what was granted before comes into ``hand``. Raises as ``Membership.claim``."""
         demand = self._demand
         if demand is not None:
             self._disarm()
@@ -304,7 +304,7 @@ class CombinerClient:
             self._end(demand)
 
     def abandon(self) -> None:
-        """Have the duties thread do the same: what was granted goes back. Never blocks; for finalizers, too."""
+        """Have the duties thread leave the line: what was granted goes back. Never blocks; for finalizers, too."""
         self._abandoned = True  # before the look: a join that has not ended yet sees it
         demand, membership = self._demand, self._membership
         if demand is not None and membership is not None:
@@ -312,7 +312,7 @@ class CombinerClient:
             self._end(demand)
 
     def belong_to(self, membership: Membership) -> None:
-        """Demands end with their session."""
+        """Move to another session: demands end with their session."""
         if self._membership is not membership:
             if self._demand is not None:
                 self._end(self._demand)

@@ -1,8 +1,8 @@
-"""The composition root: options and a location in, an open store with the queue engine on it out.
+"""The composition root: from options and a location to an open store with the queue engine on it.
 
-Only this module names drivers, and it imports one when it is asked for: an application on SQLite needs no FoundationDB.
-Nothing shipped imports the test kit, so the store in memory is the one that names itself: ``open_memory`` is set by
-``kombu_fdb.testing.stores`` while tests use such stores, and else there are none.
+Only this module names drivers, and it imports one when it is first needed: an application on SQLite needs no
+FoundationDB. Nothing shipped imports the test kit, so ``kombu_fdb.testing.stores`` sets ``open_memory`` while tests use
+stores in memory; otherwise there are none.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kombu_fdb.store.protocol import Database, Transaction
 open_memory: Callable[[str], Database] | None = None
 
 
-# A driver is imported when the first store is opened, what joins transactions when that is first done. A child that was
-# forked in the middle by another thread would wait for ever for the lock of a half-imported module: so no fork happens
-# in the middle of it.
+# A driver is imported when the first store is opened, and the code that joins transactions when that is first done. A
+# child forked by another thread in the middle would wait for ever for the lock of a half-imported module. So no fork
+# happens in the middle of it.
 _importing = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -44,7 +44,7 @@ class Opened(NamedTuple):
 
 
 def open_store(location: Location, options: Options, *, timeout_s: float) -> Opened:
-    """Open the store and check that it answers; each of both within ``timeout_s`` seconds.
+    """Open the store and check that it answers, each within ``timeout_s`` seconds.
 
     Raises ``StoreUnavailable`` or ``FormatError``, each with the fix; nothing stays open then.
     """
@@ -65,7 +65,7 @@ def open_store(location: Location, options: Options, *, timeout_s: float) -> Ope
 
 
 def verify(database: Database, location: Location, *, timeout_s: float) -> None:
-    """One small transaction. Raises ``StoreUnavailable`` or ``FormatError``."""
+    """Run one small transaction. Raises ``StoreUnavailable`` or ``FormatError``."""
     engine = Engine(
         database,
         location.namespace,
@@ -76,7 +76,7 @@ def verify(database: Database, location: Location, *, timeout_s: float) -> None:
 
 
 def join(database: Database, location: Location, tr: Any) -> Transaction:
-    """``tr``, a FoundationDB transaction of the application's, as the queue's verbs take it. Raises ``OptionError``."""
+    """The application's FoundationDB transaction ``tr``, as the queue's verbs take it. Raises ``OptionError``."""
     if isinstance(location, SqliteLocation):
         raise OptionError(
             "the broker is not on FoundationDB, so it can't take part in its transactions",

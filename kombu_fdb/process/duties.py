@@ -1,19 +1,18 @@
-"""The duties: what consumer processes do for the whole store, each with a budget.
+"""The duties: what consumer processes do for the whole store, each with a budget, subject by subject.
 
 A duty's ``run`` does what its budget allows, and returns in how many seconds to call it again at the latest; a spent
-budget means at once. It remembers where it stopped, and begins there. What it can't do it sets aside.
+budget means at once. It remembers where it stopped, and begins there.
 
-Most are rows of a table (:func:`routines`): which subjects there are, the step of each, and the pause. The others have
-a class of their own, for what they remember. The sweep and what is brought back for this version are done by every
-process, the others by the one that holds the role (``duty_cycle.py``).
-
-Round robin: many subjects of one duty, each of which may be slow or hopeless, and none of which delays the others.
-
-A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. A step that fails for a
-reason of its own is *set aside*: reported, shown in the store (``quarantine.py``), and not tried again for
+A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. Subjects take turns
+(:class:`RoundRobin`), so that a slow or hopeless one delays none of the others. A step that fails for a reason of its
+own is *set aside* (:class:`Guard`): reported, shown in the store (``quarantine.py``), and not tried again for
 :data:`ASIDE_PAUSE_S`. A store that does not answer is no reason of its own: that error goes to the caller. A full disk
-that refuses a step for what it adds is one: others may add nothing. It is not shown in the store, for that would add to
+that refuses a step for what it adds is one: others may add nothing. It is not shown in the store, as that would add to
 it as well.
+
+Most duties are rows of a table (:func:`routines`): which subjects there are, the step of each, and the pause. The
+others have a class of their own, for what they remember. Every process sweeps, and brings back what was kept for its
+version; the process that holds the role does the others (``duty_cycle.py``).
 """
 
 from __future__ import annotations
@@ -39,9 +38,12 @@ from kombu_fdb.store.protocol import KeyValue
 
 T = TypeVar("T")
 
-#: How long what failed is left alone, in seconds.
+# -- round robin -------------------------------------------------------------------------------------------------------
+
+
+#: How long a failed subject is left alone, in seconds.
 ASIDE_PAUSE_S = 10.0
-#: How often what goes on failing is shown again, in seconds.
+#: How often a subject that goes on failing is shown again, in seconds.
 SHOW_INTERVAL_S = 60.0
 #: The store's trouble, not the subject's.
 TROUBLE = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
@@ -65,7 +67,7 @@ class Guard:
         self._clock = clock
         self._report = report
         self._failing: dict[tuple[str, str], _Failing] = {}
-        #: By duty, when it was last told that the disk is full.
+        #: By duty, when a full disk was last reported.
         self._full_told_at: dict[str, float] = {}
 
     def attempt(self, duty: str, subject: str, step: Callable[[], T]) -> T | None:
@@ -99,7 +101,7 @@ class Guard:
             self._upkeep.set_aside(Aside(duty, subject, text, failing.times, failing.since_ms))
 
     def _leave(self, duty: str, subject: str, error: StoreFull) -> None:
-        """Told once of all subjects: there may be thousands, one reason, and no room to show it in the store."""
+        """Report it once for all subjects: there may be thousands, with one reason and no room for it in the store."""
         self._fail(duty, subject)
         if self._clock.monotonic() >= self._full_told_at.get(duty, -math.inf) + SHOW_INTERVAL_S:
             self._full_told_at[duty] = self._clock.monotonic()
@@ -113,7 +115,7 @@ class Guard:
 
 
 class RoundRobin:
-    """Gives each subject a step in turn, and begins the next time behind the one that was last."""
+    """Gives each subject a step in turn, and begins the next time behind the last one."""
 
     def __init__(self, guard: Guard, duty: str) -> None:
         self._guard = guard
@@ -131,26 +133,29 @@ class RoundRobin:
                 waiting.append(subject)
 
 
+# -- a duty ------------------------------------------------------------------------------------------------------------
+
+
 #: Longest time between two looks at what may be due, in seconds.
 LOOK_S = 1.0
-#: Rows without an owner are cleared after this time, in seconds; what they are for ends in far less.
+#: Rows without an owner are cleared after this time, in seconds; whatever they are for ends in far less.
 LEFT_TTL_S = 900.0
 LEFT_INTERVAL_S = 200.0
-#: Between two looks at queues that may be over their maximum; at dead letters, at dedup ids; at all ready messages.
+#: Pauses between looks at queues that may be over their maximum, at dead letters, at dedup ids, at all ready messages.
 FULL_INTERVAL_S = 10.0
 TIDY_INTERVAL_S = 60.0
 EXPIRED_INTERVAL_S = 60.0
-#: Between two looks at what older processes keep for this one.
+#: Pause between looks at what older processes keep for this one.
 NEWER_INTERVAL_S = 10.0
 
-#: Part of the time that sampling may take, where there are very many queues.
+#: The part of the time that sampling may take, where there are very many queues.
 SAMPLING = 1 / 50
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Duty:
-    """One of them. ``name`` is what people see."""
+    """One duty. ``name`` is what people see."""
 
     name: str
 
@@ -161,11 +166,11 @@ class Duty:
         self._subjects = RoundRobin(guard, self.name)
 
     def run(self, budget: Budget) -> float:
-        """Do a part of it; in how many seconds to call again."""
+        """Do a part of the duty. Returns in how many seconds to call again."""
         raise NotImplementedError
 
 
-# -- those that are rows of a table ------------------------------------------------------------------------------------
+# -- duties that are rows of a table -----------------------------------------------------------------------------------
 
 
 class Routine(Duty):
@@ -195,7 +200,7 @@ class Routine(Duty):
 
 
 class Walk(Duty):
-    """All subjects to their ends, part by part; then it is found out anew which there are."""
+    """Walks through all subjects to their ends, part by part; then looks anew which there are."""
 
     def __init__(
         self,
@@ -217,7 +222,7 @@ class Walk(Duty):
         self._pause_s = pause_s
         self._between_s = between_s
         self._subjects = RoundRobin(guard, name)
-        #: How far it came in each subject that is not done.
+        #: The cursor of each subject that is not done.
         self._cursors: dict[str, bytes] = {}
 
     def run(self, budget: Budget) -> float:
@@ -225,7 +230,7 @@ class Walk(Duty):
             self._cursors = dict.fromkeys(self._find(), b"")
         self._subjects.run(list(self._cursors), self._step, budget)
         if not budget.is_spent:
-            self._cursors.clear()  # what is still there is set aside
+            self._cursors.clear()  # those still there are set aside
         return self._between_s if self._cursors else self._pause_s
 
     def _step(self, subject: str) -> bool:
@@ -251,22 +256,22 @@ def newer(engine: Engine, guard: Guard) -> Duty:
 
 
 def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
-    """Those of the process with the role. ``interval_s``: between two looks at queues that are gone."""
+    """The duties of the process with the role. ``interval_s``: between two looks at queues that are gone."""
     upkeep, queues = engine.upkeep, engine.queues
 
     def ready_queues() -> list[str]:
         return [queue for queue, counts in engine.inspect.queues().items() if counts.ready]
 
     return [
-        # Purge what is left of queues that are gone.
+        # Purge the rest of queues that are gone.
         Walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
-        # Do what a change of limits has left to do, where the process that changed them has died.
+        # Finish a change of limits whose process has died.
         Routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
-        # Let the oldest give way. Not at once: what is trimmed may come back as a dead letter, for ever.
+        # Shed the oldest. Not at once: what is trimmed may come back as a dead letter, for ever.
         Routine(
             "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
         ),
-        # Drop what the queues ``<queue>.dead`` keep no longer.
+        # Drop what the queues ``<queue>.dead`` no longer keep.
         Walk(
             "trim dead letters",
             guard,
@@ -285,7 +290,7 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
         ),
         # Clear dedup ids whose window is over.
         Routine("clear dedup ids", guard, _whole, lambda _: upkeep.clear_dedup_part(), TIDY_INTERVAL_S),
-        # Clear what says nothing any more.
+        # Clear rows that say nothing any more.
         Walk("clear full buckets", guard, _whole, lambda _, cursor: upkeep.clear_buckets_part(cursor), LEFT_INTERVAL_S),
         Walk(
             "clear marks of imports",
@@ -298,11 +303,11 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
 
 
 def _whole() -> list[str]:
-    """Of a duty that has no parts."""
+    """The one subject of a duty that has no parts."""
     return [""]
 
 
-# -- those that remember more ------------------------------------------------------------------------------------------
+# -- duties that remember more -----------------------------------------------------------------------------------------
 
 
 class Promotion(Duty):
@@ -334,7 +339,7 @@ class Promotion(Duty):
 
 
 class UnusedQueues(Duty):
-    """Delete queues with ``x-expires`` that were unused for as long."""
+    """Delete queues with ``x-expires`` that were unused for that long."""
 
     name = "expire queues"
 
@@ -356,7 +361,7 @@ class UnusedQueues(Duty):
 
 
 class ExpiredHeads(Duty):
-    """Drop what has outlived the time to live of its queue, at the queue's head, as soon as that is over."""
+    """Drop a message at its queue's head as soon as its time to live is over."""
 
     name = "drop expired heads"
     _queues: Sequence[str] = ()
@@ -383,12 +388,12 @@ class ExpiredHeads(Duty):
 
         self._subjects.run(list(due), step, budget)
         if total:
-            return 0.0  # what stands behind them may expire soon
+            return 0.0  # the messages behind them may expire soon
         return LOOK_S if next_ms is None else min(max(0.0, (next_ms - self._clock.wall_ms()) / 1000), LOOK_S)
 
 
 def unchanged(observer: Observer[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
-    """Those of the rows that have not changed for :data:`LEFT_TTL_S`, as far as the observer has seen."""
+    """The rows that have not changed for :data:`LEFT_TTL_S`, as far as the observer has seen."""
     observer.look([(key, value, LEFT_TTL_S) for key, value in rows], clock.monotonic())
     return observer.silent()
 
@@ -401,7 +406,7 @@ class Leftovers(Duty):
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
         super().__init__(engine, clock, guard)
         self._observer: Observer[bytes] = Observer()
-        #: What is left to clear, if the budget ended.
+        #: The rows left to clear, if the budget ended.
         self._parts: dict[str, list[KeyValue]] = {}
 
     def run(self, budget: Budget) -> float:
@@ -436,7 +441,7 @@ class Leftovers(Duty):
 
 
 class Ghosts(Duty):
-    """Clear what queues and exchanges that are gone have left."""
+    """Clear rows of queues and exchanges that are gone."""
 
     name = "clear ghosts"
 
@@ -455,7 +460,7 @@ class Totals(Duty):
     """Forget the totals of queues that are gone, and all but the busiest keys."""
 
     name = "trim totals"
-    #: What is left of a walk.
+    #: The rest of a walk.
     _steps: Iterator[None] | None = None
 
     def run(self, budget: Budget) -> float:

@@ -1,60 +1,59 @@
 """The duty cycle: heartbeats, sweeps of the sessions this process observes, and the other duties, each in its turn.
 
-Model. What a consumer process does besides consuming, as steps without the threads. ``session_threads.py`` has
-:meth:`SessionSteps.beat` run in one thread, :meth:`SessionSteps.serve` in another, so that a long sweep never delays a
-beat. In a *beat* the session says that it lives; when it is told that it was fenced, the membership is lost. In a
-*turn* of the duties an alarm is set, so that what is delayed from then on rings; claims of which it does not know the
-outcome are recovered; the duties have one round; and the client's deferred calls are made. A
-step that fails has changed nothing that the next one depends on, so their driver repeats it after a pause.
+Model. What a consumer process does besides consuming, as steps without the threads. ``session_threads.py`` runs
+:meth:`SessionSteps.beat` in one thread, :meth:`SessionSteps.serve` in another, so that a long sweep never delays a
+beat. In a *beat* the session shows that it lives; if it was fenced, the membership is lost. In a *turn* of the duties
+an alarm is set, so that a message delayed from then on rings; claims of unknown outcome are recovered; the duties have
+one round; and the client's deferred calls are made. A step that fails has changed nothing that the next one depends on,
+so its thread repeats it after a pause.
 
-The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that
-is due gets a :class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`; the one
-that has more to do is due again in the next round, which follows at once. Promotion comes first, and once more after
-each other duty that ran: ETAs and retries wait for one turn of one duty, not for the end of all. So however much work
-comes in, and for whichever duty, each of them goes on.
+The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due gets a
+:class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. One that has more to
+do is due again in the next round, which follows at once. Promotion comes first, and once more after each other duty
+that ran: ETAs and retries wait for one turn of one duty, not for the end of all. So however much work comes in, and for
+whichever duty, each of them goes on.
 
-Who does what. Every process sweeps its neighbours in the ring; who ends a dead one first wins, by a conflict. Every
-process brings back what older ones kept for its version: the promoter may be one of those. All else is done by one
-process, which holds the role ``promoter`` and renews its record each second; another takes the role when it saw the
+Who does what. Every process sweeps its neighbours in the ring; if several want to end a dead one, the first wins, by a
+conflict. Every process brings back what older ones kept for its version: the promoter may be one of those. One process
+does all else. It holds the role ``promoter`` and renews its record each second; another takes the role when it saw the
 record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that observe the holder in the ring look at
 the record each second, and so do those that saw it unchanged; all others look each :data:`ROLE_TTL_S`, or a fleet
 would do little else. Two holders at once are harmless: their transactions conflict.
 
-The ring: which session observes which, so that a dead one is found without all looking at all. Each process
+The ring: which session observes which, so that a dead one is found although not all observe all. Each process
 observes the sessions that follow its own in the order of their ids, which are random: as many as it takes
 to see :data:`LIVING` of them alive, and twice as many at each look that does not. So a dead session is observed by that
 many living ones, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a
 session is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together; if only one
 of n survives, within its time to live and ``log2(n / LIVING) + 2`` sweeps.
 
-A process that can't beat, because a task of it lets nothing else run, is not dead. Guarantee: NOT-TWICE. The heartbeat
-comes from a thread. A task can keep that from running for as long as it likes: C code that does
-not let go of the interpreter, and with eventlet, where it is a greenlet, any computation. But what computes can be seen
-from outside: the kernel counts how long its threads run, or wait for a core. So an observer that is about to take a
-session for dead looks for its process (``primitives/processes.py``). If that is one of this host, and was busy for
-:data:`SHARE` of the session's time to live since the session had been silent for half of it, this counts as a beat.
-A process that was killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead when its
-time is over (BACK-SOON). A process that computes for ever keeps its messages for ever, like any task that does not end.
-On SQLite all processes that share a store are on one host, so each sees all others, but for those in other containers;
-on FoundationDB it sees those on its own machine.
+A process that can't beat, because one of its tasks lets nothing else run, is not dead. Guarantee: NOT-TWICE. The
+heartbeat comes from a thread. A task can keep that from running for as long as it likes: C code that does not release
+the interpreter, and with eventlet, where it is a greenlet, any computation. But computing can be seen from outside: the
+kernel counts how long a process's threads run, or wait for a core. So an observer that is about to take a session for
+dead looks for its process (``primitives/processes.py``). If that is on this host, and was busy for :data:`SHARE` of the
+session's time to live since the session had been silent for half of it, this counts as a beat. A process that was
+killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead when its time is over
+(BACK-SOON). A process that computes for ever keeps its messages for ever, like any task that does not end. On SQLite
+all processes that share a store are on one host, so each sees all others, but for those in other containers; on
+FoundationDB it sees those on its own machine.
 
-Reclaim: where a full disk has no room for who starts, what dead sessions have left is cleared.
+Reclaim: where a full disk has no room for a worker that starts, rows of dead sessions are cleared. Each start of a
+worker that crashes soon after leaves a session and declarations. Living workers sweep those; if no worker can start any
+more, none would. So a process whose write is refused looks at the sessions itself, each time, and ends those that have
+died, by the rule of all sweeps (``sweep.Observer``). It remembers what it has seen while it connects again and again. A
+process that gives up at once has seen nothing.
 
-Each start of a worker that crashes soon after leaves a session and declarations. Living workers sweep those; where none
-can start any more, none would. So a process whose write is refused looks at the sessions itself, each time, and ends
-those that have died, by the rule of all sweeps (``sweep.Observer``). It remembers what it has seen while it connects
-again and again. A process that gives up at once has seen nothing.
-
-A process that can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So to
-each look belongs a write of the kind of a beat.
+A process that can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So each
+look includes a write of the kind of a beat.
 
 What happens at each failure:
 
 * a step fails for a reason of its own (a row that can't be read, a message that fits into no transaction): it is halved
-  down to that one message, and what remains is set aside (``duties.py``): told once, shown by the doctor, tried
-  again later. The duty goes on with the next message, session or queue, and the round with the next duty.
+  down to that one message, and that is set aside (``duties.py``): reported once, shown by the doctor, tried again
+  later. The duty goes on with the next message, session or queue, and the round with the next duty.
 * the store does not answer, or a duty runs into a deadline: the round ends with that error, nothing has changed, and
-  the next one begins behind that duty, so that none that always takes too long keeps the others from their turn.
+  the next one begins behind that duty, so that one that always takes too long keeps no other from its turn.
 * the process dies: another one has the role after :data:`ROLE_TTL_S`, and begins without memory. All that a duty
   remembers is where it was.
 
@@ -84,20 +83,20 @@ from kombu_fdb.store.protocol import Watch
 # -- is it computing? --------------------------------------------------------------------------------------------------
 
 
-#: A process has to be busy for this part of the time to live in its second half, a twentieth of the time. A worker that
-#: has nothing to do needs a tenth of that; one that computes is busy all the time.
+#: A process has to be busy for this part of the time to live in its second half, a twentieth of the time. An idle
+#: worker needs a tenth of that; one that computes is busy all the time.
 SHARE = 1 / 40
 
 
 class BusyProcesses:
-    """Those that compute, as one observer has seen them."""
+    """The processes that compute, as one observer has seen them."""
 
     def __init__(self) -> None:
-        #: How long the process of each session that is half silent had been busy when that was first seen.
+        #: For each half-silent session, how long its process had been busy when that was first seen.
         self._before: dict[SessionId, float] = {}
 
     def spare(self, engine: Engine, observer: Observer[SessionId]) -> None:
-        """Those of the silent that compute are not silent. After each look of the observer's."""
+        """Count silent sessions that compute as alive. After each look of the observer's."""
         silent = dict(observer.half_silent())
         described = engine.sessions.describe(list(silent)) if silent else []
         before, self._before = self._before, {}
@@ -113,7 +112,7 @@ class BusyProcesses:
 
 
 def _busy_s(description: dict[str, object]) -> float | None:
-    """None of a process that is not there any more, or not here."""
+    """How long the process has been busy; None if it is gone, or not on this host."""
     pid = description.get("pid")
     seen = see(pid) if isinstance(pid, int) and pid > 0 else None
     return seen.busy_s if seen is not None and seen.fingerprint == description.get("process") else None
@@ -147,9 +146,9 @@ class Sweep(Duty):
         self._busy = BusyProcesses()
         self._window = LIVING
         self._cursors: dict[str, bytes] = {}
-        #: Those of the last look; None before the first one.
+        #: The sessions of the last look; None before the first one.
         self._observed: set[SessionId] | None = None
-        #: Messages brought back so far.
+        #: How many messages were brought back so far.
         self.released = 0
 
     def run(self, budget: Budget) -> float:
@@ -159,8 +158,8 @@ class Sweep(Duty):
         }
         self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in silent}
         self._subjects.run(silent.keys(), lambda name: self._end(name, silent[name]), budget)
-        # Jitter, so that the processes of a fleet don't sweep in step; but not a sweep later than it may be.
-        # Of a sum of times a rounding error is left, which no clock moves on by: hence the least pause.
+        # Jitter, so that the processes of a fleet don't sweep in step, but no sweep is too late. A sum of times has a
+        # rounding error, by which no clock moves on: hence the least pause.
         pause_s = min(
             self._interval_s * self._rng.uniform(0.8, 1.0), max(LEAST_PAUSE_S, self._observer.next_silent_s())
         )
@@ -177,18 +176,18 @@ class Sweep(Duty):
         self._window = self._next_window(others)
 
     def observes(self, session_id: SessionId) -> bool:
-        """Whether this process is one of those that observe it, as far as is known."""
+        """Whether this process observes the session, as far as is known."""
         return self._observed is None or session_id in self._observed
 
     def _next_window(self, others: list[SessionId]) -> int:
-        """How many to look at the next time: so many that :data:`LIVING` of them live, as far as is known."""
+        """How many to look at the next time, so that :data:`LIVING` of them live, as far as is known."""
         living = [number for number, each in enumerate(others, 1) if self._observer.is_alive(each)]
         if len(living) >= LIVING:
             return living[LIVING - 1]
         return max(LIVING, self._window if len(others) < self._window else self._window * 2)
 
     def _end(self, name: str, last_beat: bytes) -> bool:
-        """One step of ending a session. True if there is more to do."""
+        """Do one step of ending a session. True if there is more to do."""
         session_id = SessionId(bytes.fromhex(name))
         cursor = self._cursors.get(name, b"")
         if not cursor and not self._engine.sessions.fence(session_id, last_beat):
@@ -213,14 +212,14 @@ class Sweep(Duty):
 # -- reclaim -----------------------------------------------------------------------------------------------------------
 
 
-#: So soon after a look of a process that reclaims another one would see nothing new, in seconds.
+#: For this long, in seconds, after one look another one would see nothing new.
 PAUSE_S = 0.1
-#: Of one call that was refused, in seconds.
+#: The time that one refused call may spend, in seconds.
 RECLAIM_S = 1.0
 
 
 class Reclaim:
-    """Of one process and store. Thread-safe."""
+    """Clears rows of dead sessions for one process and store. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -230,8 +229,8 @@ class Reclaim:
         self._lock = threading.Lock()
 
     def run(self, engine: Engine) -> bool:
-        """A write was refused. True if room was made since, so that it may be tried again."""
-        if not self._lock.acquire(blocking=False):  # another thread is at it, or this one's own write was refused
+        """After a refused write. True if room was made since, so that it may be tried again."""
+        if not self._lock.acquire(blocking=False):  # another thread does it, or its own write in here was refused
             return False
         try:
             return self._clock.monotonic() >= self._look_at and self._run(engine)
@@ -249,7 +248,7 @@ class Reclaim:
         for session_id, beat in self._observer.silent():
             if budget.spend() and engine.sessions.fence(session_id, beat):
                 ended += 1
-                with suppress(KombuFDBError):  # of its messages, which a sweep brings back one by one
+                with suppress(KombuFDBError):  # its messages: a sweep brings them back one by one
                     engine.sessions.release(session_id)
         return ended > 0
 
@@ -261,7 +260,7 @@ logger = logging.getLogger(__name__)
 
 
 class SessionSteps:
-    """What the threads of one session do: :meth:`beat` one, :meth:`serve` and :meth:`leave` another."""
+    """What the threads of one session do: one :meth:`beat`, another :meth:`serve` and :meth:`leave`."""
 
     def __init__(
         self, engine: Engine, membership: Membership, duties: Duties, deferred: Callable[[], None], *, ttl_s: float
@@ -289,7 +288,7 @@ class SessionSteps:
         """Returns in how many seconds to call again, at the latest. Raises a ``StoreError``, or ``SessionLost``."""
         if rang:
             self._cancel_alarm()
-        if self._duties.promotes and self._alarm is None:  # before the look: what is delayed after it rings
+        if self._duties.promotes and self._alarm is None:  # before the look: a message delayed after it rings
             self._alarm = self._engine.sessions.watch_alarm()
             self._alarm.on_fire(self._membership.threads.ring)
         self._membership.watch_claims()
@@ -309,7 +308,7 @@ class SessionSteps:
             self._alarm = None
 
     def leave(self) -> None:
-        """There are no more turns."""
+        """End: there are no more turns."""
         self._cancel_alarm()
         if self.lost:
             return
@@ -323,18 +322,18 @@ class SessionSteps:
 
 
 PROMOTER = "promoter"
-#: Longest time between two looks of the promoter at its role and of its observers at the promoter, in seconds.
+#: Longest time between two looks of the promoter at its role, and of its observers at the promoter, in seconds.
 ROLE_INTERVAL_S = 1.0
 #: How long a promoter may be silent, in seconds. After its death a delayed message is late by that and two looks at the
 #: role; if the sessions that observe it died as well, by twice that and as many.
 ROLE_TTL_S = 5.0
-#: What one duty may take before it is the others' turn, if none of its transactions is slow.
+#: How long one duty may take before it is the others' turn, if none of its transactions is slow.
 TURN_S = 0.25
 TURN_TRANSACTIONS = 50
 
 
 class Role:
-    """The role ``promoter``, which one process holds at a time, as this one sees it."""
+    """The role ``promoter``, which one process holds at a time, as seen by this one."""
 
     def __init__(
         self, engine: Engine, clock: Clock, session_id: SessionId, observes: Callable[[SessionId], bool]
@@ -345,7 +344,7 @@ class Role:
         self._session_id = session_id
         self._observes = observes
         self._observer: Observer[str] = Observer()
-        #: 0.0 while another process has it.
+        #: When it was renewed; 0.0 while another process has the role.
         self._renew_at = 0.0
         #: When to look again at a role that another process has.
         self._look_at = 0.0
@@ -356,7 +355,7 @@ class Role:
         return self._renew_at > 0
 
     def hold(self) -> bool:
-        """Take it if it is free, or keep it. False if another process has it."""
+        """Take the role if it is free, or keep it. False if another process has it."""
         now = self._clock.monotonic()
         if now < self._renew_at:
             return True  # held, and renewed a moment ago
@@ -375,13 +374,13 @@ class Role:
         return self.held
 
     def leave(self) -> None:
-        """Give it to the next, at once."""
+        """Free the role for the next process, at once."""
         self._renew_at = 0.0
         self._engine.sessions.leave_role(PROMOTER, self._session_id)
 
 
 class Duties:
-    """All of them, for one session's process. Not thread-safe: called by one thread."""
+    """All duties of one session's process. Not thread-safe: called by one thread."""
 
     def __init__(
         self,
@@ -393,7 +392,7 @@ class Duties:
         sweep_interval_s: float,
         report: Callable[[str, str, Exception], None] | None = None,
     ) -> None:
-        """``report`` is told, once, of what is set aside: duty, subject and error; by default it goes to the log."""
+        """``report`` gets, once, what is set aside: duty, subject and error; by default it goes to the log."""
         guard = Guard(engine.upkeep, clock, report or _warn)
         self._clock = clock
         self._sweep = Sweep(engine, clock, guard, rng, session_id, sweep_interval_s)
@@ -422,7 +421,7 @@ class Duties:
     def run_once(self) -> float:
         """One round. Returns in how many seconds to call again, at the latest. Raises a ``StoreError``."""
         order = [*range(self._first, len(self._duties)), *range(self._first)]
-        self._due_at[0] = 0.0  # something may have been delayed meanwhile
+        self._due_at[0] = 0.0  # a message may have been delayed meanwhile
         held: bool | None = None  # not asked yet
         for number in order:
             if self._clock.monotonic() < self._due_at[number]:
@@ -439,7 +438,7 @@ class Duties:
         return self._pause(held=bool(held))
 
     def _turn(self, number: int) -> None:
-        # What fails is due again in a while, not at once.
+        # A duty that fails is due again in a while, not at once.
         self._due_at[number] = self._clock.monotonic() + ROLE_INTERVAL_S
         pause_s = self._duties[number].run(self._budget())
         self._due_at[number] = self._clock.monotonic() + pause_s
@@ -448,13 +447,13 @@ class Duties:
         return Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
 
     def _pause(self, *, held: bool) -> float:
-        """A process without a role looks after it; and after what all do."""
+        """Until the next duty is due; a process without the role waits for that, and for the duties of all."""
         own_at = [self._due_at[self._duties.index(each)] for each in (self._sweep, self._newer)]
         due_at = min(self._due_at.values()) if held else min(own_at)
         return max(0.0, min(due_at - self._clock.monotonic(), ROLE_INTERVAL_S))
 
     def stop(self) -> None:
-        """Give the role to the next, at once."""
+        """Free the role for the next process, at once."""
         self._role.leave()
 
 

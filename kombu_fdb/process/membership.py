@@ -1,8 +1,8 @@
 """A session of this process: a state machine without a thread.
 
 Model. A membership is *open* until :meth:`Membership.close`, or until a process fenced it; then it is *lost*, and stays
-so: the owner opens another one. All states are one way. Two threads keep it (``session_threads.py``), by steps of their
-own (``duty_cycle.py``).
+so: the owner opens another one. No state is left for an earlier one. Two threads maintain it (``session_threads.py``),
+by steps of their own (``duty_cycle.py``).
 
 A claim is *under way* from before its transaction begins until its messages are recorded as known. One that ends in
 between (the answer was lost, the commit may still land, an exception came out of a signal handler at any line) is
@@ -13,8 +13,9 @@ A consumer that ends gives up the claims that are under way for it, and those th
 a claim may still make it the active one of its queue; the recovery then makes room for another (``single.py``).
 
 A demand in a line of rivals (``combiner_client.py``) is under way as a claim is, from its join until its owner has
-collected what it was granted, or has left; each look of the owner shows that it still is. A demand whose owner looks no
-more (an exception, a thread that has ended) becomes suspect, as a claim that lasts too long does, and ends with that.
+collected what it was granted, or has left; each look of the owner shows that it still is. A demand whose owner stops
+looking (an exception, a thread that has ended) becomes suspect, as a claim that lasts too long does, and ends with
+that.
 """
 
 from __future__ import annotations
@@ -37,32 +38,32 @@ from kombu_fdb.settings.options import Options
 
 logger = logging.getLogger(__name__)
 
-#: Queues shown by a heartbeat at most.
+#: How many queues a heartbeat shows.
 MOST_CONSUMED = 100
-#: A claim lasts no longer than its deadline; after so many of those it is not under way any more.
+#: A claim lasts no longer than its deadline; after this many of those it is not under way any more.
 CLAIM_TIMEOUTS = 3
 #: Ended demands that one join clears.
 MOST_CLEARED = 100
 
 
 class Threads(Protocol):
-    """Those that keep a session."""
+    """The threads that maintain a session."""
 
     def ring(self) -> None:
         """Have the duties done soon. Never blocks."""
 
     def end(self) -> None:
-        """They shall end. Never blocks."""
+        """Tell them to end. Never blocks."""
 
     def join(self) -> None:
-        """Wait for that, but not for long."""
+        """Wait for their end, but not for long."""
 
 
 @dataclass(slots=True)
 class _Underway:
-    """A claim or demand. To see it again changes this, so one that was given up meanwhile stays so.
+    """A claim or demand. Seeing it again replaces this object, so a claim that was given up meanwhile stays so.
 
-    ``tags``: as which consumers it claims, where only one is active. ``left``: those of them that have ended meanwhile.
+    ``tags``: the consumers for which it claims, where only one is active. ``left``: those that have ended meanwhile.
     """
 
     seen_s: float
@@ -84,11 +85,11 @@ class Membership:
         self.threads = threads
         self._engine = engine
         self._options = options
-        #: By the first number of its leases, each claim that is under way, and what was last seen of it.
+        #: Each claim that is under way, by the first number of its leases, as last seen.
         self._claims: dict[int, _Underway] = {}
-        #: Claims that have ended, and it is not known how.
+        #: Claims that have ended with an unknown outcome.
         self._suspects: dict[int, _Underway] = {}
-        #: Demands that have ended for good: the next join clears what is left of them.
+        #: Demands that have ended for good: the next join clears their rows.
         self._over: set[int] = set()
         self._clock = clock
 
@@ -108,7 +109,7 @@ class Membership:
 
     @property
     def queues(self) -> list[str]:
-        """What is consumed in its name, or the first :data:`MOST_CONSUMED` of that."""
+        """The queues consumed in its name, up to :data:`MOST_CONSUMED`."""
         return sorted({queue for queues in list(self.consumed.values()) for queue in queues})[:MOST_CONSUMED]
 
     # -- claiming --------------------------------------------------------------------------------------------------
@@ -126,11 +127,11 @@ class Membership:
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
-        Hands back first what an earlier claim may have leased, if its outcome is unknown. Takes no lock, so however
-        many threads claim, each one's deadline is its own.
+        First hands back what an earlier claim of unknown outcome may have leased. Takes no lock, so however many
+        threads claim, each one's deadline is its own.
 
-        ``hand``: an empty list for what is found. So the caller knows what to release, also when a signal handler's
-        exception comes between the end of this call and the caller's next line.
+        ``hand``: an empty list for what is found. So the caller knows what to release even if a signal handler raises
+        between the end of this call and the caller's next line.
         """
         hand = [] if hand is None else hand
         if self._suspects:
@@ -148,13 +149,13 @@ class Membership:
             hand.extend(found)
             self._conclude(first, hand, underway)
             return hand
-        except BaseException as error:  # of the caller's too: a signal handler's, gevent's timeout
+        except BaseException as error:  # the caller's too: a signal handler's, gevent's timeout
             self._failed(first, error, hand, underway)
             self._claims.pop(first, None)
             raise
 
     def _conclude(self, first: int, hand: list[Delivery], underway: _Underway | None = None) -> None:
-        """What it brought is known; nothing if it was given up, because it took so long, or its consumer has ended."""
+        """Record what it brought; nothing if it was given up, because it took too long or its consumer has ended."""
         if self._claims.pop(first, None) is None:
             self.give_up(first, underway)
             hand.clear()
@@ -162,7 +163,7 @@ class Membership:
     def _failed(
         self, first: int, error: BaseException, hand: list[Delivery], underway: _Underway | None = None
     ) -> None:
-        """If it is unknown what has happened, or if that is the end, it is not under way any more."""
+        """Give it up if its outcome is unknown; after a fence, lose the membership."""
         if isinstance(error, SessionLost):
             self.lose()
             self._claims.pop(first, None)
@@ -173,13 +174,13 @@ class Membership:
     def give_up(self, first: int, underway: _Underway | None = None) -> None:
         """A claim may have leased, or may yet, what its caller does not know of. Never blocks; for finalizers, too."""
         self._suspects[first] = underway or self._claims.get(first) or _Underway(self._clock.monotonic())
-        self._claims.pop(first, None)  # behind it: one that ends now sees that it was given up
+        self._claims.pop(first, None)  # after it is suspect: one that ends now sees that it was given up
         self.threads.ring()
 
     # -- in a line of rivals -----------------------------------------------------------------------------------------
 
     def demand(self, line: bytes, want: int) -> Demand:
-        """One to :meth:`join` with: its holder can give it up, whatever interrupts that."""
+        """A demand to :meth:`join` with: its holder can give it up, whatever interrupts the join."""
         return Demand(line, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
 
     def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease]) -> None:
@@ -236,7 +237,7 @@ class Membership:
             self._over.add(demand.first)
 
     def leave(self, demand: Demand, hand: list[Delivery]) -> None:
-        """Wait no longer, and bring what was granted before; ``hand`` as in :meth:`claim`."""
+        """Stop waiting, and bring what was granted before; ``hand`` as in :meth:`claim`."""
         try:
             if self._engine.messages.leave(demand):
                 self.look(demand, hand, fired=True)
@@ -247,7 +248,7 @@ class Membership:
             raise
 
     def end_consumers(self, tags: Collection[str]) -> None:
-        """These consumers end. What is still under way for them brings nothing, and none of them stays active by it."""
+        """End these consumers. Their claims under way bring nothing, and make none of them active for long."""
         for first, underway in [*self._claims.items(), *self._suspects.items()]:
             ended = set(tags).intersection(underway.tags)
             underway.left.update(ended)  # before it can be recovered
@@ -272,7 +273,7 @@ class Membership:
             self.known.difference_update([lease for lease in list(self.known) if lease.number in block])
 
     def watch_claims(self) -> None:
-        """Recover, also claims that are longer under way than they can last: ended by two exceptions at once.
+        """Recover, also claims that are under way for longer than they can last: ended by two exceptions at once.
 
         For the duties thread. Raises as :meth:`recover`.
         """
@@ -283,7 +284,7 @@ class Membership:
         self.recover()
 
     def lose(self) -> None:
-        """The session was fenced."""
+        """Note that the session was fenced."""
         if self.lost:
             return
         self.lost = True

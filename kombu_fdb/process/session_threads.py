@@ -1,21 +1,21 @@
-"""The threads that keep a session, and the calls that have to be done later.
+"""The threads that maintain a session, and the calls that have to be made later.
 
 Model of deferred calls. A call is *open* from :meth:`DeferredCalls.add` until it has succeeded. Meanwhile it waits, or
-one thread has it in hand; one that fails waits again. So of several threads that run calls, each call is run by one at
-a time, and none is lost: neither to another thread nor to an exception out of a signal handler.
+one thread has it in hand; one that fails waits again. So if several threads run calls, each call is run by one at a
+time, and none is lost: neither to another thread nor to an exception out of a signal handler.
 
 Finalizers add calls. They run in any thread at any moment, also in one that holds a lock, so nothing here takes a
 lock that another thread might have to wait for.
 
 The threads:
 
-* The heartbeat thread beats, and does nothing else, so that neither a long sweep, nor a task on Celery's event loop,
-  nor a consumer that works for an hour makes a live process look dead.
+* The heartbeat thread only beats, so that neither a long sweep, nor a task on Celery's event loop, nor a consumer that
+  works for an hour makes a live process look dead.
 * With gevent that is a greenlet, which does not run while a task computes. So a native thread beats in its stead when
   it is late. It does nothing else, and nothing as long as greenlets run. (Eventlet's locks are for one thread only.)
-* The duties thread sweeps, promotes, expires (``duty_cycle.py``), and does the client's deferred calls.
+* The duties thread sweeps, promotes, expires (``duty_cycle.py``), and makes the client's deferred calls.
 
-The heartbeat and the duties outlive every store error: they say so once, try again, and say once that it is over. They
+The heartbeat and the duties outlive every store error: they log it once, try again, and log once that it is over. They
 end when they are told to, or when the session is lost. Neither keeps the process alive.
 """
 
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class DeferredCalls:
-    """Of one client. Thread-safe; true while one is open."""
+    """The deferred calls of one client. Thread-safe; true while one is open."""
 
     def __init__(self) -> None:
         self._open: set[partial[object]] = set()
@@ -64,15 +64,15 @@ class DeferredCalls:
         return len(self._open)
 
     def add(self, do: Callable[[], object]) -> None:
-        """``do`` is repeated until it raises nothing, so it must be harmless to do it again."""
-        call = partial(do)  # is itself only, however often the same is to be done
+        """``do`` is repeated until it raises nothing, so it must be harmless to repeat."""
+        call = partial(do)  # equal only to itself, however often the same is to be done
         self._open.add(call)
         self._waiting.append(call)
 
     def run(self) -> None:
-        """Each once. One that fails for a reason of its own goes behind the others, and delays none of them.
+        """Make each call once. One that fails for a reason of its own goes behind the others, and delays none of them.
 
-        Raises the first such error at the end, and what says that the store does not answer at once.
+        Raises the first such error at the end, and at once an error that says that the store does not answer.
         """
         failure = failed = None
         try:
@@ -82,12 +82,12 @@ class DeferredCalls:
             if failure is not None:
                 raise failure
         finally:
-            del failure, failed  # their frames keep this one
+            del failure, failed  # their frames refer to these locals
 
     def _run_next(self) -> Exception | None:
         hand: list[partial[object]] = []
         try:
-            if move(self._waiting, hand, 1):  # else another thread was faster
+            if move(self._waiting, hand, 1):  # otherwise another thread was faster
                 hand[0]()
                 self._open.discard(hand[0])
         except TROUBLE:
@@ -103,13 +103,13 @@ class DeferredCalls:
 
 
 class Attendant:
-    """Calls ``work`` in a thread that lives no longer than the work, and again after a pause as long as it raises."""
+    """Calls ``work`` in a thread that lives no longer than the work, and repeats it after a pause while it raises."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
         self._called = False
         self._stopped = False
-        #: Held from the moment a thread is asked for until it goes; only the end waits for it.
+        #: Held from the moment a thread is asked for until it ends; only ``stop`` waits for it.
         self._there = threading.Lock()
         self._alarm = Signal()
         self._thread: threading.Thread | None = None
@@ -118,7 +118,7 @@ class Attendant:
         """Have the work done soon. For a finalizer, too."""
         self._called = True
         if self._stopped or not self._there.acquire(blocking=False):
-            return  # the thread that is there looks once more before it goes
+            return  # the running thread looks once more before it ends
         try:
             _thread.start_new_thread(self._begin, ())
         except BaseException as error:
@@ -127,7 +127,7 @@ class Attendant:
                 raise
 
     def stop(self, timeout_s: float) -> bool:
-        """Let it finish what it does and go. False if that takes longer than ``timeout_s`` seconds."""
+        """Let the thread finish its call and end. False if that takes longer than ``timeout_s`` seconds."""
         if self._thread is threading.current_thread():
             return True
         self._stopped = True
@@ -140,7 +140,7 @@ class Attendant:
         return ended
 
     def _begin(self) -> None:
-        """``Thread.start`` takes locks, which the thread that the finalizer runs in may hold. This one holds none."""
+        """Start the thread. ``Thread.start`` takes locks that a finalizer's thread may hold; this takes none."""
         thread = threading.Thread(target=self._run, name="kombu-fdb-deferred", daemon=True)
         try:
             start(thread)
@@ -169,7 +169,7 @@ class Attendant:
 
 logger = logging.getLogger(__name__)
 
-#: Beats per TTL. An observer needs only one in a TTL; the others are for the unlucky.
+#: Beats per TTL. An observer needs only one in a TTL; the others are reserve.
 BEATS = 6
 #: A heartbeat thread that has not run for so many of its beats is late.
 LATE = 2
@@ -199,7 +199,7 @@ class Trouble:
 
 
 class SessionThreads:
-    """Those of one session."""
+    """The threads of one session."""
 
     def __init__(self, engine: Engine, options: Options) -> None:
         self.stopped = threading.Event()
@@ -251,13 +251,13 @@ class SessionThreads:
             self._ran_s = self._clock.monotonic()
 
     def _stand_in(self, turns: SessionSteps) -> None:
-        """In a native thread."""
+        """Beat in a native thread."""
         interval_s = self._options.session_ttl / BEATS
         pause = importlib.import_module("gevent.monkey").get_original("time", "sleep")
         while not self.stopped.is_set():
             pause(interval_s)
             if self._clock.monotonic() - self._ran_s > LATE * interval_s and not self.stopped.is_set():
-                with suppress(Exception):  # the heartbeat itself tells of it, when it can
+                with suppress(Exception):  # the heartbeat itself logs it, when it can
                     turns.beat()
         importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
 

@@ -6,11 +6,12 @@ counts (``claim.py``).
 Model. A lease lasts as long as its session, and the store measures no time for it. So the consumer's process keeps a
 timer: from the claim on, by its monotonic clock, a message with a time to run is either *settled* by its consumer,
 which stops the timer, or *overdue*. An overdue message is released in the consumer's stead, and the attempt counts
-if the consumer had it in its hands: the one of the two that comes first in the store has it, and the other one finds
-the lease gone (ONE-OWNER).
+if the consumer had it in its hands. Of release and ack, the one that comes first in the store has it, and the other one
+finds the lease gone (ONE-OWNER).
 
 What happens at each failure: the process dies or freezes, and its session's TTL brings the messages back. The store
-does not answer: tried again each second. The consumer hangs: that is what this is for; it has a thread of its own.
+does not answer: the release is tried again each second. The consumer hangs: that is what the timer is for; it has a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ logger = logging.getLogger(__name__)
 
 #: Pause after a store error, in seconds.
 RETRY_S = 1.0
-#: So many timers may be stopped before they are thrown away.
+#: How many stopped timers may wait before they are thrown away.
 MOST_STOPPED = 1000
 
 
 class _Timer(NamedTuple):
     due: float
-    #: Whether the consumer has the message in its hands; if not, it never gets it, and the attempt does not count.
+    #: Whether the consumer has the message in its hands. If not, it never gets it, and the attempt does not count.
     started: Callable[[], bool]
-    #: Told when the message was released.
+    #: Called when the message was released.
     gone: Callable[[], object]
 
 
 class TimesToRun:
     """The timers of one client, in one daemon thread that lives as long as there are any. Thread-safe.
 
-    Consumers take the lock too, in whose threads signal handlers raise: so it is one whose ``with`` is a single step,
+    Consumers, in whose threads signal handlers raise, take the lock too. So it is one whose ``with`` is a single step,
     unlike that of a ``Condition``, and the thread sleeps on a signal of its own.
     """
 
@@ -56,7 +57,7 @@ class TimesToRun:
         self._release = release
         self._lock = threading.RLock()
         self._changed = Signal()
-        #: Those that run.
+        #: The running timers.
         self.timers: dict[Lease, _Timer] = {}
         self._order: list[tuple[float, int, Lease]] = []
         self._numbers = count()
@@ -70,10 +71,10 @@ class TimesToRun:
             heapq.heappush(self._order, (due, next(self._numbers), lease))
             if (
                 len(self._order) > 2 * len(self.timers) + MOST_STOPPED
-            ):  # else short jobs with long times fill the memory
+            ):  # otherwise short jobs with long times would fill the memory
                 self._order = [each for each in self._order if self._is_running(each)]
                 heapq.heapify(self._order)
-            if self._thread is None or not self._thread.is_alive():  # it was interrupted before it began
+            if self._thread is None or not self._thread.is_alive():  # or it was interrupted before it began
                 self._thread = threading.Thread(target=self._run, name="kombu-fdb-overdue", daemon=True)
                 start(self._thread)
             if self._order[0][0] == due:
@@ -85,13 +86,13 @@ class TimesToRun:
         return timer is not None and timer.due == due
 
     def forget(self, leases: Iterable[Lease]) -> None:
-        """They were settled."""
+        """Stop the timers of settled messages."""
         with self._lock:
             for lease in leases:
                 self.timers.pop(lease, None)
 
     def clear(self) -> None:
-        """Nothing is released any more."""
+        """Stop all timers."""
         with self._lock:
             self.timers.clear()
             self._order.clear()
@@ -105,7 +106,7 @@ class TimesToRun:
                 self._release_part(part, counted)
 
     def _next(self) -> dict[Lease, _Timer]:
-        """Wait until messages are overdue; empty when there is no timer any more: the thread ends."""
+        """Wait until messages are overdue. Returns none when there is no timer any more: the thread ends."""
         while True:
             with self._lock:
                 overdue = self._pop(monotonic())
@@ -119,7 +120,7 @@ class TimesToRun:
         overdue = {}
         while self._order and self._order[0][0] <= now:
             entry = heapq.heappop(self._order)
-            if self._is_running(entry):  # else settled, or given more time
+            if self._is_running(entry):  # otherwise settled, or given more time
                 overdue[entry[2]] = self.timers[entry[2]]
         return overdue
 
