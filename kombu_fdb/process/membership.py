@@ -14,8 +14,7 @@ a claim may still make it the active one of its queue; the recovery then makes r
 
 A demand in a line of rivals (``combiner_client.py``) is under way as a claim is, from its join until its owner has
 collected what it was granted, or has left; each look of the owner shows that it still is. A demand whose owner stops
-looking (an exception, a thread that has ended) becomes suspect, as a claim that lasts too long does, and ends with
-that.
+looking (an exception, a thread that has ended) becomes suspect, as a claim that lasts too long does, and so ends.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ transactions as the store's limits allow: usually one, so all or none of them. W
 before the failed one are stored; whether the failed one is depends on the error, which is the cause of the
 ``BatchPublishError`` (only after ``CommitUnknown`` it may be). Kombu's contract is not to retry.
 
-Two other kinds of batch are chosen with :func:`batching`: an :class:`AtomicBatch` is one transaction or an error before
+:func:`batching` chooses two other kinds of batch: an :class:`AtomicBatch` is one transaction or an error before
 anything is stored; a :class:`JoinedBatch` writes into a transaction of the caller's and does not commit.
 
-Kombu has batches since 5.7. A newer kombu's producer keeps the batch, a thread at a time, and asks the channel for it.
+Kombu has batches since 5.7. A newer kombu's producer keeps the batch, one per thread, and asks the channel for it.
 An older one knows none and calls ``basic_publish`` for each message, so there the channel keeps it
 (:class:`~kombu_fdb.transport.channel.BatchingChannel`). The difference: all that the thread publishes on this channel
 meanwhile is part of the batch, with whichever producer.
@@ -45,7 +45,7 @@ except ImportError:
 
 
 KOMBU_HAS_BATCHES = hasattr(Producer, "batch")
-#: As in kombu.
+#: The default of kombu.
 DEFAULT_BATCH_SIZE = 1000
 
 
@@ -71,7 +71,7 @@ def _batched_by_channel(producer: Any, max_size: int) -> Iterator[Any]:
 
 
 class Encoder(Protocol):
-    """A channel, as a batch sees it."""
+    """What a batch needs of its channel."""
 
     @property
     def engine(self) -> Engine: ...
@@ -79,7 +79,7 @@ class Encoder(Protocol):
     def encode(self, message: Any, exchange: str, routing_key: str) -> Publication: ...
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
-        """No queue was reached."""
+        """Handle a message that reached no queue."""
 
     def join(self, tr: Any) -> Transaction:
         """A caller's own transaction. Raises ``OptionError`` if it is not of the broker's cluster."""
@@ -130,7 +130,7 @@ class PublishBatch:
             self.flush()
 
     def _check(self, publication: Publication) -> None:
-        """Here, not in the flush, so that one bad message does not spoil the others."""
+        """Check a message here, not in the flush, so that a bad one does not spoil the others."""
         try:
             self.channel.engine.publisher.check(publication)
         except KombuFDBError as error:
@@ -147,7 +147,7 @@ class PublishBatch:
         return self._routes[key]
 
     def flush(self) -> None:
-        """Publish what is buffered. Raises ``BatchPublishError``; the batch can't be used any more then."""
+        """Publish what is buffered. Raises ``BatchPublishError``; then the batch can't be used any more."""
         self._check_usable()
         entries, self._entries, self._copies = self._entries, [], 0
         stored = 0
@@ -203,12 +203,12 @@ class AtomicBatch(PublishBatch):
         super().flush()
 
 
-#: How many messages were put into a caller's transaction before; kept over its retries, where it does no harm.
+#: How many messages a caller's transaction already has; kept over its retries, where it does no harm.
 _stamped: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 class JoinedBatch(AtomicBatch):
-    """Into the caller's own FoundationDB transaction ``tr``: stored when and if the caller commits it.
+    """A batch in the caller's own FoundationDB transaction ``tr``: stored when and if the caller commits it.
 
     An error of FoundationDB passes through as it is, for the caller's retry loop. Raises ``OptionError`` if ``tr`` is
     not a transaction of the broker's cluster.
@@ -249,7 +249,7 @@ def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -
 
 
 def encode_again(encoder: Encoder, message: Any) -> tuple[Publication, tuple[Death, ...]]:
-    """And its history as a dead letter."""
+    """The publication of a delivered message, and its history as a dead letter."""
     headers, deaths = without_deaths(message.headers or {})
     again = {
         "body": message.body,
@@ -262,6 +262,6 @@ def encode_again(encoder: Encoder, message: Any) -> tuple[Publication, tuple[Dea
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or info["queue"]
     try:
         return encoder.encode(again, exchange, routing_key), deaths
-    except InvalidArgument:  # it came from elsewhere: it keeps its odd headers, and they steer nothing
+    except InvalidArgument:  # from another writer: it keeps its odd headers, and they steer nothing
         plain = encoder.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key)
         return plain._replace(payload=payload_of(again, exchange, routing_key)), deaths

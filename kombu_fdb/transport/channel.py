@@ -38,9 +38,9 @@ from kombu_fdb.transport.envelope import KeyOf, encode, open_delivery, whole_of
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 from kombu_fdb.transport.unacked import Connected, Credit, Message, QoS, Settling, Subscription, next_tag
 
-#: A direct get meets at most this many expired messages.
+#: How many expired messages a direct get may meet.
 MOST_EXPIRED = 1000
-#: What a consumer may ask RabbitMQ for to be served before others, and what does that here.
+#: RabbitMQ's consumer arguments that are refused, and what to do instead.
 ONE_OF_SEVERAL = {
     "exclusive": "Declare the queue with x-single-active-consumer",
     "x-priority": "For one consumer before others, declare the queue with x-single-active-consumer",
@@ -49,13 +49,13 @@ ONE_OF_SEVERAL = {
 
 
 def _refuse(given: object, what: str, method: str, fix: str) -> None:
-    """Raises 406 for what RabbitMQ acts upon: were it accepted, it would do nothing, and nothing would say so."""
+    """Raises 406 for what RabbitMQ acts upon: accepted here, it would silently do nothing."""
     if given:
         raise PreconditionFailed(f"PRECONDITION_FAILED - no {what} here. {fix}", (50, 10), f"Channel.{method}")
 
 
 class Connecting(Connected, Protocol):
-    """The transport, as its channels see it."""
+    """What channels need of the transport."""
 
     key_of: KeyOf
 
@@ -91,9 +91,9 @@ class Channel(DeclaringChannel):
         self.events: dict[str, set[Callable[..., Any]]] = defaultdict(set)
         self._begin()
         self._subscriptions: dict[str, Subscription] = {}
-        #: By their tags: kombu's ``Message.ack`` is nothing for their messages.
+        #: Tags of consumers without acks: kombu's ``Message.ack`` does nothing for their messages.
         self.no_ack_consumers: set[str] = set()  # type: ignore[assignment]  # kombu's None is a default
-        #: A message dict, an exchange and a routing key as a publication.
+        #: Makes a publication of a message dict, an exchange and a routing key.
         self.encode: Callable[..., Publication] = partial(
             encode,
             now_ms=connection.now_ms,
@@ -105,7 +105,7 @@ class Channel(DeclaringChannel):
         self.batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
 
     def _begin(self) -> None:
-        """With nothing claimed, held or settled."""
+        """Begin with nothing claimed, held or settled."""
         self.credit: Credit = Credit()
         self._settling = Settling(self.transport, self.credit)
         self._qos = QoS(self.credit, self._settling)
@@ -114,12 +114,12 @@ class Channel(DeclaringChannel):
 
     @property
     def client(self) -> Client:
-        """What this channel consumed with: stays the same when the connection is lost."""
+        """The client that this channel consumed with: stays the same when the connection is lost."""
         return self._settling.client
 
     @property
     def engine(self) -> Engine:
-        """For everything that does not depend on who asks: in a forked child it is the child's own."""
+        """The engine for all that does not depend on the session: in a forked child it is the child's own."""
         return self.transport.store.engine
 
     def join(self, tr: Any) -> Transaction:
@@ -164,7 +164,7 @@ class Channel(DeclaringChannel):
             self.on_unroutable(message, publication, mandatory)
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
-        """No queue was reached: to the queue named by ``deadletter_queue``, back to the publisher, or dropped."""
+        """Send a message that reached no queue to ``deadletter_queue``, back to the publisher, or nowhere."""
         exchange, routing_key = publication.exchange, publication.routing_key
         if self.deadletter_queue:
             warnings.warn(
@@ -234,7 +234,7 @@ class Channel(DeclaringChannel):
         return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """What was claimed for it and not handed out goes back to its place at once."""
+        """Cancel a consumer. What was claimed for it and not handed out goes back to its place at once."""
         subscription = self._forget_consumer(consumer_tag)
         receiver = self.transport.receiver_if_any
         if subscription is not None and receiver is not None:
@@ -263,7 +263,7 @@ class Channel(DeclaringChannel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Claim one message now; None if there is none, or the queue has an active consumer. Raises 404.
 
-        What waits for a consumer of this channel comes first: it was claimed before.
+        A message that waits for a consumer of this channel comes first: it was claimed before.
         """
         membership, tag, hand = self.client.membership(), next_tag(), list[Delivery]()
         try:
@@ -295,7 +295,7 @@ class Channel(DeclaringChannel):
 
     @amqp_errors("queue_purge")
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
-        """And what waits for a consumer of this channel: its program has not seen it."""
+        """Also deletes what waits for a consumer of this channel: its program has not seen it."""
         hand: list[Delivery] = []
         try:
             self._take_waiting(queue, hand, sys.maxsize)
@@ -321,14 +321,14 @@ class Channel(DeclaringChannel):
         return message
 
     def _is_shut(self, queue: str) -> bool:
-        """Whether there is nothing for us: what is ready is paused, limited, or for the one active consumer."""
+        """Whether there is nothing for us: ready messages are paused, limited, or for the one active consumer."""
         watches = self.engine.messages.arm([queue])
         for watch in watches or ():
             watch.cancel()
         return watches is not None
 
     def open(self, delivery: Delivery, tag: int, consumer_tag: str | None = None) -> Any:
-        """The message of a delivery; None if it is not one: then it is dead-lettered, and the worker lives on."""
+        """The message of a delivery. If it can't be one: None, it is dead-lettered, and the worker lives on."""
         try:
             opened = open_delivery(delivery, tag, consumer_tag, now_ms=self.transport.now_ms())
             message = self.Message(opened, channel=self)
@@ -353,7 +353,7 @@ class Channel(DeclaringChannel):
         self._settling.on_room()
 
     def limit_slots(self, free: int) -> None:
-        """No more than ``free`` messages may be had from now on, until this is called again. By the handing thread."""
+        """Allow ``free`` more messages from now on, until this is called again. By the handing thread."""
         if self.credit.limit_slots(free):
             self._settling.on_room()
 
@@ -383,20 +383,20 @@ class Channel(DeclaringChannel):
             self.leave()
 
     def orphan(self, store: Client) -> None:
-        """The connection failed: give up consuming without asking the store, keep what is being worked on."""
+        """After a lost connection: give up consuming without calling the store, keep what is being worked on."""
         self.closed = self._settling.ended = True
         store.later(partial(settle_orphaned, store, (), self.consumers))
         self.qos.orphan()
         self.leave()
 
     def bequeath(self) -> list[Lease]:
-        """The leases of all it holds, as it is garbage. Takes no lock."""
+        """The leases of all that a collected channel holds. Takes no lock."""
         waiting = self.credit.inbox.withdraw(lambda *_: True)
         return [*self.credit.held.leave(), *waiting]
 
     @property
     def consumers(self) -> list[tuple[SessionId, str, str]]:
-        """As the store knows them: session, queue, tag."""
+        """The consumers as the store knows them: session, queue, tag."""
         return [
             (each.session_id, each.queue, each.tag)
             for each in self._subscriptions.values()
@@ -404,7 +404,7 @@ class Channel(DeclaringChannel):
         ]
 
     def disown(self) -> None:
-        """In a forked child: what it held is the parent's."""
+        """In a forked child: forget what the channel held, as it is the parent's."""
         self._begin()
         self._subscriptions = {}
         self._consumers = set()
@@ -448,7 +448,7 @@ class BatchingChannel(Channel):
 
     @contextmanager
     def batched(self, max_size: int) -> Iterator[PublishBatch]:
-        """What this thread publishes is stored when the outermost of these ends, or not at all after an exception."""
+        """Store what this thread publishes when the outermost of these ends, or nothing after an exception."""
         outer = self._batch
         with self._outermost(max_size) if outer is None else _within(outer) as batch:
             yield batch

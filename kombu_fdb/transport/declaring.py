@@ -2,8 +2,8 @@
 
 What ends: the connection's consumers, the messages it holds, and its exclusive queues, when it is closed or collected
 and when its process dies. For each exclusive queue an entry that stands for the connection is among the queue's
-consumers, in the name of the process's session. The entry leaves with the connection; if the process dies, the session
-is swept, and the queue is left by its last consumer as any other is.
+consumers, in the name of the process's session. The entry goes with the connection. If the process dies, the session
+is swept, and the queue loses its last consumer as any other does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EXCHANGE_TYPES = ("direct", "topic", "fanout")
 
 
 def one_call(verb: Callable[P, R]) -> Callable[P, R]:
-    """A channel's method that asks the store several times, within the deadline of one call."""
+    """A channel's method that makes several calls to the store, within the deadline of one."""
 
     @wraps(verb)
     def method(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -54,7 +54,7 @@ def one_call(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 class DeclaringChannel(virtual.Channel):
-    """The half of a channel that handles no message."""
+    """The part of a channel that handles no message."""
 
     @property
     def engine(self) -> Engine:
@@ -122,7 +122,7 @@ class DeclaringChannel(virtual.Channel):
     # -- queues ----------------------------------------------------------------------------------------------------
 
     def prepare_queue_arguments(self, arguments: dict[str, Any], **options: Any) -> dict[str, Any]:
-        """``Queue(expires=..., message_ttl=..., max_length=...)`` become AMQP's arguments."""
+        """Turn ``Queue(expires=..., message_ttl=..., max_length=...)`` into AMQP's arguments."""
         return dict(to_rabbitmq_queue_arguments(arguments, **options))
 
     @amqp_errors("queue_declare")
@@ -180,7 +180,7 @@ class DeclaringChannel(virtual.Channel):
         self.engine.queues.unbind(queue, exchange or "amq.direct", routing_key or "")
 
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
-        """Delete what is ready or delayed. Returns how many; what consumers hold stays. Raises 404."""
+        """Delete ready and delayed messages. Returns how many; what consumers hold stays. Raises 404."""
         self._require(queue, "queue_purge")
         return self.engine.queues.purge(queue)
 
@@ -196,11 +196,11 @@ class DeclaringChannel(virtual.Channel):
         return self.engine.queues.purge(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        """Declared, or made by a message to its name."""
+        """Whether it was declared, or made by a message to its name."""
         return self.engine.inspect.exists(queue)
 
     def _require(self, queue: str, method: str) -> None:
-        """Raises 404. A queue's dead letters have theirs undeclared, before the first of them comes."""
+        """Raises 404. A queue's dead-letter queue needs no declaration, even before the first of them comes."""
         if not (queue.endswith(DEAD_SUFFIX) or self._has_queue(queue)):
             raise not_found(f"no queue {queue!r}. Declare it, or publish to it", method)
 
@@ -235,17 +235,17 @@ _numbers = count(1)
 
 
 class ExclusiveQueues:
-    """Of one connection."""
+    """The exclusive queues of one connection."""
 
     def __init__(self) -> None:
         self._owners: dict[str, tuple[SessionId, str, str]] = {}
 
     def __iter__(self) -> Iterator[tuple[SessionId, str, str]]:
-        """What stands for it: session, queue, tag."""
+        """The entries that stand for the connection: session, queue, tag."""
         return iter(list(self._owners.values()))
 
     def declare(self, client: Client, declaration: QueueDeclaration) -> None:
-        """Raises as the engine's verb. A session that was fenced, and did not know it, is followed by another one."""
+        """Raises as the engine's verb. If the session turns out to be fenced, tries again with a new one."""
         membership = client.membership()
         try:
             self._declare(client, declaration, membership)
@@ -265,13 +265,13 @@ class ExclusiveQueues:
             raise
 
     def leave(self, client: Client) -> None:
-        """The connection ends. Raises a ``StoreError``."""
+        """End the connection's queues. Raises a ``StoreError``."""
         for owner in self:
             client.engine.queues.remove_consumer(*owner)
         self._owners.clear()
 
     def forget(self) -> None:
-        """In a forked child: they are the parent's."""
+        """In a forked child: forget them, as they are the parent's."""
         self._owners.clear()
 
 
@@ -279,7 +279,7 @@ class ExclusiveQueues:
 
 
 def settle_orphaned(client: Client, leases: Collection[Lease], consumers: Iterable[tuple[SessionId, str, str]]) -> None:
-    """Of a connection that is gone: the leases that it held, and its consumers as session, queue and tag.
+    """Settle for a connection that is gone: the leases it held, and its consumers as session, queue and tag.
 
     For another thread. Raises a ``StoreError``: call again.
     """

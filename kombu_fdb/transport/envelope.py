@@ -1,13 +1,13 @@
-"""kombu's message dict <-> the payload bytes the queue stores; what a publisher may set, and what it means.
+"""kombu's message dict <-> the payload bytes the queue stores; and what a publisher may set, with its meaning.
 
 A payload is ``version (1 byte), length of meta (4 bytes), meta (JSON), body (bytes as they are)``. No base64: the body
 of a Celery task is most of a message, and costs a copy here instead of an encoding.
 
 Meta is a list: content type, content encoding, headers, properties, exchange, routing key. JSON is kombu's dialect
-(uuid, datetime, Decimal, bytes in headers), but its encoder is made once and its decoding hook is called only for
+(uuid, datetime, Decimal, bytes in headers), but its encoder is made once, and its decoding hook is called only for
 payloads in which the marker of an encoded type occurs: that halves the time. A header that only looks like an encoded
-type, ``{"__type__": "uuid", "__value__": 5}``, is the object it is: kombu's decoders raise whatever they like, and so
-may those that an application registers. Guarantee: POISON-ENDS.
+type, ``{"__type__": "uuid", "__value__": 5}``, is left as that object: kombu's decoders, and those that an application
+registers, may raise anything. Guarantee: POISON-ENDS.
 
 *Times.* When a message becomes due, when it expires and how long it may take:
 
@@ -20,12 +20,12 @@ may those that an application registers. Guarantee: POISON-ENDS.
 ``x-ttr`` header                     milliseconds from the delivery to the ack, then the message goes back
 ==================================== =======================================================================
 
-Several delays: the latest moment counts, and one that has passed (a negative delay) is none. Something that is no
-number or date, or is out of range (``ranges.py``), is an ``InvalidArgument``: nothing is published, as neither at once
-nor never can be what was meant.
+Several delays: the latest moment counts, and one that has passed (a negative delay) is none. A value that is no number
+or date, or is out of range (``ranges.py``), is an ``InvalidArgument``: nothing is published, as neither at once nor
+never can be what was meant.
 
 In a delivered message, ``x-delay`` and ``DelaySeconds`` among the headers are negative, as from RabbitMQ's plugin: the
-delay was served, and a publish with these headers again, such as Celery's of a retry, is not delayed by it.
+delay was served, and a new publish with these headers, such as Celery's of a retry, is not delayed by it.
 
 A task's ``expires`` is no TTL. A caller that waits for its result, and a chord that it is a part of, have to be told
 that it did not run, and only a worker can tell them: it stores ``REVOKED`` when it is given the task too late. So the
@@ -33,14 +33,14 @@ message stays until then. Celery writes the same moment into ``expiration``, whi
 ``expires``.
 
 *Checks.* Where RabbitMQ's client refuses a value, so does this: a property of the wrong type, a whole number of more
-than 64 bits anywhere in the headers. What it can't know is refused too: a publisher that
-writes ``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from production that it does
-nothing. All of it is an ``InvalidArgument`` that names the field, and nothing is published.
+than 64 bits anywhere in the headers. Values that it does not know of are refused too: a publisher that writes
+``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from production that it does nothing.
+Each is an ``InvalidArgument`` that names the field, and nothing is published.
 
 *Tasks.* Celery takes much for granted of a task's message (protocol 2), and does not check it until it is too late. An
 ``id`` that is an object ends the worker's loop; a ``timelimit`` of one number, or an object in ``stamped_headers``,
 ends it later, when a process becomes free, outside of any callback. A body whose third part is no object is an error in
-the pool: of greenlets or threads no one hears of it, and the message stays leased for as long as the worker lives. So
+the pool: with greenlets or threads it is not reported, and the message stays leased for as long as the worker lives. So
 the same rules hold for what is delivered, which another program may have published.
 (https://docs.celeryq.dev/en/stable/internals/protocol.html)
 
@@ -50,7 +50,7 @@ can't be found. The dedup id (``engine/messages/publish.py``) is the header ``de
 ``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the header ``dedup_window``
 (seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with the
 window ``once_window``. A retry or a replacement (``self.replace``) is never a duplicate: Celery hands a task's headers
-and id on to it. It is told by ``retries`` or ``replaced_task_nesting``.
+and id on to it. It is recognised by ``retries`` or ``replaced_task_nesting``.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: in
 
 
 def served(headers: dict[str, Any], now_ms: int | None) -> None:
-    """Make the delays among the headers of a delivery negative; its ETA is not later than the delivery at ``now_ms``.
+    """Make the delays among the headers of a delivery negative, and its ETA not later than the delivery at ``now_ms``.
 
-    The store has waited for it, by the clock of the process that made the message ready. Celery's worker, whose clock
-    may be behind that one, would keep a message with an ETA that has yet to come.
+    The store has waited for it, by the clock of the process that made the message ready. The clock of Celery's worker
+    may be behind that one; then the worker would hold the message until its ETA.
     """
     if now_ms is not None and headers.get("eta") and "task" in headers:
-        with suppress(InvalidArgument):  # of another writer: Celery refuses it
+        with suppress(InvalidArgument):  # from another writer: Celery refuses it
             if _moment_ms("eta", headers["eta"]) > now_ms:
                 headers["eta"] = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat()
     for name in _DELAYS:
@@ -137,21 +137,21 @@ def _moment_ms(name: str, value: Any) -> int:
 # -- properties --------------------------------------------------------------------------------------------------------
 
 
-#: AMQP's largest priority; what is above 9 counts as 9.
+#: AMQP's largest priority; priorities above 9 count as 9.
 MOST_PRIORITY = 255
-#: Properties that AMQP has as short strings.
+#: Properties that are short strings in AMQP.
 _TEXTS = frozenset({"message_id", "correlation_id", "reply_to", "type", "user_id", "app_id", "cluster_id"})
 #: Headers that are easily given as an option of ``publish`` or ``apply_async``, which makes properties of them.
 _HEADERS = frozenset({"fair_key", "dedup_id", "dedup_window", "once_id", "once_window"})
-#: Headers in which RabbitMQ finds further routing keys, if they are lists.
+#: Headers in which RabbitMQ finds more routing keys, if they are lists.
 ROUTES = frozenset({"CC", "BCC"})
-#: Django's translations, which become texts when they are asked for; none without Django.
+#: Django's lazy translations, which become texts when they are used; none without Django.
 _LAZY: tuple[type, ...] = textual_types
-#: Nearly all that headers hold.
+#: The types of nearly all header values.
 _NEVER_LAZY = frozenset({str, int, float, bool, list, tuple, dict, type(None)})
-#: What 64 bits hold, with a sign.
+#: The range of 64 bits, with a sign.
 _LEAST_INTEGER, _MOST_INTEGER = -(2**63), 2**63 - 1
-#: So many digits in a row, when all are written as the same one: a regular expression takes eight times as long.
+#: A run of this many digits, after all digits were made the same one: a regular expression takes eight times as long.
 LONG_NUMBER = b"0" * 19
 DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 #: Finds the fairness key of a message.
@@ -160,13 +160,13 @@ KeyOf = Callable[[Mapping[str, Any]], str]
 _KEYS = frozenset({"fair_key", "MessageGroupId"})
 _SQS_DEDUP_ID = "MessageDeduplicationId"
 _DEDUP_IDS = frozenset({"dedup_id", "x-deduplication-id", _SQS_DEDUP_ID})
-#: Headers and properties that give a message an id of its publication.
+#: Headers and properties that give a publication its id.
 IDS = _DEDUP_IDS | {"once_id"}
 #: The shortest window.
 SHORTEST_S = 0.001
-#: Names of ours, and of other queues, that steer a message: most messages have none of them.
+#: Names, ours and other queues', that steer a message: most messages have none of them.
 _STEERING = _KEYS | IDS | TIMES | ROUTES
-#: Names and types of tasks' headers that are good: an application has few different ones.
+#: Names and types of tasks' headers that are known to be good: an application has few different ones.
 _good: set[tuple[Any, ...]] = set()
 MOST_GOOD = 1000
 
@@ -174,10 +174,10 @@ MOST_GOOD = 1000
 
 
 def check_shape(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> tuple[bool, bool]:
-    """All that depends on nothing but names and types. Raises ``InvalidArgument``.
+    """Check all that depends only on names and types. Raises ``InvalidArgument``.
 
-    Whether one of the names steers the message, and whether it is a task: of Celery's protocol 2, as another program's
-    message may have a header ``task``, or ``retries``, too.
+    Returns whether one of the names steers the message, and whether it is a task of Celery's protocol 2: another
+    program's message may also have a header ``task``, or ``retries``.
     """
     is_task = "task" in headers and "argsrepr" in headers and "id" in headers
     # Tasks first: Celery makes properties of the same values, which its user has not named.
@@ -199,7 +199,7 @@ def check_shape(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> tu
 
 
 def check_task(headers: Mapping[str, Any]) -> None:
-    """What depends on the values, of a task. Raises ``InvalidArgument``."""
+    """Check what depends on the values in a task's headers. Raises ``InvalidArgument``."""
     retries = headers.get("retries")
     if type(retries) is not int or not 0 <= retries <= _MOST_INTEGER:
         whole_of("retries", retries)
@@ -217,12 +217,12 @@ def _no_task(fault: str) -> InvalidArgument:
 
 
 def _told(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The headers, with what lazy texts say now."""
+    """The headers, with the present texts of lazy ones."""
     return {name: str(each) if isinstance(each, _LAZY) else each for name, each in headers.items()}
 
 
 def text_of(name: str, value: Any) -> str:
-    """The text, "" for None. A lazy one of Django's is what it says now, as kombu's JSON has it."""
+    """The text, "" for None. A lazy one of Django's becomes its present text, as in kombu's JSON."""
     if type(value) is str:
         return value
     if value is None:
@@ -262,7 +262,7 @@ def whole_of(name: str, value: Any, most: int = _MOST_INTEGER) -> int:
 def check_numbers(*tables: Mapping[str, Any]) -> None:
     """All whole numbers must fit into 64 bits.
 
-    A walk that only pays if the tables as JSON, their digits all made 0 by ``DIGITS``, contain ``LONG_NUMBER``.
+    It pays to call this only if the tables as JSON, all digits made 0 by ``DIGITS``, contain ``LONG_NUMBER``.
     """
     for table in tables:
         for name, value in table.items():
@@ -301,12 +301,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "stamps": (dict, type(None)),
     "stamped_headers": (list, tuple, type(None)),
 }
-#: As Celery writes it of most tasks.
+#: The value that Celery writes for most tasks.
 NO_LIMITS = [None, None]
 
 
 def fault_of(headers: Mapping[str, Any]) -> str | None:
-    """What is wrong with the headers of a task; None if nothing is, or if they are of no task."""
+    """What is wrong with the headers of a task; None if nothing is, or if it is no task."""
     if "task" not in headers:
         return None
     shape = (*headers, *map(type, headers.values()))
@@ -331,7 +331,7 @@ def _wrong_value(headers: Mapping[str, Any]) -> str | None:
 
 
 def _wrong_type(headers: Mapping[str, Any]) -> str | None:
-    """What depends on nothing but the names of the headers, and on the types of their values."""
+    """What is wrong with the names of the headers, or the types of their values."""
     if "id" not in headers:
         return "a task without the header id"
     for name, types in _TYPES.items():
@@ -343,8 +343,8 @@ def _wrong_type(headers: Mapping[str, Any]) -> str | None:
 def body_fault(body: Any) -> str | None:
     """What is wrong with the decoded body of a task with good headers; None if nothing is.
 
-    It is ``(args, kwargs, embed)``, or the object of protocol 1. Whether args and kwargs fit the task is seen when it
-    is called, and is its failure.
+    It is ``(args, kwargs, embed)``, or the object of protocol 1. Args and kwargs that don't fit the task make its call
+    fail, which is the task's failure.
     """
     if isinstance(body, dict) and "args" in body:
         return None
@@ -357,7 +357,7 @@ def body_fault(body: Any) -> str | None:
 
 
 def is_timelimit(value: Any) -> bool:
-    """Hard and soft limit, in seconds."""
+    """Whether it is a hard and a soft limit, in seconds."""
     if value is None:
         return True
     if not isinstance(value, list | tuple) or len(value) != 2:
@@ -401,7 +401,7 @@ def dedup_of(headers: Mapping[str, Any], properties: Mapping[str, Any], window_s
 
 
 def _once_of(headers: Mapping[str, Any], window_s: float) -> tuple[str, int]:
-    """Likewise, the once id."""
+    """The once id, "" if there is none, and its window in milliseconds."""
     if "once_id" not in headers:
         return "", 0
     once_id = text_of("once_id", headers["once_id"])
@@ -413,9 +413,9 @@ def _once_of(headers: Mapping[str, Any], window_s: float) -> tuple[str, int]:
 def steered_by(
     headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: int, window_s: float
 ) -> dict[str, Any]:
-    """What the names that steer a message say, as fields of its publication. Raises ``InvalidArgument``.
+    """The fields of a publication that are set by the names that steer a message. Raises ``InvalidArgument``.
 
-    ``window_s``: of dedup and once ids without one of their own.
+    ``window_s``: for dedup and once ids without a window of their own.
     """
     for name in ROUTES:
         if isinstance(headers.get(name), list | tuple):
@@ -438,7 +438,7 @@ def steered_by(
 
 
 def _goes_on(headers: Mapping[str, Any]) -> bool:
-    """Whether a task that was published before goes on with this message."""
+    """Whether this message continues a task that was published before."""
     return bool(headers.get("retries") or headers.get("replaced_task_nesting"))
 
 
@@ -448,19 +448,19 @@ def _window_ms(name: str, given: Any, default_s: float) -> int:
 
 
 _MARKER = b'"__type__"'
-#: An object of these names stands for a value of another type in kombu's JSON.
+#: An object with these names stands for a value of another type in kombu's JSON.
 _ENCODED_TYPE = {"__type__", "__value__"}
 #: Set anew at each delivery, so not stored.
 _PER_DELIVERY = ("delivery_tag", "delivery_info", "body_encoding")
 
 
 def _encoder() -> Callable[[Any, int], Iterable[str]]:
-    """``JSONEncoder``'s C part, which is made once, not for each text: that is a third of its time."""
+    """``JSONEncoder``'s C part, made once and not for each text: that saves a third of its time."""
     plain = JSONEncoder(separators=(",", ":"))
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:  # a Python without it
         return lambda value, _: [plain.encode(value)]
-    # No markers: of a circle it learns by its depth, and threads may share it.
+    # No markers: it finds a circle by its depth, and threads may share it.
     return make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore[no-any-return]  # untyped in the standard library
 
 
@@ -482,17 +482,17 @@ _loads_types = json.JSONDecoder(object_hook=_typed).decode
 
 
 class Shape(NamedTuple):
-    """What depends on nothing but the names and types of a message's headers and properties.
+    """All of a message that depends only on the names and types of its headers and properties.
 
-    An application's tasks have few different ones, so it is prepared once. ``template`` is the meta, with a place for
-    each value that differs from message to message; None: there is none, as a value is of a rare type.
+    An application's tasks have few different shapes, so each is prepared once. ``template`` is the meta, with a place
+    for each value that differs from message to message; None if a value is of a rare type.
     """
 
-    #: One of the names steers the message (:func:`check_shape`).
+    #: Whether one of the names steers the message (:func:`check_shape`).
     steers: bool
     is_task: bool
     template: str | None = None
-    #: Of the values, in the order of their places.
+    #: The converters of the values, in the order of their places.
     encoders: tuple[Callable[[Any], str], ...] = ()
     of_headers: Callable[[Mapping[str, Any]], Iterable[Any]] = tuple
     of_properties: Callable[[Mapping[str, Any]], Iterable[Any]] = tuple
@@ -513,13 +513,13 @@ class Shape(NamedTuple):
 
 _NONE = type(None)
 _text: Callable[[str], str] = json.encoder.encode_basestring_ascii
-#: More of them, as of headers that are named by what they hold, are prepared anew.
+#: Shapes beyond this number, as of headers that are named by what they hold, are prepared anew.
 MOST_SHAPES = 1000
 _shapes: dict[tuple[Any, ...], Shape] = {}
 
 
 def _object(table: Mapping[str, Any]) -> str:
-    """The template of a table: what is None stands in it."""
+    """The template of a table; values that are None stand in it."""
     fields = [
         f"{_text(name)}:".replace("%", "%%") + ("null" if value is None else "%s") for name, value in table.items()
     ]
@@ -527,7 +527,7 @@ def _object(table: Mapping[str, Any]) -> str:
 
 
 def _picker(table: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Iterable[Any]]:
-    """Of a table of the same shape, what is not None."""
+    """Picks the values that are not None from a table of the same shape."""
     names = [name for name, value in table.items() if value is not None]
     return itemgetter(*names) if len(names) > 1 else lambda found: [found[name] for name in names]
 
@@ -537,7 +537,7 @@ class _Rare(Exception):
 
 
 class _Wholes(dict[int, str]):
-    """Of whole numbers, of which headers have mostly small ones."""
+    """The texts of whole numbers: in headers mostly small ones."""
 
     def __missing__(self, value: int) -> str:
         if not -(2**63) <= value < 2**63:
@@ -561,7 +561,7 @@ _ENCODERS: dict[type, Callable[[Any], str]] = {
     int: _Wholes({number: repr(number) for number in range(256)}).__getitem__,
     bool: {True: "true", False: "false"}.__getitem__,
     **dict.fromkeys((dict, list, tuple), _nested),
-    _NONE: str,  # asked for nothing: it stands in the template
+    _NONE: str,  # not called: it stands in the template
 }
 
 
@@ -578,7 +578,7 @@ def encode(
     key_of: KeyOf = explicit_key,
     dedup_window_s: float = 300.0,
 ) -> Publication:
-    """A message as ``Channel.prepare_message`` made it.
+    """The publication of a message made by ``Channel.prepare_message``.
 
     Raises ``TypeError`` for what JSON or bytes can't hold, and ``InvalidArgument`` for what makes no sense in a field
     that is read (:func:`check_shape`), a text without a UTF-8 form, and headers too deep for JSON.
@@ -613,7 +613,7 @@ def encode(
 
 
 def payload_of(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
-    """As it is stored, whatever it says: of a message that another program made. Raises as :func:`encode` does."""
+    """The stored form of a message that another program made, whatever it says. Raises as :func:`encode` does."""
     return _payload(message, message.get("headers") or {}, message.get("properties") or {}, exchange, routing_key, None)
 
 
@@ -651,7 +651,7 @@ def _payload(
 
 
 def _meta(headers: Mapping[str, Any], properties: Mapping[str, Any], before: list[Any], behind: list[Any]) -> bytes:
-    """What a template makes of common values, of all."""
+    """The meta for any values; a template makes the same of common ones."""
     kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
     if _ENCODED_TYPE in (headers.keys(), kept.keys()):
         raise InvalidArgument("headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add one.")
@@ -682,12 +682,12 @@ def open_delivery(
         "exchange": exchange,
         "routing_key": routing_key,
         "queue": delivery.queue,
-        "redelivered": redelivered,  # where Celery looks
+        "redelivered": redelivered,  # Celery looks here
     }
     if consumer_tag is not None:
         info["consumer_tag"] = consumer_tag
     if delivery.redeliveries:
-        headers["x-delivery-count"] = delivery.redeliveries  # as RabbitMQ's quorum queues
+        headers["x-delivery-count"] = delivery.redeliveries  # as RabbitMQ's quorum queues do
     if delivery.deaths:
         _add_deaths(headers, delivery.deaths, properties.pop("expiration", None))
     return {
@@ -750,9 +750,9 @@ def _foreign(payload: bytes, reason: str) -> FormatError:
 
 
 def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...], expiration: Any) -> None:
-    """RabbitMQ's headers (https://www.rabbitmq.com/docs/dlx#effects); ``time`` is in seconds there.
+    """Add RabbitMQ's headers (https://www.rabbitmq.com/docs/dlx#effects), with ``time`` in seconds, as there.
 
-    ``expiration``: what the message was published with. It is over with the first death, of which it is a note.
+    ``expiration``: the property as published. It ended with the first death, which notes it.
     """
     first = next((death for death in deaths if death.first), deaths[-1])
     headers["x-death"] = [
@@ -775,7 +775,7 @@ def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...], expiration: 
         headers[f"x-{which}-death-exchange"] = death.exchange
 
 
-#: What RabbitMQ, and we, call the fields of a death; others are details.
+#: The fields of a death, by RabbitMQ's names and ours; all others are details.
 _OF_A_DEATH = ("queue", "reason", "count", "time", "exchange", "routing-keys")
 _OF_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 
@@ -783,7 +783,7 @@ _OF_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Death, ...]]:
     """The headers of a delivery as they were published, and the history that stood among them.
 
-    A history that a publisher has invented, and that does not look like one, is none.
+    An invented history that does not look like one counts as none.
     """
     kept = {name: value for name, value in headers.items() if not name.startswith(_OF_DEATHS)}
     kept.pop("x-delivery-count", None)

@@ -1,4 +1,4 @@
-"""Which of our errors are what to kombu: the one place.
+"""Which of our errors kombu sees as which of its own: the one place.
 
 Kombu and Celery react by class. A *connection error* makes them drop the connection, connect again and go on; a
 *channel error* means that this one operation was wrong and the connection is well. AMQP's 404 and 406 have classes of
@@ -41,20 +41,20 @@ class SessionLost(RecoverableConnectionError):
 
 
 class MessageNacked(CapacityExceeded, amqp.MessageNacked):
-    """What RabbitMQ's client raises for a message that a full queue has refused, with what it is full of."""
+    """RabbitMQ's client's error for a message that a full queue has refused; says what the queue is full of."""
 
 
 class Unanswered(StoreUnavailable, OperationalError):
-    """The store did not do in time what was asked; ``__cause__`` is what it said. Callers of Celery know the base."""
+    """The store did not answer in time; ``__cause__`` is its error. Callers of Celery know the base."""
 
 
 class OutcomeUnknown(CommitUnknown, OperationalError):
-    """It may have done it, and may still."""
+    """The store may have done it, and may still."""
 
 
-#: Asking again may help. ``StoreError`` itself is not here: ``LimitExceeded`` is one too.
+#: Errors after which a retry may help. ``StoreError`` itself is not here: ``LimitExceeded`` is one too.
 UNANSWERED = (StoreUnavailable, CommitUnknown, Conflict, TransactionTooOld)
-#: After one of these, connecting again may help.
+#: Errors after which a new connection may help.
 RECOVERABLE_CONNECTION_ERRORS: tuple[type[BaseException], ...] = (RecoverableConnectionError, *UNANSWERED, ForkedError)
 CONNECTION_ERRORS: tuple[type[BaseException], ...] = (KombuConnectionError, *RECOVERABLE_CONNECTION_ERRORS)
 CHANNEL_ERRORS: tuple[type[BaseException], ...] = (
@@ -67,9 +67,9 @@ CHANNEL_ERRORS: tuple[type[BaseException], ...] = (
 
 @contextmanager
 def amqp_errors(method: str) -> Iterator[None]:
-    """Raise what AMQP has a code for under AMQP's class, and no answer as an ``OperationalError``.
+    """Raise errors that AMQP has a code for under AMQP's class, and no answer as an ``OperationalError``.
 
-    ``method``: as in ``queue_declare``.
+    ``method``: AMQP's name, such as ``queue_declare``.
     """
     try:
         yield
@@ -78,12 +78,12 @@ def amqp_errors(method: str) -> Iterator[None]:
 
 
 def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
-    """The same where each call counts: a context manager takes ten times as long when nothing is wrong."""
+    """:func:`amqp_errors` for hot paths: a context manager takes ten times as long when nothing is wrong."""
     if isinstance(error, QueueNotFound | ExchangeNotFound):
         raise not_found(str(error), method) from error
     if isinstance(error, CapacityExceeded):
         raise MessageNacked(error.text, **error.attributes) from error
-    # Of an invalid argument kombu's callers know a ValueError.
+    # Kombu's callers expect a ValueError for an invalid argument.
     is_refused = isinstance(error, InvalidArgument) and method in ("queue_declare", "exchange_declare")
     if is_refused or isinstance(error, NotEquivalent | MessageTooLarge | LimitExceeded):
         raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
@@ -91,7 +91,7 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
         with operational_errors():
             raise error
     finally:
-        del error  # its frames keep this one
+        del error  # its frames refer to this local
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def not_found(what: str, method: str) -> NotFound:
 
 
 def run_all(steps: Iterable[Callable[[], object]]) -> None:
-    """Every step of a clean-up, also if one fails; then raises the first error."""
+    """Run every step of a clean-up, even if one fails; then raise the first error."""
     first: KombuFDBError | None = None
     for step in list(steps):
         try:
@@ -120,4 +120,4 @@ def run_all(steps: Iterable[Callable[[], object]]) -> None:
         if first is not None:
             raise first
     finally:
-        del first  # its frames keep this one
+        del first  # its frames refer to this local

@@ -1,18 +1,18 @@
 """Whose message is it? The key by which a queue is shared out fairly (``engine/scheduling/fair.py``).
 
-Looked for in this order; what is found first counts, and a message without any is of the key "":
+The first of these that is found counts; a message without any is of the key "":
 
 1. the header ``fair_key``, as in ``task.apply_async(headers={"fair_key": tenant})``;
 2. ``MessageGroupId``, a property or header, as users of SQS and PGMQ write it;
 3. the option ``fair_key``: either the name of another header, or a function, ``"myapp.keys:by_tenant"``, which is
    called with the task's name, its args, kwargs and headers and returns the key (None for none).
 
-The first two are texts. What an application has for its own purposes, in another header or as what its function
-returns, may be a whole number or a UUID too. Anything else is an ``InvalidArgument``. But a function that raises, or
-returns such a thing, must not stop the publish: its error is logged, and the message has no key.
+The first two are texts. The third is an application's own value, from another header or its function, so it may be a
+whole number or a UUID too. Anything else is an ``InvalidArgument``. But a function that raises, or returns such a
+value, must not stop the publish: its error is logged, and the message has no key.
 
-For the function, bodies are decoded if they are JSON, and no others: a program that forwards a message that it did not
-make must not unpickle it. The function is not called for them; they have a key by their headers only.
+For the function, only bodies that are JSON are decoded: a program that forwards a message that it did not make must not
+unpickle it. For other bodies the function is not called, and only headers give the message a key.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class NotDecoded(Exception):
 
 
 def _call(function: KeyFunction, message: Mapping[str, Any]) -> Any:
-    """Celery's protocol 2: the body is ``(args, kwargs, embed)``. Any other body is the only argument."""
+    """Call it as for Celery's protocol 2, with the body ``(args, kwargs, embed)``, or with any other body alone."""
     headers = message.get("headers") or {}
     body = message.get("body")
     if isinstance(body, (str, bytes)) and message.get("content-type"):

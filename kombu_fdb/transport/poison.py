@@ -1,24 +1,24 @@
-"""What a consumer could not handle at all: it must not end a Celery worker. Guarantee: POISON-ENDS.
+"""Messages that a consumer can't handle must not end a Celery worker. Guarantee: POISON-ENDS.
 
 Model. An exception that comes out of a consumer's callback is for the program that drains, as ever in kombu. On a
 Celery worker's own connection nothing catches it: it ends the worker, the next worker gets the message, and so do all
-others in turn. A connection is the worker's once the worker consumes tasks or remote control on it, which the callbacks
-of its consumers tell; any other connection of the process, such as one that a task opens, is the program's.
+others in turn. A connection is the worker's once the worker consumes tasks or remote control on it, which shows in its
+consumers' callbacks; any other connection of the process, such as one that a task opens, is the program's.
 
 Celery's consumer does not check headers and bodies (an ``id`` that is an object, a body that is no list of three, an
 event that is no object), so one message is enough. So on a worker's connection, and only there, the message goes back
-as one that was tried, delayed: by a second at first, then twice as long each time, up to a minute. What was wrong may
-pass, and a message that no worker can handle keeps none of them busy, nor their logs: the traceback is logged at its
-first attempt only. The error is kept for its dead letter, which it becomes when it has come back as often as it may. A
-message without acks, such as a broadcast, is logged and gone.
+as an attempt, delayed: by a second at first, then twice as long each time, up to a minute. The cause may pass; and a
+message that no worker can handle keeps neither the workers busy nor their logs: the traceback is logged at its first
+attempt only. The error is kept for its dead letter, which the message becomes when it has come back as often as it may.
+A message without acks, such as a broadcast, is logged and gone.
 
-A task's headers and body are looked at before Celery's task consumer gets them (``envelope.py``), since some
+A task's headers and body are checked before Celery's task consumer gets them (``envelope.py``), since some
 of them are used only later, when a process, a thread or a greenlet is free: if they are wrong, the message is
 dead-lettered at once.
 
 Errors of the connection pass, as Celery mends those: it connects again, and the message comes again. Those of a channel
-don't: unless it is told otherwise (``broker_channel_error_retry``), Celery ends for them. An id that is too long for a
-key of the result backend is one.
+don't: unless told otherwise (``broker_channel_error_retry``), Celery ends for them. An id that is too long for a key of
+the result backend is one.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kombu_fdb.transport.envelope import body_fault, fault_of, is_timelimit
 
 logger = logging.getLogger(__name__)
 
-#: The modules of Celery's callbacks: for tasks, and for these and remote control.
+#: The modules of Celery's callbacks: for tasks alone, and for tasks and remote control.
 TASKS = "celery.worker.consumer.consumer"
 WORKER = "celery.worker."
-#: How long a message rests after its first attempt, and at most, in milliseconds.
+#: How long a message rests after its first attempt, and the longest rest, in milliseconds.
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
 ERROR_LENGTH = 2_000
@@ -43,9 +43,9 @@ TRACEBACK_LENGTH = 4_096
 
 
 def fault_in(message: Any, callback: Any) -> dict[str, str] | None:
-    """What Celery would stumble over later, as it would take this for a task, as details of a death; None if nothing.
+    """The fault of a task that Celery would meet later, as details of a death; None if there is none.
 
-    What can't be unpacked or decoded, Celery would acknowledge, and it would be gone.
+    Celery would acknowledge a body that can't be unpacked or decoded, and it would be gone.
     """
     if "task" not in message.headers or TASKS not in _modules(callback):
         return None
@@ -63,7 +63,7 @@ def _unreadable(step: str, error: BaseException) -> dict[str, str]:
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:
-    """Decodes it as the consumer is about to, which finds it decoded. Raises what that raises."""
+    """Decode the body as the consumer is about to, which then finds it decoded. Raises what that raises."""
     accept = getattr(getattr(callback, "__self__", None), "accept", None)
     if accept is None:
         return None
@@ -72,7 +72,7 @@ def _fault_of_body(message: Any, callback: Any) -> str | None:
 
 
 def mend(request: Any) -> None:
-    """A task's time limits of protocol 1 stand in its body, which was not read: nonsense limits nothing."""
+    """Ignore unusable time limits of protocol 1: they stand in the body, which was not read."""
     if not is_timelimit(request.time_limits):
         logger.error("task %s has unusable time limits: %.80r", request.id, request.time_limits)
         request.time_limits = (None, None)
@@ -84,14 +84,14 @@ def is_workers(callback: Any) -> bool:
 
 
 def _modules(callback: Any) -> list[str]:
-    """Where the functions are from that a kombu consumer calls, whose method the callback is."""
+    """The modules of the functions that a kombu consumer calls, whose method the callback is."""
     consumer = getattr(callback, "__self__", None)
     handlers = (getattr(consumer, "on_message", None), *(getattr(consumer, "callbacks", None) or ()))
     return [getattr(each, "__module__", None) or "" for each in handlers]
 
 
 def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> None:
-    """Release it, counted, after a pause. Raises a ``StoreError`` if that can't be done."""
+    """Release the message, counted, after a pause. Raises a ``StoreError`` if that can't be done."""
     tag, qos = message.delivery_tag, message.channel.qos
     held = qos.holds(tag)
     _tell(name, redeliveries, error, goes_back=held)
@@ -101,7 +101,7 @@ def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> N
 
 
 def _tell(name: str, redeliveries: int, error: Exception, *, goes_back: bool) -> None:
-    """Where it comes from is said once: each later attempt is one line."""
+    """Log the traceback once: each later attempt is one line."""
     logger.error(
         "attempt %d: %s can't be handled%s: %.200r",
         redeliveries + 1,
@@ -121,7 +121,7 @@ def _class(error: BaseException) -> str:
 
 
 def _details(error: Exception) -> dict[str, str]:
-    """As those of a failed task."""
+    """The details of a failed task."""
     return {
         "error_class": _class(error),
         "error": repr(error)[:ERROR_LENGTH],

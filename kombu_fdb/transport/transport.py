@@ -7,10 +7,10 @@ Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "
 * *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again,
   which checks the store and goes on with the same consumers;
 * *closed*, in one of two ways. ``close_connection`` after normal use releases what is unsettled, at once.
-  ``_collect`` after an error asks the store for nothing: messages that are worked on keep their leases
+  ``_collect`` after an error does not call the store: messages that are worked on keep their leases
   (``unacked.py``);
 * *collected* by Python without having been closed. Nothing but the program and its event loop refers to a transport, so
-  that an abandoned one is garbage. What it held goes back, uncounted, by another thread
+  that an abandoned one is garbage. Another thread hands back what it held, uncounted
   (``transport/declaring.py``).
 
 In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
@@ -52,11 +52,11 @@ from kombu_fdb.transport.worker import join_workers
 
 
 def url_parts_of(connection: Connection) -> UrlParts:
-    """What its URL says. Raises ``OptionError``.
+    """The parts of its URL. Raises ``OptionError``.
 
     Kombu hands ``fdb+sqlite:///path`` over in two forms: at first as transport "fdb" and hostname "sqlite:///path",
     after a failover taken apart, as transport "fdb+sqlite" without a host. Each clone of that, or of what a later
-    failover brought, has a "fdb+" more before its hostname: "fdb+None", "fdb+fdb+10.0.0.1".
+    failover brought, has one "fdb+" more before its hostname: "fdb+None", "fdb+fdb+10.0.0.1".
     """
     hostname = connection.hostname or "None"
     if "://" in hostname:
@@ -72,10 +72,10 @@ def url_parts_of(connection: Connection) -> UrlParts:
 
 logger = get_logger(__name__)
 
-#: Messages handed to an event loop in one go, and for how long, so that its other descriptors have their turn.
+#: How many messages are handed to an event loop in one go, and for how long, so that other descriptors get their turn.
 LOOP_TURN = 64
 LOOP_TURN_S = 0.01
-#: How long a drain that must not wait gives the receiver to have its first look, in seconds.
+#: How long a drain that must not wait gives the receiver for its first look, in seconds.
 FIRST_LOOK_S = 1.0
 
 
@@ -101,7 +101,7 @@ class Transport(virtual.Transport):
     )
 
     next_tag = staticmethod(next_tag)
-    # For a finalizer that runs after a constructor which failed.
+    # For a finalizer that runs after a failed constructor.
     _store: Client | None = None
     _receiver: Receiver | None = None
 
@@ -209,7 +209,7 @@ class Transport(virtual.Transport):
             except KombuFDBError as error:
                 logger.warning("the connection did not close cleanly: %s", error)
             finally:
-                self._store = None  # before: who makes a receiver from now on finds it so
+                self._store = None  # first: a thread that makes a receiver from now on finds it so
                 self._stop_receiver(store, timeout_s=store.patience.allow(self.options.operation_timeout))
                 self._receiver = None
                 store.detach(self)
@@ -230,13 +230,13 @@ class Transport(virtual.Transport):
         run_all([*(channel.close for channel in self.channels), store.flush_acks, self._disclaim])
 
     def _disclaim(self) -> None:
-        """Exclusive queues end with the connection that declared them, consumed or not."""
+        """End the exclusive queues: they end with the connection that declared them, consumed or not."""
         if self._store is not None:
             self._exclusive_queues.leave(self._store)
         self._declared.clear()
 
     def _collect(self, connection: Transport | None) -> None:
-        """Drop the connection without asking the store: after an error, or in a forked child."""
+        """Drop the connection without calling the store: after an error, or in a forked child."""
         store = self._store
         if store is None:
             return
@@ -287,7 +287,7 @@ class Transport(virtual.Transport):
         store = self.store
         if self._receiver is None:
             self._receiver = Receiver(store)
-            if self._store is not store:  # another thread has closed the connection: nothing would ever end it
+            if self._store is not store:  # another thread has closed the connection: the receiver would have no end
                 self._receiver = None
                 raise StoreUnavailable("the connection is closed")
             if self._loop is not None:
@@ -296,7 +296,7 @@ class Transport(virtual.Transport):
 
     @property
     def receiver_if_any(self) -> Receiver | None:
-        """None also in a forked child, which must not touch its parent's."""
+        """The receiver; None also in a forked child, which must not touch its parent's."""
         return self._receiver if self._store is not None and self._store.pid == os.getpid() else None
 
     def drain_events(self, connection: Transport, timeout: float | None = None, **kwargs: Any) -> None:
@@ -321,7 +321,7 @@ class Transport(virtual.Transport):
             receiver.fetcher.idle_tracker.end(drain)
 
     def _first_look(self, receiver: Receiver) -> bool:
-        """A drain that must not wait still finds what is there, though the receiver has not looked yet."""
+        """Wait a moment for the receiver's first look, so that a drain that must not wait finds what is there."""
         deadline = monotonic() + FIRST_LOOK_S
         while receiver.running and not receiver.fetcher.idle and monotonic() < deadline:
             receiver.wait(0.001)
@@ -366,11 +366,11 @@ class Transport(virtual.Transport):
         if callback == self._on_arrived:
             loop.remove_reader(descriptor)
 
-    # -- what channels tell of their messages --------------------------------------------------------------------------
+    # -- calls of channels about their messages ------------------------------------------------------------------------
 
     def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
-        """An ack waits, the ``pending``-th. False if no receiver runs that would settle it."""
-        receiver = self._receiver  # no parent's: whose settler is that?
+        """Note the ``pending``-th waiting ack. False if no receiver runs that would settle it."""
+        receiver = self._receiver  # not a parent's: a settler does not work in a forked child
         if receiver is None or not receiver.running:
             return False
         receiver.fetcher.on_ack(pending, enough)
@@ -379,7 +379,7 @@ class Transport(virtual.Transport):
         return True
 
     def on_room(self) -> None:
-        """Room was made, or taken away."""
+        """Tell the receiver that room was made, or taken away."""
         receiver = self.receiver_if_any
         if receiver is not None:
             receiver.fetcher.on_room()
@@ -392,7 +392,7 @@ class Transport(virtual.Transport):
         return -(-time.time_ns() // 1_000_000)
 
     def declare(self, declaration: QueueDeclaration) -> None:
-        """And remember what needs care later. Raises as the engine's verb."""
+        """Declare a queue, and remember what needs care later. Raises as the engine's verb."""
         if declaration.exclusive:
             self._exclusive_queues.declare(self.store, declaration)
         else:
@@ -401,7 +401,7 @@ class Transport(virtual.Transport):
             self._declared[declaration.name] = declaration
 
     def used(self, queue: str) -> None:
-        """A direct get keeps a queue with ``x-expires`` alive."""
+        """Note a direct get, which keeps a queue with ``x-expires`` alive."""
         declaration = self._declared.get(queue)
         if declaration is not None and "x-expires" in declaration.arguments:
             self.store.engine.queues.touch(queue)
@@ -411,7 +411,7 @@ class Transport(virtual.Transport):
 
 
 def is_stopping() -> bool:
-    """Whether this is a Celery worker that got its SIGTERM: what it still has to tell others waits for no store."""
+    """Whether this is a Celery worker that got its SIGTERM: its last messages to others wait for no store."""
     state = sys.modules.get("celery.worker.state")
     if state is None:
         return False
@@ -420,9 +420,9 @@ def is_stopping() -> bool:
 
 
 def end_stopping_worker() -> None:
-    """A worker that was told to stop does so as where Celery itself connects: it raises ``WorkerShutdown``.
+    """Raise ``WorkerShutdown`` in a worker that was told to stop, as Celery does where it connects itself.
 
-    Its heartbeat event is repeated for ever, in the event loop, until there is a connection.
+    Otherwise its event loop would repeat the heartbeat event for ever, until there is a connection.
     """
     if is_stopping() and threading.current_thread() is threading.main_thread():
         sys.modules["celery.worker.state"].maybe_shutdown()

@@ -1,20 +1,20 @@
-"""What a channel holds: messages that are claimed, or handed out and not settled; how many more it may have.
+"""A channel's unacked messages: those claimed, those handed out and not settled; and how many more it may have.
 
 *The table.* A delivery is *held* under the tag it was handed out with, from just before its callback until it is
-settled. Acks come from any thread, and single operations of dictionaries and sets
-are atomic, so nothing here takes a lock.
+settled. Acks come from any thread, and single operations of dictionaries and sets are atomic, so nothing here takes a
+lock.
 
 *The room.* A claimed message is *waiting* in the inbox until a worker loop takes it; then it is *held* until it is
-settled. Two things bound both together: the prefetch, and the slots, of which a message takes one for good when it is
-handed out (the worker says anew how many are free). What is claimed ahead counts, so neither is exceeded.
+settled. Two things bound both together: the prefetch, and the slots. A message takes a slot for good when it is handed
+out, and the worker says anew how many are free. Messages claimed ahead count, so neither is exceeded.
 
 A consumer without acks has room as if nothing bounded it (AMQP: the prefetch does not apply to it). Then, and without a
-prefetch, only so many are claimed *ahead* as it works off in :data:`AHEAD_S` at the pace of the last one, and no more
-than the window: what a slow consumer has in its inbox, no other one of the queue can have.
+prefetch, the number claimed *ahead* is what it works off in :data:`AHEAD_S` at the pace of the last one, and no more
+than the window: messages in a slow consumer's inbox are out of reach for the queue's other consumers.
 
 Round trips are grouped. With a prefetch, room is worth a claim when half of it is free, or all of it, or when a free
-place has waited as long as an ack waits for company; a free slot is not kept waiting for a second one. Without a bound
-it is worth one when the half of what it may have ahead is left.
+place has waited as long as an ack waits for company; a free slot does not wait for a second one. Without a bound a
+claim is worth it when half of what it may have ahead is left.
 
 *Settling.* A delivery is handed out under a tag of its own (one per claim, never the publisher's), and then it is
 exactly one of
@@ -28,8 +28,8 @@ exactly one of
   raised, or the worker's pool had begun with the task. Then it comes back as redelivered;
 * orphaned: the connection failed, and the channel is gone, but the message may still be worked on. The channel keeps
   the client it first consumed with, and the lease belongs to the process's session, not to the connection, so it stays
-  valid: a late ack through the old ``Message`` succeeds. A message without references will never be settled, and is
-  released by its finalizer.
+  valid: a late ack through the old ``Message`` succeeds. A message without references will never be settled, and its
+  finalizer releases it.
 
 Settling a tag that is not in the table changes nothing. Leases are the process's, too: a forked child, which has a copy
 of them, settles nothing, whatever it closes.
@@ -58,19 +58,19 @@ logger = logging.getLogger(__name__)
 # -- handed out --------------------------------------------------------------------------------------------------------
 
 
-#: Of a rejection without an explanation.
+#: The reason of a rejection without an explanation.
 REJECTED: tuple[str, dict[str, Any]] = ("rejected", {})
 
 
 class Held:
-    """By delivery tag, in the order of the tags."""
+    """Held deliveries by their tags, in the order of the tags."""
 
     def __init__(self) -> None:
         self.leases: dict[int, Lease] = {}
         self.late: set[int] = set()
-        #: Taken by ``basic_get``.
+        #: Tags taken by ``basic_get``.
         self.got: set[int] = set()
-        #: Weakly: one without references will never be settled.
+        #: Weak references to the messages: one without references will never be settled.
         self.messages: dict[int, weakref.ref[Any]] = {}
         self._explanations: dict[int, tuple[str, dict[str, Any]]] = {}
 
@@ -79,7 +79,7 @@ class Held:
 
     @property
     def consumed(self) -> int:
-        """How many fill a channel's prefetch window: what its consumers have, as in RabbitMQ."""
+        """How many fill a channel's prefetch window: those of its consumers, as in RabbitMQ."""
         return len(self.leases) - len(self.got)
 
     def has(self, lease: Lease) -> bool:
@@ -87,32 +87,32 @@ class Held:
         return lease in list(self.leases.values())
 
     def withdraw(self, tag: int) -> bool:
-        """It was not handed out after all. False if it was not held."""
+        """Take back a delivery that was not handed out after all. False if it was not held."""
         held = tag in self.leases
         self.drop(tag)
         return held
 
     def drop(self, tag: int) -> None:
-        """It is settled, or was no message after all."""
+        """Forget a delivery that is settled, or was no message after all."""
         self._explanations.pop(tag, None)
         self.messages.pop(tag, None)
-        self.got.discard(tag)  # before: in between, the window may seem too full, not too empty
+        self.got.discard(tag)  # first: in between, the window may seem too full, not too empty
         self.leases.pop(tag, None)
         self.late.discard(tag)
 
     def expire(self, lease: Lease) -> None:
-        """Its time to run has passed, and it was released without its consumer. From any thread."""
+        """Note that its time to run has passed, and it was released without its consumer. From any thread."""
         self.late.update([tag for tag, held in list(self.leases.items()) if held == lease])
 
     def drop_late(self) -> list[int]:
-        """They are not ours any more. Returns their tags."""
+        """Forget the overdue ones, which are not ours any more. Returns their tags."""
         late = list(self.late)
         for tag in late:
             self.drop(tag)
         return late
 
     def leave(self) -> list[Lease]:
-        """All that is unsettled, which the caller settles from now on."""
+        """Give all unsettled leases to the caller, which settles them from now on."""
         held, self.leases = self.leases, {}
         leases = [lease for tag, lease in held.items() if tag not in self.late]
         self.late, self.got = set(), set()
@@ -121,7 +121,7 @@ class Held:
     # -- the messages ------------------------------------------------------------------------------------------------
 
     def message(self, tag: int) -> Any:
-        """None if it was collected, or never was a message."""
+        """The message; None if it was collected, or if there was none."""
         reference = self.messages.get(tag)
         return None if reference is None else reference()
 
@@ -134,11 +134,11 @@ class Held:
         return self._explanations.get(tag, REJECTED)
 
 
-# -- claimed ahead -----------------------------------------------------------------------------------------------------
+# -- claimed ahead: the inbox ------------------------------------------------------------------------------------------
 
 
 class Inbox:
-    """Not thread-safe: ``Dispatch`` holds its lock. Moments are seconds of its clock."""
+    """Messages that wait for a loop. Not thread-safe: ``Dispatch`` holds its lock. Moments are seconds of its clock."""
 
     def __init__(self) -> None:
         self.items: deque[tuple[Subscription, Delivery]] = deque()
@@ -155,11 +155,11 @@ class Inbox:
 
     @property
     def with_acks(self) -> int:
-        """How many of them are to be settled. Counted, not kept: a counter would not survive an interruption."""
+        """How many are to be settled. Counted each time, as a counter would not survive an interruption."""
         return sum(not consumer.no_ack for consumer, _ in self.items) if self.is_mixed else len(self.items)
 
     def bring_forward(self) -> bool:
-        """The first one for a consumer without acks becomes the head. Whether there is one."""
+        """Make the first one for a consumer without acks the head. Returns whether there is one."""
         items = list(self.items) if self.is_mixed else []
         first = next((item for item in items if item[0].no_ack), None)
         if first is not None:
@@ -167,16 +167,16 @@ class Inbox:
         return first is not None
 
     def return_undelivered(self, consumer: Subscription, delivery: Delivery) -> None:
-        """To the front, unless it is there: the thread that took it may have been interrupted before it left."""
+        """Put it to the front, unless it is there: the thread that took it may have been interrupted before it left."""
         if not self.items or self.items[0][1] is not delivery:
             self.items.appendleft((consumer, delivery))
 
     def withdraw(
         self, chosen: Callable[[Subscription, Delivery], bool], leaving: set[Lease] | None = None
     ) -> list[Lease]:
-        """Remove what is chosen. Returns the leases; what was taken out of the store has none.
+        """Remove the chosen ones. Returns their leases; messages that were taken out of the store have none.
 
-        ``leaving``: they are put into it before they are removed.
+        ``leaving``: they are added to it before they are removed.
         """
         taken = [item for item in self.items if chosen(*item)]
         if taken:
@@ -186,14 +186,14 @@ class Inbox:
         return [delivery.lease for _, delivery in taken if delivery.leased]
 
     def lies_since(self) -> float | None:
-        """Since when nothing was taken; None if nothing is here that could go back."""
+        """Since when none was taken; None if there is none that could go back."""
         for _, delivery in self.items:
             if delivery.leased:
                 return self.touched
         return None
 
 
-# -- how many more -----------------------------------------------------------------------------------------------------
+# -- how many more: the credit -----------------------------------------------------------------------------------------
 
 
 #: For how long a consumer without a prefetch has work ahead, in seconds.
@@ -212,12 +212,12 @@ FULL = Room(0)
 
 
 class Credit:
-    """Of one channel. ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread."""
+    """The credit of one channel. ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread."""
 
     def __init__(self) -> None:
-        #: Claimed and not handed out yet.
+        #: Messages claimed and not handed out yet.
         self.inbox: Inbox = Inbox()
-        #: Handed out and not settled.
+        #: Messages handed out and not settled.
         self.held = Held()
         #: How many its consumers may hold; 0 is no limit.
         self.prefetch = 0
@@ -225,21 +225,21 @@ class Credit:
         self.can_consume: Callable[[], bool] = self._within_prefetch
         #: A message has waited for that, so each ack wakes the thread that drains.
         self.was_blocked = False
-        #: Messages with acks that were handed out, and how many may be altogether (None: any number).
+        #: How many messages with acks were handed out, and how many may be altogether (None: any number).
         self._handed = 0
-        #: The last one of those: a tag is greater than all before it.
+        #: The last tag of those: a tag is greater than all before it.
         self._last_counted = 0
         self._most_handed: int | None = None
-        #: How many are worth having ahead, and when the last message was handed out.
+        #: How many are worth claiming ahead, and when the last message was handed out.
         self._ahead = 1
         self._handed_at: float | None = None
-        #: Since when less room than is worth a claim is free.
+        #: Since when there is free room, but less than is worth a claim.
         self._free_since: float | None = None
 
     # -- how many more -----------------------------------------------------------------------------------------------
 
     def _within_prefetch(self) -> bool:
-        held = self.held  # what of it counts is :attr:`Held.consumed`, which each message would call
+        held = self.held  # :attr:`Held.consumed` inlined: each message would call it
         return not self.prefetch or len(held.leases) - len(held.got) < self.prefetch
 
     def may_pass(self) -> bool:
@@ -284,7 +284,7 @@ class Credit:
         return len(self.inbox) - self.inbox.with_acks if self.is_bounded else len(self.inbox)
 
     def bounded_room(self, now: float, group_s: float) -> Room:
-        """With acks, where something bounds them."""
+        """The room of consumers with acks, where something bounds them."""
         if not self.can_consume():
             return FULL
         if self._most_handed is not None:
@@ -301,7 +301,7 @@ class Credit:
         return Room(free) if left_s <= 0 else Room(0, left_s)
 
     def limit_slots(self, free: int) -> bool:
-        """No more than ``free`` messages may be had from now on. By the handing thread. Whether room was made."""
+        """Allow ``free`` more messages from now on. By the handing thread. Returns whether room was made."""
         before = self._most_handed
         self._most_handed = self._handed + max(free, 0)
         return before is None or self._most_handed > before
@@ -309,7 +309,7 @@ class Credit:
     # -- a message's way ---------------------------------------------------------------------------------------------
 
     def receive(self, consumer: Subscription, delivery: Delivery, now: float) -> None:
-        """It was claimed."""
+        """Put a claimed message into the inbox."""
         inbox = self.inbox
         if not inbox.items:
             inbox.touched = now
@@ -318,11 +318,11 @@ class Credit:
         self._free_since = None
 
     def hand_out(self, tag: int, lease: Lease | None, now: float) -> None:
-        """The next one leaves the inbox. ``lease``: None if no ack will follow."""
+        """Take the next message out of the inbox. ``lease``: None if no ack will follow."""
         self.inbox.touched = now
         self.inbox.items.popleft()
         if self._handed_at is not None:
-            # From one to the next, waiting included. At most twice as many as before, in case it slows down.
+            # The time from one to the next, with waiting. At most twice as many as before, in case it slows down.
             took_s = max(now - self._handed_at, AHEAD_S / MOST_AHEAD)
             self._ahead = max(1, min(2 * self._ahead, int(AHEAD_S / took_s)))
         self._handed_at = now
@@ -331,8 +331,8 @@ class Credit:
             self._handed, self._last_counted = self._handed + 1, tag
 
     def reclaim(self, tag: int) -> None:
-        """No callback has seen it."""
-        if self.held.withdraw(tag) and tag <= self._last_counted:  # else interrupted before it was counted
+        """Take back a message that no callback has seen."""
+        if self.held.withdraw(tag) and tag <= self._last_counted:  # otherwise interrupted before it was counted
             self._handed -= 1
 
 
@@ -344,7 +344,7 @@ MANY_ACKS = 64
 
 
 class Connected(Protocol):
-    """A channel's connection, as its settler sees it."""
+    """What a settler needs of its channel's connection."""
 
     @property
     def store(self) -> Client: ...
@@ -352,27 +352,27 @@ class Connected(Protocol):
     def now_ms(self) -> int: ...
 
     def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
-        """An ack waits, the ``pending``-th. False if no receiver runs that would settle it."""
+        """Note the ``pending``-th waiting ack. False if no receiver runs that would settle it."""
 
     def on_room(self) -> None:
-        """Room was made, or taken away."""
+        """Note that room was made, or taken away."""
 
 
 class Settling:
-    """Settles what one channel was given. From any thread."""
+    """Settles the messages of one channel. From any thread."""
 
     def __init__(self, connection: Connected, credit: Credit) -> None:
         self._connection = connection
         self._credit = credit
         self._client: Client | None = None
         self._pid = os.getpid()
-        #: The channel is closed: another thread settles what comes now.
+        #: Whether the channel is closed: then another thread settles.
         self.ended = False
 
     @property
     def client(self) -> Client:
-        """What the channel consumed with: stays the same when the connection is lost. Raises ``ForkedError``."""
-        if os.getpid() != self._pid:  # as is_foreign, which each message would call three times
+        """The client that the channel consumed with: stays the same after a lost connection. Raises ``ForkedError``."""
+        if os.getpid() != self._pid:  # ``is_foreign`` inlined: each message would call it three times
             raise ForkedError(
                 "these messages were given to the parent process, which settles them",
                 parent=self._pid,
@@ -390,10 +390,10 @@ class Settling:
     # -- acks --------------------------------------------------------------------------------------------------------
 
     def ack(self, tag: int, lease: Lease) -> None:
-        """It leaves the table, and is settled soon: with others if a receiver runs, else at once.
+        """Take the delivery out of the table, and settle it soon: with others if a receiver runs, else at once.
 
-        ``tag``: in the table, or of one that was handed out without acks. An exception out of a signal handler leaves
-        it noted, or held, to be acknowledged again.
+        ``tag``: one in the table, or one that was handed out without acks. After an exception out of a signal handler
+        the delivery is noted, or held, to be acknowledged again.
         """
         client, credit = self.client, self._credit
         try:
@@ -416,7 +416,7 @@ class Settling:
     # -- at once -----------------------------------------------------------------------------------------------------
 
     def settle(self, lease: Lease, *, requeue: bool, pause_ms: int, reason: str, details: dict[str, Any]) -> None:
-        """Now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if it becomes one."""
+        """Settle now. Raises a ``StoreError``; may be repeated. ``details`` go to the dead letter, if there is one."""
         if requeue:
             due_ms = self._connection.now_ms() + pause_ms if pause_ms else 0
             self.client.requeue([lease], details, due_ms=due_ms)
@@ -424,7 +424,7 @@ class Settling:
             self.client.reject([lease], reason=reason, **details)
 
     def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
-        """Dead-letter what no consumer can handle."""
+        """Dead-letter a message that no consumer can handle."""
         logger.error("dead-lettered message %s of queue %s: %s", delivery.message_id.hex(), delivery.queue, error)
         try:
             self.client.reject([delivery.lease], reason="malformed", error=error, **details)
@@ -432,11 +432,11 @@ class Settling:
             self.client.release_later([delivery.lease])
 
     def note_attempt(self, lease: Lease) -> None:
-        """Whenever it is released, an attempt at it counts."""
+        """Count an attempt at it, whenever it is released."""
         self.client.attempted.add(lease)
 
     def release(self, leases: list[Lease], *, counted: bool) -> None:
-        """At once; if the store does not answer, as soon as it does. Raises a ``StoreError``, once in an outage."""
+        """Release at once; without an answer, as soon as the store answers. Raises a ``StoreError``, once an outage."""
         if not leases:
             return
         client = self.client
@@ -450,7 +450,7 @@ class Settling:
             raise
 
     def release_later(self, leases: list[Lease]) -> None:
-        """By another thread. For a finalizer: never blocks, takes no lock."""
+        """Release in another thread. For a finalizer: never blocks, takes no lock."""
         if not self.is_foreign:
             self.client.release_later(leases)
 
@@ -474,10 +474,10 @@ next_tag: Callable[[], int] = partial(next, count(1))
 class Subscription:
     """One consumer of one queue."""
 
-    #: The caller's, which is its name in its channel only.
+    #: The caller's tag, which is its name in its channel only.
     consumer_tag: str
     queue: str
-    #: Of its channel, as are the next two.
+    #: From its channel, as are the next two.
     credit: Credit
     settler: Settling
     #: Makes the message of a delivery, tag and consumer tag; None if it can't be one.
@@ -486,9 +486,9 @@ class Subscription:
     callback: Callable[[Any], Any]
     #: Called by a drain when the queue was deleted.
     on_cancel: Callable[[Subscription], Any]
-    #: The queue vanishes with its consumers.
+    #: Whether the queue vanishes with its consumers.
     transient: bool
-    #: The queue serves one consumer at a time.
+    #: Whether the queue serves one consumer at a time.
     single: bool = False
     #: The session in whose name the store knows of this consumer.
     session_id: SessionId | None = None
@@ -522,7 +522,7 @@ class QoS(virtual.QoS):
     """Per channel. The base class's table is replaced: it is keyed by the publisher's tag, and its acks go nowhere."""
 
     def __init__(self, credit: Credit, settler: Settling) -> None:
-        # Without the base's finalizer: the client hands everything back at exit, of all channels.
+        # Without the base's finalizer: at exit the client hands back everything, for all channels.
         self._credit = credit
         self._held = credit.held
         self._settler = settler
@@ -583,7 +583,7 @@ class QoS(virtual.QoS):
             self._settler.ack(delivery_tag, lease)
 
     def explain(self, delivery_tag: int, details: dict[str, Any], *, reason: str = "rejected") -> None:
-        """Why a held delivery is about to be rejected, or put back for the last time: for its dead letter.
+        """Note why a held delivery is about to be rejected, or put back for the last time: for its dead letter.
 
         ``reason`` is that of a rejection; one that came back too often has its own.
         """
@@ -598,7 +598,7 @@ class QoS(virtual.QoS):
         self._settle(delivery_tag, requeue=True, pause_ms=pause_ms)
 
     def give_up(self, delivery_tag: int) -> None:
-        """It could not be settled, and no caller will try again: another thread releases it, and the attempt counts."""
+        """Release, counted and by another thread, a delivery that could not be settled and will not be tried again."""
         self.note_attempt(delivery_tag)
         self._abandon(delivery_tag)
         self._held.drop(delivery_tag)
@@ -616,7 +616,7 @@ class QoS(virtual.QoS):
         self._settler.on_room()
 
     def _pop(self, delivery_tag: int) -> None:
-        """There is nothing to settle any more."""
+        """Forget a delivery that is settled."""
         late = delivery_tag in self._held.late
         self._held.drop(delivery_tag)
         if late:
@@ -626,7 +626,7 @@ class QoS(virtual.QoS):
             logger.warning("delivery %r was settled before, or released when its channel closed: ignored", delivery_tag)
 
     def note_attempt(self, delivery_tag: int) -> None:
-        """Its consumer has begun with it, and may never tell how that ended. However it comes back, that counts."""
+        """Note that its consumer has begun, and may never tell how that ended. However it comes back, that counts."""
         lease = self._held.leases.get(delivery_tag)
         if lease is not None:
             self._settler.note_attempt(lease)
@@ -639,7 +639,7 @@ class QoS(virtual.QoS):
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """The channel closes: release, uncounted but for those with an attempt."""
+        """When the channel closes, release all, counted only where there was an attempt."""
         if self._held.leases:
             # Celery's own tests wait for this text.
             logger.info("Restoring %d unacknowledged message(s)", len(self))
@@ -651,7 +651,7 @@ class QoS(virtual.QoS):
             held.pop(tag, None)
         try:
             self._settler.release(list(held.values()), counted=counted)
-        finally:  # else the client keeps them, to hand them back as soon as it can
+        finally:  # otherwise the client keeps them, to hand them back as soon as it can
             for tag in held:
                 self._held.drop(tag)
         self._settler.on_room()
@@ -681,15 +681,15 @@ class QoS(virtual.QoS):
 
 
 class Message(virtual.Message):
-    """What a channel delivers."""
+    """The message that a channel delivers."""
 
     def reject_log_error(
         self, logger: logging.Logger, errors: tuple[type[Exception], ...], requeue: bool = False
     ) -> None:
-        """How Celery rejects: what the store could not do is logged, and the message forgotten.
+        """Reject as Celery does, which logs an error of the store and forgets the message.
 
-        So it would stay leased for as long as its worker lives. Instead another thread releases it, and it comes to be
-        rejected again.
+        So the message would stay leased for as long as its worker lives. Instead another thread releases it, and it
+        comes back to be rejected again.
         """
         super().reject_log_error(logger, errors, requeue=requeue)
         if not self.acknowledged:

@@ -1,25 +1,25 @@
-"""How a Celery worker and the transport share a message: the worker's options, its request, its hold, and its end.
+"""How a Celery worker and the transport share a message: the worker's options, its requests, how it joins, and its end.
 
-Options of celery-fdb on tasks that don't have them: Celery makes attributes of those, and nothing reads them. A task
-has the options of its class, which ``celery_fdb.install(app)`` sees to. Without it nothing of ``celery_fdb`` is loaded,
-so the transport looks when a worker has started, and the doctor does when it is given an app.
+Celery makes attributes of celery-fdb's options on tasks that don't have them, and nothing reads those. A task
+has the options of its class, which ``celery_fdb.install(app)`` sees to. Without it nothing of ``celery_fdb`` is loaded.
+So the transport checks when a worker has started, and the doctor does when it is given an app.
 
-What goes wrong with a task while no callback of its consumer is on the stack (guarantee POISON-ENDS). Of a task's
-message Celery makes a *request*, and goes on with it later: when its ETA has come, when a place in the pool is free,
-when a child tells how it ended. An exception there has no message to it any more. From the pool's semaphore it ends the
-worker. From a timer or a callback of the pool it is logged, and the message stays leased and takes one of the worker's
-places for as long as the worker lives; a few of them, and it consumes nothing. What raises is a result backend that
-can't store under such an id, or an object too deep to be pickled for the child.
+Errors in a task while no callback of its consumer is on the stack (guarantee POISON-ENDS). Celery makes a *request* of
+a task's message, and goes on with it later: when its ETA has come, when a place in the pool is free, when a child tells
+how it ended. An exception there has no message to it any more. From the pool's semaphore it ends the worker. From a
+timer or a callback of the pool it is logged, and the message stays leased and takes one of the worker's places for as
+long as the worker lives; a few of them, and it consumes nothing. The causes are a result backend that can't store under
+such an id, or an object too deep to be pickled for the child.
 
 So what Celery calls there is wrapped, once for each class of requests (Celery makes one for each task): the message
-goes back as one that was tried, as in ``poison.py``. Errors of the connection pass, and so does what is raised after
-the message was settled. A task that is over is not run again because of what was raised after its end, by its own
-``on_failure`` or by Celery, which raises a task's ``MemoryError`` on: its message is settled as that of a failed task.
-It is over once its result is stored, or if none is to be.
+goes back as an attempt, as in ``poison.py``. Errors of the connection pass, and so do errors after the message was
+settled. A task that is over is not run again because of an error after its end, raised by its own ``on_failure`` or by
+Celery, which raises a task's ``MemoryError`` again: its message is settled as that of a failed task. A task is over
+once its result is stored, or if none is to be.
 
-In a pool of threads or greenlets what the tracer of the task raises is lost: it does so when it can store
-neither the result nor the failure. There the request is told of it, as prefork's parent tells it: it has failed. If it
-was an error of the connection, another attempt may do better, and the message goes back.
+In a pool of threads or greenlets an exception from the task's tracer is lost: it raises when it can store neither the
+result nor the failure. There the request is told that it has failed, as prefork's parent tells it. After an error of
+the connection another attempt may do better, and the message goes back.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from kombu_fdb.transport.poison import give_back, mend
 
 OPTIONS = ("fair_key", "max_in_flight", "rate_limit_key", "dedup_id", "dedup_window", "dead_letter", "backoff")
 PACKAGE = "celery_fdb."
-#: The setting, and the worker's step that ``celery_fdb.tasks.failures.install`` adds, which sees to it.
+#: The setting; ``celery_fdb.tasks.failures.install`` adds the worker's step that sees to it.
 SETTING = "fdb_dead_letter_failures"
 SEES_TO_FAILURES = "celery_fdb.tasks.failures"
 
 
 def without_effect(app: Any, *, load: bool = False) -> list[str]:
-    """The tasks of a Celery app with options that nothing heeds, and its setting if that is so.
+    """The tasks of a Celery app whose options have no effect, and its setting if that has none.
 
-    ``load``: of all tasks that a worker would load. Raises what their modules raise.
+    ``load``: for all tasks that a worker would load. Raises what their modules raise.
     """
     if load:
         app.loader.import_default_modules()
@@ -67,7 +67,7 @@ def without_effect(app: Any, *, load: bool = False) -> list[str]:
 
 
 def _given(task: type) -> Iterator[str]:
-    """Options that a task's class has, and none of its bases is for."""
+    """Options that a task's class has, and none of its bases reads."""
     ours = [base for base in task.__mro__ if base.__module__.startswith(PACKAGE)]
     for name in OPTIONS:
         value = inspect.getattr_static(task, name, None)
@@ -79,7 +79,7 @@ def _given(task: type) -> Iterator[str]:
 
 
 def warn(app: Any) -> None:
-    """In the log of a worker that starts."""
+    """Log it when a worker starts."""
     found = without_effect(app)
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
@@ -112,7 +112,7 @@ def receive(request: Any = None, **_: Any) -> None:
 
 
 def _executed(method: Method) -> Method:
-    """What is raised instead has its place in the pool freed, and ends no thread."""
+    """Wrap it so that an exception frees the request's place in the pool, and ends no thread."""
 
     @wraps(method)
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +129,7 @@ def _executed(method: Method) -> Method:
 
 
 def _begun(method: Method) -> Method:
-    """With late acks, an attempt from here on: Celery looks whether a message is ``redelivered`` before it runs it."""
+    """With late acks, note the attempt: before it runs a message, Celery looks whether it is ``redelivered``."""
 
     @wraps(method)
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -141,7 +141,7 @@ def _begun(method: Method) -> Method:
 
 
 def _ended(method: Method) -> Method:
-    """Told by the pool how it ended."""
+    """Wrap what the pool calls at the end of a request."""
 
     @wraps(method)
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +169,7 @@ def _is_over(request: Any, error: Exception) -> bool:
 
 
 def _settle(request: Any, *, timed_out: bool) -> None:
-    """As Celery settles a failed task with late acks. Since 5.7 it has an option for each way to fail."""
+    """Settle as Celery settles a failed task with late acks. Since 5.7 it has an option for each way to fail."""
     option = "acks_on_timeout" if timed_out else "acks_on_failure"
     if getattr(request.task, option, request.task.acks_on_failure_or_timeout):
         request.acknowledge()
@@ -178,7 +178,7 @@ def _settle(request: Any, *, timed_out: bool) -> None:
 
 
 def guard_pool(pool: Any) -> None:
-    """Of threads or greenlets: a child of prefork is heard in any case. For Celery's signal ``worker_ready``."""
+    """Guard a pool of threads or greenlets: prefork always hears its child. For Celery's signal ``worker_ready``."""
     if pool is not None and not hasattr(getattr(pool, "_pool", None), "_result_handler"):
         pool.on_apply = _heard(pool.on_apply)
 
@@ -213,7 +213,7 @@ def _end(request: Any, error: Exception) -> None:
 
 
 def _is_ours(request: Any) -> bool:
-    """The worker may consume from another broker's connection too."""
+    """Whether it is from this transport: the worker may also consume from another broker's connection."""
     return hasattr(request.message.channel.qos, "holds")
 
 
@@ -252,7 +252,7 @@ def join_workers(driver_type: str) -> None:
 
 
 def see_to_the_worker(sender: Any, **_: Any) -> None:
-    """The worker is about to consume."""
+    """For the signal that the worker is about to consume."""
     guard_pool(sender.pool)
     read_results_to_the_end(sender)
     warn(sender.app)
@@ -262,7 +262,7 @@ def read_results_to_the_end(sender: Any) -> None:
     """Let a prefork pool that ends read what its children say for as long as one of them lives.
 
     Celery (5.7, ``asynpool.ResultHandler.on_stop_not_started``) stops reading once it knows of no request under way,
-    and it forgets those whose start it has not read yet. A parent that waited for its store has not. Billiard's child
+    and forgets those whose start it has not read yet, as a parent that waited for its store has not. Billiard's child
     then waits 30 seconds for its result to be read (``billiard.pool.Worker._ensure_messages_consumed``), and the
     parent for the child: as long as Kubernetes waits before it kills.
     """
