@@ -1,11 +1,10 @@
-"""The values of the store: what stands in a record, a lease and the small JSON ones, and how a payload is cut.
+"""The values of the store: records, leases and the small JSON values, and how payloads are cut and taken apart.
 
 A record is a fixed head, the fairness key, the task's id, optional extras (JSON: time to run, priority, deaths)
 and, if the payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no
 second round trip; larger ones are cut into chunks of their own, so that requeueing, leasing and promoting move a few
-dozen bytes instead of megabytes.
-
-The head's redelivery count stands at a fixed offset: a message that comes back is patched, not decoded and encoded.
+dozen bytes instead of megabytes. The head's redelivery count stands at a fixed offset: a message that comes back is
+patched, not decoded and encoded.
 
 **What every version keeps.** A record of a newer version begins with its number, up to :data:`LAST_VERSION`, and its
 head, key and task id stand where they do here; a lease begins with its number, and with queue and place as here. So an
@@ -21,12 +20,12 @@ process reads.
 Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
 such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. Unreadable
 settings hand out nothing: a queue whose control is unreadable, or a newer version's, is paused, and so is a key whose
-limits are. A pause that an operator has asked for must not end because a field was added to it; and a version that can
-read it, or sets it anew, goes on. Numbers that an older celery-fdb let in, and that are out of range now
-(``ranges.py``), are read as the nearest value in range.
+limits are. A pause that an operator has asked for must not end because a field was added to it. It ends when the
+settings are set anew, or for a version that can read them. Numbers that an older celery-fdb let in, and that are out of
+range now (``ranges.py``), are read as the nearest value in range.
 
 A kombu message's payload is ``version (1 byte), length of meta (4 bytes), meta (JSON list), body``.
-``transport/envelope.py`` reads and writes all of it; tools that look into queues only need the task.
+``transport/envelope.py`` reads and writes all of it; tools that look into queues only need its headers and its way.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ CHUNK_BYTES = 90_000
 
 RECORD_VERSION = 2
 LEASE_VERSION = 1
-#: Of records and leases to come: no text begins with such a byte, so none is taken for one.
+#: The versions of records and leases to come: no text begins with such a byte, so none is taken for one.
 LAST_VERSION = 31
-#: The advice on what was written by a newer version.
+#: The advice on what a newer version wrote.
 UPGRADE = "Upgrade celery-fdb in this process."
 #: version, redeliveries, chunks; lengths of key, task id, extras, payload; published_ms, expires_ms, message id
 _HEAD = struct.Struct(">BHHHBIIQQ16s")
@@ -74,7 +73,7 @@ _MOMENT = struct.Struct(">Q")
 _SIZE = struct.Struct(">I")
 _SIZE_AT = struct.calcsize(">BHHHBI")
 _PUBLISHED_AT = struct.calcsize(">BHHHBII")
-#: The most that version 1 can count. Later versions have one bit less: it says whether a consumer has had the message.
+#: The highest count of version 1. Later versions have one bit less: it says whether a consumer has had the message.
 _MOST_REDELIVERIES = 0xFFFF
 _SEEN = 0x8000
 _NO_CONTROL = QueueControl()
@@ -91,10 +90,13 @@ COUNT_BYTES = 8
 ROUND_BYTES = 8
 
 
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
 class Record(NamedTuple):
     """A stored message. ``payload`` is empty if it stands in ``chunks`` values of its own.
 
-    ``published_ms``: since when it waits; of one that was delayed, the moment it was due.
+    ``published_ms``: since when it waits; for one that was delayed, the moment it was due.
     """
 
     message_id: bytes
@@ -108,11 +110,11 @@ class Record(NamedTuple):
     key: str = ""
     ttr_ms: int = 0
     task_id: str = ""
-    #: A dead letter waits in the order of the deaths: the priority that it had, and has again when it is replayed.
+    #: The priority of a dead letter before its death, and after its replay: it waits in the order of the deaths.
     priority: int = NO_PRIORITY
     #: None: as it was published.
     way: Way | None = None
-    #: A consumer has had it before, whether that counted or not.
+    #: Whether a consumer has had it before, counted or not.
     seen: bool = False
 
     @classmethod
@@ -130,7 +132,7 @@ class Record(NamedTuple):
         task_id: str = "",
         priority: int = NO_PRIORITY,
     ) -> Record:
-        """Of a whole payload, which it carries until it is stored."""
+        """The record with a whole payload, which it carries until it is stored."""
         size = len(payload)
         chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
         return cls(
@@ -178,7 +180,7 @@ class Record(NamedTuple):
 
 
 def chunks_of(payload: bytes) -> list[bytes]:
-    """The pieces a large payload is stored in; none if it goes into the record."""
+    """The pieces in which a large payload is stored; none if it goes into the record."""
     if len(payload) <= INLINE_BYTES:
         return []
     return [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
@@ -252,7 +254,7 @@ def is_newer(value: bytes) -> bool:
 
 
 def outline_of(value: bytes) -> Record:
-    """The record; of a newer version's, what every version keeps: all but payload, history, priority and time to run.
+    """The record; for a newer version's, what every version keeps: all but payload, history, priority and time to run.
 
     Raises ``FormatError``.
     """
@@ -304,16 +306,16 @@ def expires_ms_of(value: bytes) -> int:
 
 
 def names_of(value: bytes) -> tuple[str, str]:
-    """The fairness key of a record and the id of its task; "" for one that it has not, or if it can't be read."""
+    """The fairness key of a record and the id of its task; "" for an absent one, or if it can't be read."""
     record = read_or(None, outline_of, value)
     return ("", "") if record is None else (record.key, record.task_id)
 
 
 def size_of(*values: bytes) -> int:
-    """The payloads' size as records tell it; of unreadable bytes, their own. The same at each step of a message."""
+    """The payloads' size as the records say; for unreadable bytes, their own. The same at each step of a message."""
     total = 0
     for value in values:
-        # As _has_head, which each message would call.
+        # ``_has_head`` inlined: each message would call it.
         known = len(value) >= _HEAD_BYTES and 0 < value[0] <= RECORD_VERSION
         total += _SIZE.unpack_from(value, _SIZE_AT)[0] if known or _has_head(value) else len(value)
     return total
@@ -327,7 +329,7 @@ def published_at(value: bytes, default: int) -> int:
 
 
 def due_from(value: bytes, due_ms: int) -> bytes:
-    """The same record, whose waiting began when its delay ended; unreadable bytes stay as they are."""
+    """The same record, waiting since the end of its delay; unreadable bytes stay as they are."""
     if not _has_head(value):
         return value
     return value[:_PUBLISHED_AT] + _MOMENT.pack(due_ms) + value[_PUBLISHED_AT + _MOMENT.size :]
@@ -353,8 +355,11 @@ def seen(value: bytes) -> bytes:
     return head + value[len(head) :]
 
 
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+
 def encode_lease(queue: str, place: Place, record: bytes) -> bytes:
-    """What is needed to put the message back where it was."""
+    """All that is needed to put the message back where it was."""
     name = queue.encode()
     return _LEASE_HEAD.pack(LEASE_VERSION, len(name), len(place)) + name + place + record
 
@@ -365,7 +370,7 @@ def head_of_lease(value: bytes) -> tuple[str, Place]:
 
 
 def decode_lease(value: bytes, *, newer: bool = False) -> tuple[str, Place, bytes]:
-    """Queue, place, record. Raises ``FormatError``, also for a ``newer`` version's unless that will do."""
+    """Queue, place, record. Raises ``FormatError``, also for a newer version's unless ``newer``."""
     try:
         version, name_length, place_length = _LEASE_HEAD.unpack_from(value)
     except struct.error as error:
@@ -382,8 +387,11 @@ def decode_lease(value: bytes, *, newer: bool = False) -> tuple[str, Place, byte
     return queue, place, value[end:]
 
 
+# -- counters ----------------------------------------------------------------------------------------------------------
+
+
 def encode_amount(messages: int, size: int) -> int:
-    """What an atomic add of :data:`AMOUNT_BYTES` adds to count so many messages of so many bytes together."""
+    """The operand of an atomic add of :data:`AMOUNT_BYTES` that counts these messages and bytes together."""
     return (size << 64) + messages
 
 
@@ -403,6 +411,9 @@ def decode_round(value: bytes | None) -> int:
     """A round of the fair ring, or a tenant's pace; 0 if it can't be read."""
     round_ = int.from_bytes(value or b"", "big") if len(value or b"") <= ROUND_BYTES else 0
     return round_ if round_ <= MOST_ROUNDS else 0
+
+
+# -- JSON: limits and controls -----------------------------------------------------------------------------------------
 
 
 def encode_json(value: Any) -> bytes:
@@ -460,7 +471,7 @@ def encode_control(control: QueueControl) -> bytes:
 
 
 def decode_control(value: bytes | None) -> QueueControl:
-    """The defaults if there is none. Raises ``FormatError``."""
+    """The control; the defaults if there is none. Raises ``FormatError``."""
     if value is None:
         return _NO_CONTROL
     fields = decode_json(value)
@@ -478,7 +489,7 @@ def _unreadable_control(value: bytes) -> FormatError:
 
 
 def control_of(value: bytes | None) -> QueueControl:
-    """How the queue is worked on; if it can't be read, not at all."""
+    """The queue's control; a paused one if it can't be read."""
     return read_or(_UNREADABLE, decode_control, value)
 
 
@@ -486,18 +497,18 @@ T = TypeVar("T")
 
 
 def _typed(kind: type[T], fields: Any) -> T:
-    """A dataclass whose fields have the types they should have. Raises ``FormatError``."""
+    """A dataclass, checked for the types of its fields. Raises ``FormatError``."""
     types = _TYPES[kind]
     if not isinstance(fields, dict) or not all(isinstance(each, types.get(name, ())) for name, each in fields.items()):
         raise FormatError(f"unreadable {kind.__name__}", value=str(fields)[:80])
     try:
         return kind(**fields)
-    except TypeError as error:  # one is missing
+    except TypeError as error:  # a field is missing
         raise FormatError(f"unreadable {kind.__name__}", value=str(fields)[:80]) from error
 
 
 def _types(kind: type) -> Mapping[str, Any]:
-    """What each field may be an instance of; a whole number is a number."""
+    """The types that each field accepts; a whole number is a number."""
     hints = get_type_hints(kind)
     return {
         name: hint | int if float in get_args(hint) else get_origin(hint) if get_origin(hint) in (dict, tuple) else hint
@@ -508,10 +519,13 @@ def _types(kind: type) -> Mapping[str, Any]:
 _TYPES: Mapping[type, Mapping[str, Any]] = {kind: _types(kind) for kind in (Death, KeyLimits, QueueControl)}
 
 
-def _encode_extras(record: Record) -> bytes:
-    """A list of deaths. In front of them the time to run, if there is one or a priority; the priority, if any; the way.
+# -- a record's extras -------------------------------------------------------------------------------------------------
 
-    Without the facts of version 2, the list is as version 1 had it.
+
+def _encode_extras(record: Record) -> bytes:
+    """The deaths, after the time to run if there is one or a priority; the priority, if any; the way.
+
+    Without the facts of version 2, the list is that of version 1.
     """
     numbers = [record.ttr_ms, record.priority] if record.priority else [record.ttr_ms] if record.ttr_ms else []
     way = [] if record.way is None else [record.way]
@@ -540,7 +554,7 @@ def _decode_extras(value: bytes) -> tuple[tuple[Death, ...], int, int, Way | Non
 
 
 def way_of(fields: Any) -> Way:
-    """From a list of two texts. Raises ``FormatError``."""
+    """The way in a list of two texts. Raises ``FormatError``."""
     if not isinstance(fields, list) or [type(each) for each in fields] != [str, str]:
         raise FormatError("unreadable way of a message", value=str(fields)[:80])
     return Way(*fields)
@@ -557,15 +571,18 @@ def _death(entry: Any) -> Death:
     return death
 
 
-#: The header of a task that waits to be retried: its failed attempts, with time and error
+# -- kombu's payloads --------------------------------------------------------------------------------------------------
+
+
+#: The header of a task that waits to be retried, with time and error of each failed attempt
 #: (``celery_fdb/tasks/failures.py``).
 ATTEMPTS = "fdb_attempts"
 
-#: An older process that meets another number dead-letters the message: a change of this number raises the record's as
-#: well (``keyspace/codec.py``), so that the message is kept for a newer process.
+#: An older process that meets another number dead-letters the message, so a change of this number raises the record's
+#: as well, and the message is kept for a newer process.
 PAYLOAD_VERSION = 1
 PAYLOAD_HEAD = struct.Struct(">BI")
-#: Where it stands in meta: content type, content encoding, headers, properties, exchange, routing key.
+#: The fields of meta: content type, content encoding, headers, properties, exchange, routing key.
 _HEADERS = 2
 _EXCHANGE = 4
 
@@ -584,7 +601,7 @@ def published_by(payload: bytes) -> Way | None:
 
 
 def _meta(payload: bytes) -> list[Any]:
-    """Empty if the payload is no kombu message."""
+    """The meta list; empty if the payload is no kombu message."""
     try:
         version, length = PAYLOAD_HEAD.unpack_from(payload)
         meta = json.loads(payload[PAYLOAD_HEAD.size : PAYLOAD_HEAD.size + length]) if version == PAYLOAD_VERSION else []

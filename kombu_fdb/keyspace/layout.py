@@ -89,7 +89,7 @@ BYTES_CODE = b"\x01"
 TEXT_CODE = b"\x02"
 INT_ZERO = 0x14
 STAMP_CODE = b"\x33"
-#: From here on FoundationDB's binding writes another form.
+#: FoundationDB's binding writes integers from here on in another form.
 _NO_INT = 2**64 - 1
 #: Length of a packed versionstamp without its code.
 STAMP_BYTES = 12
@@ -111,14 +111,14 @@ def _pack_element(element: Element) -> bytes:
 
 
 def pack_text(text: str) -> bytes:
-    """As :func:`pack`, for a single text."""
+    """:func:`pack` for a single text."""
     if not isinstance(text, str):
         raise _no_text(text)
     return _pack_text(text)
 
 
 def pack_fresh(text: str) -> bytes:
-    """As :func:`pack_text`, for a text that is unlikely to come again: a task's id."""
+    """:func:`pack_text` for a text that is unlikely to come again: a task's id."""
     if not isinstance(text, str):
         raise _no_text(text)
     try:
@@ -166,7 +166,7 @@ def unpack(packed: bytes) -> tuple[Element, ...]:
 
 
 def unpack_as(packed: bytes, *types: type) -> tuple[Any, ...]:
-    """Decode elements of exactly these types (of a versionstamp: bytes). Raises ``FormatError``."""
+    """Decode elements of exactly these types (a versionstamp: bytes). Raises ``FormatError``."""
     elements = unpack(packed)
     if [type(each) for each in elements] != [*types]:
         raise FormatError("unreadable key", key=packed[:200])
@@ -207,12 +207,12 @@ D = TypeVar("D")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Raised by one whenever a key or a value changes its meaning.
+#: The format version: raised by one whenever a key or a value changes its meaning.
 FORMAT_VERSION = 1
 
 Range = tuple[bytes, bytes]
 
-#: Before the place of a message without a key that was leased from a fair queue: the key "" is counted there like others.
+#: Before the place of a message without a key, leased from a fair queue, where the key "" is counted like others.
 NO_KEY = pack("")
 
 #: Arrivals are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
@@ -221,11 +221,11 @@ BUCKETS = 256
 #: Where the last byte of a rank stands in a place: behind it come a stamp's code and 12 bytes.
 RANK_FROM_END = 14
 
-#: Instead of a rank, for the prefix of all of them.
+#: Stands for a rank in the prefix of all ranks.
 EVERY_RANK = Rank(b"")
-#: Ranks are one packed integer each.
+#: The packed ranks, one integer each.
 _RANKS = [Rank(pack_int(URGENT - priority)) for priority in range(URGENT + 1)]
-#: Behind a rank: a stamp and its code.
+#: The bytes behind a rank: a stamp and its code.
 _PACKED_RANKS: dict[bytes, Rank] = {rank: rank for rank in _RANKS}
 #: Tags of ranges in which messages wait.
 _OF_MESSAGES = frozenset({"ready", "keyed", "delayed"})
@@ -246,11 +246,11 @@ class Keyspace:
         self.alarm = self._key("alarm")
         self._tasks = self._key("task")
         self.items: Callable[[str, str, Rank], bytes] = lru_cache(4096)(self._items)  # the cache knows no types
-        #: By queue. Prefix; append a place.
+        #: Prefix of a queue's ready messages; append a place.
         self.ready = self._cached("ready")
-        #: Prefix; append a place that begins with a key.
+        #: Prefix of its messages with keys; append a place that begins with a key.
         self.keyed = self._cached("keyed")
-        #: Prefix; append due_ms, rank and stamp.
+        #: Prefix of its delayed messages; append due_ms, rank and stamp.
         self.delayed = self._cached("delayed")
         self.bell = self._cached("bell")
         self.waiting = self._cached("waiting")
@@ -307,11 +307,11 @@ class Keyspace:
         return (self.keyed(queue) if suffix.startswith(TEXT_CODE) else self.ready(queue)) + suffix
 
     def ready_prefix(self, queue: str, priority: int) -> bytes:
-        """Followed by a stamp: where a new message goes. Includes the stamp's code."""
+        """The prefix of a new message, with the stamp's code; append a stamp."""
         return self.ready(queue) + _RANKS[priority] + STAMP_CODE
 
     def delayed_prefix(self, queue: str, due_ms: int, rank: Rank) -> bytes:
-        """Followed by a stamp. Includes the stamp's code."""
+        """The prefix of a new delayed message, with the stamp's code; append a stamp."""
         return self.delayed(queue) + pack_int(due_ms) + rank + STAMP_CODE
 
     def delayed_until(self, queue: str, now_ms: int) -> Range:
@@ -421,7 +421,7 @@ class Keyspace:
         return range_of(self._key("todo", queue, "door"))
 
     def arrivals_from(self, queue: str, bucket: int) -> bytes:
-        """Where the arrivals of a bucket begin."""
+        """The first key of a bucket's arrivals."""
         return self._key("todo", queue, "door", bucket)
 
     def arrival(self, queue: str, key: str, rank: Rank) -> bytes:
@@ -450,7 +450,7 @@ class Keyspace:
 
     @staticmethod
     def ring_suffix(rank: Rank, round_: int, stamp: Stamp, key: str) -> bytes:
-        """What stands behind the ring's prefix."""
+        """The part of a ring entry's key behind the ring's prefix."""
         return rank + pack_int(round_) + pack_stamp(stamp) + pack_text(key)
 
     def split_ring(self, queue: str, entry: bytes) -> tuple[Rank, int, Stamp, str]:
@@ -619,11 +619,11 @@ class Keyspace:
         return self._key("aside", duty, subject)
 
     def newer(self, kind: str, version: int, queue: str, place: Place) -> bytes:
-        """Where a record or lease of that version is kept until a process can read it. ``place``: of its message."""
+        """Where a record or lease of that version is kept until a process can read it. ``place``: its message's."""
         return self._key("newer", kind, version, queue) + place
 
     def newer_until(self, kind: str, version: int) -> Range:
-        """All of that kind that a process can read that knows ``version``."""
+        """All kept rows of that kind that a process which knows ``version`` can read."""
         prefix = self._key("newer", kind)
         return prefix, prefix + pack_int(version + 1)
 
@@ -641,16 +641,16 @@ class Keyspace:
         return unpack(key[len(self.prefix) :])
 
     def split(self, key: bytes, *types: type) -> tuple[Any, ...]:
-        """The elements behind the tag, which have to be of these types. Raises ``FormatError``."""
+        """The elements behind the tag, which must be of these types. Raises ``FormatError``."""
         return unpack_as(key[len(self.prefix) :], str, *types)[1:]
 
     def read(self, rows: Iterable[tuple[bytes, bytes]], *types: type) -> Iterator[tuple[tuple[Any, ...], bytes]]:
-        """The elements behind each row's tag, and its value; rows that have others are skipped."""
+        """The elements behind each row's tag, and its value; rows with other types are skipped."""
         return readable(rows, lambda key: self.split(key, *types))
 
 
 def readable(rows: Iterable[tuple[bytes, bytes]], split: Callable[[bytes], T]) -> Iterator[tuple[T, bytes]]:
-    """What ``split`` makes of each row's key, and its value. Rows whose keys can't be read are skipped."""
+    """The result of ``split`` for each row's key, and its value. Rows whose keys can't be read are skipped."""
     for key, value in rows:
         try:
             found = split(key)
@@ -660,7 +660,7 @@ def readable(rows: Iterable[tuple[bytes, bytes]], split: Callable[[bytes], T]) -
 
 
 def read_or(otherwise: D, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | D:
-    """What ``read`` returns; ``otherwise`` for what can't be read (``FormatError``)."""
+    """The result of ``read``; ``otherwise`` if it raises ``FormatError``."""
     try:
         return read(*args, **kwargs)
     except FormatError:
@@ -673,7 +673,7 @@ def has_key(place: Place) -> bool:
 
 
 def counted(place: Place) -> Place:
-    """The place of a message that is to be counted among those of its key, which may be ""."""
+    """The place, marked so that the message is counted among those of its key, which may be ""."""
     return place if has_key(place) else Place(NO_KEY + place)
 
 
@@ -692,7 +692,7 @@ def split_place(place: Place) -> tuple[str, Rank]:
 
 @lru_cache(4096)
 def _subqueue_of(packed: bytes) -> tuple[str, Rank]:
-    """A place without its stamp. Cached, as each step of a message asks for it."""
+    """The sub-queue of a place without its stamp. Cached, as each step of a message asks for it."""
     alone = _PACKED_RANKS.get(packed)
     if alone is not None:
         return "", alone
