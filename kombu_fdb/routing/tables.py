@@ -1,24 +1,21 @@
 """Routing: from an exchange and a routing key to queues, by tables that are read again when their epoch moves.
 
-Patterns: which routing keys a binding matches. Pure functions. Rules:
-https://www.rabbitmq.com/tutorials/amqp-concepts#exchanges.
+Patterns. Which routing keys a binding matches (https://www.rabbitmq.com/tutorials/amqp-concepts#exchanges):
 
 * direct: the keys are equal.
 * fanout: always.
 * topic: words separated by dots; in the binding ``*`` stands for exactly one word, ``#`` for any number, including
   none.
 
-Tables: what one process knows of exchanges, bindings and declarations.
-
-Exchanges and their bindings are cached per exchange, under the exchange's epoch: a key that every change of that
+Tables. A process caches each exchange with its bindings, under the exchange's epoch: a key that every change of that
 exchange sets to its versionstamp. A publish to a named exchange reads the epoch in its transaction, as a conflict, and
 reloads the exchange if the epoch has changed. So a binding counts exactly from the commit that makes it to the one that
 removes it: a client that binds its reply queue and then sends its request gets every answer, and no message comes to a
 queue that was deleted before it. A burst of short-lived reply queues reloads only their own exchange.
 
-Bindings are matched once for each routing key, and before the transaction (:meth:`RoutingTables.prepare`) by the tables
-that this process has: even very many bindings take no time from a transaction. If the tables turn out to have changed,
-they are matched inside it, and its next attempt finds the result.
+Bindings are matched once for each routing key, and before the transaction (:meth:`RoutingTables.prepare`), by the
+tables that this process has: even very many bindings take no time from a transaction. If the tables turn out to have
+changed, they are matched inside it, and its next attempt finds the result.
 
 Declarations of queues are cached for a second: the arguments a publish needs (time to live, limits) change rarely, and
 the most frequent publish, to a queue through the default exchange, should read nothing.
@@ -62,7 +59,7 @@ def _words(key: str) -> tuple[str, ...]:
 
 @lru_cache(4096)
 def _parts(binding: str) -> tuple[tuple[str, ...], ...]:
-    """The words between the ``#`` of a binding; of several ``#`` in a row, one counts."""
+    """The words between the ``#`` of a binding; several ``#`` in a row count as one."""
     parts: list[list[str]] = [[]]
     hashes = 0
     for word in _words(binding):
@@ -109,14 +106,14 @@ V = TypeVar("V")
 
 #: How long a declaration is believed, in seconds.
 DECLARATION_AGE_S = 1.0
-#: Declarations remembered at most; reply queues come and go.
+#: How many declarations are remembered; reply queues come and go.
 MOST_DECLARATIONS = 10_000
-#: Exchanges remembered at most, with their bindings.
+#: How many exchanges are remembered, with their bindings.
 MOST_EXCHANGES = 1_000
-#: Routing keys remembered at most for an exchange; there are those with a key for each message.
+#: How many routing keys are remembered for an exchange; some applications use one for each message.
 MOST_ROUTES = 1_000
-#: What lives no longer than this is soon gone: Celery's remote control gives its messages so long, an ``rpc://`` result
-#: a day.
+#: Messages that expire within this time are soon gone: Celery's remote control gives its messages as long, an
+#: ``rpc://`` result a day.
 SOON_MS = 300_000
 #: Arguments that are used in arithmetic.
 _WHOLE_NUMBERS = (
@@ -190,7 +187,7 @@ class QueueDeclaration:
             raise FormatError("unreadable arguments of a queue", queue=name, arguments=str(arguments)[:80])
         return cls(name, *fields)
 
-    # Read for each message, hence kept.
+    # Read for each message, hence cached.
 
     @cached_property
     def message_ttl_ms(self) -> int | None:
@@ -199,7 +196,7 @@ class QueueDeclaration:
 
     @cached_property
     def empties_itself(self) -> bool:
-        """It and its messages expire soon, as those of Celery's remote control and events do."""
+        """Whether it and its messages expire soon, as those of Celery's remote control and events do."""
         return "x-expires" in self.arguments and self._given("x-message-ttl", SOON_MS + 1) <= SOON_MS
 
     @cached_property
@@ -259,7 +256,7 @@ def _fields(value: bytes, *types: type) -> list[Any]:
 
 
 def declared_as(name: str, value: bytes | None) -> QueueDeclaration | None:
-    """What the queue is declared as; None also if that can't be read, so that no work stops for it."""
+    """The queue's declaration; None also if that can't be read, so that no work stops for it."""
     return None if value is None else read_or(None, QueueDeclaration.decode, name, value)
 
 
@@ -276,7 +273,7 @@ class _Loaded:
         """The queues a message reaches, each once."""
         kind = "direct" if self.exchange is None else self.exchange.type
         if kind == "fanout":
-            routing_key = ""  # all reach the same
+            routing_key = ""  # all keys reach the same queues
         queues = self.routes.get(routing_key)
         if queues is None:
             reached = (queue for key, queue in self.bindings if matches(kind, key, routing_key))
@@ -289,7 +286,7 @@ class _Loaded:
 def _go_on(
     loaded: Mapping[str, _Loaded], tried: Mapping[tuple[str, str], list[str]]
 ) -> dict[tuple[str, str], list[str]]:
-    """Where messages that reached no queue are tried next: by address, the exchanges so far, and the next one."""
+    """Where to try messages that reached no queue: by address, the exchanges so far, and the next one."""
     following = {}
     for address, names in tried.items():
         exchange = loaded[names[-1]].exchange
@@ -314,21 +311,21 @@ class RoutingTables:
     def route(self, tr: Transaction, exchange: str, routing_key: str) -> list[str]:
         """The queues a message reaches, each once. Raises ``ExchangeNotFound``, and ``FormatError``.
 
-        One that reaches none goes on to the alternate exchange, if that is there, and was not tried before.
+        A message that reaches none goes on to the alternate exchange, if that exists and was not tried before.
         """
         return self.routes(tr, [(exchange, routing_key)])[0]
 
     def routes(self, tr: Transaction, addresses: Sequence[tuple[str, str]]) -> list[list[str]]:
-        """The same for several exchanges and routing keys, in their order.
+        """:meth:`route` for several exchanges and routing keys, in their order.
 
-        If no exchange has changed, in one round trip, and one for each alternate exchange in a row.
+        One round trip if no exchange has changed, and one more for each alternate exchange in a row.
         """
         return [*map(self._routes(tr, dict.fromkeys(addresses)).__getitem__, addresses)]
 
     def reached(
         self, tr: Transaction, publications: Sequence[Publication]
     ) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
-        """The queues of each, as of :meth:`routes`, and what all of these are declared as, as of :meth:`queues`."""
+        """The queues of each publication, as by :meth:`routes`, and the declarations of all of these queues."""
         now, known = self._clock.monotonic(), self._declarations
         reached: list[list[str]] = []
         declared: dict[str, QueueDeclaration] = {}
@@ -362,7 +359,7 @@ class RoutingTables:
         return reached
 
     def prepare(self, exchange: str, routing_key: str) -> None:
-        """Match now, outside of any transaction, what a publish will ask for, by the tables as they were last read."""
+        """Match now, outside of any transaction, what a publish will ask for, by the tables as last read."""
         loaded = self._loaded.get(exchange)
         if loaded is not None:
             loaded.route(routing_key)
@@ -396,19 +393,19 @@ class RoutingTables:
         return None if value is None else QueueDeclaration.decode(name, value)
 
     def forget_queue(self, name: str) -> None:
-        """Read it again: this process changed it."""
+        """Read the declaration again next time: this process changed it."""
         self._declarations.pop(name, None)
         self._controls.pop(name, None)
 
     def queue(self, tr: Transaction, name: str) -> QueueDeclaration:
-        """What the queue is declared as, as was read up to a second ago; without arguments if it is not declared."""
+        """The queue's declaration, up to a second old; without arguments if it is not declared."""
         known = self._declarations.get(name)
         if known is not None and self._clock.monotonic() - known[0] < DECLARATION_AGE_S:
             return known[1]
         return self.queues(tr, [name])[name]
 
     def queues(self, tr: Transaction, names: Collection[str]) -> dict[str, QueueDeclaration]:
-        """The same of several, in one round trip."""
+        """:meth:`queue` for several, in one round trip."""
 
         def read(asked: list[str]) -> list[QueueDeclaration]:
             values = tr.get_many([self._keys.queue(name) for name in asked], snapshot=True)
@@ -417,7 +414,7 @@ class RoutingTables:
         return self._believed(self._declarations, names, read)
 
     def controls(self, tr: Transaction, queues: Collection[str]) -> dict[str, QueueControl]:
-        """How these queues are worked on; believed as long as a declaration, and read in one round trip."""
+        """The controls of these queues; believed as long as a declaration, and read in one round trip."""
 
         def read(asked: list[str]) -> list[QueueControl]:
             return [*map(control_of, tr.get_many([self._keys.control(queue) for queue in asked], snapshot=True))]
