@@ -1,11 +1,11 @@
 """Secrets in what people may see of a message: headers, properties, errors, tracebacks, arguments of queues.
 
-A value is a secret if its name sounds like one, wherever it stands: in a header, in a dict inside of a header, in a
+A value is a secret if its name sounds like one, wherever it stands: in a header, in a dict inside a header, in a
 text as ``password='x'`` or ``"token": "x"``, in a URL as ``user:x@host``. This protects from looks over a shoulder and
-from screenshots, not from a user who may read the store: a secret that nothing names is not found.
+from screenshots, not from a user who may read the store: a secret without a telling name is not found.
 
 In a text, the value is all that may belong to it: a quoted string, a bracket or a ``repr`` up to its end, and if that
-was cut off, the rest of the text; of a header that carries credentials the rest of the line; else the next word.
+was cut off, the rest of the text; for a header that carries credentials, the rest of the line; else the next word.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _WORDS = (
     *("(?<![a-z])pw(?![a-z])", "(?<![a-z])pass(?![a-z])"),
 )
 _NAME = re.compile("|".join(_WORDS).replace("_?", "[-_ ]?"), re.IGNORECASE)
-#: The parts of each repetition are bounded: a hostile text costs no more than its length.
+#: Each repetition is bounded: a hostile text costs no more than its length.
 _NAMED = re.compile(rf"(?P<name>{_NAME.pattern})[\w-]{{0,40}}\\?[\"']?\]?\s{{0,5}}(?:=>|[:=])\s{{0,5}}", re.IGNORECASE)
 _OF_THE_LINE = re.compile("authorization|cookie", re.IGNORECASE)
 #: Up to the quote that ends the string around it; its own parameters are quoted as well, as in ``realm="x"``.
 _LINE = re.compile(r"(?:=\\?\"[^\"\r\n]{0,2000}\"|=\\?'[^'\r\n]{0,2000}'|[^\r\n\"'])*")
-#: A string as Python, JSON, or JSON inside of a string writes it.
+#: A string as written by Python, JSON, or JSON inside a string.
 _QUOTE = re.compile(r"[bBrRuUfF]{0,2}(\\?[\"'])")
 _PEM = re.compile(r"-----BEGIN[^-]{0,100}-----(?:(?!-----END)[\s\S])*(?:-----END[^-]{0,100}-----)?")
 _WORD = re.compile(r"(?:(?:bearer|basic|digest|token|apikey)\s{1,5})?[^\s&]{1,10000}", re.IGNORECASE)
 _BRACKETS = {"[": "]", "{": "}", "(": ")", "<": ">"}
-#: A bracket, as that of a list; of what a ``repr`` calls or subscribes, with its name: ``User(name='x')``.
+#: A bracket, as that of a list; for a ``repr`` with the name that it calls or subscribes: ``User(name='x')``.
 _CALLED = re.compile(r"[\w.]{0,200}[\[{(]|<")
 _TOKENS = re.compile(r"[bBrRuUfF]{0,2}\\?[\"']|[\[\]{}()<>]")
 
@@ -58,7 +58,7 @@ def masked(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def plain(text: str) -> str:
-    """The text, with each character escaped that ends a line, colours a terminal or turns the direction of writing."""
+    """The text with characters escaped that end a line, colour a terminal or turn the direction of writing."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
@@ -91,7 +91,7 @@ def _end_of_value(text: str, begin: int, *, whole_line: bool) -> int:
 
 
 def _end_of_string(text: str, begin: int, quote: str) -> int:
-    """Behind the closing quote; that of an escaped string is escaped as well."""
+    """The position behind the closing quote; that of an escaped string is escaped as well."""
     at = begin
     while at < len(text):
         if text.startswith(quote, at):
@@ -125,11 +125,11 @@ def _masked_url(found: re.Match[str]) -> str:
         end = len(rest)
     else:
         return found[0]
-    if found["scheme"].lower() in {"http", "https"}:  # tokens stand in the user's place there
+    if found["scheme"].lower() in {"http", "https"}:  # there tokens stand in the user's place
         return f"{found['scheme']}://{MASK}{rest[end:]}"
     return f"{found['scheme']}://{user}:{MASK}{rest[end:]}" if ":" in rest[:end] else found[0]
 
 
 def _is_cut(found: re.Match[str]) -> bool:
-    """Whether the text may have been cut off in it: stored errors and arguments have a maximum length."""
+    """Whether the text may have been cut off inside it: stored errors and arguments have a maximum length."""
     return found.end() == len(found.string) or found["rest"].endswith("...")

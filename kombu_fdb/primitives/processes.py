@@ -1,8 +1,8 @@
 """The processes of this host: which one has a number, and how long it has been busy.
 
 Model. A number alone names no process: it is given again, other machines and containers have it too, and a program that
-takes another one's place (``exec``) keeps it. So a process is identified by its *fingerprint*: a digest of the boot,
-the namespace of the numbers, the number, when the process started, and where its program's stack begins. The same
+replaces another one (``exec``) keeps it. So a process is identified by its *fingerprint*: a digest of the boot, the
+namespace of the numbers, the number, when the process started, and where its program's stack begins. The same
 fingerprint is the same program in the same process. From another container, as another user, or on a system without
 ``/proc``, a process can't be seen.
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 #: In ``/proc/<pid>/stat``, behind the program's name (https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html).
 _USER, _SYSTEM, _START, _STACK = 11, 12, 19, 25
-#: In ``schedstat`` of a thread, in nanoseconds: with a core, waiting for one.
+#: Fields of a thread's ``schedstat``, in nanoseconds: with a core, waiting for one.
 _BUSY = slice(0, 2)
 _DIGEST_BYTES = 16
 
@@ -50,7 +50,7 @@ def see(pid: int) -> Seen | None:
 
 
 def _busy_s(thread: Path) -> float:
-    """0 if the thread has ended, or the kernel does not tell."""
+    """How long the thread was busy; 0 if it has ended, or the kernel does not tell."""
     try:
         return sum(map(int, (thread / "schedstat").read_text().split()[_BUSY])) / 1e9
     except (OSError, ValueError):

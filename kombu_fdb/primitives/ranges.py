@@ -2,8 +2,8 @@
 
 The ranges are those that everything behind the edge can hold, with room to spare: a key's integer (below 2**64 - 1), a
 record's (64 bits), JSON's (2**53 - 1), a thread's wait (292 years), and the dates that people are shown (year 9999).
-So what was let in is stored, read, waited for and shown. Decoders accept more than this where an older celery-fdb let
-more in.
+So every accepted value can be stored, read, waited for and shown. Decoders accept more than this where an older
+celery-fdb let more in.
 
 ===================== ===========================================================================
 moment                wall clock, milliseconds since 1970, up to :data:`LATEST_MS`
@@ -13,8 +13,8 @@ name                  UTF-8 up to :data:`~kombu_fdb.model.LONGEST_NAME` bytes: q
 key, id               UTF-8 up to :data:`~kombu_fdb.model.LONGEST_KEY` or ``LONGEST_TASK_ID`` bytes
 ===================== ===========================================================================
 
-What is out of range is an ``InvalidArgument`` that names the field and what it takes; a text that is too long is a
-``QueueError``, as ever.
+A value out of range is an ``InvalidArgument`` that names the field and what it takes; a text that is too long is a
+``QueueError``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def number(name: str, value: Any, unit: str, *, most: float, least: float = 0) -
 
 
 def _spelled(value: Any) -> float:
-    """Nan if it is not a number."""
+    """The number that it spells; nan if none."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
         return math.nan
     try:
@@ -127,12 +127,12 @@ def number_in(what: str, least: float, most: float, *, fix: str = "") -> Kind:
 
 
 def maybe(kind: Kind) -> Kind:
-    """The same, or None."""
+    """The kind, or None."""
     return Kind(f"{kind.what}, or None", lambda value: value is None or kind.accepts(value), kind.fix)
 
 
 def refused(schema: Mapping[str, Kind], values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Kind]]:
-    """Name and value of each that its kind does not take, and the kind. Names that are not in the schema pass."""
+    """Name, value and kind of each value that its kind does not take. Names that are not in the schema pass."""
     for name, value in values.items():
         kind = schema.get(name)
         if kind is not None and not kind.accepts(value):
@@ -150,7 +150,7 @@ def check_fields(schema: Mapping[str, Kind], of: object) -> None:
 
 
 def check_text(name: str, value: object, longest: int) -> None:
-    """Raises ``InvalidArgument`` for what is no text in UTF-8, ``QueueError`` for one of more than so many bytes."""
+    """Raises ``InvalidArgument`` for what is no text in UTF-8, ``QueueError`` for a text over ``longest`` bytes."""
     if utf8_bytes(name, value) > longest:
         raise QueueError(f"the {name} is too long", given=shown(value), fix=f"At most {longest} bytes of UTF-8.")
 
@@ -161,7 +161,7 @@ def utf8_bytes(name: str, value: object) -> int:
 
 
 def utf8(name: str, value: object) -> bytes:
-    """A text's bytes. Raises ``InvalidArgument`` for what is none, or has no UTF-8 form."""
+    """A text's bytes. Raises ``InvalidArgument`` for what is no text, or has no UTF-8 form."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} must be a string", given=shown(value), fix=f"Try str({name}).")
     try:
@@ -176,7 +176,7 @@ def utf8(name: str, value: object) -> bytes:
 
 
 class Shown(str):
-    """What was given, as an error's attribute: a text that is quoted already, and not once more when it is printed."""
+    """A given value as an error's attribute: text that is quoted already, and not once more when it is printed."""
 
     __slots__ = ()
 
@@ -185,7 +185,7 @@ class Shown(str):
 
 
 def shown(value: object) -> Shown:
-    """Short and on one line, whatever it is: a number of a million digits can't even be printed."""
+    """The value, short and on one line: a number of a million digits can't even be printed."""
     try:
         return Shown(plain(repr(value)[:80]))
     except Exception:  # noqa: BLE001 - a foreign __repr__
@@ -193,5 +193,5 @@ def shown(value: object) -> Shown:
 
 
 def last_lines(text: str, most: int) -> str:
-    """The end of a text, in whole lines: a line that is cut may show a secret without the name that tells it is one."""
+    """The end of a text, in whole lines: a cut line may show a secret without the name by which it is found."""
     return text if len(text) <= most else text[-most:].partition("\n")[2]

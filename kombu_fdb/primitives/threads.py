@@ -1,17 +1,17 @@
-"""Threads and greenlets, and a lock that survives an exception at any moment.
+"""Threads and greenlets: a lock that survives an exception at any moment, signals, and how threads are started.
 
-Model of the lock. Python runs signal handlers between any two calls, so what they raise (a soft time limit, a killed
-greenlet) may fall between taking a lock and noting that it was taken. Hence nothing is noted here. A thread that wants
-the lock makes a :class:`Turn` and appends it to a queue, in one call into C; *the head of the queue has the lock*. To
-leave is to remove the turn and to wake the new head. Both may be done twice, and for a turn that never stood in the
-queue, so :meth:`FairLock.release` repairs whatever an interrupted ``acquire`` or ``release`` has left behind.
+Model of the lock. Python runs signal handlers between any two calls, so an exception from one (a soft time limit, a
+killed greenlet) may fall between taking a lock and noting that it was taken. Hence nothing is noted here. A thread that
+wants the lock makes a :class:`Turn` and appends it to a queue, in one call into C; *the head of the queue has the
+lock*. To leave is to remove the turn and to wake the new head. Both may be done twice, and for a turn that never stood
+in the queue, so :meth:`FairLock.release` repairs whatever an interrupted ``acquire`` or ``release`` has left behind.
 
 A signal handler runs inside the code that it interrupts, and that goes on only when the handler has ended. So a handler
 must not wait for its own thread: a lock that this thread has or waits for already is refused at once.
 
 The rule for callers: make the turn first, and release it by :func:`surely`: once at the end, and once more when an
 exception came out, as one exception can't cut both short. (``with`` on a ``threading.Lock`` depends on where the
-interpreter looks for signals; a ``Condition`` never does, as its own methods can be interrupted.)
+interpreter looks for signals; a ``Condition`` is not safe, as its own methods can be interrupted.)
 """
 
 from __future__ import annotations
@@ -51,13 +51,16 @@ def would_wait_for_itself() -> StoreError:
 
 
 def unless_mine(lock: threading.RLock) -> threading.RLock:
-    """For a ``with`` around lines that wait for nothing. Raises ``StoreError`` in a thread that is inside already.
+    """The lock for a ``with`` around lines that wait for nothing. Raises ``StoreError`` in a thread that holds it.
 
     An ``RLock``, as only that one knows its owner: the lines are for one caller at a time, whatever its thread.
     """
     if lock._is_owned():  # type: ignore[attr-defined]  # not in the stubs; conditions are built on it
         raise would_wait_for_itself()
     return lock
+
+
+# -- the lock ----------------------------------------------------------------------------------------------------------
 
 
 class Signal:
@@ -72,7 +75,7 @@ class Signal:
     def set(self) -> None:
         try:  # noqa: SIM105 - suppress is Python, and can be interrupted
             self._lock.release()
-        except RuntimeError:  # it is set
+        except RuntimeError:  # it is set already
             pass
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -83,15 +86,15 @@ class Signal:
 class Turn:
     """A place in the queue for a lock. Used once."""
 
-    # Of the class, and no ``__init__``: one is made for each transaction.
+    # Class attributes, and no ``__init__``: one is made for each transaction.
     _signal: Signal | None = None
-    #: Its owner has begun to leave.
+    #: Whether its owner has begun to leave.
     over = False
     #: The thread or greenlet that it belongs to.
     thread = 0
 
     def listen(self) -> Signal:
-        """Call it before the look that decides whether to sleep: a wake-up from then on is not lost."""
+        """Call it before the check that decides whether to sleep: a wake-up from then on is not lost."""
         if self._signal is None:
             self._signal = Signal()
         return self._signal
@@ -110,19 +113,19 @@ class FairLock:
         self._queue: deque[Turn] = deque()
 
     def __len__(self) -> int:
-        """How many have it or wait for it."""
+        """How many turns have it or wait for it."""
         return len(self._queue)
 
     @property
     def head(self) -> Turn | None:
-        """Whose turn it is."""
+        """The turn that has the lock."""
         try:
             return self._queue[0]
         except IndexError:
             return None
 
     def acquire(self, turn: Turn, timeout_s: float) -> bool:
-        """False: it was not given within ``timeout_s``, or is :attr:`mine`; and ``turn`` has left the queue."""
+        """False if it was not given within ``timeout_s``, or is :attr:`mine`; then ``turn`` has left the queue."""
         queue, turn.thread = self._queue, threading.get_ident()
         queue.append(turn)
         return queue[0] is turn or self._wait(turn, self._clock.monotonic() + timeout_s)
@@ -155,7 +158,7 @@ class FairLock:
         return surely(in_turn, lambda: self.release(turn))
 
     def refusal(self, text: str) -> StoreError:
-        """Why it was not given: ``StoreUnavailable`` with this text, or ``StoreError`` as it is :attr:`mine`."""
+        """Why it was not given: ``StoreUnavailable`` with this text, or ``StoreError`` if it is :attr:`mine`."""
         return would_wait_for_itself() if self.mine else StoreUnavailable(text)
 
     def _wait(self, turn: Turn, deadline: float) -> bool:
@@ -170,11 +173,14 @@ class FairLock:
         return False
 
 
+# -- threads and greenlets ---------------------------------------------------------------------------------------------
+
+
 def start(thread: threading.Thread) -> None:
     """``thread.start()`` that lets an exception of a signal handler through as it is.
 
-    If it strikes when the thread runs already, CPython's clean-up of a thread that could not be started raises a
-    ``KeyError`` in its place (``Thread.start`` in ``threading.py``): Celery would not know its soft time limit.
+    If the thread runs already, CPython's clean-up of a thread that could not be started raises a ``KeyError`` in its
+    place (``Thread.start`` in ``threading.py``): Celery would not recognise its soft time limit.
     """
     try:
         thread.start()
@@ -193,12 +199,12 @@ def instead_of_threads() -> str:
 
 
 def start_native(run: Callable[[], object]) -> None:
-    """Run it in a native thread, also where gevent has replaced them. It keeps no process alive."""
+    """Run it in a native thread, even where gevent has replaced them. It keeps no process alive."""
     importlib.import_module("gevent.monkey").get_original("_thread", "start_new_thread")(run, ())
 
 
 def in_hub() -> bool:
-    """Whether this is the event loop of gevent or eventlet, which runs signal handlers: what waits here is refused."""
+    """Whether this is the event loop of gevent or eventlet, which runs signal handlers and must not wait here."""
     gevent, eventlet, hubs = (sys.modules.get(name) for name in ("gevent", "eventlet", "eventlet.hubs"))
     if gevent is not None and isinstance(gevent.getcurrent(), gevent.hub.Hub):
         return True
@@ -207,9 +213,9 @@ def in_hub() -> bool:
 
 
 def move(source: deque[T], hand: list[T], most: int | None = None) -> bool:
-    """Move what is at the front, up to ``most``, into ``hand``; False if that holds nothing then.
+    """Move items from the front, up to ``most``, into ``hand``. False if ``hand`` is empty then.
 
-    In one call into C: no thread comes in between, and no exception of a signal handler, so each is in one of both.
+    In one call into C, where no thread and no exception of a signal handler can come in: each item is in one of both.
     """
     try:  # noqa: SIM105 - suppress is Python
         hand.extend(islice(iter(source.popleft, None), most))

@@ -9,7 +9,7 @@ others: make the work visible, then ``ring``. A ring between ``clear`` and ``wai
 lost; a second ring before the next ``clear`` costs nothing.
 
 A ringer sets the flag first, and only then sends a byte; ``clear`` takes the bytes first, and then the flag. So a bell
-that is rung has its byte, or gets it in a moment. The opposite happens: a ring that was cleared before it had sent
+that is rung has its byte, or gets it in a moment. The opposite can happen: a ring that was cleared before it had sent
 leaves a byte in a bell that is not rung. The sleeper that it wakes takes it out; otherwise each of its sleeps would end
 at once, until the next ring.
 """
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from weakref import WeakMethod
 
 try:
-    from posix import write  # eventlet's of ``os`` waits in the event loop, also where a pipe must not block
+    from posix import write  # in ``os``, eventlet's waits in the event loop even where a pipe must not block
 except ImportError:  # Windows
     from os import write
 
@@ -43,7 +43,7 @@ class Bell:
         self._ringing.setblocking(False)
         self._rung = False
         self._sent = False
-        #: Waits under way. An event loop that watches the descriptor counts as a wait that never ends.
+        #: Waits under way. An event loop that watches the descriptor counts as a wait without an end.
         self._sleepers: set[object] = set()
         # Sockets that are collected together with their bell would warn that they were not closed.
         weakref.finalize(self, _close, self._ringing, self._listening).atexit = False
@@ -61,7 +61,7 @@ class Bell:
             return
         try:
             self._ring()
-        except BaseException:  # out of a signal handler: a bell that only says it is rung wakes no sleeper
+        except BaseException:  # from a signal handler: a bell that only says it is rung wakes no sleeper
             self._ring()
             raise
 
@@ -84,7 +84,7 @@ class Bell:
                 self._take_bytes()
                 self._sent = False
             self._rung = False
-        except BaseException:  # out of a signal handler: no look follows
+        except BaseException:  # from a signal handler: no look follows
             self._ring()
             raise
 
@@ -97,7 +97,7 @@ class Bell:
             try:
                 self._take_bytes()
             finally:
-                if self._rung:  # meanwhile: that byte may have been taken as well
+                if self._rung:  # rung meanwhile: that byte may have been taken as well
                     self._ring()
 
     def wait(self, timeout_s: float | None) -> bool:
