@@ -177,9 +177,9 @@ class ClientUnusable(StoreError):
 
 
 class StoreFull(StoreUnavailable):
-    """The disk has no space for this transaction. Others, which need less of it, or clear something, may go on.
+    """The disk has no space for this transaction. Others that need less of it, or clear something, may go on.
 
-    ``fills``, ``moves``: what the transaction said of itself (:meth:`~kombu_fdb.store.protocol.Transaction.fill`).
+    ``fills``, ``moves``: what the transaction has declared (:meth:`~kombu_fdb.store.protocol.Transaction.fill`).
     """
 
     text = "the disk is full"

@@ -26,20 +26,20 @@ NO_PRIORITY = 0
 
 #: 9 minus the priority, packed as one integer of a key: 1 or 2 bytes.
 Rank = NewType("Rank", bytes)
-#: By which messages of one rank are ordered: 10 bytes of the commit and 2 of its writer, without their code.
+#: Orders the messages of one rank: 10 bytes of the commit and 2 of its writer, without their code.
 Stamp = NewType("Stamp", bytes)
 #: Where a ready message stands in its queue, and a leased one stood: packed key if it has one, rank, code and stamp.
 Place = NewType("Place", bytes)
 #: A consumer process: 16 random bytes.
 SessionId = NewType("SessionId", bytes)
-#: No session's: of a reader, and of a message that is under no lease.
+#: No session: that of a reader, and of a message that is under no lease.
 NO_SESSION = SessionId(b"")
 
 
 class Publication(NamedTuple):
     """A message on its way in.
 
-    ``due_ms``: not before this moment; 0 for at once. ``ttl_ms``: dropped or dead-lettered when it waited longer,
+    ``due_ms``: not before this moment; 0 for at once. ``ttl_ms``: dropped or dead-lettered when it has waited longer,
     counted from ``due_ms`` if that is later than now (Tarantool: a delay extends the time to live); None for never.
     ``expires_ms``: absolute counterpart that no delay extends; 0 for never.
     """
@@ -55,13 +55,13 @@ class Publication(NamedTuple):
     key: str = ""
     #: Time to run: how long its consumer may take from the claim on; 0 for any time. The consumer's process sees to it.
     ttr_ms: int = 0
-    #: By which the message can be found and cancelled; "" for not at all. See :data:`LONGEST_TASK_ID`.
+    #: The id by which the message can be found and cancelled; "" for none. See :data:`LONGEST_TASK_ID`.
     task_id: str = ""
-    #: Publications of one id to one exchange and routing key are one within the window
+    #: Publications with one id to one exchange and routing key count as one within the window
     #: (``engine/messages/publish.py``).
     dedup_id: str = ""
     dedup_window_ms: int = 0
-    #: Likewise, for a publisher who may come again with the same message, whatever its dedup id: an outbox.
+    #: Likewise, for a publisher that may publish the same message again, whatever its dedup id: an outbox.
     once_id: str = ""
     once_window_ms: int = 0
     #: 16 unique bytes, if the publisher wants to know the id. Only for a message that reaches one queue.
@@ -83,12 +83,12 @@ class Lease(NamedTuple):
 
 
 class ClaimTerms(NamedTuple):
-    """On what terms messages are claimed. ``no_ack``: queues whose messages are taken without a lease, at most once.
+    """The terms of a claim. ``no_ack``: queues whose messages are taken without a lease, at most once.
 
     ``acks`` are settled in the same transaction. ``consumers``: the tag of the consumer by queue; a queue with
     ``x-single-active-consumer`` serves one of them. ``first``: the number that was reserved for the first lease, for a
-    caller who may have to recover this claim. ``gives_way``: to rivals who stand in a line for the same queues, and to
-    one who was faster, by raising ``Outrun``.
+    caller that may have to recover this claim. ``gives_way``: the claim raises ``Outrun`` if rivals stand in a line for
+    the same queues, or one was faster.
     """
 
     no_ack: Collection[str] = ()
@@ -101,8 +101,8 @@ class ClaimTerms(NamedTuple):
 class Demand(NamedTuple):
     """What a consumer waits for in a line of rivals (``engine/scheduling/line.py``).
 
-    ``line``: 16 bytes, the same for all who consume the same queues. ``first``: the number of its first lease, which
-    no other of the session has; ``want``: how many messages at most.
+    ``line``: 16 bytes, the same for all consumers of the same queues. ``first``: the number of its first lease, which
+    no other demand of the session has; ``want``: how many messages at most.
     """
 
     line: bytes
@@ -127,7 +127,7 @@ class Delivery(NamedTuple):
     leased: bool = True
     #: None: as it was published.
     way: Way | None = None
-    #: A consumer has had it before, whether that counted or not.
+    #: Whether a consumer has had it before, counted or not.
     seen: bool = False
 
 
@@ -135,8 +135,8 @@ class Peeked(NamedTuple):
     """A message seen in the store, without being taken. It may be elsewhere by now.
 
     ``state``: ready, delayed or leased; ``owner``: the session that holds a leased one; ``expires_ms``: 0 for never;
-    ``published_ms``: since when it waits, which of one that was delayed is the moment it was due; ``due_ms``: of one
-    that still is.
+    ``published_ms``: since when it waits; for one that was delayed, the moment it was due; ``due_ms``: for one that is
+    still delayed.
     """
 
     message_id: bytes
@@ -165,12 +165,12 @@ class Spot(NamedTuple):
     message_id: bytes
 
     def __str__(self) -> str:
-        """For an address or a form: words, digits and dots."""
+        """For a URL or a form: words, digits and dots."""
         return f"{self.state}.{self.position.hex()}.{self.message_id.hex()}"
 
     @classmethod
     def parse(cls, token: str) -> Spot:
-        """What ``str`` has made. Raises ``ValueError``."""
+        """Reads what ``str`` has made. Raises ``ValueError``."""
         state, position, message_id = token.split(".")
         if state not in {"ready", "delayed", "leased"}:
             raise ValueError(state)
@@ -180,7 +180,7 @@ class Spot(NamedTuple):
 class Listed(NamedTuple):
     """A message on a page. ``message.payload`` may be its beginning only; ``size`` is all of it, in bytes.
 
-    ``position``: where it stands in its state, opaque. ``due_ms``: of a delayed one, else 0.
+    ``position``: where it stands in its state, opaque. ``due_ms``: for a delayed one, else 0.
     """
 
     position: bytes
@@ -191,7 +191,7 @@ class Listed(NamedTuple):
 
     @property
     def spot(self) -> Spot:
-        """By which it is looked at, deleted or replayed there."""
+        """The spot at which it is looked at, deleted or replayed."""
         return Spot(self.message.state, self.position, self.message.message_id)
 
 
@@ -222,7 +222,7 @@ class Part(NamedTuple):
 
 
 class RoundSnapshot(NamedTuple):
-    """A fair queue as queue-by shows it: what is left of the current round, and what waits behind it, by key."""
+    """A fair queue as queue-by shows it: the rest of the current round, and what waits behind it, by key."""
 
     round: list[Peeked]
     queues: dict[str, list[Peeked]]
@@ -233,8 +233,8 @@ class Death:
     """One ``x-death`` entry (https://www.rabbitmq.com/docs/dlx#effects).
 
     ``exchange``, ``routing_keys``: by which the message had come to the queue when it died there for the first time.
-    ``time_ms``: of the last time; ``since_ms``: of the first time, 0 if that is the same. ``first``: its first death of
-    all was one of these.
+    ``time_ms``: the last time; ``since_ms``: the first time, 0 if that is the same. ``first``: whether its very first
+    death was one of these.
     """
 
     queue: str
@@ -248,7 +248,7 @@ class Death:
     since_ms: int = 0
 
 
-#: What the name of the queue ends with by which a worker of Celery is controlled from afar, and that of the replies.
+#: The endings of the names of queues by which Celery's workers are controlled remotely, and of those for the replies.
 CONTROL = ".celery.pidbox"
 
 
@@ -258,7 +258,7 @@ def is_internal(queue: str) -> bool:
 
 
 def controlled_worker(queue: str) -> str:
-    """The worker of Celery that is controlled through the queue; "" for any other queue."""
+    """The Celery worker that is controlled through the queue; "" for any other queue."""
     name = queue.removesuffix(CONTROL)
     return name if name != queue and "@" in name else ""
 
@@ -277,7 +277,7 @@ class QueueCounts:
     newer: int = 0
 
 
-#: What each limit that counts something is at least.
+#: The least value of each limit that counts something.
 LEAST_LIMITS = {"weight": 1, "max_in_flight": 1, "burst": 1, "capacity": 0}
 #: When a key that had no messages may get its turn: see :class:`QueueControl`.
 NEWCOMERS = ("next", "current", "first")
@@ -285,7 +285,7 @@ NEWCOMERS = ("next", "current", "first")
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key of a queue may do; the defaults limit nothing.
+    """The limits of one key of a queue; the defaults limit nothing.
 
     ``weight``: messages per turn. ``max_in_flight``: how many may be leased at a time (1 is Tarantool's utube).
     ``rate``: messages per second over all consumers, with a burst of ``burst``. ``capacity``: ready messages, beyond
@@ -313,10 +313,10 @@ class QueueControl:
     paused: bool = False
     newcomer: str = "next"
     every_key: KeyLimits = KeyLimits()
-    #: Some key has limits of its own.
+    #: Whether some key has limits of its own.
     limited: bool = False
     ageing: float | None = None
-    #: ``x-single-active-consumer`` and ``x-consumer-timeout`` (0: none) of the queue, for its claims.
+    #: The queue's ``x-single-active-consumer`` and ``x-consumer-timeout`` (0: none), for its claims.
     single_active: bool = False
     consumer_timeout_ms: int = 0
 
@@ -337,7 +337,7 @@ class KeyCounts:
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """What is to be known of a queue besides its counters.
+    """What to know of a queue besides its counters.
 
     ``oldest_ms``: since when the oldest ready message waits; None if there is none.
     ``can_vanish``: it is deleted when it is unused.
@@ -393,7 +393,7 @@ class StoredMessage:
     ttr_ms: int = 0
     task_id: str = ""
     deaths: tuple[Death, ...] = ()
-    #: Of a dead letter: what it had before.
+    #: For a dead letter: the priority that it had before.
     priority_before: int = NO_PRIORITY
     unreadable: bool = False
     way: Way | None = None

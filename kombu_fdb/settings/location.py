@@ -10,8 +10,8 @@
 ``fdb+memory://name``                a store of this process, for tests; see ``kombu_fdb.testing.stores``
 ==================================== =============================================================================
 
-Nothing here touches a file's content or the network. Anything wrong is an :exc:`~kombu_fdb.errors.OptionError`, with
-the next step in its ``fix``.
+Nothing here touches a file's content or the network. A mistake is an :exc:`~kombu_fdb.errors.OptionError`, with the
+next step in its ``fix``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kombu_fdb.settings.options import LONGEST_NAMESPACE, Options
 
 #: As in ``_kombu_fdb_autoload.py``, which must not import this.
 SCHEMES = ("fdb", "fdb+sqlite")
-#: Not among them: it opens nothing unless the test kit is there.
+#: Not one of the above: it opens nothing unless the test kit is there.
 MEMORY_SCHEME = "fdb+memory"
 
 DEFAULT_NAMESPACE = "default"
@@ -50,13 +50,13 @@ class UrlParts(NamedTuple):
     virtual_host: str | None = None
 
     def __repr__(self) -> str:
-        """Without secrets: it may stand in a log, or in a traceback with locals."""
+        """Without secrets: it may appear in a log, or in a traceback with locals."""
         path = self.virtual_host and masked_url(self.virtual_host)
         shown = self._replace(password="**" if self.password else None, virtual_host=path)
         return f"UrlParts({', '.join(f'{name}={value!r}' for name, value in shown._asdict().items())})"
 
     def url(self, mask: str | None) -> str:
-        """For :func:`parse_url`. ``mask`` stands in the place of secrets; None: they are written out."""
+        """For :func:`parse_url`. ``mask`` replaces secrets; None: they are written out."""
         host = _in_brackets(self.hostname or "") + (f":{self.port}" if self.port else "")
         path = "" if self.virtual_host in {None, "/"} else str(self.virtual_host)
         if self.userid or self.password:
@@ -71,9 +71,9 @@ class SqliteLocation:
 
     path: Path
     namespace: str = DEFAULT_NAMESPACE
-    #: The file was not named: its directory is ours to create, readable by this user only.
+    #: Whether the file was not named: its directory is ours to create, readable by this user only.
     is_default: bool = False
-    #: The URL's path was relative: which file it is depends on the folder that a process starts in.
+    #: Whether the URL's path was relative: which file it is depends on the folder that a process starts in.
     is_relative: bool = field(default=False, compare=False)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class SqliteLocation:
 
     @property
     def is_absent(self) -> bool:
-        """Not where something is in the way of looking: opening the file tells of that."""
+        """Whether the file is absent. False if that can't be told: then opening it raises the error."""
         try:
             self.path.stat()
         except FileNotFoundError:
@@ -134,8 +134,8 @@ Location = SqliteLocation | ClusterLocation | MemoryLocation
 
 
 def parse_url(url: str) -> UrlParts:
-    """Take ``url`` apart as kombu does, so that no kombu is needed for it. Raises ``OptionError``."""
-    url = str(url)  # a path is no URL: said below, with what is one
+    """Take ``url`` apart as kombu does, without kombu. Raises ``OptionError``."""
+    url = str(url)  # a path is no URL: the error below says so, and what is one
     if not url.isascii():
         utf8_bytes("URL", masked_url(url))
     scheme, separator, _ = url.partition("://")
@@ -171,12 +171,12 @@ def parse_url(url: str) -> UrlParts:
     return UrlParts(scheme, hostname, port, userid, password, virtual_host)
 
 
-#: ``id@`` or ``password@`` in whatever is quoted: what stands between a colon and an at sign.
+#: ``id@`` or ``password@`` in any quoted text: what stands between a colon and an at sign.
 _SECRET = re.compile(r"(?<=:)[^:@/\s]+(?=@)")
 
 
 def masked_url(text: str) -> str:
-    """For messages and ``repr``: a cluster's id is as good as a password, wherever in a URL it ended up."""
+    """Without secrets, for messages and ``repr``: a cluster's id is as good as a password, wherever it stands."""
     return _SECRET.sub("**", text)
 
 
@@ -263,7 +263,7 @@ def _cluster(options: Options, *, namespace: str | None = None, cluster_file: st
 
 
 def _one_of(name: str, from_url: str | None, from_options: str | None) -> str | None:
-    """Both may say it, if they say the same."""
+    """The value of both sources, which must agree if both have one."""
     if from_url is not None and from_options is not None and from_url != from_options:
         raise OptionError(
             "the URL and an option disagree",

@@ -1,6 +1,6 @@
 """What the user sets in ``broker_transport_options``, parsed once into frozen :class:`Options` and typed from there on.
 
-The URL says where the store is (``location.py``); everything else is here. Anything wrong with it is an
+The URL says where the store is (``location.py``); everything else is here. A mistake is an
 :exc:`~kombu_fdb.errors.OptionError`, with the next step in its ``fix``.
 
 Other code uses the dict too. Kombu merges the retry policy of ``Producer.publish`` into it, and the brokers of a
@@ -35,7 +35,7 @@ _SHORTEST_SWEEP = 0.05
 # -- the kinds of values -------------------------------------------------------------------------------------------
 
 
-#: What an option's field carries: its kind, how it is stored, and what the table says about it.
+#: The metadata of an option's field: its kind, how it is stored, and what the table says about it.
 _Metadata = dict[str, Any]
 
 
@@ -316,7 +316,7 @@ def why_ignored(name: str) -> str | None:
     return None
 
 
-@cache  # the only thing remembered: what was said already, so that a pool of connections says it once
+@cache  # the only state here: what was logged already, so that a pool of connections logs it once
 def _tell_once(name: str, why: str) -> None:
     logger.info("celery-fdb ignores the transport option %s: %s", name, why)
 
