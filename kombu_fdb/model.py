@@ -322,7 +322,7 @@ class QueueControl:
 
     @property
     def limits_keys(self) -> bool:
-        """If not, no key is parked, or its bell is rung anyway: by the removal of the limits (``limits.py``)."""
+        """If not, no key is parked, or its bell is rung anyway: by the removal of the limits (``limit_changes.py``)."""
         return self.limited or self.every_key != KeyLimits()
 
 

@@ -1,9 +1,9 @@
 """Dead letters: found in parts, replayed or discarded, and trimmed.
 
 A walk looks through a queue of dead letters for those that match. Such a queue is ``<queue>.dead``, or whatever queue a
-dead-letter exchange leads to. It is walked from its first key to its last, in transactions of bounded size, by a cursor
-that the caller holds: a caller that is killed between two parts has lost a cursor and nothing else, and begins again at
-the front.
+dead-letter exchange leads to; how a message gets there is in ``messages/bury.py``. It is walked from its first key to
+its last, in transactions of bounded size, by a cursor that the caller holds: a caller that is killed between two parts
+has lost a cursor and nothing else, and begins again at the front.
 
 A walk ends at the stamp of the last message that had come when it began. A letter that dies meanwhile has a later stamp
 and is not met: a walk over a queue that grows as fast as it is walked comes to its end, and a letter that is replayed

@@ -14,7 +14,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from kombu_fdb.engine.metrics import totals
-from kombu_fdb.engine.scheduling.enforcement import Sightings
+from kombu_fdb.engine.scheduling.key_limits import Sightings
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Effects, Event, Policy, Work

@@ -1,4 +1,6 @@
-"""Every key of the store, in one table. ``docs/keyspace.md`` is this page for readers.
+"""Every key of the queues, in one table. ``docs/keyspace.md`` is this page for readers.
+
+Results and history have tables of their own: ``celery_fdb/results/records.py`` and ``celery_fdb/history/layout.py``.
 
 All keys are tuples under one namespace, ``("celery-fdb", namespace)``, in the part of FoundationDB's tuple encoding that
 they need, so that every FoundationDB tool can read them

@@ -1,8 +1,9 @@
 """Secrets in what people may see of a message: headers, properties, errors, tracebacks, arguments of queues.
 
-A value is a secret if its name sounds like one, wherever it stands: in a header, in a dict inside a header, in a
-text as ``password='x'`` or ``"token": "x"``, in a URL as ``user:x@host``. This protects from looks over a shoulder and
-from screenshots, not from a user who may read the store: a secret without a telling name is not found.
+A value is a secret if its name sounds like one, wherever it stands: in a header, in a dict inside a header, in a text
+as ``password='x'`` or ``"token": "x"``, in a URL as ``user:x@host``. This protects from looks over a shoulder and from
+screenshots, not from a user who may read the store: a secret without a telling name is not found. A store's own URL is
+masked in ``settings/location.py``.
 
 In a text, the value is all that may belong to it: a quoted string, a bracket or a ``repr`` up to its end, and if that
 was cut off, the rest of the text; for a header that carries credentials, the rest of the line; else the next word.

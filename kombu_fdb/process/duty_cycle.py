@@ -1,4 +1,4 @@
-"""The duty cycle: heartbeats, sweeps of the sessions this process observes, and the other duties, each in its turn.
+"""The duty cycle: heartbeats, which sessions are dead, and the other duties, each in its turn.
 
 Model. What a consumer process does besides consuming, as steps without the threads. ``session_threads.py`` runs
 :meth:`SessionSteps.beat` in one thread, :meth:`SessionSteps.serve` in another, so that a long sweep never delays a

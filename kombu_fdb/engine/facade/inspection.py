@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.engine.inspection import browse, inspect
-from kombu_fdb.engine.scheduling import limits, single
+from kombu_fdb.engine.scheduling import limit_changes, single
 from kombu_fdb.engine.transactions import Group, read
 from kombu_fdb.model import Peeked, QueueFacts
 from kombu_fdb.store.protocol import KeyValue
@@ -25,8 +25,8 @@ class Inspection(Group):
     consumer_count = read(inspect.consumer_count)
     active_consumer = read(single.active)
     sessions = read(inspect.sessions)
-    control = read(limits.read_control)
-    limits = read(limits.read)
+    control = read(limit_changes.read_control)
+    limits = read(limit_changes.read)
     keys_of = read(inspect.keys_of)
     key_page = read(inspect.key_page)
 

@@ -10,7 +10,7 @@ from typing import Any
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.inspection import browse
-from kombu_fdb.engine.messages import arm, claim, move, settle
+from kombu_fdb.engine.messages import claim, move, settle, watch
 from kombu_fdb.engine.messages.bury import Cause
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import line
@@ -30,9 +30,9 @@ NO_TERMS = ClaimTerms()
 class Messages(Group):
     """The verbs on messages that are in the store."""
 
-    has_work = read(arm.has_work)
-    arm_empty = read(arm.arm)
-    arm = read(arm.arm_all)
+    has_work = read(watch.has_work)
+    arm_empty = read(watch.arm)
+    arm = read(watch.arm_all)
     join = write(claim.join)
     holds = read(session.holds)
     delete_at = write(browse.delete_at)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kombu_fdb.engine import topology
-from kombu_fdb.engine.scheduling import limits, single
+from kombu_fdb.engine.scheduling import limit_changes, single
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Group, read, write
@@ -32,7 +32,7 @@ class Queues(Group):
     forgotten = read(topology.forgotten)
     delete_exchange = write(topology.delete_exchange)
     unbind = write(topology.unbind)
-    follow_limits_part = write(limits.part)
+    follow_limits_part = write(limit_changes.part)
 
     def declare(self, declaration: QueueDeclaration, *, owner: tuple[SessionId, str] | None = None) -> None:
         """Create a queue or update its arguments. Raises ``LimitExceeded`` if its name is over ``LONGEST_NAME``.
@@ -176,19 +176,19 @@ class Queues(Group):
 
     def set_control(self, queue: str, control: QueueControl) -> None:
         """Pause or resume a queue, place newcomers in its rounds, limit every key without limits of its own."""
-        self._change(queue, lambda work: limits.set_control(work, queue, control))
+        self._change(queue, lambda work: limit_changes.set_control(work, queue, control))
 
     def change_control(self, queue: str, *, every_key: Mapping[str, Any] | None = None, **changes: Any) -> None:
         """Change these fields of the queue's control, and of its ``every_key``, in one transaction; others stay."""
-        self._change(queue, lambda work: limits.change_control(work, queue, changes, every_key or {}))
+        self._change(queue, lambda work: limit_changes.change_control(work, queue, changes, every_key or {}))
 
     def limit(self, queue: str, key: str, limits_: KeyLimits | None) -> None:
         """Set the limits of one key; None removes them. They count from the next claim on."""
-        self._change(queue, lambda work: limits.limit(work, queue, key, limits_))
+        self._change(queue, lambda work: limit_changes.limit(work, queue, key, limits_))
 
     def change_limits(self, queue: str, key: str, **changes: Any) -> KeyLimits:
         """Change these limits of one key, in one transaction; its others stay. Returns all of them."""
-        return self._change(queue, lambda work: limits.change(work, queue, key, changes))
+        return self._change(queue, lambda work: limit_changes.change(work, queue, key, changes))
 
     def _change(self, queue: str, verb: Callable[[Work], T]) -> T:
         """Change a queue's settings, and carry the change out."""
@@ -198,7 +198,7 @@ class Queues(Group):
         return changed
 
     def follow_limits(self, queue: str) -> None:
-        """Carry out a change of the queue's limits (``limits.py``); after many parts, leave the rest."""
+        """Carry out a change of the queue's limits (``limit_changes.py``); after many parts, leave the rest."""
         for _ in range(MOST_PARTS):
             if not self.follow_limits_part(queue):
                 return

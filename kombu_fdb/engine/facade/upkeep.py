@@ -9,7 +9,7 @@ from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.messages import overflow, publish
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.scheduling import enforcement, limits
+from kombu_fdb.engine.scheduling import key_limits, limit_changes
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.transactions import Group, Transactions, read, write
@@ -26,7 +26,7 @@ MOST_TRIMS = 100
 class Upkeep(Group):
     """The verbs that keep the store in order."""
 
-    relimited_queues = read(limits.relimited_queues)
+    relimited_queues = read(limit_changes.relimited_queues)
     limited_queues = read(topology.limited_queues)
     ttl_queues = read(topology.ttl_queues)
     expired_heads = read(due.at_heads)
@@ -120,7 +120,7 @@ class Upkeep(Group):
     def clear_buckets_part(self, cursor: bytes = b"") -> bytes:
         """Clear the full ones among some token buckets. Returns where to go on; b"" at the end."""
         begin = cursor or self._run.keys.all_buckets[0]
-        return self._run.write(lambda work: enforcement.clear_full(work, begin))
+        return self._run.write(lambda work: key_limits.clear_full(work, begin))
 
     def rows(self, whole: Range) -> list[KeyValue]:
         """All rows of a range, read in parts, for an Observer."""

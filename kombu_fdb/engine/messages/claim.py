@@ -16,7 +16,7 @@ message whose payload is gone are dead-lettered as malformed (POISON-ENDS), and 
 
 Join: a consumer waits in the line of the consumers of the same queues (``scheduling/line.py``), and settles what it has
 finished. A join conflicts with what ends the session, with transactions that settle the same leases, and with a change
-of the queues' limits (``enforcement.py``), but not with other joins or services.
+of the queues' limits (``key_limits.py``), but not with other joins or services.
 
 Serve: the first consumer in the line claims for all of them, in one transaction. It claims what one consumer with all
 their demands would get, and deals it: each message is leased to the next consumer whose window is not full, the server
@@ -40,7 +40,7 @@ from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
 from kombu_fdb.engine.messages.message import Message, delete_rest, open_records, put_leased, read_all, take_run
 from kombu_fdb.engine.scheduling import fair, line, single
-from kombu_fdb.engine.scheduling.enforcement import control_keys, note_unlimited
+from kombu_fdb.engine.scheduling.key_limits import control_keys, note_unlimited
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import CLAIMED, Work

@@ -1,5 +1,7 @@
 """The stored message: taken out of its queue, stored, leased, read, deleted, found by its task. All verbs do it here.
 
+Only a change of limits rewrites leases by itself, to count them (``scheduling/limit_changes.py``).
+
 Model. A message is one *row*, which holds its record, and *chunks* if its payload is too large for that. The row is
 ready, among the messages of its key or of none, or delayed; or its record stands in a lease. A verb that moves a
 message takes its row out and puts the record elsewhere in the same transaction (ONE-PLACE), and adds the changed counts

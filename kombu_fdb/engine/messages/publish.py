@@ -62,7 +62,7 @@ from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.message import Message, Subqueue, from_outside, put_delayed, put_ready
 from kombu_fdb.engine.messages.overflow import NO_LIMIT, NOTHING, Load, judge
-from kombu_fdb.engine.scheduling import limits
+from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.stored.work import PUBLISHED, Effects, Work
 from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, StoreError
@@ -132,7 +132,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
                 copied = refused.payload if beforehand else b""
                 bury(work, dead_of(work, name, refused), Cause("maxlen"), payload=copied)
     if keys:
-        limits.check_capacity(work, keys)
+        limit_changes.check_capacity(work, keys)
     return Published(reached, overfull)
 
 

@@ -27,7 +27,7 @@ on the *whole* range of the sub-queue, not only behind the messages taken: a rel
 (3) active -> parked conflicts on the number in flight and on the limits. Else an ack, or a resume, between our read and
 our commit could ring a bell that another claim has answered already with "it is active".
 
-What a key's limits allow (KEY-LIMIT) is in ``enforcement.py``.
+What a key's limits allow (KEY-LIMIT) is in ``key_limits.py``.
 
 Cost: one round trip for arrivals, bells, ring and rounds, one for the marks and heads of newcomers if there are any,
 one for the messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
@@ -65,7 +65,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from kombu_fdb.engine.scheduling.enforcement import Allowance, Allowances
+from kombu_fdb.engine.scheduling.key_limits import Allowance, Allowances
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import Work

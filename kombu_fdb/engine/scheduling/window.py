@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kombu_fdb.engine.scheduling.enforcement import Sightings
+from kombu_fdb.engine.scheduling.key_limits import Sightings
 from kombu_fdb.engine.stored.batches import Room
 from kombu_fdb.model import QueueControl, SessionId
 from kombu_fdb.store.protocol import KeyValue
@@ -35,7 +35,7 @@ class Window:
     #: A random place to begin among the arrivals of a fair queue: if there are more newcomers than one claim can
     #: admit, none of them is always the last.
     first_bucket: int = 0
-    #: How long token buckets were seen unchanged (``enforcement.py``).
+    #: How long token buckets were seen unchanged (``key_limits.py``).
     sightings: Sightings | None = None
     #: By queue, the tag of the consumer that claims, where only one may be active (``single.py``).
     consumers: Mapping[str, str] = field(default_factory=dict)

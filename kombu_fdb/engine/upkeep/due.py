@@ -23,8 +23,8 @@ from collections.abc import Sequence
 
 from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
 from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_ready, take_out, take_row
-from kombu_fdb.engine.scheduling import enforcement
-from kombu_fdb.engine.scheduling.enforcement import Sightings
+from kombu_fdb.engine.scheduling import key_limits
+from kombu_fdb.engine.scheduling.key_limits import Sightings
 from kombu_fdb.engine.stored.batches import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -115,7 +115,7 @@ def unpark(work: Work, sightings: Sightings) -> int | None:
         if entry is None:  # not one of ours
             work.tr.clear(row[0])
     waiting = [(row, entry) for row, entry in found if entry is not None]
-    seen = enforcement.seen(work, [entry[1:3] for _, entry in waiting], sightings)
+    seen = key_limits.seen(work, [entry[1:3] for _, entry in waiting], sightings)
     waits, over = [], []
     for (row, (due_ms, queue, key)), bucket in zip(waiting, seen, strict=True):
         wait_ms = min(int.from_bytes(row[1], "big"), LONGEST_MS) if row[1] else UNTOLD_WAIT_MS
@@ -127,7 +127,7 @@ def unpark(work: Work, sightings: Sightings) -> int | None:
         work.tr.clear(row[0])
         work.tr.set(work.keys.freed(queue, key), b"")
         work.tr.set_versionstamped_value(work.keys.bell(queue))
-    enforcement.credit(work, over)
+    key_limits.credit(work, over)
     if len(found) >= MESSAGES_PER_TRANSACTION and len(waits) < len(found):
         return work.now_ms
     return work.now_ms + min(waits) if waits else None

@@ -1,8 +1,9 @@
 """Sweep: find dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
 
-Every consumer process observes the sessions that follow its own in the ring of session ids (``duty_cycle.py``); none
-is elected, so the death of a sweeper delays nothing. Of several sweepers, the fencing transaction decides which one
-ends a session, and two that bring the same messages back conflict on the leases. See ``session.py`` for the states.
+Every consumer process observes the sessions that follow its own in the ring of session ids, and decides which of them
+are dead (``process/duty_cycle.py``; this module measures their silence, and brings messages back). None is elected, so
+the death of a sweeper delays nothing. Of several sweepers, the fencing transaction decides which one ends a session,
+and two that bring the same messages back conflict on the leases. See ``session.py`` for the states.
 
 A lease that can't be brought back even alone in a transaction is skipped and stays; the others come back.
 """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.conformance.queue import Bench, OnBench
-from kombu_fdb.engine.scheduling import limits
+from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.scheduling.fair import ARRIVALS, MOST_LOOKS
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
@@ -127,7 +127,7 @@ class TurnsConformance(OnBench):
         assert sorted(each.key for _ in range(4) for each in bench.take(1)) == ["a", "a", "b", "b"]
 
     def test_a_long_ring_is_walked_in_parts(self, bench: Bench, monkeypatch: Any) -> None:
-        monkeypatch.setattr(limits, "TURNS_PER_PART", 3)
+        monkeypatch.setattr(limit_changes, "TURNS_PER_PART", 3)
         names = [f"k{number}" for number in range(10)]
         put_one_each(bench, names, messages=2)
         assert len(bench.take(1)) == 1

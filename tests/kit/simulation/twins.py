@@ -19,8 +19,8 @@ from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import bury, claim, message, move, overflow, publish, settle
 from kombu_fdb.engine.messages.message import Subqueue
-from kombu_fdb.engine.scheduling import enforcement, fair, limits, line, single
-from kombu_fdb.engine.scheduling.enforcement import Allowances
+from kombu_fdb.engine.scheduling import fair, key_limits, limit_changes, line, single
+from kombu_fdb.engine.scheduling.key_limits import Allowances
 from kombu_fdb.engine.stored import batches, copies, session
 from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import write
@@ -266,8 +266,8 @@ TWINS: dict[str, Twin] = {
     "a claim does not conflict with how its queues are worked on": Twin("KEY-LIMIT", "pauses", *_blind(claim, "_read")),
     "acks of who joins do not conflict with the first limit": Twin("FAIR", "", *_blind(claim, "control_keys")),
     "limits are read at snapshot": Twin("KEY-LIMIT", "limits", *_careless("load", Allowances)),
-    "a turn stays where another priority was": Twin("FAIR", "limits", *_without(limits, "_misplaced", [])),
-    "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limits, "_ring")),
+    "a turn stays where another priority was": Twin("FAIR", "limits", *_without(limit_changes, "_misplaced", [])),
+    "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limit_changes, "_ring")),
     # Single active consumers
     "consumers become active without a look at each other": Twin("ONE-ACTIVE", "single", *_blind(single, "admitted")),
     "a consumer leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave")),
@@ -288,12 +288,12 @@ TWINS: dict[str, Twin] = {
     "the window of a dedup id never ends": Twin("SKEW", "clocks", *_without(publish, "decode_end", 2**62)),
     "a message that comes back lives anew": Twin("SKEW", "clocks", settle, "redelivered", wrong.live_anew),
     "the time to live is not looked at": Twin("SKEW", "clocks", claim, "take", wrong.never_expired),
-    "a rate counts its time twice": Twin("SKEW", "rates", enforcement, "refilled", wrong.fill_twice),
+    "a rate counts its time twice": Twin("SKEW", "rates", key_limits, "refilled", wrong.fill_twice),
     "a rate counts by the clock of the process that looks": Twin(
-        "SKEW", "rates", enforcement, "refilled", wrong.fill_by_own_clock
+        "SKEW", "rates", key_limits, "refilled", wrong.fill_by_own_clock
     ),
     "a promoter believes no clock but its own": Twin(
-        "SKEW", "waits", *_without(enforcement.Sightings, "unchanged_ms", 0)
+        "SKEW", "waits", *_without(key_limits.Sightings, "unchanged_ms", 0)
     ),
     # Tasks and letters
     "a cancel does not conflict with claims": Twin(

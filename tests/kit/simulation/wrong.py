@@ -8,7 +8,7 @@ from typing import Any
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import claim, message
 from kombu_fdb.engine.messages.message import Subqueue
-from kombu_fdb.engine.scheduling import enforcement
+from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.keyspace.codec import Record, decode_record, redelivered
@@ -42,7 +42,7 @@ __all__ = [
 ANSWER_S = 20.0
 
 _attempt, _commit, _put_ready = retry.Retry._attempt, retry.Retry._commit, message.put_ready
-_refilled, _take = enforcement.refilled, claim.take
+_refilled, _take = key_limits.refilled, claim.take
 _clear_dedup_part = Upkeep.clear_dedup_part
 _with_acks, _remove = Claiming._with_acks, Dispatch.remove
 
@@ -82,12 +82,12 @@ def leave_open(run: retry.Retry, body: Any, *args: Any) -> Any:
     return _attempt(run, keeping_it_open, *args)
 
 
-def fill_twice(row: bytes | None, limits: Any, now_ms: int, unchanged_ms: int) -> enforcement.Bucket:
-    bucket, before = _refilled(row, limits, now_ms, unchanged_ms), enforcement._decode(row)
+def fill_twice(row: bytes | None, limits: Any, now_ms: int, unchanged_ms: int) -> key_limits.Bucket:
+    bucket, before = _refilled(row, limits, now_ms, unchanged_ms), key_limits._decode(row)
     return bucket if before is None else bucket._replace(filled_ms=before.filled_ms)
 
 
-def fill_by_own_clock(row: bytes | None, limits: Any, now_ms: int, unchanged_ms: int) -> enforcement.Bucket:
+def fill_by_own_clock(row: bytes | None, limits: Any, now_ms: int, unchanged_ms: int) -> key_limits.Bucket:
     return _refilled(row, limits, now_ms, unchanged_ms)._replace(filled_ms=now_ms)
 
 

@@ -16,7 +16,7 @@ from kombu_fdb.engine import migration, topology
 from kombu_fdb.engine.dead_letters import Wanted
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics.samples import HOUR
-from kombu_fdb.engine.scheduling import limits
+from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import (
@@ -237,7 +237,7 @@ def _count_while_leased(stage: Stage) -> None:
 def _change_limits(stage: Stage) -> None:
     """As a process leaves them that died then."""
     every_key = QueueControl(every_key=KeyLimits(rate=1, priority=2))
-    stage.engine.transactions.write(lambda work: limits.set_control(work, "fair", every_key))
+    stage.engine.transactions.write(lambda work: limit_changes.set_control(work, "fair", every_key))
 
 
 def _follow_limits(stage: Stage) -> None:

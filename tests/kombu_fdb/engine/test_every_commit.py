@@ -14,7 +14,7 @@ from kit.whole.stage import HELD, Sizes, Stage, Store, store_of
 from kit.whole.verbs import VERBS, Verb, facade_verbs
 
 from kombu_fdb.engine import topology
-from kombu_fdb.engine.scheduling import limits
+from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.keyspace import layout
 
 #: Messages of a transaction, so that a verb in parts takes several.
@@ -94,5 +94,7 @@ def test_a_deletion_that_no_duty_can_find_is_noticed(store: Store, monkeypatch: 
 
 
 def test_a_bell_that_no_consumer_hears_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "limit", lambda work, queue, key, _: work.tr.set(work.keys.freed(queue, key), b""))
+    monkeypatch.setattr(
+        limit_changes, "limit", lambda work, queue, key, _: work.tr.set(work.keys.freed(queue, key), b"")
+    )
     assert any("freed" in each for each in left(store, lambda stage: stage.engine.queues.limit("target", "a", None), 1))

@@ -14,7 +14,7 @@ from celery_fdb.results import chords, records
 from celery_fdb.results.chords import Chord
 from kombu_fdb.engine.messages import publish
 from kombu_fdb.engine.messages.publish import check_publication
-from kombu_fdb.engine.scheduling.limits import check_control, check_limits
+from kombu_fdb.engine.scheduling.limit_changes import check_control, check_limits
 from kombu_fdb.errors import FormatError, InvalidArgument, QueueError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import Keyspace, pack, pack_int, pack_stamp, split_place, unpack

@@ -7,8 +7,8 @@ import math
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.scheduling import enforcement
-from kombu_fdb.engine.scheduling.enforcement import (
+from kombu_fdb.engine.scheduling import key_limits
+from kombu_fdb.engine.scheduling.key_limits import (
     FULL_FOR_MS,
     LAST_MS,
     LONGEST_WAIT_MS,
@@ -29,11 +29,11 @@ SLOW = KeyLimits(rate=0.25, burst=10)
     [(1.0, 1.0, 0), (7.5, 1.0, 0), (0.0, 0.25, 4_001), (0.75, 0.25, 1_001), (-1.0, 0.25, 8_001), (0.999, 1_000.0, 1)],
 )
 def test_how_long_until_there_is_a_token(tokens: float, rate: float, ms: int) -> None:
-    assert enforcement.wait_ms(Bucket(tokens, 0), KeyLimits(rate=rate)) == ms
+    assert key_limits.wait_ms(Bucket(tokens, 0), KeyLimits(rate=rate)) == ms
 
 
 def test_no_key_waits_for_more_than_a_day() -> None:
-    assert enforcement.wait_ms(Bucket(0.0, 0), KeyLimits(rate=1e-9)) == LONGEST_WAIT_MS
+    assert key_limits.wait_ms(Bucket(0.0, 0), KeyLimits(rate=1e-9)) == LONGEST_WAIT_MS
 
 
 @pytest.mark.parametrize(
@@ -48,18 +48,18 @@ def test_no_key_waits_for_more_than_a_day() -> None:
     ],
 )
 def test_what_has_come_since(filled_ms: int, now_ms: int, unchanged_ms: int, tokens: float, moment_ms: int) -> None:
-    row = enforcement.encode(Bucket(2.0, filled_ms))
-    assert enforcement.refilled(row, SLOW, now_ms, unchanged_ms) == Bucket(tokens, moment_ms)
+    row = key_limits.encode(Bucket(2.0, filled_ms))
+    assert key_limits.refilled(row, SLOW, now_ms, unchanged_ms) == Bucket(tokens, moment_ms)
 
 
 def test_a_moment_of_no_clock_does_not_last() -> None:
-    row = enforcement.encode(Bucket(2.0, LAST_MS))
-    assert enforcement.refilled(row, SLOW, 5_000, 0) == Bucket(2.0, 5_000 + MOST_AHEAD_MS)
+    row = key_limits.encode(Bucket(2.0, LAST_MS))
+    assert key_limits.refilled(row, SLOW, 5_000, 0) == Bucket(2.0, 5_000 + MOST_AHEAD_MS)
 
 
-@pytest.mark.parametrize("row", [None, b"", b"x" * 15, b"x" * 17, enforcement.encode(Bucket(math.nan, 1))])
+@pytest.mark.parametrize("row", [None, b"", b"x" * 15, b"x" * 17, key_limits.encode(Bucket(math.nan, 1))])
 def test_a_bucket_that_is_not_there_or_cannot_be_read_is_full(row: bytes | None) -> None:
-    assert enforcement.refilled(row, SLOW, 5_000, 0) == Bucket(10.0, 5_000)
+    assert key_limits.refilled(row, SLOW, 5_000, 0) == Bucket(10.0, 5_000)
 
 
 def test_a_row_is_known_since_it_was_first_seen_as_it_is() -> None:
@@ -76,7 +76,7 @@ def test_a_row_is_known_since_it_was_first_seen_as_it_is() -> None:
 
 
 def test_no_more_rows_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enforcement, "MOST_SIGHTINGS", 2)
+    monkeypatch.setattr(key_limits, "MOST_SIGHTINGS", 2)
     clock = ManualClock()
     sightings = Sightings(clock)
     for key in (b"a", b"b"):
@@ -92,7 +92,7 @@ def test_a_bucket_goes_when_it_has_been_full_for_ten_minutes(tokens: float, earl
     bench = Bench(MemoryDatabase())
     bench.engine.queues.limit("q", "k", SLOW)
     key, now_ms = bench.engine.keys.bucket("q", "k"), bench.clock.wall_ms()
-    bench.write(lambda tr: tr.set(key, enforcement.encode(Bucket(tokens, now_ms))))
+    bench.write(lambda tr: tr.set(key, key_limits.encode(Bucket(tokens, now_ms))))
     bench.later((FULL_FOR_MS + early_ms - 1) / 1000)
     assert bench.engine.upkeep.clear_buckets_part(b"") == b""
     assert len(bench.engine.upkeep.rows(bench.engine.keys.all_buckets)) == 1
@@ -101,7 +101,7 @@ def test_a_bucket_goes_when_it_has_been_full_for_ten_minutes(tokens: float, earl
     assert bench.engine.upkeep.rows(bench.engine.keys.all_buckets) == []
 
 
-@pytest.mark.parametrize(("value", "rate"), [(b"garbage", 0.25), (enforcement.encode(Bucket(0.0, 2**60)), None)])
+@pytest.mark.parametrize(("value", "rate"), [(b"garbage", 0.25), (key_limits.encode(Bucket(0.0, 2**60)), None)])
 def test_an_unusable_bucket_goes_at_once(value: bytes, rate: float | None) -> None:
     bench = Bench(MemoryDatabase())
     bench.engine.queues.limit("q", "k", KeyLimits(rate=rate, max_in_flight=5))
@@ -111,7 +111,7 @@ def test_an_unusable_bucket_goes_at_once(value: bytes, rate: float | None) -> No
 
 
 def test_buckets_are_cleared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enforcement, "BUCKETS_PER_PART", 2)
+    monkeypatch.setattr(key_limits, "BUCKETS_PER_PART", 2)
     bench = Bench(MemoryDatabase())
     for key in "abcde":
         bench.write(lambda tr, key=key: tr.set(bench.engine.keys.bucket("q", key), b"?"))
@@ -131,16 +131,16 @@ def test_a_bucket_that_is_used_while_it_is_to_go_stays(monkeypatch: pytest.Monke
     bench = Bench(MemoryDatabase())
     bench.engine.queues.limit("q", "k", SLOW)
     row = bench.engine.keys.bucket("q", "k")
-    bench.write(lambda tr: tr.set(row, enforcement.encode(Bucket(10.0, 0))))
-    used = enforcement.encode(Bucket(2.0, bench.clock.wall_ms()))
+    bench.write(lambda tr: tr.set(row, key_limits.encode(Bucket(10.0, 0))))
+    used = key_limits.encode(Bucket(2.0, bench.clock.wall_ms()))
     uses = [used]
-    real = enforcement._is_full
+    real = key_limits._is_full
 
     def use(value: bytes, limits: KeyLimits, now_ms: int) -> bool:
         while uses:
             bench.write(lambda tr: tr.set(row, uses.pop()))
         return real(value, limits, now_ms)
 
-    monkeypatch.setattr(enforcement, "_is_full", use)
+    monkeypatch.setattr(key_limits, "_is_full", use)
     bench.engine.upkeep.clear_buckets_part()
     assert bench.engine.upkeep.rows(bench.engine.keys.all_buckets) == [(row, used)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.scheduling import enforcement
+from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.primitives.clock import random_id
@@ -218,10 +218,10 @@ def test_a_bucket_filled_at_the_last_moment_is_credited() -> None:
     now_ms, last_ms = 1_000, 2**64 - 1
     database = MemoryDatabase()
     bench = Bench(database)
-    row = bench.engine.keys.bucket("q", "a"), enforcement.encode(enforcement.Bucket(0.0, last_ms))
+    row = bench.engine.keys.bucket("q", "a"), key_limits.encode(key_limits.Bucket(0.0, last_ms))
     bench.engine.queues.limit("q", "a", KeyLimits(rate=1, burst=1))
     bench.write(lambda tr: tr.set(*row))
-    bench.work(lambda work: enforcement.credit(work, [enforcement.Seen(row, now_ms)]))
-    assert dict(bench.engine.upkeep.rows(bench.engine.keys.all_buckets))[row[0]] == enforcement.encode(
-        enforcement.Bucket(1.0, last_ms)
+    bench.work(lambda work: key_limits.credit(work, [key_limits.Seen(row, now_ms)]))
+    assert dict(bench.engine.upkeep.rows(bench.engine.keys.all_buckets))[row[0]] == key_limits.encode(
+        key_limits.Bucket(1.0, last_ms)
     )

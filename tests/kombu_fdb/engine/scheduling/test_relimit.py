@@ -10,7 +10,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.scheduling import limits
+from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
 from kombu_fdb.store.protocol import Database
@@ -125,8 +125,8 @@ def test_a_caller_that_dies_leaves_the_rest_to_the_duties(bench: Bench, monkeypa
 
 
 def test_in_parts_as_in_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LEASES_PER_PART", 3)
-    monkeypatch.setattr(limits, "MARKS_PER_PART", 2)
+    monkeypatch.setattr(limit_changes, "LEASES_PER_PART", 3)
+    monkeypatch.setattr(limit_changes, "MARKS_PER_PART", 2)
     bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(paused=True)))
     for key in "abcdefg":
         bench.put(b"1", key=key)
@@ -172,7 +172,7 @@ def test_all_parked_keys_go_on() -> None:
     bench, counted = parked(3_000)
     counted.reset()
     bench.engine.queues.set_control("q", QueueControl())
-    assert counted.worst().rows <= limits.MARKS_PER_PART + 1
+    assert counted.worst().rows <= limit_changes.MARKS_PER_PART + 1
     served = []
     while found := bench.take(100):
         served += found
@@ -196,8 +196,8 @@ def test_nothing_is_left_of_it(bench: Bench) -> None:
 
 
 def test_every_turn_is_ranked_anew_in_however_many_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "TURNS_PER_PART", 2)
-    monkeypatch.setattr(limits, "MARKS_PER_PART", 2)
+    monkeypatch.setattr(limit_changes, "TURNS_PER_PART", 2)
+    monkeypatch.setattr(limit_changes, "MARKS_PER_PART", 2)
     for key in "abcde":
         bench.put(b"1", b"2", key=key)
     assert len(bench.take(5)) == 5

@@ -3,7 +3,7 @@
 A claim reads the limits serializably, and so the queue's control, which says whether there are any (``claim.py``): no
 claim by the old limits commits after a change. The number in flight may be read at snapshot: acks only lower it, and
 claims of one limited key exclude each other through its *bucket*, which each reads serializably and writes. While it is
-not known how many messages without a key are in flight (``limits.py``), none may be taken.
+not known how many messages without a key are in flight (``limit_changes.py``), none may be taken.
 
 A queue in which no key has limits pays nothing for any of it: none of its keys is parked, so a transaction that ends a
 lease, and has read that (as a conflict), rings no bell.
@@ -178,7 +178,7 @@ def _is_full(row: bytes, limits: KeyLimits, now_ms: int) -> bool:
 # -- allowances --------------------------------------------------------------------------------------------------------
 
 
-#: The first phase of a change of limits: how the row of one begins (``limits.py``).
+#: The first phase of a change of limits: how the row of one begins (``limit_changes.py``).
 COUNTING = b"L"
 UNLIMITED = 2**31
 #: How many keys' numbers are read at once.

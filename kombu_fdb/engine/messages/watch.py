@@ -1,4 +1,4 @@
-"""Arm: watch the bells of empty queues, and learn which are not empty. One transaction that only reads.
+"""Watch: arm the bells of empty queues, and learn which are not empty. One transaction that only reads.
 
 Probe and watch read the same version, so a message is either seen by the probe or changes the bell after it. For a
 queue whose active consumer is another one, a change of that is watched instead.

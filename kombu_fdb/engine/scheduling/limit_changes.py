@@ -37,8 +37,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kombu_fdb.engine.scheduling import fair
-from kombu_fdb.engine.scheduling.enforcement import COUNTING, is_counting
 from kombu_fdb.engine.scheduling.fair import Turn
+from kombu_fdb.engine.scheduling.key_limits import COUNTING, is_counting
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import (
