@@ -38,15 +38,15 @@ key                                                   value                     
 ``("import", id)``                                     what a finished import was                import
 ``("imported", id, mark)``                             "": this message of it is stored          import; cleared when it is finished, or by the duties
 ``("body", message_id, chunk)``                       a piece of a large payload               publish; cleared with the message
-``("copy", message_id, target)``                       id of a copy of its chunks, how many are there   who buries it; cleared by the burial, or the duties
+``("copy", message_id, target)``                       id of a copy of its chunks, how many are there   burial; cleared by it, or the duties
 ``("count", queue, state)``                           messages (ready: and bytes), atomic add  every verb
 ``("total", queue, event)``                           number of messages ever, atomic add       any verb, about once a second
-``("key_total", queue, key, event)``                  the same of a busy key; "": of others     any verb, about once a second; cleared by the duties
+``("key_total", queue, key, event)``                  the total of a busy key; "": of others    any verb, about once a second; cleared by the duties
 ``("sample", step_s, slot)``                          what queues held and did at a moment       the duties
 ``("bell", queue)``                                   versionstamp; watched by idle consumers  a verb that makes a message ready
 ``("waiting", queue)``                                "": the queue has delayed messages       publish, release; cleared by promote
 ``("alarm",)``                                        versionstamp; watched by the promoter    a verb that delays a message
-``("session", session)``                              who it is; absent once fenced            session; cleared by sweep
+``("session", session)``                              its description; absent once fenced      session; cleared by sweep
 ``("beat", session)``                                 stamp of the last beat; time, queues; TTL  session
 ``("role", role)``                                    session that holds it, versionstamp      promoter
 ``("line", line, stamp)``                             a demand: session, first lease, how many  join; cleared by serve, leave, evict, recover, sweep
@@ -57,7 +57,7 @@ key                                                   value                     
 ``("bound", queue, exchange, routing_key)``           "": the same bindings by queue           bind
 ``("queue", name)``                                   properties, arguments                    declare
 ``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
-``("deleting", queue)``                               version: what came by it is to go        delete; cleared when it is done
+``("deleting", queue)``                               version: messages up to it are to go     delete; cleared when it is done
 ``("consumer", queue, session, tag)``                 ""                                       consume; cleared with session or queue
 ``("single", queue)``                                 session, tag; or versionstamp: vacant    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete
