@@ -60,7 +60,7 @@ class Threads(Protocol):
 
 @dataclass(slots=True)
 class _Underway:
-    """A claim or demand. Seeing it again replaces this object, so a claim that was given up meanwhile stays so.
+    """A claim or demand. A look at it changes only this object, so one that was given up meanwhile stays so.
 
     ``tags``: the consumers for which it claims, where only one is active. ``left``: those that have ended meanwhile.
     """

@@ -116,7 +116,7 @@ def state_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
 
 
 def head_ranges(work: Work, queues: Sequence[str], limit: int) -> list[tuple[bytes, bytes, int]]:
-    """Where the first messages without keys are. None if there are many queues: most heads would not be used."""
+    """Where the first messages without keys are; no ranges for many queues, as most heads would not be used."""
     few = queues if len(queues) <= FEW_QUEUES else ()
     return [(*range_of(work.keys.ready(queue)), min(limit, ROWS_PER_READ)) for queue in few]
 

@@ -10,7 +10,7 @@ a process that started it inherits a library that believes it is running, withou
 ever. No call can mend that, but a *second copy* of the library knows nothing of the first. So:
 
 * ``binding()`` is the only way to the module. In a process whose library is dead (it was started, and the thread is not
-  alive) it loads a fresh copy of the library file, imports the binding's modules once more so that they use it, and
+  alive) it loads a fresh copy of the library file. It imports the binding's modules once more so that they use it, and
   selects the API version. That takes some 40 ms, once per child. The new module is another object with other classes:
   it is never kept across calls.
 * The linker recognises a library by its file, so each generation of children needs a file of its own. A parent that

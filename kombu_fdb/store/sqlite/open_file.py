@@ -34,7 +34,7 @@ unlocked once too often.
 
 Model of the fork. A guard keeps SQLite's connections out of forked children: closed before the fork, opened again when
 needed. Before a fork each open file lets no new transaction start, waits until the running ones have ended (``WAIT_S``
-at most) and closes its connections, so that SQLite's library knows nothing of the file when the process is copied. The
+at most) and closes its connections. So SQLite's library knows nothing of the file when the process is copied. The
 child closes its copies of the lock files and pipes.
 
 If the running transactions do not end in time, or C code forked without Python's hooks before it, the child inherits
