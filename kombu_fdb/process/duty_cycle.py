@@ -20,12 +20,12 @@ record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that 
 the record each second, and so do those that saw it unchanged; all others look each :data:`ROLE_TTL_S`, or a fleet
 would do little else. Two holders at once are harmless: their transactions conflict.
 
-The ring: which session observes which, so that a dead one is found although not all observe all. Each process
-observes the sessions that follow its own in the order of their ids, which are random: as many as it takes
-to see :data:`LIVING` of them alive, and twice as many at each look that does not. So a dead session is observed by that
-many living ones, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a
-session is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together; if only one
-of n survives, within its time to live and ``log2(n / LIVING) + 2`` sweeps.
+The ring: which session observes which, so that a dead one is found although not all observe all. Each process observes
+the sessions that follow its own in the order of their ids, which are random: as many as it takes to see :data:`LIVING`
+of them alive, and twice as many at each look that does not. So a dead session is observed by that many living ones, and
+a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a session is ended
+within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together; if only one of n survives,
+within its time to live and ``log2(n / LIVING) + 2`` sweeps.
 
 A process that can't beat, because one of its tasks lets nothing else run, is not dead. Guarantee: NOT-TWICE. The
 heartbeat comes from a thread. A task can keep that from running for as long as it likes: C code that does not release
@@ -447,7 +447,7 @@ class Duties:
         return Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
 
     def _pause(self, *, held: bool) -> float:
-        """Until the next duty is due; a process without the role waits for that, and for the duties of all."""
+        """Seconds until the next duty is due (without the role: of its own two), or the next look at the role."""
         own_at = [self._due_at[self._duties.index(each)] for each in (self._sweep, self._newer)]
         due_at = min(self._due_at.values()) if held else min(own_at)
         return max(0.0, min(due_at - self._clock.monotonic(), ROLE_INTERVAL_S))

@@ -12,9 +12,9 @@ message that no worker can handle keeps neither the workers busy nor their logs:
 attempt only. The error is kept for its dead letter, which the message becomes when it has come back as often as it may.
 A message without acks, such as a broadcast, is logged and gone.
 
-A task's headers and body are checked before Celery's task consumer gets them (``envelope.py``), since some
-of them are used only later, when a process, a thread or a greenlet is free: if they are wrong, the message is
-dead-lettered at once.
+A task's headers and body are checked before Celery's task consumer gets them (``envelope.py``), since some of them are
+used only later, when a process, a thread or a greenlet is free: if they are wrong, the message is dead-lettered at
+once.
 
 Errors of the connection pass, as Celery mends those: it connects again, and the message comes again. Those of a channel
 don't: unless told otherwise (``broker_channel_error_retry``), Celery ends for them. An id that is too long for a key of

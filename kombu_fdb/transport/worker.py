@@ -1,8 +1,8 @@
 """How a Celery worker and the transport share a message: the worker's options, its requests, how it joins, and its end.
 
-Celery makes attributes of celery-fdb's options on tasks that don't have them, and nothing reads those. A task
-has the options of its class, which ``celery_fdb.install(app)`` sees to. Without it nothing of ``celery_fdb`` is loaded.
-So the transport checks when a worker has started, and the doctor does when it is given an app.
+Celery makes attributes of celery-fdb's options on tasks that don't have them, and nothing reads those. A task has the
+options of its class, which ``celery_fdb.install(app)`` sees to. Without it nothing of ``celery_fdb`` is loaded. So the
+transport checks when a worker has started, and the doctor does when it is given an app.
 
 Errors in a task while no callback of its consumer is on the stack (guarantee POISON-ENDS). Celery makes a *request* of
 a task's message, and goes on with it later: when its ETA has come, when a place in the pool is free, when a child tells

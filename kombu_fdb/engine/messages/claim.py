@@ -3,8 +3,8 @@
 A claim chooses messages (:func:`choose`), takes their rows out of the ready ranges (:func:`take_rows`), and leases each
 one (:func:`take`). It reads the head of the queue as a snapshot and conflicts on what it takes: with a claim of the
 same message, or a transaction that puts one back between those taken (``batches.py``), but with no publish. It reads
-the session's record serializably, so it can't commit beside the sweep that ends its session.
-Guarantees: ONE-PLACE (one commit clears the ready key and writes the lease), ONE-OWNER.
+the session's record serializably, so it can't commit beside the sweep that ends its session. Guarantees: ONE-PLACE (one
+commit clears the ready key and writes the lease), ONE-OWNER.
 
 A window is bounded in bytes as well (``batches.py``), so a claim of large messages takes fewer of them. All their
 payloads are read in one round trip.

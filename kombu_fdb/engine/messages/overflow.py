@@ -15,9 +15,9 @@ properties as they are stored. With both, the queue is full when either says so.
 Model of ``drop-head``. A publish to a full queue stores its messages, without a conflict, and *then* lets the oldest
 give way, in a transaction of its own (:func:`shed`). Concurrent publishers want the same oldest messages; one of them
 removes the whole excess, and the others find that it is done. After :data:`ATTEMPTS` lost races the publisher gives up:
-the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a
-publish never fails, and never waits, for the head of a queue, however large that is; and a queue has at most as many
-messages too many as were published at the same time, or by a process that died in between.
+the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a publish never fails, and never
+waits, for the head of a queue, however large that is; and a queue has at most as many messages too many as were
+published at the same time, or by a process that died in between.
 
 The counter is read at snapshot, so with ``reject-publish``, too, concurrent publishers may overshoot by as many
 messages as they are, as RabbitMQ's do. The messages of one transaction stay together: with ``drop-head`` they are

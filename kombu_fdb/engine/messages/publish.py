@@ -502,8 +502,7 @@ class Publisher:
         Returns for each the queues it reached; an empty list is an unroutable message, which is dropped. Raises
         ``MessageTooLarge`` (nothing stored), ``ExchangeNotFound``, ``LimitExceeded`` if together they exceed what one
         transaction holds (see :data:`~kombu_fdb.engine.messages.publish.BATCH_BYTES`), ``CapacityExceeded`` (nothing
-        stored), ``CommitUnknown``: published again by this process, they are stored once (``publish.py``). Guarantee:
-        DURABLE.
+        stored), ``CommitUnknown``: published again by this process, they are stored once. Guarantee: DURABLE.
         """
         for publication in publications:
             self.check(publication)

@@ -24,8 +24,8 @@ from kombu_fdb.store.protocol import KeyValue
 class Release(NamedTuple):
     """How messages come back: counted as an attempt or not, and not before ``due_ms``.
 
-    ``seen``: a consumer has had them all the same, and the next one is told.
-    ``details``: noted at the death of a message that has come back too often.
+    ``seen``: a consumer has had them all the same, and the next one is told. ``details``: noted at the death of a
+    message that has come back too often.
     """
 
     counted: bool

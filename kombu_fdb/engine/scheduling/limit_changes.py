@@ -21,9 +21,8 @@ position is stored in that row, so that any process can go on where the last one
 
 Why no lease is missed. Claims conflict on the queue's control, which the change has written: one that commits after it
 knows the limits and counts its leases. Earlier leases still stand or end, and a lease that ends while it is rewritten
-is a conflict. Why no key is forgotten: one that is parked after the change is parked by the new limits.
-Why no turn stays at a wrong rank: one that comes into the ring, or back into it, after the change comes by the new
-priorities.
+is a conflict. Why no key is forgotten: one that is parked after the change is parked by the new limits. Why no turn
+stays at a wrong rank: one that comes into the ring, or back into it, after the change comes by the new priorities.
 
 The process that changes the limits does all parts at once. If that process dies, the duties go on (``duties.py``).
 Parts may be repeated, and two processes that do the same one conflict.

@@ -46,7 +46,7 @@ What happens at each failure:
 How long the others are patient stands in the line as well, ``("served", line)``: each service writes its own estimate,
 each eviction twice the last one. So where services take long, no consumer has to learn that by itself.
 
-No clock and no process is trusted for more than speed: several first ones at once are safe, because they conflict.
+No clock and no process is trusted for more than speed: any number of first ones at once are safe, as they conflict.
 Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
 """
 

@@ -11,8 +11,8 @@ place until the burial commits: all its letters appear, or none. Its id has to b
 
 Model. ``("copy", message_id, target)`` holds the id of the copy and how many chunks of it are there.
 
-* none -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing`, nothing of it happens,
-  and the process that ran it makes the copy (``Transactions.write``) and runs it again.
+* none -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing`, nothing of it happens, and the
+  process that ran it makes the copy (``Transactions.write``) and runs it again.
 * copying -> *complete*: each part reads the row serializably and moves its number on. Two processes that copy the same
   message conflict there, and share the work. A copy whose source was acknowledged meanwhile is complete too, and
   shorter than its id promises: if that message comes again, the copy is begun anew.

@@ -9,8 +9,8 @@ Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease
 * in its place -> kept: an old process meets it in a claim, or when it would be buried because it has come back too
   often or gives way to others, or its lease is a dead session's. One transaction moves it out of its place
   (ONE-PLACE).
-* kept -> in its place: the promoter's process brings it back (``regain.py``) if it knows the version; it may be an old
-  one. Two processes that try to conflict on the row.
+* kept -> in its place: any process that knows the version brings it back (``regain.py``); two that try conflict on the
+  row.
 
 A kept message delays no others. It is counted, so that operators see it (``QueueCounts.newer``). It neither expires nor
 has to give way, and stays when its queue is purged or deleted, as a leased one does. Messages behind it are served

@@ -88,7 +88,7 @@ def _try_for_a_turn(fd: int) -> bool:
 
 
 class WriteLock:
-    """The right to write, within a process and between processes; see the module's text."""
+    """The right to write, within a process and between processes."""
 
     def __init__(self, gate: int, main: int, clock: Clock) -> None:
         self._gate = gate
@@ -359,7 +359,7 @@ BUSY_PAUSE_S = 0.001
 
 
 class OpenFile:
-    """Connections, locks and bells of one file. Thread-safe. Get it from ``registry.attach``."""
+    """Connections, locks and bells of one file. Thread-safe. Get it from ``database.attach``."""
 
     #: The owner of its own transactions, which only read.
     synchronous = "normal"
