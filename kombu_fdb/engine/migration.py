@@ -248,7 +248,7 @@ def state(work: Work, import_id: bytes) -> dict[str, Any] | None:
     value = work.tr.get(work.keys.import_(import_id))
     facts = None if value is None else decode_json(value)
     if facts is not None and not isinstance(facts, dict):
-        raise FormatError("unreadable note of an import", value=str(facts)[:80])
+        raise FormatError("unreadable import record", value=str(facts)[:80])
     return facts
 
 

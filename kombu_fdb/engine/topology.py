@@ -76,9 +76,9 @@ def check_flags(declared: QueueDeclaration | Exchange, *names: str) -> None:
     """Raises ``InvalidArgument`` for values that could not be read back, nor the lists that they stand in."""
     for name in names:
         if not isinstance(getattr(declared, name), bool):
-            raise InvalidArgument(f"{name} is true or false", given=shown(getattr(declared, name)))
+            raise InvalidArgument(f"{name} must be true or false", given=shown(getattr(declared, name)))
     if not isinstance(declared.arguments, dict):
-        raise InvalidArgument("arguments are a dictionary", given=shown(declared.arguments))
+        raise InvalidArgument("arguments must be a dictionary", given=shown(declared.arguments))
 
 
 def check_exchange(declared: Exchange) -> None:
@@ -87,7 +87,10 @@ def check_exchange(declared: Exchange) -> None:
     alternate = declared.arguments.get("alternate-exchange")
     if not isinstance(alternate, str | None):
         raise InvalidArgument(
-            "unusable argument", exchange=declared.name, fix="alternate-exchange is a text", given=shown(alternate)
+            "unusable argument",
+            exchange=declared.name,
+            fix="alternate-exchange must be a string",
+            given=shown(alternate),
         )
 
 

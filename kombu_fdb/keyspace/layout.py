@@ -136,7 +136,7 @@ _pack_text = lru_cache(4096)(pack_fresh)
 
 
 def _no_text(element: object) -> InvalidArgument:
-    return InvalidArgument("a name is a text", given=ascii(element)[:80])
+    return InvalidArgument("a name must be a string", given=ascii(element)[:80])
 
 
 def pack_int(number: int) -> bytes:

@@ -80,7 +80,7 @@ def milliseconds(name: str, seconds: Any) -> int:
     """
     if not is_number(seconds, 0, LONGEST_S):
         raise InvalidArgument(
-            f"{name} is a number of seconds, 0 or more",
+            f"{name} must be a number of seconds, 0 or more",
             given=shown(seconds),
             fix=f"Use at most {LONGEST_S:,}, which is 100 years.",
         )

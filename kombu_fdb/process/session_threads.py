@@ -149,7 +149,7 @@ class Attendant:
 
     def _run(self) -> None:
         self._thread = threading.current_thread()
-        trouble = Trouble("what had to be done later")
+        trouble = Trouble("a deferred call")
         while self._called and not self._stopped:
             self._called = False
             try:

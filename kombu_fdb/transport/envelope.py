@@ -654,7 +654,9 @@ def _meta(headers: Mapping[str, Any], properties: Mapping[str, Any], before: lis
     """The meta for any values; a template makes the same of common ones."""
     kept = {name: value for name, value in properties.items() if name not in _PER_DELIVERY}
     if _ENCODED_TYPE in (headers.keys(), kept.keys()):
-        raise InvalidArgument("headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add one.")
+        raise InvalidArgument(
+            "headers that would be misread", names=sorted(_ENCODED_TYPE), fix="Add a header with another name."
+        )
     try:
         return "".join(_encoded([*before, headers, kept, *behind], 0)).encode()
     except (RecursionError, ValueError) as error:  # a circle, or whole numbers of thousands of digits

@@ -594,7 +594,7 @@ class SqliteDatabase:
         transactions of this handle. Raises ``StoreUnavailable`` with the fix if the file can't be used.
         """
         if synchronous not in ("normal", "full"):
-            raise OptionError("synchronous is 'normal' or 'full'", given=synchronous)
+            raise OptionError("synchronous must be 'normal' or 'full'", given=synchronous)
         check_library()
         database = cls(check_path(os.fspath(path)), synchronous, clock or SystemClock())
         open_file.refuse_tainted(database.path)

@@ -133,7 +133,7 @@ class TestAlternateExchange:
         channel.exchange_declare("ex", "direct")
         with pytest.raises(PreconditionFailed, match="alternate: rest"):
             channel.exchange_declare("ex", "direct", arguments={"alternate-exchange": "rest"})
-        with pytest.raises(PreconditionFailed, match="alternate-exchange is a text"):
+        with pytest.raises(PreconditionFailed, match="alternate-exchange must be a string"):
             channel.exchange_declare("other", "direct", arguments={"alternate-exchange": 5})
 
 

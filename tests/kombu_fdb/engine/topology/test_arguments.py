@@ -70,12 +70,12 @@ def test_what_others_know_is_kept_and_not_acted_upon(name: str) -> None:
 @pytest.mark.parametrize("flag", ["durable", "exclusive", "auto_delete"])
 def test_a_queues_flags_are_true_or_false(flag: str) -> None:
     flags: dict[str, Any] = {flag: "no"}
-    with pytest.raises(InvalidArgument, match=f"{flag} is true or false"):
+    with pytest.raises(InvalidArgument, match=f"{flag} must be true or false"):
         check(QueueDeclaration("q", **flags))
 
 
 @pytest.mark.parametrize("flag", ["durable", "auto_delete"])
 def test_an_exchanges_flags_are_true_or_false(flag: str) -> None:
     flags: dict[str, Any] = {flag: "no"}
-    with pytest.raises(InvalidArgument, match=f"{flag} is true or false"):
+    with pytest.raises(InvalidArgument, match=f"{flag} must be true or false"):
         Bench(MemoryDatabase()).engine.queues.declare_exchange(Exchange("e", "direct", **flags))
