@@ -28,8 +28,8 @@ What fails:
 A process without armed watches is not woken: its thread waits until one is armed. The thread that arms it first throws
 away what lies in the pipe: all of it was written after commits that the second read will see.
 
-A descriptor is closed by its last user only, the thread or the holder of the lock. By then its number may stand for
-another file, and a digest written to it would damage that (https://www.sqlite.org/howtocorrupt.html, 1.1).
+A descriptor is closed by its last user only, the thread or the holder of the lock. Otherwise its number could come
+to mean another file, which a digest written to it would damage (https://www.sqlite.org/howtocorrupt.html, 1.1).
 """
 
 from __future__ import annotations
