@@ -107,7 +107,7 @@ def unpark(work: Work, sightings: Sightings) -> int | None:
     An entry is due when its moment has come by this clock, or when this process has seen it for as long as it was to
     wait: the clocks may differ, or this one was set back since. A bell that is rung too early costs a look.
 
-    The tokens that have come since are put into the bucket (:func:`.enforcement.credit`): the consumer that answers the
+    The tokens that have come since are put into the bucket (:func:`.key_limits.credit`): the consumer that answers the
     bell may not have seen that bucket before.
     """
     found = [(row, read_or(None, work.keys.split, row[0], int, str, str)) for row in _unparks(work)]
