@@ -14,53 +14,6 @@ def where(bench, task_id="t"):
     return [(found.queue, found.state, found.payload) for found in bench.engine.inspect.find_task(task_id)]
 
 
-def test_a_delayed_task_is_cancelled_before_it_is_due(bench):
-    bench.put(b"a", due_ms=bench.clock.wall_ms() + 60_000)
-    task_id = b"a".hex()
-    assert where(bench, task_id) == [("q", "delayed", b"a")]
-    assert len(bench.engine.messages.cancel(task_id)) == 1
-    bench.later(61)
-    assert bench.engine.upkeep.promote() == (0, None)
-    assert bench.counts() == (0, 0, 0)
-
-
-def test_a_promoted_task_is_found_where_it_went(bench):
-    bench.put(b"a", due_ms=bench.clock.wall_ms() + 1_000, key="tenant")
-    bench.later(2)
-    bench.engine.upkeep.promote()
-    assert where(bench, b"a".hex()) == [("q", "ready", b"a")]
-    assert len(bench.engine.messages.cancel(b"a".hex())) == 1
-    assert bench.engine.inspect.keys_of("q") == {}
-
-
-def test_a_dead_task_is_found_and_cancelled_in_its_dead_queue(bench):
-    bench.put(b"a")
-    bench.engine.messages.reject([bench.take()[0].lease])
-    assert where(bench, b"a".hex()) == [("q.dead", "ready", b"a")]
-    assert len(bench.engine.messages.cancel(b"a".hex())) == 1
-    assert bench.counts("q.dead") == (0, 0, 0)
-
-
-def test_a_task_that_runs_is_shown_and_left_to_its_worker(bench):
-    bench.put(b"a", key="tenant")
-    bench.put(b"b")
-    delivery, _ = sorted(bench.take(), key=lambda each: each.payload)
-    assert where(bench, b"a".hex()) == [("q", "leased", b"a")]
-    assert bench.engine.inspect.find_task(b"a".hex())[0].owner == bench.session
-    assert len(bench.engine.messages.cancel(b"a".hex())) == 0
-    assert bench.engine.messages.ack([delivery.lease]) == [True]
-    assert where(bench, b"a".hex()) == []
-
-
-def test_a_task_that_comes_back_is_found_at_its_place_and_when_delayed(bench):
-    bench.put(b"a")
-    bench.engine.messages.release([bench.take()[0].lease])
-    assert where(bench, b"a".hex()) == [("q", "ready", b"a")]
-    bench.engine.messages.release([bench.take()[0].lease], due_ms=bench.clock.wall_ms() + 1_000)
-    assert where(bench, b"a".hex()) == [("q", "delayed", b"a")]
-    assert len(bench.engine.messages.cancel(b"a".hex())) == 1
-
-
 def test_every_copy_of_a_routed_task_is_cancelled(bench):
     bench.engine.queues.declare_exchange(Exchange("x", "fanout"))
     for queue in ("one", "two", "three"):
@@ -72,15 +25,6 @@ def test_every_copy_of_a_routed_task_is_cancelled(bench):
     assert len(bench.engine.messages.cancel("t")) == 2
     bench.engine.messages.ack([taken.lease])
     assert leftovers(bench.engine) == [key for key in leftovers(bench.engine) if b"bind" in key or b"bound" in key]
-
-
-def test_the_next_attempt_beside_the_one_that_publishes_it(bench):
-    bench.put(b"a")
-    attempt = bench.take()[0]
-    bench.put(b"a", due_ms=bench.clock.wall_ms() + 1_000)
-    assert [state for _, state, _ in where(bench, b"a".hex())] == ["delayed", "leased"]
-    bench.engine.messages.ack([attempt.lease])
-    assert len(bench.engine.messages.cancel(b"a".hex())) == 1
 
 
 def test_the_loser_of_the_race_for_a_task_changes_nothing(bench):

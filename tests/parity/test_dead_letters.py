@@ -65,34 +65,6 @@ def test_count_by_reason_task_key_and_error(broker, jobs):
         letters.count("colour")
 
 
-def test_list_and_get_one_with_its_deaths(jobs):
-    job_id = jobs.put("1", priority=4)
-    jobs.put("2")
-    for number in range(2):
-        jobs.take(0).bury(error=f"error {number}")
-    letter = jobs.dead_letters.get(job_id)
-    assert (letter.payload, letter.priority, letter.deaths[0].details) == (b"1", 4, {"error": "error 0"})
-    assert [each.payload for each in jobs.dead_letters.list()] == [b"1", b"2"]
-    assert [each.payload for each in jobs.dead_letters.list(1)] == [b"1"]
-    assert jobs.dead_letters.get(bytes(16)) is None
-
-
-def test_conditions_on_age_use_the_callers_clock(bench, letters):
-    die(bench, b"old")
-    bench.later(60)
-    die(bench, b"young")
-    assert [each.payload for each in letters.list(older_than=30)] == [b"old"]
-    assert [each.payload for each in letters.list(younger_than=30)] == [b"young"]
-
-
-def test_an_unknown_condition_is_an_error_and_moves_nothing(jobs):
-    jobs.put("1")
-    jobs.take(0).bury()
-    with pytest.raises(InvalidArgument, match="older_than"):
-        jobs.dead_letters.discard(colour="red")
-    assert jobs.dead_letters.count().total() == 1
-
-
 def test_bytes_that_can_not_be_read_are_seen_and_discarded_and_not_replayed(bench, letters):
     die(bench, b"1")  # as many bytes as what is put in its place, which the queue counts
     ((key, _),) = bench.engine.transactions.read(lambda work: work.tr.get_range(*_whole(bench)))
@@ -150,14 +122,6 @@ def test_priority_is_kept_through_death_and_replay(bench, letters):
         assert letters.replay() == 3
 
 
-def test_priority_of_a_message_that_found_no_room(bench, letters):
-    arguments = {"x-max-length": 1, "x-overflow": "reject-publish-dlx"}
-    bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
-    bench.put(b"first")
-    bench.put(b"second", priority=7)
-    assert [(each.payload, each.priority) for each in letters.list()] == [(b"second", 7)]
-
-
 def test_a_dead_letter_exchange_delivers_by_priority(bench):
     bench.engine.queues.declare_exchange(Exchange("dead", "fanout"))
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-dead-letter-exchange": "dead"}))
@@ -167,35 +131,6 @@ def test_a_dead_letter_exchange_delivers_by_priority(bench):
     bench.put(b"high", priority=8)
     bench.engine.messages.reject([each.lease for each in bench.take()])
     assert bench.payloads(10, "graveyard") == [b"high", b"low"]
-
-
-def test_replay_from_the_queue_of_a_dead_letter_exchange(broker):
-    """Each goes to the queue it died in; ``queue="a"`` brings back this one's."""
-    broker._engine.queues.declare_exchange(Exchange("dead", "fanout"))
-    broker._engine.queues.bind("graveyard", "dead", "")
-    queues = [broker.declare(name, arguments={"x-dead-letter-exchange": "dead"}) for name in ("a", "b")]
-    for queue in queues:
-        for number in range(3):
-            queue.put(f"{queue.name}{number}", key="k", priority=number)
-            queue.take(0).bury()
-    broker.queue("graveyard").put("never died")
-    a, b = queues
-    assert broker.dead_letters("graveyard").replay(2, queue="a") == 2
-    assert a.dead_letters.replay(9) == 0, "none in a.dead"
-    held = a.take_many(9, 0)
-    assert [job.payload for job in held] == [b"a2", b"a1"], "the most urgent"
-    assert broker.dead_letters("graveyard").replay() == 4
-    assert [a.count(), b.count(), broker.queue("graveyard").count()] == [1, 3, 1]
-    assert b.take(0).deaths[0].queue == "b"
-
-
-def test_replay_to_another_queue(broker, jobs):
-    jobs.put("1", key="alice")
-    jobs.take(0).bury()
-    broker.declare("repair", durable=True)
-    assert jobs.dead_letters.replay(to="repair") == 1
-    job = broker.queue("repair").take(0)
-    assert (job.payload, job.key, job.attempts, job.deaths[0].queue) == (b"1", "alice", 1, "jobs")
 
 
 def test_replay_into_a_deleted_queue_names_the_fix_and_loses_nothing(broker, jobs):
@@ -284,13 +219,6 @@ def test_a_caller_killed_between_two_parts_loses_nothing(bench, letters, verb):
     assert bench.payloads(1000) == [b"%d" % each for each in range(number if verb == "replay" else 0)]
 
 
-def test_a_condition_that_raises_moves_nothing(bench, letters):
-    die(bench, b"1")
-    with pytest.raises(ZeroDivisionError):
-        letters.replay(where=lambda _: 1 / 0)
-    assert bench.counts("q.dead") == (1, 0, 0)
-
-
 @pytest.mark.parametrize("size", [10, 300_000])
 def test_discard_deletes_all_there_is_of_a_message(bench, letters, size):
     bench.put(os.urandom(size))
@@ -309,17 +237,3 @@ def test_two_replays_at_once_move_each_letter_once(another, threads):
     assert sum(moved) == 400
     payloads = Counter(job.payload for job in brokers[1].queue("jobs").take_many(1000))
     assert payloads == {b"%d" % number: 1 for number in range(400)}
-
-
-def test_a_letter_in_a_queue_with_keys_is_counted_among_its_keys(bench):
-    """Messages with keys were put into a queue of dead letters."""
-    bench.put(b"1", queue="q.dead", key="alice", priority=3)
-    bench.put(b"2", queue="q.dead")
-    bench.put(b"q is there")
-    letters = DeadLetters(Holder(bench), "q.dead", clock=bench.clock)
-    assert letters.replay() == 2
-    assert bench.engine.inspect.keys_of("q.dead") == {}
-    assert {each.payload for each in bench.take()} == {b"1", b"2", b"q is there"}
-
-
-# -- how large a history may be ----------------------------------------------------------------------------------------

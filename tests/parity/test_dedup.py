@@ -13,14 +13,6 @@ def once(dedup_id="d", queue="q", exchange="", window_ms=10_000, payload=b"a"):
     return Publication(exchange, queue, payload, dedup_id=dedup_id, dedup_window_ms=window_ms)
 
 
-def test_a_second_job_with_the_same_id_is_not_stored(broker):
-    queue = broker.queue("q")
-    for _ in range(3):
-        queue.put("a", dedup_id="order-1")
-    queue.put("b", dedup_id="order-2")
-    assert [job.payload for job in queue.take_many(10, 0)] == [b"a", b"b"]
-
-
 def test_the_window_counts_from_the_first(bench):
     bench.engine.publisher.publish([once()])
     bench.later(9)

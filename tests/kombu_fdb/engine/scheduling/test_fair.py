@@ -75,49 +75,6 @@ def test_a_flood_of_one_key_delays_another_by_one_turn(bench: Bench) -> None:
     assert ("quiet", 0) in take(bench, 2)
 
 
-def test_priority_is_strict_across_keys(bench: Bench) -> None:
-    put(bench, "a", 1, 2)
-    put(bench, "b", 3, priority=5)
-    put(bench, "", 4, priority=9)
-    put(bench, "b", 5)
-    assert take(bench, 1) == [("", 4)]
-    assert take(bench) == [("b", 3), ("a", 1), ("b", 5), ("a", 2)]
-
-
-def test_released_messages_return_to_their_place_in_their_key(bench: Bench) -> None:
-    put(bench, "a", 1, 2, 3)
-    first = bench.take(1)
-    bench.engine.messages.release([first[0].lease])
-    assert take(bench) == [("a", 1), ("a", 2), ("a", 3)]
-
-
-def test_delayed_and_dead_messages_keep_their_key(bench: Bench) -> None:
-    put(bench, "a", 1, due_ms=bench.clock.wall_ms() + 1)
-    bench.later(1)
-    bench.engine.upkeep.promote()
-    (delivery,) = bench.take()
-    assert keyed(delivery) == ("a", 1)
-    bench.engine.messages.reject([delivery.lease])
-    assert [each.key for each in bench.take(1, "q.dead")] == ["a"]
-
-
-@pytest.mark.parametrize(("newcomer", "order"), [("next", "bcabcn"), ("current", "bcnabc"), ("first", "nbcabc")])
-def test_newcomers(bench: Bench, newcomer: str, order: str) -> None:
-    bench.engine.queues.set_control("q", QueueControl(newcomer=newcomer))
-    for key in "abc":
-        put(bench, key, 1, 2, 3, 4)
-    take(bench, 4)  # one round, and a's turn in the second
-    put(bench, "n", 0)
-    assert "".join(key for key, _ in take(bench, 6)) == order
-
-
-def test_weights(bench: Bench) -> None:
-    bench.engine.queues.limit("q", "a", KeyLimits(weight=3))
-    for key in "ab":
-        put(bench, key, *range(6))
-    assert [key for key, _ in take(bench, 8)] == list("aaabaaab")
-
-
 def test_two_levels(bench: Bench) -> None:
     """A tenant with 500 users gets as many turns as one with one."""
     bench.engine.publisher.publish([Publication("", "q", b"%d" % n, key=f"big/{n}") for n in range(500)])
@@ -130,20 +87,6 @@ def test_two_levels(bench: Bench) -> None:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-def test_in_flight_is_never_exceeded_and_an_end_frees_a_slot(bench: Bench) -> None:
-    bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=2))
-    put(bench, "a", 1, 2, 3, 4)
-    put(bench, "b", 5)
-    first = bench.take()
-    assert [keyed(each) for each in first] == [("a", 1), ("b", 5), ("a", 2)]
-    assert bench.engine.messages.arm(["q"]) is not None, "a parked key must not look like work"
-    held = [each.lease for each in first if each.key == "a"]
-    for end in (bench.engine.messages.ack, bench.engine.messages.release, bench.engine.messages.reject):
-        assert end([held.pop(0)]) == [True]
-        (freed,) = bench.take()
-        held.append(freed.lease)
-
-
 def test_a_crash_frees_the_slots(bench: Bench) -> None:
     """KEY-LIMIT."""
     bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=1))
@@ -153,19 +96,6 @@ def test_a_crash_frees_the_slots(bench: Bench) -> None:
     assert take(bench) == []
     bench.engine.sessions.close(dead)
     assert take(bench) == [("a", 1)]
-
-
-def test_every_key_can_be_limited_at_once(bench: Bench) -> None:
-    """Tarantool's utube: one at a time per sub-queue, first in, first out inside."""
-    bench.engine.queues.set_control("q", QueueControl(every_key=KeyLimits(max_in_flight=1)))
-    for key in "ab":
-        put(bench, key, 1, 2)
-    first = bench.take()
-    assert [keyed(each) for each in first] == [("a", 1), ("b", 1)]
-    bench.engine.messages.ack([first[1].lease])
-    assert take(bench) == [("b", 2)]
-    bench.engine.queues.set_control("q", QueueControl())
-    assert take(bench) == [("a", 2)]
 
 
 @pytest.mark.parametrize("key", ["", "a"])
@@ -183,15 +113,6 @@ def test_pause_and_resume(bench: Bench, key: str) -> None:
     assert take(bench) == [(key, 1)]
 
 
-def test_pause_a_queue(bench: Bench) -> None:
-    bench.engine.queues.set_control("q", QueueControl(paused=True))
-    bench.put(b"1")
-    assert bench.take() == []
-    assert bench.engine.messages.arm(["q"]) is not None
-    bench.engine.queues.set_control("q", QueueControl())
-    assert take(bench) == [("", 1)]
-
-
 def test_rate(bench: Bench) -> None:
     """Over all consumers, measured in the store."""
     bench.engine.queues.limit("q", "a", KeyLimits(rate=10, burst=2))
@@ -205,13 +126,6 @@ def test_rate(bench: Bench) -> None:
         taken += len(bench.take())
     assert 95 <= taken <= 105
     bench.engine.queues.purge("q")
-
-
-def test_key_priority(bench: Bench) -> None:
-    bench.engine.queues.limit("q", "vip", KeyLimits(priority=9))
-    put(bench, "a", 1, priority=5)
-    put(bench, "vip", 2)
-    assert take(bench) == [("vip", 2), ("a", 1)]
 
 
 @pytest.mark.parametrize(
@@ -299,28 +213,6 @@ def test_a_blocked_keys_large_message_takes_no_room_in_a_claim(bench: Bench) -> 
     bench.take(1)
     bench.engine.queues.limit("q", "p", KeyLimits(paused=True))
     assert "".join(each.key for each in bench.take(5)) == "xbaxb"
-
-
-def test_a_key_whose_priority_is_changed_joins_the_round_of_its_new_rank(bench: Bench) -> None:
-    for _ in range(30):  # the old rank's rounds are far ahead
-        bench.put(b"x", key="a")
-        bench.engine.messages.ack([each.lease for each in bench.take()])
-    bench.put(*[b"x"] * 4, key="a")
-    bench.take(1)
-    bench.engine.queues.limit("q", "a", KeyLimits(priority=7))
-    bench.take(1)
-    for key in "vw":
-        bench.put(*[b"x"] * 40, key=key, priority=7)
-    assert "a" in [each.key for each in bench.take(3)]
-
-
-@pytest.mark.parametrize(("limits", "window", "taken"), [({}, 2, 2), ({"max_in_flight": 3}, 9, 3), ({}, 9, 5)])
-def test_a_heavy_keys_turn_ends_with_the_window_and_its_limit(
-    bench: Bench, limits: dict[str, Any], window: int, taken: int
-) -> None:
-    bench.engine.queues.limit("q", "k", KeyLimits(weight=5, **limits))
-    bench.put(*(b"%d" % number for number in range(5)), key="k")
-    assert len(bench.take(window)) == taken
 
 
 def test_what_a_batch_brings_counts_against_the_capacity_of_its_key(bench: Bench) -> None:

@@ -23,7 +23,7 @@ from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
 keys = st.sampled_from(["", "a", "b", "c"])
-#: A rate is time's and not the ring's: ``test_fair.py`` has it.
+#: A rate is time's and not the ring's: ``test_rates.py`` has it.
 limits = st.builds(
     KeyLimits,
     paused=st.sampled_from([False, False, False, True]),
