@@ -1,39 +1,18 @@
-"""Fair scheduling: the order of queue-by, limits, two levels, costs. Races and crashes are the simulation's."""
+"""Fair scheduling: limits, two levels, costs. The order is test_fair_order.py's, races and crashes the simulation's."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument, QueueError
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
 from kombu_fdb.testing.memory import MemoryDatabase
-
-
-class QueueBy:
-    """The reference: clj-queue-by, as its README documents it."""
-
-    def __init__(self) -> None:
-        self.snapshot: deque[tuple[int, str, int]] = deque()
-        self.queues: dict[str, deque[tuple[int, str, int]]] = {}
-        self.arrivals = 0
-
-    def push(self, key: str, item: int) -> None:
-        self.arrivals += 1
-        self.queues.setdefault(key, deque()).append((self.arrivals, key, item))
-
-    def pull(self) -> tuple[str, int] | None:
-        if not self.snapshot:
-            self.snapshot = deque(sorted(queue.popleft() for queue in self.queues.values()))
-            self.queues = {key: queue for key, queue in self.queues.items() if queue}
-        return self.snapshot.popleft()[1:] if self.snapshot else None
 
 
 def keyed(delivery: Delivery) -> tuple[str, int]:
@@ -46,26 +25,6 @@ def put(bench: Bench, key: str, *items: int, **properties: Any) -> None:
 
 def take(bench: Bench, limit: int = 100) -> list[tuple[str, int]]:
     return [keyed(delivery) for delivery in bench.take(limit)]
-
-
-operations = st.lists(
-    st.one_of(st.sampled_from(["", "a", "b", "c", "d", "e"]), st.integers(1, 7)), min_size=5, max_size=80
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(operations)
-def test_one_consumer_sees_exactly_the_order_of_queue_by(history: list[str | int]) -> None:
-    """A string is a push of that key, a number a pull of so many."""
-    bench, reference = Bench(MemoryDatabase()), QueueBy()
-    for item, operation in enumerate([*history, 100]):
-        if isinstance(operation, str):
-            put(bench, operation, item)
-            reference.push(operation, item)
-            continue
-        expected = [reference.pull() for _ in range(operation)]
-        assert take(bench, operation) == [each for each in expected if each is not None]
-    bench.check()
 
 
 def test_a_flood_of_one_key_delays_another_by_one_turn(bench: Bench) -> None:
