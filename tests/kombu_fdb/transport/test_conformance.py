@@ -100,11 +100,6 @@ class TestBasic:
             until_ready.requeue()
             assert queue.get(timeout=5).payload == {"n": 3}
 
-    def test_simple_buffer(self, connection: Connection) -> None:
-        with connection.SimpleBuffer("buffer") as buffer:
-            buffer.put("a")
-            assert buffer.get(timeout=5).payload == "a"
-
     def test_clear(self, connection: Connection) -> None:
         with connection.SimpleQueue("simple") as queue:
             for number in range(5):
@@ -122,31 +117,6 @@ class TestExchanges:
         publish_all(channel, exchange, 1, routing_key="a")
         publish_all(channel, exchange, 2, routing_key="b")
         assert [bodies_of(channel, queue) for queue in queues] == [[1], [2], []]
-
-    def test_topic(self, channel: Any) -> None:
-        exchange = Exchange("t", "topic")
-        queues = [Queue(key, exchange, routing_key=key) for key in ("t.*", "t.#", "*.x", "#", "t")]
-        for queue in queues:
-            queue(channel).declare()
-        publish_all(channel, exchange, "t.x", routing_key="t.x")
-        publish_all(channel, exchange, "t.x.y", routing_key="t.x.y")
-        publish_all(channel, exchange, "t", routing_key="t")
-        found = {queue.name: bodies_of(channel, queue) for queue in queues}
-        assert found == {
-            "t.*": ["t.x"],
-            "t.#": ["t.x", "t.x.y", "t"],
-            "*.x": ["t.x"],
-            "#": ["t.x", "t.x.y", "t"],
-            "t": ["t"],
-        }
-
-    def test_fanout(self, channel: Any) -> None:
-        exchange = Exchange("f", "fanout")
-        queues = [Queue(name, exchange) for name in ("a", "b")]
-        for queue in queues:
-            queue(channel).declare()
-        publish_all(channel, exchange, {"hello": "world"}, routing_key="any")
-        assert [bodies_of(channel, queue) for queue in queues] == [[{"hello": "world"}]] * 2
 
     def test_routing_is_shared_by_connections(self, connection: Connection, connect: Any) -> None:
         exchange = Exchange("t", "topic")
@@ -189,37 +159,8 @@ class TestTimeToLive:
         until(lambda: time.time() > started + 0.06)
         assert bodies_of(channel, queue) == []
 
-    def test_expired_messages_do_not_hide_the_living(self, channel: Any, until: Any) -> None:
-        publish_all(channel, "", *["short"] * 20, routing_key="q", expiration=0.01)
-        publish_all(channel, "", "long", routing_key="q")
-        started = time.time()
-        until(lambda: time.time() > started + 0.02)
-        assert Queue("q")(channel).get().payload == "long"
-
 
 class TestPriority:
-    def test_highest_first_fifo_inside(self, channel: Any) -> None:
-        for body, priority in [("a", 3), ("b", 6), ("c", 3), ("d", 9), ("e", 6), ("f", 0), ("g", 99)]:
-            publish_all(channel, "", body, routing_key="q", priority=priority)
-        assert bodies_of(channel, Queue("q")) == ["d", "g", "b", "e", "a", "c", "f"]
-
-    def test_requeue_keeps_the_place(self, connection: Connection, drain: Any) -> None:
-        received: list[Any] = []
-
-        def on_message(message: Any) -> None:
-            if message.payload["msg"] == "second" and not message.delivery_info["redelivered"]:
-                message.requeue()
-            else:
-                received.append(message.payload["msg"])
-                message.ack()
-
-        producer = connection.Producer()
-        for name, priority in (("first", 6), ("second", 3), ("third", 3), ("fourth", 0)):
-            producer.publish({"msg": name}, routing_key="q", priority=priority)
-        with connection.Consumer([Queue("q")], on_message=on_message, prefetch_count=1):
-            drain(connection, received, 4)
-        assert received == ["first", "second", "third", "fourth"]
-
     def test_redis_order(self, connect: Any) -> None:
         channel = connect(priority_order="redis").default_channel
         for priority in (9, 0, 5):
@@ -230,15 +171,6 @@ class TestPriority:
 class TestMessages:
     def get(self, connection: Connection) -> Any:
         return Queue("q")(connection.default_channel).get()
-
-    def test_ack(self, connection: Connection) -> None:
-        connection.Producer().publish(1, routing_key="q")
-        message = self.get(connection)
-        message.ack()
-        assert message.acknowledged
-        with pytest.raises(message.MessageStateError):
-            message.ack()
-        assert self.get(connection) is None
 
     def test_reject(self, connection: Connection) -> None:
         connection.Producer().publish(1, routing_key="q")
@@ -303,16 +235,6 @@ class TestConnections:
                 assert message.payload == ("x" if number == 0 else number - 1)
                 message.ack()
                 again.Producer().publish(number, routing_key="q")
-
-    def test_pool(self, connection: Connection) -> None:
-        pool = connection.Pool(2)
-        first, second = pool.acquire(), pool.acquire()
-        with pytest.raises(pool.LimitExceeded):
-            pool.acquire()
-        first.Producer().publish(1, routing_key="q")
-        first.release()
-        assert Queue("q")(second.default_channel).get().payload == 1
-        pool.force_close_all()
 
     def test_producer_pool(self, connection: Connection) -> None:
         with producers[connection].acquire(block=True) as producer:

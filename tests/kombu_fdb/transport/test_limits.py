@@ -102,19 +102,6 @@ class TestArguments:
         assert str(again) == str(caught.value)
         assert "raise the queue's x-max-length" in str(again)
 
-    def test_max_length_bytes_dead_letters_the_new_one(self, connection: Connection) -> None:
-        declare(
-            connection,
-            max_length_bytes=1000,
-            overflow="reject-publish-dlx",
-            dead_letter_exchange="",
-            dead_letter_routing_key="grave",
-        )
-        publish(connection, "a" * 300, "b" * 300, "c" * 300)
-        dead = connection.default_channel.basic_get("grave")
-        assert dead.payload == "c" * 300
-        assert dead.headers["x-death"][0]["reason"] == "maxlen"
-
     def test_max_priority_is_the_most_a_message_can_have(self, connection: Connection) -> None:
         Queue("q", max_priority=3)(connection.default_channel).declare()
         publish(connection, "three", priority=3)
