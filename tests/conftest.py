@@ -15,11 +15,13 @@ import celery.app.builtins  # registers Celery's own tasks, which every app of a
 import pytest
 from celery import _state
 from hypothesis import HealthCheck, settings
+from kit.conformance.queue import Bench
 from kit.order import spread
 
 from kombu_fdb.api.job import Job
 from kombu_fdb.process.client import close_clients
 from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.stores import MemoryStores
 
 assert celery.app.builtins
@@ -90,6 +92,14 @@ def cluster() -> Iterator[SingleNodeCluster]:
     with SingleNodeCluster() as cluster:
         yield cluster
         close_clients()  # or each would wait at the exit for a store that is gone
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """On a memory store; what a test leaves is counted, and is in one place."""
+    bench = Bench(MemoryDatabase(), task_ids=True)
+    yield bench
+    bench.check()
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
@@ -26,14 +25,6 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
         database = FoundationDatabase.open(request.getfixturevalue("cluster").cluster_file)
     yield database
     database.close()
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    """On a memory store; what a test leaves is counted, and is in one place."""
-    bench = Bench(MemoryDatabase(), task_ids=True)
-    yield bench
-    bench.check()
 
 
 @pytest.fixture

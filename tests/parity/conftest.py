@@ -1,6 +1,4 @@
-"""Stores for the seeds' tests: ``broker`` through the public API and in real time, over each store; ``bench`` through
-the engine with a clock that stands still until it is moved, over the memory store: the suites in kit/conformance are
-over each."""
+"""Stores for the seeds' tests: ``broker`` through the public API and in real time, over each store."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.conformance.queue import Bench
 
 from kombu_fdb import Broker
 from kombu_fdb.engine.facade.engine import Engine
@@ -85,13 +82,6 @@ def another(store: Store) -> Iterator[Callable[..., Broker]]:
 @pytest.fixture
 def broker(another: Callable[..., Broker]) -> Broker:
     return another()
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench(MemoryDatabase(), task_ids=True)
-    yield bench
-    bench.check()
 
 
 @pytest.fixture
