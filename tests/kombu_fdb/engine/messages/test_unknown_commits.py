@@ -21,11 +21,10 @@ from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.testing.memory import MemoryDatabase
 
+#: What each verb is put to; every order of faults is in ``store/test_retry.py``.
 LOST = [
     pytest.param((Fault.ANSWER_LOST_APPLIED,), id="applied"),
-    pytest.param((Fault.ANSWER_LOST_NOT_APPLIED,), id="not-applied"),
     pytest.param((Fault.ANSWER_LOST_NOT_APPLIED, Fault.ANSWER_LOST_APPLIED), id="not-applied-then-applied"),
-    pytest.param((Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED), id="conflict-then-applied"),
 ]
 
 
