@@ -169,7 +169,7 @@ def exported_and_imported(database: SqliteDatabase) -> None:
         broker.queue("q").put(b"1")
         export_to(file, broker_source(broker), lambda _: None)
         assert_locked(database.path)
-        assert import_from(file_source(file), copy, lambda _: None).messages == 1
+        assert import_from(file_source(file), copy, lambda _: None)[0] == 1
         assert_locked(database.path)
 
 
