@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +12,9 @@ from kit.costs import CountingDatabase
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, KeyLimits, Publication, QueueControl
-from kombu_fdb.store.protocol import Database
-from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
 
 ONE = KeyLimits(max_in_flight=1)
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    database: Database = MemoryDatabase() if request.param == "memory" else SqliteDatabase.open(str(tmp_path / "b.db"))
-    yield Bench(database)
-    database.close()
 
 
 def limit_every_key(bench: Bench) -> None:
@@ -102,8 +92,6 @@ def test_a_claim_that_began_before_the_limit_does_not_pass_it(bench: Bench) -> N
 
             return original(tried, **given)
 
-    if isinstance(bench.database, SqliteDatabase):
-        pytest.skip("SQLite has one writer at a time: there is no such moment")
     other.transactions.retry = once = Once()  # type: ignore[assignment]  # in its place, for one claim
     seen.append(other.messages.claim(session, ["q"], 1))
     assert once.tries == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +12,9 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl, View
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.store.protocol import Database
-from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.testing.memory import MemoryDatabase
 
 USERS = 300
 LETTERS = 100
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    database: Database = MemoryDatabase() if request.param == "memory" else SqliteDatabase.open(str(tmp_path / "b.db"))
-    yield Bench(database)
-    database.close()
 
 
 def crowd(bench: Bench, **properties: Any) -> None:
