@@ -12,7 +12,10 @@ Each step stores the same rows on SQLite with kombu in front, and does one thing
 
 All steps take turns in one process, so that their differences hold on a busy machine.
 
-usage: python bench/ladder.py [--messages 2000]
+With ``--fdb``, on a FoundationDB of its own: the floor of a publish, and of a claim of 250 messages that settles those
+of the claim before, are the same rows by the client library alone. A claim is from a queue without keys, or with 1,000.
+
+usage: python bench/ladder.py [--messages 2000] [--fdb]
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import struct
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import count, islice
@@ -35,10 +40,13 @@ from kombu_fdb.engine.messages.message import Subqueue, put_ready
 from kombu_fdb.engine.stored.work import PUBLISHED, Work
 from kombu_fdb.engine.transactions import Environment, Transactions
 from kombu_fdb.keyspace.codec import Record
-from kombu_fdb.model import NO_PRIORITY, Publication
+from kombu_fdb.model import NO_PRIORITY, ClaimTerms, Publication
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.store.foundationdb.binding import binding
+from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.fdbserver import SingleNodeCluster
 from kombu_fdb.transport.envelope import encode
 
 ROUNDS = 9
@@ -85,10 +93,125 @@ def by_work(run: Transactions, publication: Publication) -> None:
     run.write(verb, TIMEOUT_S)
 
 
+# -- on FoundationDB ---------------------------------------------------------------------------------------------------
+
+WINDOW, CLAIMS, KEYS = 250, 40, 1000
+pack_number = struct.Struct("<q").pack
+
+
+class FdbFloor:
+    """The rows of a message, by the client library alone."""
+
+    def __init__(self, cluster_file: str) -> None:
+        self.fdb = binding()
+        self.database, self.stored, self.held = self.fdb.open(cluster_file), 0, []
+
+    def begin(self) -> Any:
+        tr = self.database.create_transaction()
+        tr.options.set_timeout(10_000)
+        return tr
+
+    def publish(self, publication: Publication) -> None:
+        tr = self.begin()
+        self.stored += 1
+        for prefix, value in ((b"q/", publication.payload), (b"index/" + publication.task_id.encode(), b"q/")):
+            tr.set_versionstamped_key(prefix + bytes(12) + struct.pack("<I", len(prefix)), value)
+        tr.add(b"count", pack_number(1))
+        tr.set_versionstamped_value(b"bell", bytes(14))
+        tr.add_read_conflict_key(b"token")
+        tr.set(b"token", pack_number(self.stored))
+        tr.commit().wait()
+
+    def fill(self, keys: int) -> None:
+        self.held.clear()
+        self.database.clear_range(b"", b"\xff")
+        for number in range(0, WINDOW * CLAIMS, 1000):
+            tr = self.begin()
+            for each in range(number, number + 1000):
+                tr.set(b"q/%05d/%08d" % (each % keys if keys else 0, each), b"x" * 560)
+            tr.commit().wait()
+
+    def claim(self, keys: int, turn: int) -> None:
+        """Without keys a run of rows, with keys the first two rows of each of so many sub-queues, and its counters."""
+        tr, mode = self.begin(), self.fdb.StreamingMode.want_all
+        places = [b"q/%05d/" % (each % keys) for each in range(turn * WINDOW, (turn + 1) * WINDOW)] if keys else [b"q/"]
+        most = 2 if keys else WINDOW
+        asked = [tr.snapshot.get_range(each, each + b"\xff", most, False, mode) for each in places]
+        found = [[(row.key, row.value) for row in rows] for rows in asked]
+        rows = [each[0] for each in found] if keys else found[0]
+        if self.held:
+            tr.clear_range(self.held[0], self.held[-1] + b"\x00")
+        self.held = [b"lease/%08d" % (turn * WINDOW + number) for number in range(len(rows))]
+        for (key, value), lease in zip(rows, self.held, strict=True):
+            tr.set(lease, value)
+            tr.clear(b"index/" + key)
+            if keys:
+                tr.add_read_conflict_key(key)
+                tr.clear(key)
+                tr.set(b"ring/" + key, b"")
+                tr.add(b"counts/" + key[:7], bytes(16))
+                tr.add(b"counts/" + key[:7] + b"-", bytes(16))
+                tr.compare_and_clear(b"counts/" + key[:7] + b"-", bytes(16))
+        if not keys:
+            tr.add_read_conflict_range(rows[0][0], rows[-1][0])
+            tr.clear_range(rows[0][0], rows[-1][0] + b"\x00")
+        tr.add(b"leased", pack_number(len(rows)))
+        tr.commit().wait()
+
+
+def on_foundationdb(messages: int) -> None:
+    with SingleNodeCluster() as cluster:
+        floor = FdbFloor(cluster.cluster_file)
+        sides = {
+            "floor": Side(behind(floor.publish)),
+            "transport": Side(Connection(f"fdb:///{cluster.cluster_file}")),
+        }
+        numbers = count()
+        took: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(1 + ROUNDS):
+            for name, side in sides.items():
+                took[name].append(side.publish([celery_message(each) for each in islice(numbers, messages)]))
+        tell("publish", *(statistics.median(took[name][1:]) for name in sides))
+        for keys in (0, KEYS):
+            floor.fill(keys)
+            least = measured(lambda turn, keys=keys: floor.claim(keys, turn))
+            floor.database.clear_range(b"", b"\xff")
+            environment = Environment(SystemClock(), random_id, random.Random(1))
+            engine = Engine(FoundationDatabase.open(cluster.cluster_file), random_id().hex(), environment)
+            names = [f"key-{each % keys}" if keys else "" for each in range(WINDOW * CLAIMS)]
+            for number in range(0, len(names), 1000):
+                engine.publisher.publish([Publication("", "q", b"x" * 500, key=key) for key in names[number:][:1000]])
+            session, held = engine.sessions.open({}, ttl_s=3600), []
+
+            def claim(_: int, engine: Engine = engine, session: bytes = session, held: list[Any] = held) -> None:
+                found = engine.messages.claim(session, ["q"], WINDOW, terms=ClaimTerms(acks=[*held]))
+                held[:] = [each.lease for each in found]
+
+            tell(f"claim, {keys} keys", least, measured(claim))
+
+
+def measured(claim: Callable[[int], None]) -> float:
+    """CPU time of a message, of this process, in microseconds; the first claims warm up."""
+    for turn in range(CLAIMS):
+        if turn == CLAIMS // 4:
+            began = time.process_time()
+        claim(turn)
+    return (time.process_time() - began) / (CLAIMS - CLAIMS // 4) / WINDOW * 1e6
+
+
+def tell(what: str, floor: float, ours: float) -> None:
+    print(f"{what:<18} floor {floor:6.1f} us, ours {ours:6.1f} us  {ours / floor:.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=2000)
-    messages = parser.parse_args().messages
+    parser.add_argument("--fdb", action="store_true")
+    given = parser.parse_args()
+    (on_foundationdb if given.fdb else on_sqlite)(given.messages)
+
+
+def on_sqlite(messages: int) -> None:
     environment = Environment(SystemClock(), random_id, random.Random(1))
     with tempfile.TemporaryDirectory() as folder:
         databases = [SqliteDatabase.open(f"{folder}/{name}.db") for name in ("transaction", "work", "publisher")]
