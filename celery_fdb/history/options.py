@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import Kind, number_in, refused, whole
+from kombu_fdb.primitives.ranges import Kind, refused
 
 ARGUMENTS = ("masked", "full", "none")
 #: A history is in up to so many segments, and a segment holds no more runs than this.
@@ -14,8 +14,8 @@ SEGMENTS, LARGEST_SEGMENT = 50, 5_000
 MOST_RUNS = 1_000_000
 LONGEST_AGE_S = 366 * 86_400
 _KINDS = {
-    "runs": whole(f"a whole number from 100 to {MOST_RUNS:,}", 100, MOST_RUNS),
-    "max_age": number_in(f"seconds, from 60 to {LONGEST_AGE_S:,}", 60, LONGEST_AGE_S),
+    "runs": Kind.whole(f"a whole number from 100 to {MOST_RUNS:,}", 100, MOST_RUNS),
+    "max_age": Kind.number(f"seconds, from 60 to {LONGEST_AGE_S:,}", 60, LONGEST_AGE_S),
     "arguments": Kind(f"one of {', '.join(ARGUMENTS)}", lambda value: value in ARGUMENTS),
     "tracebacks": Kind("True or False", lambda value: value in {True, False}),
 }

@@ -58,7 +58,7 @@ from celery_fdb.tasks import failures
 from kombu_fdb import Broker, Queue
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, Kind, is_number, maybe, refused, whole
+from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, Kind, is_number, refused
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import text_of
 from kombu_fdb.transport.errors import amqp_errors
@@ -291,8 +291,8 @@ def _is_rate(text: Any) -> bool:
 
 
 _KINDS = {
-    "max_in_flight": maybe(whole("a whole number of at least 1", 1)),
-    "dedup_window": maybe(Kind("a number of seconds", lambda value: is_number(value, 0, LONGEST_S) and value > 0)),
+    "max_in_flight": Kind.whole("a whole number of at least 1", 1).or_none(),
+    "dedup_window": Kind("a number of seconds", lambda value: is_number(value, 0, LONGEST_S) and value > 0).or_none(),
     "dead_letter": Kind("True or False", lambda value: value in {None, True, False}),
     "rate_limit_key": Kind('a rate such as "10/s", "100/m" or "5/h"', lambda text: text is None or _is_rate(text)),
 }

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypedDict
 
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
-from kombu_fdb.primitives.ranges import LONGEST_S, MOST, is_number, is_whole, shown, utf8_bytes
+from kombu_fdb.primitives.ranges import LONGEST_S, MOST, is_number, is_whole, shown, utf8
 
 #: Of a message that rests in a queue, or is held.
 State = Literal["ready", "delayed", "leased"]
@@ -69,7 +69,7 @@ def names_of(queues: Iterable[Named | str]) -> list[str]:
 
 def check_name(what: str, given: Any) -> str:
     """A text, as it is. Raises ``InvalidArgument``."""
-    utf8_bytes(what, given)
+    utf8(what, given)
     return str(given)
 
 

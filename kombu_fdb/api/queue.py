@@ -33,7 +33,7 @@ from kombu_fdb.model import (
     View,
 )
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.primitives.ranges import is_number, milliseconds, shown, utf8, utf8_bytes
+from kombu_fdb.primitives.ranges import is_number, milliseconds, shown, utf8
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 
@@ -52,7 +52,7 @@ def publication(
     ttr: float | None,
 ) -> Publication:
     """Raises ``InvalidArgument``."""
-    utf8_bytes("key", key)
+    utf8("key", key)
     return Publication(
         "",
         queue,

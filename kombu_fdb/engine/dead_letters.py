@@ -239,11 +239,11 @@ def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = 
     letter = Letter(*row, decode_record(row[1]))
     queue = _destination(dead, letter.record, None)
     if queue is None:
-        raise QueueError("not a dead letter", queue=dead)
+        raise QueueError("not a dead letter", queue=dead, fix="Move it to the queue that it is meant for.")
     _require(work, queue, dead)
     _take(work, dead, [letter])
     if not _replay(work, dead, queue, letter, payload):
-        raise QueueError("the dead letter has expired", queue=dead)
+        raise QueueError("the dead letter has expired", queue=dead, fix="Publish it again; this one is deleted soon.")
     return queue
 
 

@@ -36,7 +36,7 @@ from kombu_fdb.errors import ExchangeNotFound, FormatError, InvalidArgument, Not
 from kombu_fdb.keyspace.codec import decode_control, encode_control
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, STAMP_BYTES, range_of
 from kombu_fdb.model import SessionId
-from kombu_fdb.primitives.ranges import FLAG, MOST, TEXT, Kind, refused, shown, whole
+from kombu_fdb.primitives.ranges import FLAG, MOST, TEXT, Kind, refused, shown
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration, declared_as
 from kombu_fdb.store.protocol import KeyValue
 
@@ -48,7 +48,7 @@ LIKE = 0.88
 
 
 def _whole(what: str, least: int, most: int = MOST) -> Kind:
-    return whole(f"a whole number of {what}", least, most)
+    return Kind.whole(f"a whole number of {what}", least, most)
 
 
 KINDS = {

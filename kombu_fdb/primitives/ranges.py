@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import (
@@ -108,27 +108,24 @@ class Kind(NamedTuple):
     accepts: Callable[[Any], bool]
     fix: str = ""
 
+    @classmethod
+    def whole(cls, what: str, least: int, most: int = MOST, *, fix: str = "") -> Self:
+        """A whole number in this range."""
+        return cls(what, lambda value: is_whole(value, least, most), fix)
+
+    @classmethod
+    def number(cls, what: str, least: float, most: float, *, fix: str = "") -> Self:
+        """A number in this range."""
+        return cls(what, lambda value: is_number(value, least, most), fix)
+
+    def or_none(self) -> Kind:
+        """The kind, or None."""
+        return Kind(f"{self.what}, or None", lambda value: value is None or self.accepts(value), self.fix)
+
 
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
-
-
-def whole(what: str, least: int, most: int = MOST, *, fix: str = "") -> Kind:
-    """A whole number in this range."""
-    return Kind(what, lambda value: is_whole(value, least, most), fix)
-
-
-PRIORITY = whole("0 to 9", NO_PRIORITY, URGENT)
-
-
-def number_in(what: str, least: float, most: float, *, fix: str = "") -> Kind:
-    """A number in this range."""
-    return Kind(what, lambda value: is_number(value, least, most), fix)
-
-
-def maybe(kind: Kind) -> Kind:
-    """The kind, or None."""
-    return Kind(f"{kind.what}, or None", lambda value: value is None or kind.accepts(value), kind.fix)
+PRIORITY = Kind.whole("0 to 9", NO_PRIORITY, URGENT)
 
 
 def refused(schema: Mapping[str, Kind], values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Kind]]:
@@ -151,13 +148,8 @@ def check_fields(schema: Mapping[str, Kind], of: object) -> None:
 
 def check_text(name: str, value: object, longest: int) -> None:
     """Raises ``InvalidArgument`` for what is no text in UTF-8, ``QueueError`` for a text over ``longest`` bytes."""
-    if utf8_bytes(name, value) > longest:
+    if len(utf8(name, value)) > longest:
         raise QueueError(f"the {name} is too long", given=shown(value), fix=f"At most {longest} bytes of UTF-8.")
-
-
-def utf8_bytes(name: str, value: object) -> int:
-    """How many bytes a text takes. Raises as :func:`utf8`."""
-    return len(utf8(name, value))
 
 
 def utf8(name: str, value: object) -> bytes:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import utf8_bytes
+from kombu_fdb.primitives.ranges import utf8
 from kombu_fdb.settings.options import LONGEST_NAMESPACE, Options
 
 #: As in ``_kombu_fdb_autoload.py``, which must not import this.
@@ -137,7 +137,7 @@ def parse_url(url: str) -> UrlParts:
     """Take ``url`` apart as kombu does, without kombu. Raises ``OptionError``."""
     url = str(url)  # a path is no URL: the error below says so, and what is one
     if not url.isascii():
-        utf8_bytes("URL", masked_url(url))
+        utf8("URL", masked_url(url))
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise OptionError(

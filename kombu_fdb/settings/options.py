@@ -20,7 +20,7 @@ from math import inf
 from typing import Any, Literal
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import Kind, is_number, maybe, number_in, refused, whole
+from kombu_fdb.primitives.ranges import Kind, is_number, refused
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def _metadata(about: str, unit: str, kind: Kind, stored: Callable[[Any], Any] = 
 
 def _number(about: str, unit: str, *, least: float, most: float) -> _Metadata:
     what = f"a number of {unit} from {least:,.10g} to {most:,.10g}"
-    return _metadata(about, unit, number_in(what, least, most), float)
+    return _metadata(about, unit, Kind.number(what, least, most), float)
 
 
 def _seconds(about: str, *, least: float = 0.05, most: float = 3_600) -> _Metadata:
@@ -53,8 +53,8 @@ def _seconds(about: str, *, least: float = 0.05, most: float = 3_600) -> _Metada
 
 
 def _whole(about: str, unit: str, *, least: int = 1, most: int, or_none: bool = False) -> _Metadata:
-    kind = whole(f"a whole number of {unit} from {least:,} to {most:,}", least, most)
-    return _metadata(about, unit, maybe(kind) if or_none else kind)
+    kind = Kind.whole(f"a whole number of {unit} from {least:,} to {most:,}", least, most)
+    return _metadata(about, unit, kind.or_none() if or_none else kind)
 
 
 def _choice(about: str, *choices: str) -> _Metadata:
@@ -66,7 +66,7 @@ def _text(about: str, *, longest: int = 4_096) -> _Metadata:
         text = _plain(value)
         return isinstance(text, str) and 0 < len(text.encode()) <= longest
 
-    kind = maybe(Kind(f"a non-empty string of at most {longest:,} bytes", accepts))
+    kind = Kind(f"a non-empty string of at most {longest:,} bytes", accepts).or_none()
     return _metadata(about, "", kind, _plain)
 
 

@@ -70,7 +70,7 @@ from kombu.utils.json import JSONEncoder, object_hook, textual_types
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION, decode_json, encode_json
 from kombu_fdb.model import LONGEST_TASK_ID, NO_SESSION, URGENT, Death, Delivery, Lease, Peeked, Publication
-from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, is_whole, number, shown, utf8, utf8_bytes
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, is_whole, number, shown, utf8
 
 # -- times -------------------------------------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ def task_id_of(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> str
     task_id = "" if given is None else str(given)
     if task_id.isascii() and len(task_id) <= LONGEST_TASK_ID:
         return task_id
-    return task_id if utf8_bytes("task id", task_id) <= LONGEST_TASK_ID else ""
+    return task_id if len(utf8("task id", task_id)) <= LONGEST_TASK_ID else ""
 
 
 def dedup_of(headers: Mapping[str, Any], properties: Mapping[str, Any], window_s: float) -> tuple[str, int]:
@@ -629,7 +629,7 @@ def _payload(
     if not (type(content_type) is type(content_encoding) is str and (content_type + content_encoding).isascii()):
         for name, text in (("content type", content_type), ("content encoding", content_encoding)):
             if text is not None:
-                utf8_bytes(name, text)
+                utf8(name, text)
     meta = b""
     if shape is not None and shape.template is not None:
         around = exchange, routing_key

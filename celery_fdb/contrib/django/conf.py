@@ -27,7 +27,7 @@ from celery_fdb import brokers
 from celery_fdb.brokers import Holding, open_existing
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind, number_in, whole
+from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind
 
 # -- versions ----------------------------------------------------------------------------------------------------------
 
@@ -70,9 +70,9 @@ _KINDS = {
     "app": Kind("a string, 'package.module:name'", TEXT.accepts),
     "broker_url": Kind("a string, such as 'fdb+sqlite:////var/lib/app/broker.db'", TEXT.accepts),
     "options": Kind("a dict, as broker_transport_options", lambda value: isinstance(value, Mapping)),
-    "page_size": whole("a whole number from 1 to 500", 1, 500),
+    "page_size": Kind.whole("a whole number from 1 to 500", 1, 500),
     "show_bodies": Kind("True or False", FLAG.accepts),
-    "connect_timeout": number_in("a number of seconds from 0.1 to 60", 0.1, 60),
+    "connect_timeout": Kind.number("a number of seconds from 0.1 to 60", 0.1, 60),
     "checks": Kind("True or False", FLAG.accepts),
 }
 

@@ -40,7 +40,7 @@ class Queues(Group):
         ``owner``: a session and a tag that count as a consumer of the queue from its beginning. So an exclusive queue
         ends with its owner even if the owner never consumes. Raises ``SessionLost``.
         """
-        if ranges.utf8_bytes("queue's name", declaration.name) > LONGEST_NAME:
+        if len(ranges.utf8("queue's name", declaration.name)) > LONGEST_NAME:
             raise LimitExceeded("the queue's name is too long", name=declaration.name[:80], longest_bytes=LONGEST_NAME)
 
         def body(work: Work) -> bool:

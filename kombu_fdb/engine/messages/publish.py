@@ -70,7 +70,7 @@ from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.model import LONGEST_KEY, LONGEST_NAME, LONGEST_TASK_ID, NO_PRIORITY, URGENT, Death, Publication
 from kombu_fdb.primitives.clock import Clock, IdSource
-from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, PRIORITY, check_fields, check_text, maybe, moment, whole
+from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, PRIORITY, Kind, check_fields, check_text, moment
 from kombu_fdb.primitives.threads import unless_mine
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Transaction
@@ -427,7 +427,7 @@ def _identity(publication: Publication) -> bytes:
 
 #: Every text may have this many characters.
 _SHORT = min(LONGEST_NAME, LONGEST_KEY, LONGEST_TASK_ID)
-_DURATION = whole("in range", 0, LONGEST_MS, fix=f"Use 0 to {LONGEST_MS:,}, which is 100 years.")
+_DURATION = Kind.whole("in range", 0, LONGEST_MS, fix=f"Use 0 to {LONGEST_MS:,}, which is 100 years.")
 #: The fields of a publication, and what they accept.
 _TEXTS = {
     "exchange": ("exchange", LONGEST_NAME),
@@ -438,7 +438,7 @@ _TEXTS = {
     "once_id": ("once id", LONGEST_KEY),
 }
 _NUMBERS = {
-    "ttl_ms": maybe(_DURATION),
+    "ttl_ms": _DURATION.or_none(),
     "ttr_ms": _DURATION,
     "dedup_window_ms": _DURATION,
     "once_window_ms": _DURATION,

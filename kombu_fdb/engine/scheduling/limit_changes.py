@@ -53,19 +53,7 @@ from kombu_fdb.keyspace.codec import (
 )
 from kombu_fdb.keyspace.layout import Keyspace, counted, has_key, range_of, readable
 from kombu_fdb.model import LEAST_LIMITS, LONGEST_KEY, NEWCOMERS, KeyLimits, QueueControl, Rank
-from kombu_fdb.primitives.ranges import (
-    FLAG,
-    LONGEST_S,
-    MOST,
-    PRIORITY,
-    SLOWEST,
-    Kind,
-    check_fields,
-    check_text,
-    maybe,
-    number_in,
-    whole,
-)
+from kombu_fdb.primitives.ranges import FLAG, LONGEST_S, MOST, PRIORITY, SLOWEST, Kind, check_fields, check_text
 from kombu_fdb.store.protocol import KeyValue
 
 # -- what a change leaves to do ----------------------------------------------------------------------------------------
@@ -200,31 +188,29 @@ def _behind(keys: Keyspace, position: bytes, begin: bytes) -> bytes:
 
 
 def _at_least(least: int) -> Kind:
-    return whole(f"a whole number of at least {least}", least, fix=f"At most {MOST:,}.")
+    return Kind.whole(f"a whole number of at least {least}", least, fix=f"At most {MOST:,}.")
 
 
 _LIMITS = {
     "paused": FLAG,
     **{
-        name: _at_least(least) if name in {"weight", "burst"} else maybe(_at_least(least))
+        name: _at_least(least) if name in {"weight", "burst"} else _at_least(least).or_none()
         for name, least in LEAST_LIMITS.items()
     },
-    "rate": maybe(
-        number_in(
-            "more than 0 messages per second",
-            SLOWEST,
-            MOST,
-            fix=f"From one in a hundred years, {SLOWEST:.2g}, to {MOST:,}; None for no limit.",
-        )
-    ),
-    "priority": maybe(PRIORITY),
+    "rate": Kind.number(
+        "more than 0 messages per second",
+        SLOWEST,
+        MOST,
+        fix=f"From one in a hundred years, {SLOWEST:.2g}, to {MOST:,}; None for no limit.",
+    ).or_none(),
+    "priority": PRIORITY.or_none(),
 }
 _CONTROL = {
     "paused": FLAG,
     "newcomer": Kind("one of next, current, first", lambda value: value in NEWCOMERS),
-    "ageing": maybe(
-        number_in("more than 0 seconds per priority", 0.001, LONGEST_S, fix=f"From 0.001 to {LONGEST_S:,}.")
-    ),
+    "ageing": Kind.number(
+        "more than 0 seconds per priority", 0.001, LONGEST_S, fix=f"From 0.001 to {LONGEST_S:,}."
+    ).or_none(),
 }
 
 
