@@ -25,14 +25,14 @@ _BUSY = slice(0, 2)
 _DIGEST_BYTES = 16
 
 
-class Seen(NamedTuple):
-    """A process that runs. ``busy_s``: for how long it was busy, in seconds, summed over its threads."""
+class RunningProcess(NamedTuple):
+    """A process of this host. ``busy_s``: for how long it was busy, in seconds, summed over its threads."""
 
     fingerprint: str
     busy_s: float
 
 
-def see(pid: int) -> Seen | None:
+def see(pid: int) -> RunningProcess | None:
     """The process with this number, as far as this one can see it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -46,7 +46,7 @@ def see(pid: int) -> Seen | None:
     if stack == "0":  # another user's, or a process that has ended
         return None
     told = " ".join([boot, namespace, str(pid), start, stack]).encode()
-    return Seen(blake2b(told, digest_size=_DIGEST_BYTES).hexdigest(), max(computed_s, busy_s))
+    return RunningProcess(blake2b(told, digest_size=_DIGEST_BYTES).hexdigest(), max(computed_s, busy_s))
 
 
 def _busy_s(thread: Path) -> float:

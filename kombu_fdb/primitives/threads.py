@@ -2,14 +2,15 @@
 
 Model of the lock. Python runs signal handlers between any two calls, so an exception from one (a soft time limit, a
 killed greenlet) may fall between taking a lock and noting that it was taken. Hence nothing is noted here. A thread that
-wants the lock makes a :class:`Turn` and appends it to a queue, in one call into C; *the head of the queue has the
-lock*. To leave is to remove the turn and to wake the new head. Both may be done twice, and for a turn that never stood
-in the queue, so :meth:`FairLock.release` repairs whatever an interrupted ``acquire`` or ``release`` has left behind.
+wants the lock makes a :class:`Ticket` and appends it to a queue, in one call into C; *the head of the queue has the
+lock*. To leave is to remove the ticket and to wake the new head. Both may be done twice, and for a ticket that never
+stood in the queue, so :meth:`FairLock.release` repairs whatever an interrupted ``acquire`` or ``release`` has left
+behind.
 
 A signal handler runs inside the code that it interrupts, and that goes on only when the handler has ended. So a handler
 must not wait for its own thread: a lock that this thread has or waits for already is refused at once.
 
-The rule for callers: make the turn first, and release it by :func:`surely`: once at the end, and once more when an
+The rule for callers: make the ticket first, and release it by :func:`surely`: once at the end, and once more when an
 exception came out, as one exception can't cut both short. (``with`` on a ``threading.Lock`` depends on where the
 interpreter looks for signals; a ``Condition`` is not safe, as its own methods can be interrupted.)
 """
@@ -83,7 +84,7 @@ class Signal:
         return self._lock.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0))
 
 
-class Turn:
+class Ticket:
     """A place in the queue for a lock. Used once."""
 
     # Class attributes, and no ``__init__``: one is made for each transaction.
@@ -110,25 +111,25 @@ class FairLock:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._queue: deque[Turn] = deque()
+        self._queue: deque[Ticket] = deque()
 
     def __len__(self) -> int:
-        """How many turns have it or wait for it."""
+        """How many tickets have it or wait for it."""
         return len(self._queue)
 
     @property
-    def head(self) -> Turn | None:
-        """The turn that has the lock."""
+    def head(self) -> Ticket | None:
+        """The ticket that has the lock."""
         try:
             return self._queue[0]
         except IndexError:
             return None
 
-    def acquire(self, turn: Turn, timeout_s: float) -> bool:
-        """False if it was not given within ``timeout_s``, or is :attr:`mine`; then ``turn`` has left the queue."""
-        queue, turn.thread = self._queue, threading.get_ident()
-        queue.append(turn)
-        return queue[0] is turn or self._wait(turn, self._clock.monotonic() + timeout_s)
+    def acquire(self, ticket: Ticket, timeout_s: float) -> bool:
+        """False if it was not given within ``timeout_s``, or is :attr:`mine`; then ``ticket`` has left the queue."""
+        queue, ticket.thread = self._queue, threading.get_ident()
+        queue.append(ticket)
+        return queue[0] is ticket or self._wait(ticket, self._clock.monotonic() + timeout_s)
 
     @property
     def mine(self) -> bool:
@@ -136,11 +137,11 @@ class FairLock:
         thread = threading.get_ident()
         return any(each.thread == thread for each in list(self._queue))
 
-    def release(self, turn: Turn) -> None:
-        """Leave, whether ``turn`` has the lock, waits for it, has left or never came."""
-        turn.over = True
+    def release(self, ticket: Ticket) -> None:
+        """Leave, whether ``ticket`` has the lock, waits for it, has left or never came."""
+        ticket.over = True
         try:  # noqa: SIM105 - suppress takes longer than all of this
-            self._queue.remove(turn)
+            self._queue.remove(ticket)
         except ValueError:
             pass
         if self._queue and (head := self.head) is not None:
@@ -148,28 +149,28 @@ class FairLock:
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
         """Do ``work`` with the lock. Raises :meth:`refusal` if it was not free within ``timeout_s``."""
-        turn = Turn()
+        ticket = Ticket()
 
         def in_turn() -> T:
-            if not self.acquire(turn, timeout_s):
+            if not self.acquire(ticket, timeout_s):
                 raise self.refusal("another thread of this process hangs in the SQLite store")
             return work()
 
-        return surely(in_turn, lambda: self.release(turn))
+        return surely(in_turn, lambda: self.release(ticket))
 
     def refusal(self, text: str) -> StoreError:
         """Why it was not given: ``StoreUnavailable`` with this text, or ``StoreError`` if it is :attr:`mine`."""
         return would_wait_for_itself() if self.mine else StoreUnavailable(text)
 
-    def _wait(self, turn: Turn, deadline: float) -> bool:
-        signal = turn.listen()
-        others = [each.thread for each in list(self._queue) if each is not turn]
-        while self.head is not turn and turn.thread not in others:
+    def _wait(self, ticket: Ticket, deadline: float) -> bool:
+        signal = ticket.listen()
+        others = [each.thread for each in list(self._queue) if each is not ticket]
+        while self.head is not ticket and ticket.thread not in others:
             if not signal.wait(deadline - self._clock.monotonic()):
                 break
-        if self.head is turn:
+        if self.head is ticket:
             return True
-        self.release(turn)
+        self.release(ticket)
         return False
 
 

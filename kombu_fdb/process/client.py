@@ -51,7 +51,7 @@ from kombu_fdb.errors import ClientUnusable, CommitUnknown, ForkedError, KombuFD
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.threads import FairLock, Turn, move, surely
+from kombu_fdb.primitives.threads import FairLock, Ticket, move, surely
 from kombu_fdb.process import connect
 from kombu_fdb.process.duties import TROUBLE
 from kombu_fdb.process.duty_cycle import Reclaim
@@ -99,10 +99,10 @@ class SingleFlight(Generic[T]):
         Raises what ``work`` raises. A thread that waited raises ``StoreUnavailable`` if the attempt that it waited for
         has failed, or has not ended within ``timeout_s`` seconds; one that would wait for itself a ``StoreError``.
         """
-        before, turn = self._failed, Turn()
+        before, turn = self._failed, Ticket()
         return surely(lambda: self._in_turn(work, turn, timeout_s, before), lambda: self._lock.release(turn))
 
-    def _in_turn(self, work: Callable[[], T], turn: Turn, timeout_s: float, before: StoreError | None) -> T:
+    def _in_turn(self, work: Callable[[], T], turn: Ticket, timeout_s: float, before: StoreError | None) -> T:
         if not self._lock.acquire(turn, timeout_s):
             raise self._lock.refusal("the store has not answered another thread of this process yet")
         found = self._found()

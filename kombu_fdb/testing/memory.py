@@ -331,7 +331,7 @@ class MemoryTransaction:
         pending = self.pending
         stamped = any(b < end and begin < e for b, e in pending.unreadable)
         if stamped or any(op.unreadable for op in map(pending.op, pending.keys(begin, end)) if op):
-            raise StoreError("read what depends on this transaction's own versionstamp", key=begin)
+            raise StoreError("can't read what depends on this transaction's own versionstamp", key=begin)
 
     def _before_read(self) -> None:
         self._check_alive()
@@ -398,7 +398,7 @@ class MemoryTransaction:
         self._check_alive()
         check_key(mutation.key)
         if self._declared_read_only:
-            raise StoreError("write in a transaction that was begun read-only", key=mutation.key)
+            raise StoreError("can't write in a transaction that was begun read-only", key=mutation.key)
         self._size += 3 * len(mutation.key) + len(mutation.value) + len(mutation.suffix) + MUTATION_BYTES + RANGE_BYTES
         self.pending.record(mutation)
 

@@ -94,7 +94,7 @@ def explain(error: Any) -> StoreError:
             "the cluster did not answer within the deadline", code=code, fix="Run `fdbcli --exec status`"
         )
     if code == UNREADABLE:
-        return StoreError("read what depends on this transaction's own versionstamp")
+        return StoreError("can't read what depends on this transaction's own versionstamp")
     if binding().predicates.is_retryable(error):
         return ClusterBusy(reason=_description(error), code=code)
     return StoreUnavailable("FoundationDB failed", reason=_description(error), code=code)
@@ -485,7 +485,7 @@ class FoundationTransaction:
     def _writer(self) -> Any:
         tr = self._alive()
         if self._declared_read_only:
-            raise StoreError("write in a transaction that was begun read-only")
+            raise StoreError("can't write in a transaction that was begun read-only")
         self._wrote = True
         return tr
 
@@ -554,10 +554,10 @@ class JoinedTransaction(FoundationTransaction):
         self._watches = False
 
     def watch(self, key: bytes) -> NoReturn:
-        raise StoreError("a watch in a transaction of the application's")
+        raise StoreError("can't arm a watch in the application's transaction")
 
     def commit(self) -> NoReturn:
-        raise StoreError("the application commits its transaction")
+        raise StoreError("can't commit the application's transaction: the application does")
 
 
 def join_transaction(database: Database, tr: Any) -> JoinedTransaction:

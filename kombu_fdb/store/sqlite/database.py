@@ -8,12 +8,12 @@ that changes twice is written once, and a transaction that only writes needs the
 
 It begins with its first read, or when it writes what it has noted, and from then on it is alone
 (:mod:`~kombu_fdb.store.sqlite.open_file`), so nothing can conflict with it. It ends with ``commit`` or ``cancel``. Its
-*turn* is made before anything is taken in its name (the lock, a connection, SQLite's transaction), and that turn undoes
-everything. So ``cancel`` mends whatever an exception at any moment has left, and may be called again if it was cut
-short itself. A write that an exception cut short ends the transaction: half of what was noted is never committed. A
-commit that one cut short has happened, or has not. After the commit, and after the next writer was let in, bells are
-rung (:mod:`~kombu_fdb.store.sqlite.wakeups`), even if an exception cut it short. A transaction that promised to be
-read-only reads a snapshot on a connection of its own, beside the writer.
+*ticket* is made before anything is taken in its name (the lock, a connection, SQLite's transaction), and all of it is
+undone by that ticket. So ``cancel`` mends whatever an exception at any moment has left, and may be called again if it
+was cut short itself. A write that an exception cut short ends the transaction: half of what was noted is never
+committed. A commit that one cut short has happened, or has not. After the commit, and after the next writer was let in,
+bells are rung (:mod:`~kombu_fdb.store.sqlite.wakeups`), even if an exception cut it short. A transaction that promised
+to be read-only reads a snapshot on a connection of its own, beside the writer.
 
 The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a versionstamp;
 it is written with all the rest, and rolls back with them. Its order is the order of commits, because writers take
@@ -53,7 +53,7 @@ from typing import Any
 
 from kombu_fdb.errors import ForkedError, OptionError, StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock, SystemClock
-from kombu_fdb.primitives.threads import FairLock, Turn, surely
+from kombu_fdb.primitives.threads import FairLock, Ticket, surely
 from kombu_fdb.store.protocol import (
     KEY_BYTES,
     TRANSACTION_BYTES,
@@ -68,7 +68,7 @@ from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite.errors import explain, explain_os
 from kombu_fdb.store.sqlite.files import check_library, check_path, identify
 from kombu_fdb.store.sqlite.open_file import CLOSE_S, OpenFile
-from kombu_fdb.store.sqlite.space import CLEARING, FILLING, FULL_S, MOVING
+from kombu_fdb.store.sqlite.space import FULL_S
 
 # -- transactions ------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class SqliteTransaction:
     """One that may write: alone from its first read, or from its commit, to its end."""
 
     # Class attributes for what most transactions don't set: one is made for each message.
-    _turn: Turn | None = None
+    _ticket: Ticket | None = None
     _cursor: sqlite3.Cursor | None = None
     #: Whether it only reads, on a connection of its own.
     _reads = False
@@ -341,10 +341,7 @@ class SqliteTransaction:
         try:
             if self._cursor is None:
                 self._start()
-            if self._fills or self._moves:
-                self._file.grant(FILLING if self._fills else MOVING)
-            elif self._clears:
-                self._file.grant(CLEARING)
+            self._file.grant(fills=self._fills, moves=self._moves, clears=self._clears)
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
@@ -372,8 +369,8 @@ class SqliteTransaction:
         if self._ended:
             raise StoreError("the transaction has ended")
         self._write()
-        cursor, turn = self._cursor, self._turn
-        if cursor is not None and turn is not None:
+        cursor, ticket = self._cursor, self._ticket
+        if cursor is not None and ticket is not None:
             try:
                 self._file.check_place()
             except StoreUnavailable:
@@ -384,8 +381,8 @@ class SqliteTransaction:
                 cursor.execute("COMMIT")
             except sqlite3.Error as error:
                 raise self._failed(error) from error
-            self._file.return_writer(turn)  # as _release does
-            self._turn = self._cursor = None
+            self._file.return_writer(ticket)  # as _release does
+            self._ticket = self._cursor = None
         self._ended = True
         if self._bells:
             self._file.ringer.ring(self._bells)
@@ -395,7 +392,7 @@ class SqliteTransaction:
 
     def cancel(self) -> None:
         self._ended = True
-        if self._turn is not None:
+        if self._ticket is not None:
             self._release()
         if self._sent and self._bells:
             self._file.ringer.ring(self._bells)
@@ -419,17 +416,17 @@ class SqliteTransaction:
             raise self._failed(error) from error
 
     def _start(self) -> sqlite3.Cursor:
-        if self._ended or self._turn is not None:  # or an exception cut its beginning short
+        if self._ended or self._ticket is not None:  # or an exception cut its beginning short
             raise StoreError("the transaction has ended")
         if self._owner.closed:
             raise StoreUnavailable("the database was closed", path=self._file.path)
         file, deadline = self._file, self._deadline
-        turn = self._turn = Turn()
+        ticket = self._ticket = Ticket()
         try:
             if self._reads:
-                connection = self._connection = file.take_reader(turn, deadline)
+                connection = self._connection = file.take_reader(ticket, deadline)
             else:
-                connection = file.take_writer(turn, self._owner.synchronous, deadline)
+                connection = file.take_writer(ticket, self._owner.synchronous, deadline)
             cursor = connection.cursor()
             begin = "BEGIN" if self._reads else "BEGIN IMMEDIATE"
             try:
@@ -454,9 +451,9 @@ class SqliteTransaction:
 
     def _release(self) -> None:
         """Idempotent, so nothing is forgotten before it is returned."""
-        assert self._turn is not None
-        self._file.return_writer(self._turn)
-        self._turn = self._cursor = None
+        assert self._ticket is not None
+        self._file.return_writer(self._ticket)
+        self._ticket = self._cursor = None
 
 
 class ReadingTransaction(SqliteTransaction):
@@ -476,10 +473,10 @@ class ReadingTransaction(SqliteTransaction):
             self._arm()
 
     def _refuse(self, key: bytes, value: bytes = b"") -> None:
-        raise StoreError("write in a transaction that was begun read-only")
+        raise StoreError("can't write in a transaction that was begun read-only")
 
     def _release(self) -> None:
-        assert self._turn is not None
+        assert self._ticket is not None
         connection = self._connection
         sound = True
         try:
@@ -491,8 +488,8 @@ class ReadingTransaction(SqliteTransaction):
         self._cursor = self._connection = None
         if connection is not None:
             self._file.return_reader(connection, sound=sound)
-        self._file.leave(self._turn)
-        self._turn = None
+        self._file.leave(self._ticket)
+        self._ticket = None
 
 
 # -- open files --------------------------------------------------------------------------------------------------------
@@ -502,7 +499,7 @@ class ReadingTransaction(SqliteTransaction):
 _open: set[OpenFile] = set()
 _changing = FairLock()
 #: By thread: several may fork, but only one at a time.
-_forking: dict[int, Turn] = {}
+_forking: dict[int, Ticket] = {}
 
 
 def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> OpenFile:
@@ -546,14 +543,14 @@ def read_values(file: OpenFile, keys: Sequence[bytes]) -> list[bytes | None]:
 
 
 def _before_fork() -> None:
-    turn = _forking[threading.get_ident()] = Turn()
-    _changing.acquire(turn, open_file.WAIT_S)
+    ticket = _forking[threading.get_ident()] = Ticket()
+    _changing.acquire(ticket, open_file.WAIT_S)
 
 
 def _after_in_parent() -> None:
-    turn = _forking.pop(threading.get_ident(), None)
-    if turn is not None:
-        _changing.release(turn)
+    ticket = _forking.pop(threading.get_ident(), None)
+    if ticket is not None:
+        _changing.release(ticket)
 
 
 def _after_in_child() -> None:
@@ -631,5 +628,7 @@ class SqliteDatabase:
 
     def _probe(self, deadline: float) -> None:
         """Make the tables if they are not there; fails where this user may not write."""
-        turn = Turn()
-        surely(lambda: self.file.take_writer(turn, self.synchronous, deadline), lambda: self.file.return_writer(turn))
+        ticket = Ticket()
+        surely(
+            lambda: self.file.take_writer(ticket, self.synchronous, deadline), lambda: self.file.return_writer(ticket)
+        )

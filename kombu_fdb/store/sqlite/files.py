@@ -255,30 +255,85 @@ class Access:
             os.chown(descriptor, owner, group)
         return True
 
+    # What stands beside the database
 
-def open_sidecar(path: str, access: Access, *, directory: int | None = None) -> int:
-    """Open a regular file beside the database, made if absent; a descriptor for reading and appending.
+    def open_sidecar(self, path: str, *, directory: int | None = None) -> int:
+        """Open a regular file beside the database, made if absent; a descriptor for reading and appending.
 
-    ``directory``: a descriptor in which the last part of ``path`` is looked up. Raises ``StoreUnavailable``, which
-    names ``path`` and the fix.
-    """
-    name = path if directory is None else os.path.basename(path)
-    try:
-        descriptor = _open_or_make(name, directory)
-    except OSError as error:
-        raise _explain(error, access, stat.S_IFREG, path) from error
-    return _checked(descriptor, access, stat.S_IFREG, path)
+        ``directory``: a descriptor in which the last part of ``path`` is looked up. Raises ``StoreUnavailable``, which
+        names ``path`` and the fix.
+        """
+        name = path if directory is None else os.path.basename(path)
+        try:
+            descriptor = _open_or_make(name, directory)
+        except OSError as error:
+            raise self._explain(error, stat.S_IFREG, path) from error
+        return self._checked(descriptor, stat.S_IFREG, path)
 
+    def open_directory(self, path: str) -> int:
+        """Open a directory beside the database, made if absent; a descriptor. Raises as :meth:`open_sidecar`."""
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
+        except OSError as error:
+            raise self._explain(error, stat.S_IFDIR, path) from error
+        return self._checked(descriptor, stat.S_IFDIR, path)
 
-def open_directory(path: str, access: Access) -> int:
-    """Open a directory beside the database, made if absent; a descriptor. Raises as :func:`open_sidecar`."""
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY)
-    except OSError as error:
-        raise _explain(error, access, stat.S_IFDIR, path) from error
-    return _checked(descriptor, access, stat.S_IFDIR, path)
+    def share_database(self, path: str) -> None:
+        """:meth:`share` for the database and SQLite's own files beside it, by their names.
+
+        SQLite gives them the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file:
+        SQLite takes what stands in a log or a journal for the database's.
+        """
+        for name in (path, f"{path}-wal", f"{path}-shm", f"{path}-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(name)
+                self.check(status, stat.S_IFREG, name)
+                if os.geteuid() in {status.st_uid, 0}:
+                    self._share_by_name(name, status)
+
+    def _share_by_name(self, name: str, status: os.stat_result) -> None:
+        if status.st_gid != self.group and self.mode & stat.S_IRWXG:
+            with contextlib.suppress(PermissionError):  # not a member of the group
+                os.chown(name, -1, self.group, follow_symlinks=False)
+        if stat.S_IMODE(status.st_mode) == self.mode:
+            return
+        if os.chmod in os.supports_follow_symlinks:
+            os.chmod(name, self.mode, follow_symlinks=False)
+            return
+        descriptor = os.open(name, os.O_PATH | _SAFELY)  # cancels no lock when it is closed, as it opens nothing
+        try:
+            self.check(os.fstat(descriptor), stat.S_IFREG, name)
+            os.chmod(f"/proc/self/fd/{descriptor}", self.mode)
+        finally:
+            os.close(descriptor)
+
+    def _checked(self, descriptor: int, kind: int, path: str) -> int:
+        try:
+            self.check(os.fstat(descriptor), kind, path)
+            self.share(descriptor, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _explain(self, error: OSError, kind: int, path: str) -> StoreUnavailable:
+        """Why it can't be opened: by what stands there, if that explains it."""
+        try:
+            status = os.lstat(path)
+            self.check(status, kind, path)
+        except StoreUnavailable as reason:
+            return reason
+        except OSError:
+            return explain_os(error, path)
+        if error.errno == errno.EACCES and self.mode & stat.S_IWGRP and status.st_uid == self.owner:
+            return StoreUnavailable(
+                "the database is open to a group, but the files beside it are not yet",
+                path=path,
+                fix="Open it once as its owner, with `python -m kombu_fdb.doctor URL`: the files beside it follow",
+            )
+        return explain_os(error, path)
 
 
 def open_pipe(name: str, flags: int, *, directory: int) -> int:
@@ -290,37 +345,6 @@ def open_pipe(name: str, flags: int, *, directory: int) -> int:
     return descriptor
 
 
-def share_database(path: str, access: Access) -> None:
-    """:meth:`Access.share` for the database and SQLite's own files beside it, by their names.
-
-    SQLite gives them the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file: SQLite
-    takes what stands in a log or a journal for the database's.
-    """
-    for name in (path, f"{path}-wal", f"{path}-shm", f"{path}-journal"):
-        with contextlib.suppress(FileNotFoundError):
-            status = os.lstat(name)
-            access.check(status, stat.S_IFREG, name)
-            if os.geteuid() in {status.st_uid, 0}:
-                _share(name, status, access)
-
-
-def _share(name: str, status: os.stat_result, access: Access) -> None:
-    if status.st_gid != access.group and access.mode & stat.S_IRWXG:
-        with contextlib.suppress(PermissionError):  # not a member of the group
-            os.chown(name, -1, access.group, follow_symlinks=False)
-    if stat.S_IMODE(status.st_mode) == access.mode:
-        return
-    if os.chmod in os.supports_follow_symlinks:
-        os.chmod(name, access.mode, follow_symlinks=False)
-        return
-    descriptor = os.open(name, os.O_PATH | _SAFELY)  # cancels no lock when it is closed, as it opens nothing
-    try:
-        access.check(os.fstat(descriptor), stat.S_IFREG, name)
-        os.chmod(f"/proc/self/fd/{descriptor}", access.mode)
-    finally:
-        os.close(descriptor)
-
-
 def _open_or_make(name: str, directory: int | None) -> int:
     flags = os.O_RDWR | os.O_APPEND | _SAFELY
     try:
@@ -329,34 +353,6 @@ def _open_or_make(name: str, directory: int | None) -> int:
         with contextlib.suppress(FileExistsError):
             return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
         return os.open(name, flags, dir_fd=directory)
-
-
-def _checked(descriptor: int, access: Access, kind: int, path: str) -> int:
-    try:
-        access.check(os.fstat(descriptor), kind, path)
-        access.share(descriptor, path)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _explain(error: OSError, access: Access, kind: int, path: str) -> StoreUnavailable:
-    """Why it can't be opened: by what stands there, if that explains it."""
-    try:
-        status = os.lstat(path)
-        access.check(status, kind, path)
-    except StoreUnavailable as reason:
-        return reason
-    except OSError:
-        return explain_os(error, path)
-    if error.errno == errno.EACCES and access.mode & stat.S_IWGRP and status.st_uid == access.owner:
-        return StoreUnavailable(
-            "the database is open to a group, but the files beside it are not yet",
-            path=path,
-            fix="Open it once as its owner, with `python -m kombu_fdb.doctor URL`: the files beside it follow",
-        )
-    return explain_os(error, path)
 
 
 def _remove(path: str) -> str:

@@ -2,7 +2,7 @@
 
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
 file with each transaction. ``users`` are the transactions that hold a connection, ``lock`` is the right to write. Each
-transaction has one :class:`~kombu_fdb.primitives.threads.Turn` for both, made before anything is taken;
+transaction has one :class:`~kombu_fdb.primitives.threads.Ticket` for both, made before anything is taken;
 ``return_writer``, ``return_reader`` and ``leave`` undo whatever was taken in its name, a half-done statement included.
 
 What fails: the file is deleted, or another one is put in its place. Then what is committed would go where no process
@@ -58,9 +58,9 @@ from typing import TypeVar
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.threads import FairLock, Signal, Turn, instead_of_threads, start, would_wait_for_itself
+from kombu_fdb.primitives.threads import FairLock, Signal, Ticket, instead_of_threads, start, would_wait_for_itself
 from kombu_fdb.store.sqlite.errors import explain
-from kombu_fdb.store.sqlite.files import Access, connect, create, open_sidecar, set_synchronous, share_database
+from kombu_fdb.store.sqlite.files import Access, connect, create, set_synchronous
 from kombu_fdb.store.sqlite.space import Space
 from kombu_fdb.store.sqlite.wakeups import BellDirectory, Listener, Ringer
 
@@ -95,50 +95,50 @@ class WriteLock:
         self._main = main
         self._files = [gate, main]
         self._clock = clock
-        self._turns = FairLock(clock)
+        self._writers = FairLock(clock)
         #: The head of the queue may hold the gate. Set before it does.
         self._at_gate = False
         self._busy = False
         #: Whether the helper has locked *main* for the head of the queue.
         self._taken = False
-        self._asker: Turn | None = None
+        self._asker: Ticket | None = None
         self._work = Signal()
         self._helper: threading.Thread | None = None
         self._error: OSError | None = None
         self._closed = False
 
-    def acquire(self, turn: Turn, deadline: float) -> None:
-        """Raises ``StoreUnavailable`` if it is not free by the deadline. Even then the caller releases ``turn``.
+    def acquire(self, ticket: Ticket, deadline: float) -> None:
+        """Raises ``StoreUnavailable`` if it is not free by the deadline. Even then the caller releases ``ticket``.
 
         Raises ``StoreError`` at once in a thread that has the lock already, or waits for it.
         """
-        if not self._turns.acquire(turn, deadline - self._clock.monotonic()):
-            raise would_wait_for_itself() if self._turns.mine else self._too_late()
+        if not self._writers.acquire(ticket, deadline - self._clock.monotonic()):
+            raise would_wait_for_itself() if self._writers.mine else self._too_late()
         if self._closed:
             raise StoreUnavailable("the database was closed")
         if self._busy or not (self._taken or self._take_at_once()):
-            self._wait(turn, deadline)
+            self._wait(ticket, deadline)
 
-    def held_by(self, turn: Turn) -> bool:
-        """Whether ``turn`` may write now; only its owner may ask."""
-        return self._turns.head is turn
+    def held_by(self, ticket: Ticket) -> bool:
+        """Whether ``ticket`` may write now; only its owner may ask."""
+        return self._writers.head is ticket
 
-    def release(self, turn: Turn) -> None:
-        """End ``turn``, however far it came. Idempotent."""
-        if self._turns.head is turn:
-            turn.over = True  # before the look at _busy, see _give_back
+    def release(self, ticket: Ticket) -> None:
+        """End ``ticket``, however far it came. Idempotent."""
+        if self._writers.head is ticket:
+            ticket.over = True  # before the look at _busy, see _give_back
             if not (self._busy or self._closed):
                 self._taken = False
                 flock(self._main, fcntl.LOCK_UN)
                 if self._at_gate:
                     self._open_gate()
-        self._turns.release(turn)
+        self._writers.release(ticket)
 
     def close(self) -> bool:
         """Let no more writers in. False if one still writes: call it again when that has ended. Idempotent."""
         self._closed = True
-        turn = Turn()
-        if not self._turns.acquire(turn, CLOSE_S):
+        ticket = Ticket()
+        if not self._writers.acquire(ticket, CLOSE_S):
             return False
         if self._helper is None:
             self.close_files()
@@ -146,7 +146,7 @@ class WriteLock:
             self._work.set()
             if not self._busy:
                 self._helper.join(CLOSE_S)
-        self._turns.release(turn)
+        self._writers.release(ticket)
         return True
 
     def close_files(self) -> None:
@@ -176,12 +176,12 @@ class WriteLock:
         flock(self._gate, fcntl.LOCK_UN)
         self._at_gate = False
 
-    def _wait(self, turn: Turn, deadline: float) -> None:
+    def _wait(self, ticket: Ticket, deadline: float) -> None:
         if instead_of_threads():  # a blocking flock in a "thread" would stop the whole process
             self._poll(deadline)
             return
-        signal = turn.listen()
-        self._asker, self._error = turn, None
+        signal = ticket.listen()
+        self._asker, self._error = ticket, None
         while self._busy or not (self._taken or self._take_at_once()):
             self._ask_helper()
             if not signal.wait(deadline - self._clock.monotonic()):
@@ -238,13 +238,13 @@ class WriteLock:
 
     def _give_back(self) -> None:
         """Unlock if no writer is there. A head that has not begun to leave unlocks when it leaves."""
-        while (head := self._turns.head) is None or head.over:
-            turn = Turn()
-            if self._turns.acquire(turn, LONGEST_POLL_S):
+        while (head := self._writers.head) is None or head.over:
+            ticket = Ticket()
+            if self._writers.acquire(ticket, LONGEST_POLL_S):
                 self._taken = False
                 if not self._closed:
                     flock(self._main, fcntl.LOCK_UN)
-                self._turns.release(turn)
+                self._writers.release(ticket)
                 return
 
 
@@ -260,15 +260,15 @@ class Users:
     """The transactions that hold a connection, and a barrier that keeps new ones out.
 
     Each step is one call into C and may be repeated. So after an exception between any two, leaving mends everything:
-    it discards the turn from ``inside``, if it is there.
+    it discards the ticket from ``inside``, if it is there.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.inside: set[Turn] = set()
+        self.inside: set[Ticket] = set()
         self.stopped = False
 
-    def enter(self, user: Turn, deadline: float) -> None:
+    def enter(self, user: Ticket, deadline: float) -> None:
         """Raises ``StoreUnavailable`` if the barrier stood until the deadline."""
         self.inside.add(user)
         if self.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
@@ -284,7 +284,7 @@ class Users:
             self._clock.sleep(PAUSE_S)
         return True
 
-    def wait(self, user: Turn, deadline: float) -> None:
+    def wait(self, user: Ticket, deadline: float) -> None:
         """Wait until the barrier is gone. Raises as :meth:`enter`."""
         while self.stopped:
             self.inside.discard(user)
@@ -390,9 +390,9 @@ class OpenFile:
         self.listener = Listener(bells, partial(read_values, self), clock)
         self.ringer = Ringer(bells, self.listener)
         try:
-            gate = open_sidecar(f"{path}-gate", self.access)
+            gate = self.access.open_sidecar(f"{path}-gate")
             try:
-                main = open_sidecar(f"{path}-lock", self.access)
+                main = self.access.open_sidecar(f"{path}-lock")
             except BaseException:
                 os.close(gate)
                 raise
@@ -424,13 +424,13 @@ class OpenFile:
 
     # The writer
 
-    def take_writer(self, turn: Turn, synchronous: str, deadline: float) -> sqlite3.Connection:
+    def take_writer(self, ticket: Ticket, synchronous: str, deadline: float) -> sqlite3.Connection:
         """Take the right to write, and the writing connection. Raises ``StoreUnavailable`` at the deadline."""
-        self.lock.acquire(turn, deadline)
+        self.lock.acquire(ticket, deadline)
         users = self.users
-        users.inside.add(turn)
+        users.inside.add(ticket)
         if users.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
-            users.wait(turn, deadline)
+            users.wait(ticket, deadline)
         writer = self._writer
         if writer is None:
             writer = self._writer = self._open_writer(deadline)
@@ -443,11 +443,11 @@ class OpenFile:
             self.insist(lambda: self.space.bound(writer, now), deadline)
         return writer
 
-    def return_writer(self, turn: Turn) -> None:
+    def return_writer(self, ticket: Ticket) -> None:
         """Roll back what was not committed, and let the next one write. Idempotent."""
         writer = self._writer
         # Checked first, as it is rarely so; it may be another's writer by now.
-        if (self.closed or (writer is not None and writer.in_transaction)) and self.lock.held_by(turn):
+        if (self.closed or (writer is not None and writer.in_transaction)) and self.lock.held_by(ticket):
             try:
                 if writer is not None and writer.in_transaction:
                     writer.execute("ROLLBACK")
@@ -455,15 +455,15 @@ class OpenFile:
                 self.discard_writer()
             if self.closed:
                 self.discard_writer()
-        self.lock.release(turn)
-        self.users.inside.discard(turn)
+        self.lock.release(ticket)
+        self.users.inside.discard(ticket)
         if self.closed:
-            self.leave(turn)
+            self.leave(ticket)
 
-    def grant(self, share: float) -> None:
-        """Give the writer this share of the reserve. Raises ``sqlite3.Error``."""
+    def grant(self, *, fills: bool, moves: bool, clears: bool) -> None:
+        """Give the writer the share of the reserve that its transaction may have. Raises ``sqlite3.Error``."""
         if self._writer is not None:
-            self.space.grant(self._writer, share)
+            self.space.grant(self._writer, fills=fills, moves=moves, clears=clears)
 
     def discard_writer(self) -> None:
         """Close the writing connection: it is no longer needed, or its state is in doubt."""
@@ -474,11 +474,11 @@ class OpenFile:
 
     def _open_writer(self, deadline: float) -> sqlite3.Connection:
         _check(self.path, self.identity)
-        share_database(self.path, self.access)  # refuses a stranger's file
+        self.access.share_database(self.path)  # refuses a stranger's file
         connection = self.insist(lambda: connect(self.path, writer=True), deadline)
         try:
             self.insist(lambda: create(connection, self.clock.wall_ms()), deadline)
-            share_database(self.path, self.access)
+            self.access.share_database(self.path)
             self._log = _identity(self._log_path)
             # An overlay of file systems may give a file another inode when it is first changed or opened for writing.
             self.identity = _identity(self.path) or self.identity
@@ -512,8 +512,8 @@ class OpenFile:
 
     # Readers
 
-    def take_reader(self, turn: Turn, deadline: float) -> sqlite3.Connection:
-        self.users.enter(turn, deadline)
+    def take_reader(self, ticket: Ticket, deadline: float) -> sqlite3.Connection:
+        self.users.enter(ticket, deadline)
         _check(self.path, self.identity)
         try:
             return self._readers.pop()
@@ -527,9 +527,9 @@ class OpenFile:
         else:
             connection.close()
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, ticket: Ticket) -> None:
         """Note that the transaction has ended. Idempotent."""
-        self.users.inside.discard(turn)
+        self.users.inside.discard(ticket)
         if self.closed and not self.users.inside:
             self.close()
 

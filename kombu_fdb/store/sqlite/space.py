@@ -52,8 +52,8 @@ LOOK_S = 0.1
 FULL_S = 1.0
 
 
-class Limits(NamedTuple):
-    """In pages."""
+class PageLimits(NamedTuple):
+    """How far the log and the file may grow, in pages."""
 
     log: int
     #: The size of the file, and by how much it may grow; the last of those pages are the reserve.
@@ -86,7 +86,7 @@ class Space:
         self.look_at = 0.0
         #: Whether nothing is limited but the log, or it is not known yet.
         self.plenty = True
-        self._limits: Limits | None = None
+        self._limits: PageLimits | None = None
         #: Whether the limit that is set is the share of one transaction.
         self._granted = False
 
@@ -109,11 +109,12 @@ class Space:
         # On a small disk before each transaction, to use space that was freed a moment ago.
         self.look_at, self._limits, self.plenty = now + (LOOK_S if limits.plenty else 0), limits, limits.plenty
 
-    def grant(self, connection: sqlite3.Connection, share: float) -> None:
-        """Give the transaction under way this share of the reserve, from here on. Raises ``sqlite3.Error``."""
+    def grant(self, connection: sqlite3.Connection, *, fills: bool, moves: bool, clears: bool) -> None:
+        """Give the transaction under way its share of the reserve, by what it does. Raises ``sqlite3.Error``."""
         limits = self._limits
-        if limits is None or self.plenty:
+        if limits is None or self.plenty or not (fills or moves or clears):  # one that only writes has its share
             return
+        share = FILLING if fills else MOVING if moves else CLEARING
         self._granted = True
         connection.execute(f"PRAGMA max_page_count={limits.most(share)}").fetchall()
         if share < WRITING:
@@ -121,7 +122,7 @@ class Space:
             if limits.left + free < limits.kept(share):
                 raise _full()
 
-    def _copy_log(self, connection: sqlite3.Connection, limits: Limits) -> None:
+    def _copy_log(self, connection: sqlite3.Connection, limits: PageLimits) -> None:
         """Copy the log into the file as far as there is space."""
         frames = copied = 0
         with contextlib.suppress(sqlite3.Error):  # no space for all of it; then the log goes on in its own space
@@ -143,19 +144,19 @@ class Space:
         grows = max(pages * page - _size(self._path), 0)
         return int((disk.f_bavail * disk.f_frsize - grows) // page)
 
-    def _look(self, connection: sqlite3.Connection) -> Limits:
+    def _look(self, connection: sqlite3.Connection) -> PageLimits:
         disk = os.statvfs(os.path.dirname(self._path))
         free = disk.f_bavail * disk.f_frsize
         (page,) = connection.execute("PRAGMA page_size").fetchone()
         if free > PLENTY_BYTES:
-            return Limits(CHECKPOINT_BYTES // page)
+            return PageLimits(CHECKPOINT_BYTES // page)
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         log = _size(f"{self._path}-wal")
         checkpoint = min(max((free + log) // LOG_SHARE, FEWEST_BYTES), CHECKPOINT_BYTES) // page
         # What a checkpoint would add to the file, and a log of twice the size at which it is copied.
         promised = max(pages * page - _size(self._path), 0) + max(2 * checkpoint * page - log, 0)
         left = max(free - promised, 0) // 2 // page
-        return Limits(checkpoint, pages, left, RESERVE_BYTES // page, free < promised + checkpoint * page)
+        return PageLimits(checkpoint, pages, left, RESERVE_BYTES // page, free < promised + checkpoint * page)
 
 
 def _full() -> sqlite3.OperationalError:

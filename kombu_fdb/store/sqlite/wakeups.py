@@ -49,10 +49,10 @@ from hashlib import blake2b
 
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
-from kombu_fdb.primitives.threads import FairLock, Signal, Turn, start
+from kombu_fdb.primitives.threads import FairLock, Signal, Ticket, start
 from kombu_fdb.primitives.wakeup import readable, write
 from kombu_fdb.store.protocol import Watch
-from kombu_fdb.store.sqlite.files import Access, open_directory, open_pipe, open_sidecar
+from kombu_fdb.store.sqlite.files import Access, open_pipe
 
 # -- pipes -------------------------------------------------------------------------------------------------------------
 
@@ -128,10 +128,10 @@ class BellDirectory:
                 os.close(descriptor)
 
     def _open(self) -> None:
-        self._directory = open_directory(self.path, self._access)
+        self._directory = self._access.open_directory(self.path)
         try:
             generation = os.path.join(self.path, GENERATION)
-            self._generation = open_sidecar(generation, self._inside, directory=self._directory)
+            self._generation = self._inside.open_sidecar(generation, directory=self._directory)
         except BaseException:
             self.close()
             raise
@@ -383,17 +383,17 @@ class Ringer:
             except OSError:  # it is being closed
                 pass
         digests = [digest(key) for key in keys]
-        lock, turn = self._listener.lock, Turn()
+        lock, ticket = self._listener.lock, Ticket()
         try:  # FairLock.run inlined, in half the time
             try:
-                if lock.acquire(turn, LOCK_S):
+                if lock.acquire(ticket, LOCK_S):
                     self._ring(digests)
             except (OSError, StoreUnavailable) as error:
                 logger.warning("could not wake the other processes: %s", error)
             finally:
-                lock.release(turn)
+                lock.release(ticket)
         except BaseException:
-            lock.release(turn)
+            lock.release(ticket)
             raise
 
     def close(self) -> None:

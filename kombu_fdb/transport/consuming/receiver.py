@@ -50,7 +50,7 @@ from typing import Any
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.threads import (
-    Turn,
+    Ticket,
     in_hub,
     instead_of_threads,
     start,
@@ -218,7 +218,7 @@ class Receiver:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
         if first:
-            watch_set.turns.acquire(Turn(), deadline - monotonic())  # for good
+            watch_set.turns.acquire(Ticket(), deadline - monotonic())  # for good
         leases = self.fetcher.close()
         self.fetcher.arrived.close()
         if thread is None or not thread.is_alive():
@@ -241,7 +241,7 @@ class Receiver:
         A drain does, which takes the fetcher's turns meanwhile if it may. Raises ``StoreError`` in a signal handler
         that has interrupted such a turn.
         """
-        turn = Turn()
+        turn = Ticket()
         if self._watch_set.turns.mine:
             raise would_wait_for_itself()
         if not (self._may_drive() and surely(lambda: self._drive(turn, timeout_s), lambda: self._end_drive(turn))):
@@ -249,7 +249,7 @@ class Receiver:
 
     def catch_up(self) -> None:
         """Acks have waited for too long, and a drain comes that need not wait: it takes a turn, if it may."""
-        turn = Turn()
+        turn = Ticket()
         if self._may_drive():
             surely(lambda: self._drive(turn, 0), lambda: self._end_drive(turn))
 
@@ -267,7 +267,7 @@ class Receiver:
     def _may_drive(self) -> bool:
         return self.running and self.may_be_driven and not self.spared_s and not len(self._watch_set.turns)
 
-    def _drive(self, turn: Turn, timeout_s: float | None) -> bool:
+    def _drive(self, turn: Ticket, timeout_s: float | None) -> bool:
         """Take one turn, and sleep for as long as it says. False if another thread was faster."""
         watch_set, began = self._watch_set, monotonic()
         if not watch_set.turns.acquire(turn, 0):
@@ -288,13 +288,13 @@ class Receiver:
 
     def take_turn(self) -> float | None:
         """An event loop's, if it may. Returns when the next one is due, in seconds; None: when the bell rings."""
-        watch_set, turn = self._watch_set, Turn()
+        watch_set, turn = self._watch_set, Ticket()
         if not self.running:
             watch_set.bell.clear()  # as no turn does
             return None
         return surely(lambda: self._take_turn(turn), lambda: self._end_turn(turn))
 
-    def _take_turn(self, turn: Turn) -> float | None:
+    def _take_turn(self, turn: Ticket) -> float | None:
         watch_set, began = self._watch_set, monotonic()
         if self.spared_s or not watch_set.turns.acquire(turn, 0):
             self._spare(MOMENT_S)
@@ -316,7 +316,7 @@ class Receiver:
             self.fetcher.hasten()
         return pause_s
 
-    def _end_turn(self, turn: Turn) -> None:
+    def _end_turn(self, turn: Ticket) -> None:
         self._watch_set.turns.release(turn)
         if self._watch_set.rest_until == inf:  # interrupted: the thread is not told when the next one is due
             self._watch_set.end_drive()
@@ -325,7 +325,7 @@ class Receiver:
         self._spared_until = max(self._spared_until, monotonic() + seconds)
         self._watch_set.call_thread()
 
-    def _end_drive(self, turn: Turn) -> None:
+    def _end_drive(self, turn: Ticket) -> None:
         self._watch_set.turns.release(turn)
         if monotonic() < self._spared_until:
             self._watch_set.call_thread()
@@ -343,7 +343,7 @@ class Receiver:
         if self.failed:
             self._watch_set.bell.clear()  # as no turn does
             return 0 if self.fetcher.error is None else None  # asked once more: ``restart`` may have rung just then
-        turn, turns = Turn(), self._watch_set.turns
+        turn, turns = Ticket(), self._watch_set.turns
         return surely(lambda: self.turn() if turns.acquire(turn, self._rest_s) else 0, lambda: turns.release(turn))
 
     def turn(

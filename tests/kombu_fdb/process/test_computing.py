@@ -8,7 +8,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.model import SessionId
-from kombu_fdb.primitives.processes import Seen
+from kombu_fdb.primitives.processes import RunningProcess
 from kombu_fdb.process import duty_cycle
 from kombu_fdb.process.duty_cycle import Reclaim
 
@@ -25,10 +25,10 @@ class Host:
         self.share = 0.0
         self.asked = 0
 
-    def see(self, pid: int) -> Seen | None:
+    def see(self, pid: int) -> RunningProcess | None:
         self.asked += 1
         name = self.running.get(pid)
-        return None if name is None else Seen(name, self.share * self.bench.clock.monotonic())
+        return None if name is None else RunningProcess(name, self.share * self.bench.clock.monotonic())
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from kit.processes import Program, until
 from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
-from kombu_fdb.primitives.threads import FairLock, Turn
+from kombu_fdb.primitives.threads import FairLock, Ticket
 from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite.database import SqliteDatabase
@@ -131,25 +131,25 @@ def is_locked(file: IO[bytes]) -> bool:
 
 
 def test_threads_get_the_lock_in_the_order_they_came() -> None:
-    lock, first, order = FairLock(), Turn(), []
+    lock, first, order = FairLock(), Ticket(), []
     assert lock.acquire(first, 0)
 
     def work(number: int) -> None:
-        turn = Turn()
-        assert lock.acquire(turn, TIMEOUT_S)
+        ticket = Ticket()
+        assert lock.acquire(ticket, TIMEOUT_S)
         order.append(number)
-        lock.release(turn)
+        lock.release(ticket)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(10)]
     for number, thread in enumerate(threads):
         thread.start()
         until(lambda number=number: len(lock) == number + 2)
-    assert not lock.acquire(Turn(), 0.01)
+    assert not lock.acquire(Ticket(), 0.01)
     lock.release(first)
     for thread in threads:
         thread.join(TIMEOUT_S)
     assert order == list(range(10))
-    assert lock.acquire(Turn(), 0)
+    assert lock.acquire(Ticket(), 0)
 
 
 def test_a_thread_that_would_wait_for_itself_is_refused_at_once(database: SqliteDatabase) -> None:
@@ -434,13 +434,13 @@ def test_a_listener_outlives_a_lock_that_is_not_free(
     database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a SIGSTOP, when every deadline has passed."""
-    other, turn = open_apart(path), Turn()
+    other, ticket = open_apart(path), Ticket()
     _, fired = arm(database, BELL)
     monkeypatch.setattr(sqlite_bell, "LOCK_S", 0.01)
-    assert database.file.listener.lock.acquire(turn, TIMEOUT_S)
+    assert database.file.listener.lock.acquire(ticket, TIMEOUT_S)
     ring(other)
     assert fired.wait(TIMEOUT_S)
-    database.file.listener.lock.release(turn)
+    database.file.listener.lock.release(ticket)
     _, again = arm(database, BELL)
     ring(other)
     assert again.wait(TIMEOUT_S)

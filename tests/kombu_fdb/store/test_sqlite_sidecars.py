@@ -20,7 +20,7 @@ from kit.sqlite_apart import open_apart
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.store.sqlite.files import Access, share_database
+from kombu_fdb.store.sqlite.files import Access
 
 SECRET = b"ssh-ed25519 AAAA"
 ALICE, BOB, MALLORY = 54321, 54322, 54666
@@ -257,7 +257,7 @@ def test_a_mode_that_changes_cancels_no_lock(folder: Path) -> None:
     with path.open("r+b") as database:
         fcntl.lockf(database, fcntl.LOCK_EX)
         path.chmod(0o640)
-        share_database(str(path), Access.of(str(path)))
+        Access.of(str(path)).share_database(str(path))
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
         def lock() -> None:
@@ -285,7 +285,7 @@ def test_a_link_that_comes_between_two_looks_is_not_followed(
 
     monkeypatch.setattr(Access, "check", swap)
     with pytest.raises((StoreUnavailable, OSError)):
-        share_database(str(path), access)
+        access.share_database(str(path))
     assert stat.S_IMODE(victim.stat().st_mode) == 0o600
 
 

@@ -14,7 +14,7 @@ from kombu import Connection, Queue
 from kombu.asynchronous import Hub
 
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.primitives.threads import Turn
+from kombu_fdb.primitives.threads import Ticket
 from kombu_fdb.transport.consuming import loop, watch_set
 from kombu_fdb.transport.consuming import receiver as receiver_module
 from kombu_fdb.transport.consuming.dispatch import Dispatch
@@ -100,7 +100,7 @@ def test_leaves_the_turns_to_the_thread(
             pytest.skip("the turns are the thread's")
         threads = turns_of(monkeypatch)
         run(hub, lambda: threading.current_thread() in threads and receiver.fetcher.idle)
-        turns, others = receiver._watch_set.turns, Turn()
+        turns, others = receiver._watch_set.turns, Ticket()
         if blocked == "in a turn":
             taker = threading.Thread(target=lambda: turns.acquire(others, 60))
             taker.start()
