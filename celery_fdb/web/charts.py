@@ -23,7 +23,8 @@ from celery_fdb.inspection.overview import Overview
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Span
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.metrics.samples import DAY, HOUR, OTHERS, WEEK, QueueSample, Sample, Series
+from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, QueueSample, Sample, Series
+from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.model import is_internal
 from kombu_fdb.primitives.clock import Clock
 

@@ -29,7 +29,7 @@ from typing import Any, Unpack
 
 from kombu_fdb.api.arguments import Conditions, Stop, check_limit, check_name, never, seconds
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, VERSION_BYTES, Walk, Wanted, task_of
+from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, VERSION_BYTES, LetterWalk, Wanted, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import Part, Peeked, Spot
 from kombu_fdb.primitives.clock import Clock, SystemClock
@@ -203,7 +203,9 @@ class DeadLetters:
         """The same, deleting them."""
         return self._part(mark, conditions, self._connection.engine.dead_letters.discard_part)
 
-    def _part(self, mark: bytes, conditions: Conditions, verb: Callable[[Walk, bytes, int], tuple[int, bytes]]) -> Part:
+    def _part(
+        self, mark: bytes, conditions: Conditions, verb: Callable[[LetterWalk, bytes, int], tuple[int, bytes]]
+    ) -> Part:
         def part() -> Part:
             walk = self._walk(conditions)
             if mark:
@@ -215,7 +217,7 @@ class DeadLetters:
 
     # -- conditions ------------------------------------------------------------------------------------------------
 
-    def _walk(self, given: Conditions) -> Walk:
+    def _walk(self, given: Conditions) -> LetterWalk:
         conditions: dict[str, Any] = {**given}
         if conditions.get("message_id", True) in NO_ID:  # which is none, so that all letters would meet it
             raise InvalidArgument("no message's id", message_id=conditions["message_id"])

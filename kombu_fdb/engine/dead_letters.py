@@ -152,7 +152,7 @@ def error_of(message: Peeked) -> str:
     return error if isinstance(error, str) else ""
 
 
-class Walk(NamedTuple):
+class LetterWalk(NamedTuple):
     """The queue, the letters wanted, and the version of the last one that had come when the walk began."""
 
     dead: str
@@ -160,21 +160,17 @@ class Walk(NamedTuple):
     last: bytes
 
 
-class Letter(NamedTuple):
-    """A dead letter where it stands. ``record``: None if it can't be read; then it can only be shown or discarded."""
-
-    key: bytes
-    value: bytes
-    record: Record | None
+#: A dead letter where it stands, and its record: None if it can't be read; then it can only be shown or discarded.
+Letter = tuple[Message[bytes], Record | None]
 
 
-def look(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
+def look(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tuple[list[Peeked], bytes]:
     """Up to ``limit`` dead letters, unchanged, and the cursor to go on with; b"" at both ends."""
     letters, following = look_through(work, walk, cursor, limit)
-    return browse.look_all(work, [(walk.dead, letter[:2]) for letter in letters]), following
+    return browse.look_all(work, [(walk.dead, (message.place, message.value)) for message, _ in letters]), following
 
 
-def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[list[Letter], bytes]:
+def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tuple[list[Letter], bytes]:
     """Up to ``limit`` letters of one part of the walk, and the cursor to go on with; b"" at both ends.
 
     Snapshot reads, and all of them before the caller's first write. What ``where`` raises is passed on.
@@ -187,13 +183,13 @@ def look_through(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[lis
         if size > BYTES_PER_TRANSACTION or len(found) == limit:
             return found, key
         size += len(value)
-        letter = Letter(key, value, read_or(None, decode_record, value))
-        if key[-STAMP_BYTES:][:VERSION_BYTES] <= walk.last and walk.wanted.matches(letter.record):
+        record = read_or(None, decode_record, value)
+        if key[-STAMP_BYTES:][:VERSION_BYTES] <= walk.last and walk.wanted.matches(record):
             if walk.wanted.looks_into_payloads:
-                size += letter.record.size if letter.record is not None else 0
+                size += record.size if record is not None else 0
                 if not walk.wanted.matches_payload(browse.look(work, walk.dead, (key, value))):
                     continue
-            found.append(letter)
+            found.append((Message(walk.dead, key, value), record))
     return found, following
 
 
@@ -214,19 +210,22 @@ def _rows(work: Work, dead: str, cursor: bytes, most: int) -> tuple[list[KeyValu
 # -- replay and discard ------------------------------------------------------------------------------------------------
 
 
-def replay_part(work: Work, walk: Walk, cursor: bytes, limit: int, *, to: str | None = None) -> tuple[int, bytes]:
+def replay_part(work: Work, walk: LetterWalk, cursor: bytes, limit: int, *, to: str | None = None) -> tuple[int, bytes]:
     """Replay up to ``limit`` letters of one part of a walk. Returns how many, and the next cursor; b"" at the end.
 
     An expired letter is deleted, and not counted. Unreadable bytes, also a newer version's, stay where they are; so do
     messages that never died, unless ``to`` says where they should go. Raises ``QueueNotFound``.
     """
     letters, following = look_through(work, walk, cursor, limit)
-    destinations = [(letter, _destination(walk.dead, letter.record, to)) for letter in letters]
-    going = [(letter, queue) for letter, queue in destinations if letter.record is not None and queue is not None]
-    for queue in {queue for _, queue in going}:
+    going = []
+    for message, record in letters:
+        destination = _destination(walk.dead, record, to)
+        if record is not None and destination is not None:
+            going.append((message, record, destination))
+    for queue in {queue for _, _, queue in going}:
         _require(work, queue, walk.dead)
-    _take(work, walk.dead, [letter for letter, _ in going])
-    back = [_replay(work, walk.dead, queue, letter) for letter, queue in going]
+    _take(work, walk.dead, [message for message, _, _ in going])
+    back = [_replay(work, *each) for each in going]
     return sum(back), following
 
 
@@ -236,23 +235,23 @@ def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = 
     ``payload``: replaces the letter's own, in the transaction that takes it out. Raises ``QueueNotFound``, and
     ``QueueError`` for a message that never died or has expired.
     """
-    letter = Letter(*row, decode_record(row[1]))
-    queue = _destination(dead, letter.record, None)
+    message, record = Message(dead, *row), decode_record(row[1])
+    queue = _destination(dead, record, None)
     if queue is None:
         raise QueueError("not a dead letter", queue=dead, fix="Move it to the queue that it is meant for.")
     _require(work, queue, dead)
-    _take(work, dead, [letter])
-    if not _replay(work, dead, queue, letter, payload):
+    _take(work, dead, [message])
+    if not _replay(work, message, record, queue, payload):
         raise QueueError("the dead letter has expired", queue=dead, fix="Publish it again; this one is deleted soon.")
     return queue
 
 
-def discard_part(work: Work, walk: Walk, cursor: bytes, limit: int) -> tuple[int, bytes]:
+def discard_part(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tuple[int, bytes]:
     """Delete up to ``limit`` letters of one part of a walk. Returns as :func:`replay_part`."""
     letters, following = look_through(work, walk, cursor, limit)
-    _take(work, walk.dead, letters)
-    for letter in letters:
-        delete(work, Message(walk.dead, letter.key, letter.value))
+    _take(work, walk.dead, [message for message, _ in letters])
+    for message, _ in letters:
+        delete(work, message)
     return len(letters), following
 
 
@@ -275,18 +274,16 @@ def _require(work: Work, queue: str, dead: str) -> None:
         )
 
 
-def _take(work: Work, dead: str, letters: Sequence[Letter]) -> None:
-    take_out(work, dead, [(letter.key, letter.value) for letter in letters])
+def _take(work: Work, dead: str, messages: Sequence[Message[bytes]]) -> None:
+    take_out(work, dead, [(message.place, message.value) for message in messages])
 
 
-def _replay(work: Work, dead: str, queue: str, letter: Letter, payload: bytes | None = None) -> bool:
-    message, record = Message(dead, letter.key, letter.value), letter.record
-    assert record is not None
+def _replay(work: Work, message: Message[bytes], record: Record, queue: str, payload: bytes | None = None) -> bool:
     if record.expires_ms and record.expires_ms <= work.now_ms:
         drop_expired(work, message, record)
         return False
     forget(work, message)
-    priority = record.priority or priority_of(letter.key)
+    priority = record.priority or priority_of(message.place)
     to = subqueue(work, queue, record.key, priority)
     expires_ms = expires_at(work.now_ms, work.routing.queue(work.tr, queue).message_ttl_ms, 0)
     if payload is not None:
@@ -340,10 +337,10 @@ class DeadLetters(Group):
                 break
         return total
 
-    def walk(self, dead: str, wanted: Wanted | None = None) -> Walk:
+    def walk(self, dead: str, wanted: Wanted | None = None) -> LetterWalk:
         """A walk through a queue of dead letters as it is now: what comes later is behind its end."""
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
-        return Walk(dead, wanted or Wanted(), NO_LAST if last is None else last)
+        return LetterWalk(dead, wanted or Wanted(), NO_LAST if last is None else last)
 
     def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
         """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import message, publish
@@ -57,8 +57,6 @@ from kombu_fdb.store.protocol import KeyValue
 # -- dump --------------------------------------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
 #: Exchange, routing key, dedup id and end (wall clock, ms) of a window.
 DedupEntry = tuple[str, str, str, int]
 
@@ -69,21 +67,12 @@ SUBQUEUES, ROWS_OF_EACH = 50, 20
 PAYLOAD_BYTES = 4_000_000
 
 
-class _Row(NamedTuple):
-    state: str
-    key: str
-    priority: int
-    due_ms: int
-    value: bytes
-
-
 def messages(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
     """Every message of ``queue``. ``leased``: leased ones, too. Raises ``FormatError`` for a newer version's."""
     if decode_count(run.read(lambda work: work.tr.get(run.keys.count(queue, NEWER), snapshot=True))):
         raise _newer(queue)
-    rows = _rows(run, queue, leased=leased)
-    for part in _parts(rows):
-        yield from run.read(partial(_open_all, queue, part))
+    for part in _parts(_closed(run, queue, leased=leased)):
+        yield from run.read(partial(_open_all, part))
 
 
 def dedups(run: Transactions) -> Iterator[DedupEntry]:
@@ -92,25 +81,15 @@ def dedups(run: Transactions) -> Iterator[DedupEntry]:
         yield exchange, routing_key, dedup_id, publish.decode_end(value)
 
 
-def _open_all(queue: str, rows: list[_Row], work: Work) -> list[StoredMessage]:
-    records = message.read_all(work, [row.value for row in rows])
-    return [_open(queue, *each) for each in zip(rows, records, strict=True)]
+def _open_all(found: list[StoredMessage], work: Work) -> list[StoredMessage]:
+    records = message.read_all(work, [each.payload for each in found])
+    return [_open(*each) for each in zip(found, records, strict=True)]
 
 
-def _open(queue: str, row: _Row, record: Record | FormatError) -> StoredMessage:
-    found = StoredMessage(
-        queue=queue,
-        state=row.state,
-        payload=row.value,
-        priority=row.priority,
-        due_ms=row.due_ms,
-        key=row.key,
-        keyed=bool(row.key),
-        unreadable=True,
-    )
+def _open(found: StoredMessage, record: Record | FormatError) -> StoredMessage:
     if isinstance(record, FormatError):
-        if is_newer(row.value):
-            raise _newer(queue)
+        if is_newer(found.payload):
+            raise _newer(found.queue)
         return found
     return dataclasses.replace(
         found,
@@ -134,14 +113,14 @@ def _newer(queue: str) -> FormatError:
     return FormatError("the queue has messages of a newer celery-fdb", queue=queue, fix=UPGRADE)
 
 
-def _parts(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
+def _parts(found: Iterable[StoredMessage]) -> Iterator[list[StoredMessage]]:
     """Parts that can each be opened in one transaction."""
-    part: list[_Row] = []
+    part: list[StoredMessage] = []
     size = 0
-    for row in rows:
-        part.append(row)
-        record = read_or(None, decode_record, row.value)
-        size += len(row.value) if record is None else record.size
+    for each in found:
+        part.append(each)
+        record = read_or(None, decode_record, each.payload)
+        size += len(each.payload) if record is None else record.size
         if len(part) >= ROWS or size >= PAYLOAD_BYTES:
             yield part
             part, size = [], 0
@@ -152,18 +131,23 @@ def _parts(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
 # -- rows in their order -----------------------------------------------------------------------------------------------
 
 
-def _rows(run: Transactions, queue: str, *, leased: bool) -> Iterator[_Row]:
+def _closed(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
+    """The messages as their rows are found: with the bytes of the record as payload, and not looked into."""
     if leased:
         yield from _leased(run, queue)
     for name, value in _scan(run, range_of(run.keys.ready(queue))):
-        yield _Row(READY, "", _priority(_rank(run.keys.place(queue, name))), 0, value)
+        yield _of_row(queue, value, _priority(_rank(run.keys.place(queue, name))))
     subqueues, misplaced = _subqueues(run, queue)
     for start in range(0, len(subqueues), SUBQUEUES):
         yield from _side_by_side(run, queue, subqueues[start : start + SUBQUEUES])
-    yield from [_Row(READY, "", NO_PRIORITY, 0, value) for value in misplaced]
+    yield from [_of_row(queue, value, NO_PRIORITY) for value in misplaced]
     for name, value in _scan(run, range_of(run.keys.delayed(queue))):
         due_ms, rank = _due(run.keys, queue, name)
-        yield _Row(DELAYED, "", _priority(rank), due_ms, value)
+        yield dataclasses.replace(_of_row(queue, value, _priority(rank)), state=DELAYED, due_ms=due_ms)
+
+
+def _of_row(queue: str, value: bytes, priority: int, key: str = "") -> StoredMessage:
+    return StoredMessage(queue, READY, value, priority, key=key, keyed=bool(key), unreadable=True)
 
 
 def _priority(rank: Rank) -> int:
@@ -194,7 +178,7 @@ def _reader(ranges: list[tuple[bytes, bytes, int]]) -> Callable[[Work], list[lis
     return lambda work: work.tr.get_ranges(ranges, snapshot=True)
 
 
-def _leased(run: Transactions, queue: str) -> Iterator[_Row]:
+def _leased(run: Transactions, queue: str) -> Iterator[StoredMessage]:
     found = []
     for _, value in _scan(run, run.keys.all_leases):
         try:
@@ -207,7 +191,7 @@ def _leased(run: Transactions, queue: str) -> Iterator[_Row]:
             found.append((place[-STAMP_BYTES:], place, record))
     for _, place, record in sorted(found):
         key, rank = split_place(place)
-        yield _Row(READY, key, _priority(rank), 0, redelivered(record))
+        yield _of_row(queue, redelivered(record), _priority(rank), key)
 
 
 def _subqueues(run: Transactions, queue: str) -> tuple[list[tuple[str, Rank]], list[bytes]]:
@@ -224,12 +208,12 @@ def _subqueues(run: Transactions, queue: str) -> tuple[list[tuple[str, Rank]], l
     return sorted(heads, key=lambda each: heads[each]), misplaced
 
 
-def _side_by_side(run: Transactions, queue: str, group: list[tuple[str, Rank]]) -> Iterator[_Row]:
+def _side_by_side(run: Transactions, queue: str, group: list[tuple[str, Rank]]) -> Iterator[StoredMessage]:
     left = {each: range_of(run.keys.items(queue, *each)) for each in group}
     while left:
         parts = run.read(_reader([(*whole, ROWS_OF_EACH) for whole in left.values()]))
         for (key, rank), rows in zip(list(left), parts, strict=True):
-            yield from [_Row(READY, key, _priority(rank), 0, value) for _, value in rows]
+            yield from [_of_row(queue, value, _priority(rank), key) for _, value in rows]
             if len(rows) < ROWS_OF_EACH:
                 del left[key, rank]
             else:

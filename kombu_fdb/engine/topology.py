@@ -37,7 +37,7 @@ from kombu_fdb.keyspace.codec import decode_control, encode_control
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, STAMP_BYTES, range_of
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.ranges import FLAG, MOST, TEXT, Kind, refused, shown
-from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration, declared_as
+from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
 OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
@@ -165,7 +165,7 @@ def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
 
 def _tell_claims(work: Work, declaration: QueueDeclaration, stored: bytes | None) -> None:
     """Update the queue's control by what the declaration changes; its other fields stay as they were set."""
-    before = declared_as(declaration.name, stored)
+    before = QueueDeclaration.if_readable(declaration.name, stored)
     old, new = (
         for_claims({} if before is None else before.arguments),
         for_claims(declaration.arguments),
@@ -369,13 +369,13 @@ def ttl_queues(work: Work) -> list[str]:
 def _declared_with(work: Work, *arguments: str) -> list[str]:
     """Queues with one of these arguments."""
     rows = work.keys.read(work.tr.get_range(*work.keys.all_queues, snapshot=True), str)
-    declared = [declared_as(name, value) for (name,), value in rows]
+    declared = [QueueDeclaration.if_readable(name, value) for (name,), value in rows]
     return [each.name for each in declared if each is not None and not each.arguments.keys().isdisjoint(arguments)]
 
 
 def _expires_ms(queue: str, value: bytes | None) -> int | None:
     """The allowed idle time; 0 if the queue is no longer declared: clear its record at once. None if unreadable."""
-    declaration = declared_as(queue, value)
+    declaration = QueueDeclaration.if_readable(queue, value)
     if declaration is None:
         return 0 if value is None else None
     return int(declaration.arguments.get("x-expires") or 0)
@@ -416,7 +416,7 @@ def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> 
     key = work.keys.consumer(queue, session_id, tag)
     stood, declared = work.tr.get_many([key, work.keys.queue(queue)])
     work.tr.clear(key)
-    declaration = declared_as(queue, declared)
+    declaration = QueueDeclaration.if_readable(queue, declared)
     if stood is None or declaration is None:
         return None
     if "x-expires" in declaration.arguments:

@@ -30,7 +30,7 @@ from random import Random
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
+from kombu_fdb.engine.scheduling.line import WAITING, Standing, Waiter
 from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
@@ -153,7 +153,7 @@ class CombinerClient:
         self._due_s = 0.0
         self._pause_s = PATIENCE_S
         #: The line as seen when this became the first; after its first service that found nothing, only its own row.
-        self._rows: list[Row] | None = None
+        self._rows: list[Waiter] | None = None
         self._server = b""
         self._has_just_joined = True
 
@@ -226,14 +226,14 @@ class CombinerClient:
             self._wait(engine, demand, sight, timed)
         return self.is_first and not was_first
 
-    def _lead(self, sight: Sight) -> None:
+    def _lead(self, sight: Standing) -> None:
         """Note that it is the first; the consumers it has not seen before are served with its next service."""
         if self._rows is None or len(sight.rows) > 1:
             self._rows = sight.rows
         self._server = sight.server
         self._due_s = self._clock() + self._longest_s
 
-    def _wait(self, engine: Engine, demand: Demand, sight: Sight, timed: bool) -> None:
+    def _wait(self, engine: Engine, demand: Demand, sight: Standing, timed: bool) -> None:
         """``timed``: it looks because its pause is over, not because it was woken."""
         now = self._clock()
         self._rows = None

@@ -31,7 +31,7 @@ from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, Series
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.upkeep.quarantine import Aside
-from kombu_fdb.engine.upkeep.sweep import Observer
+from kombu_fdb.engine.upkeep.sweep import FailureDetector
 from kombu_fdb.errors import CommitUnknown, Conflict, KombuFDBError, StoreFull, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue
@@ -346,7 +346,7 @@ class UnusedQueues(Duty):
     def __init__(self, engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> None:
         super().__init__(engine, clock, guard)
         self._interval_s = interval_s
-        self._observer: Observer[str] = Observer()
+        self._observer: FailureDetector[str] = FailureDetector()
 
     def run(self, budget: Budget) -> float:
         found = self._engine.queues.expiring()
@@ -392,7 +392,7 @@ class ExpiredHeads(Duty):
         return LOOK_S if next_ms is None else min(max(0.0, (next_ms - self._clock.wall_ms()) / 1000), LOOK_S)
 
 
-def unchanged(observer: Observer[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
+def unchanged(observer: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
     """The rows that have not changed for :data:`LEFT_TTL_S`, as far as the observer has seen."""
     observer.look([(key, value, LEFT_TTL_S) for key, value in rows], clock.monotonic())
     return observer.silent()
@@ -405,7 +405,7 @@ class Leftovers(Duty):
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
         super().__init__(engine, clock, guard)
-        self._observer: Observer[bytes] = Observer()
+        self._observer: FailureDetector[bytes] = FailureDetector()
         #: The rows left to clear, if the budget ended.
         self._parts: dict[str, list[KeyValue]] = {}
 
@@ -447,7 +447,7 @@ class Ghosts(Duty):
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
         super().__init__(engine, clock, guard)
-        self._observer: Observer[tuple[str, str]] = Observer()
+        self._observer: FailureDetector[tuple[str, str]] = FailureDetector()
 
     def run(self, budget: Budget) -> float:
         found = unchanged(self._observer, self._engine.upkeep.ghosts().items(), self._clock)

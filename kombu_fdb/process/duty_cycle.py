@@ -41,8 +41,8 @@ FoundationDB it sees those on its own machine.
 Reclaim: where a full disk has no room for a worker that starts, rows of dead sessions are cleared. Each start of a
 worker that crashes soon after leaves a session and declarations. Living workers sweep those; if no worker can start any
 more, none would. So a process whose write is refused looks at the sessions itself, each time, and ends those that have
-died, by the rule of all sweeps (``sweep.Observer``). It remembers what it has seen while it connects again and again. A
-process that gives up at once has seen nothing.
+died, by the rule of all sweeps (``sweep.FailureDetector``). It remembers what it has seen while it connects again and
+again. A process that gives up at once has seen nothing.
 
 A process that can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So each
 look includes a write of the kind of a beat.
@@ -70,7 +70,7 @@ from random import Random
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.engine.upkeep.sweep import Observer
+from kombu_fdb.engine.upkeep.sweep import FailureDetector
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
@@ -95,7 +95,7 @@ class BusyProcesses:
         #: For each half-silent session, how long its process had been busy when that was first seen.
         self._before: dict[SessionId, float] = {}
 
-    def spare(self, engine: Engine, observer: Observer[SessionId]) -> None:
+    def spare(self, engine: Engine, observer: FailureDetector[SessionId]) -> None:
         """Count silent sessions that compute as alive. After each look of the observer's."""
         silent = dict(observer.half_silent())
         described = engine.sessions.describe(list(silent)) if silent else []
@@ -142,7 +142,7 @@ class Sweep(Duty):
         self._session_id = session_id
         self._interval_s = interval_s
         self._rng = rng
-        self._observer: Observer[SessionId] = Observer()
+        self._observer: FailureDetector[SessionId] = FailureDetector()
         self._busy = BusyProcesses()
         self._window = LIVING
         self._cursors: dict[str, bytes] = {}
@@ -223,7 +223,7 @@ class Reclaim:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._observer: Observer[SessionId] = Observer()
+        self._observer: FailureDetector[SessionId] = FailureDetector()
         self._busy = BusyProcesses()
         self._look_at = 0.0
         self._lock = threading.Lock()
@@ -343,7 +343,7 @@ class Role:
         self._clock = clock
         self._session_id = session_id
         self._observes = observes
-        self._observer: Observer[str] = Observer()
+        self._observer: FailureDetector[str] = FailureDetector()
         #: When it was renewed; 0.0 while another process has the role.
         self._renew_at = 0.0
         #: When to look again at a role that another process has.

@@ -27,7 +27,7 @@ from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.claim import Served
-from kombu_fdb.engine.scheduling.line import WAITING, Row, Sight
+from kombu_fdb.engine.scheduling.line import WAITING, Standing, Waiter
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, SessionId
@@ -195,7 +195,7 @@ class Membership:
             self._claims.pop(demand.first, None)
             raise
 
-    def look(self, demand: Demand, hand: list[Delivery], *, fired: bool = False) -> Sight:
+    def look(self, demand: Demand, hand: list[Delivery], *, fired: bool = False) -> Standing:
         """How the demand stands, and what it was granted; ``hand`` as in :meth:`claim`."""
         underway = self._claims.get(demand.first)
         if underway is not None:
@@ -213,7 +213,7 @@ class Membership:
         self,
         demand: Demand,
         queues: Sequence[str],
-        rows: Sequence[Row],
+        rows: Sequence[Waiter],
         consumers: Mapping[str, str],
         hand: list[Delivery],
         patience_s: float = 0.0,

@@ -187,6 +187,11 @@ class QueueDeclaration:
             raise FormatError("unreadable arguments of a queue", queue=name, arguments=str(arguments)[:80])
         return cls(name, *fields)
 
+    @classmethod
+    def if_readable(cls, name: str, value: bytes | None) -> QueueDeclaration | None:
+        """The stored declaration; None if there is none, and if it can't be read, so that no work stops for it."""
+        return None if value is None else read_or(None, cls.decode, name, value)
+
     # Read for each message, hence cached.
 
     @cached_property
@@ -255,13 +260,8 @@ def _fields(value: bytes, *types: type) -> list[Any]:
     return fields
 
 
-def declared_as(name: str, value: bytes | None) -> QueueDeclaration | None:
-    """The queue's declaration; None also if that can't be read, so that no work stops for it."""
-    return None if value is None else read_or(None, QueueDeclaration.decode, name, value)
-
-
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _CachedExchange:
     epoch: bytes | None
     exchange: Exchange | None
     #: (routing key, queue)
@@ -284,7 +284,7 @@ class _Loaded:
 
 
 def _go_on(
-    loaded: Mapping[str, _Loaded], tried: Mapping[tuple[str, str], list[str]]
+    loaded: Mapping[str, _CachedExchange], tried: Mapping[tuple[str, str], list[str]]
 ) -> dict[tuple[str, str], list[str]]:
     """Where to try messages that reached no queue: by address, the exchanges so far, and the next one."""
     following = {}
@@ -302,7 +302,7 @@ class RoutingTables:
     def __init__(self, keys: Keyspace, clock: Clock) -> None:
         self._keys = keys
         self._clock = clock
-        self._loaded: dict[str, _Loaded] = {}
+        self._loaded: dict[str, _CachedExchange] = {}
         self._declarations: dict[str, tuple[float, QueueDeclaration]] = {}
         self._controls: dict[str, tuple[float, QueueControl]] = {}
 
@@ -364,12 +364,12 @@ class RoutingTables:
         if loaded is not None:
             loaded.route(routing_key)
 
-    def _load(self, tr: Transaction, names: Iterable[str]) -> dict[str, _Loaded]:
+    def _load(self, tr: Transaction, names: Iterable[str]) -> dict[str, _CachedExchange]:
         names = list(dict.fromkeys(names))
         epochs = tr.get_many([self._keys.epoch(name) for name in names]) if names else []
         return {name: self._load_one(tr, name, epoch) for name, epoch in zip(names, epochs, strict=True)}
 
-    def _load_one(self, tr: Transaction, name: str, epoch: bytes | None) -> _Loaded:
+    def _load_one(self, tr: Transaction, name: str, epoch: bytes | None) -> _CachedExchange:
         loaded = self._loaded.get(name)
         if loaded is None or loaded.epoch != epoch:
             if len(self._loaded) >= MOST_EXCHANGES:
@@ -377,7 +377,7 @@ class RoutingTables:
             exchange = self.read_exchange(tr, name)
             rows = self._keys.read(tr.get_range(*self._keys.bindings(name), snapshot=True), str, str, str)
             bindings = [(routing_key, queue) for (_exchange, queue, routing_key), _ in rows]
-            loaded = self._loaded[name] = _Loaded(epoch, exchange, bindings)
+            loaded = self._loaded[name] = _CachedExchange(epoch, exchange, bindings)
         return loaded
 
     def read_exchange(self, tr: Transaction, name: str) -> Exchange | None:
@@ -409,7 +409,10 @@ class RoutingTables:
 
         def read(asked: list[str]) -> list[QueueDeclaration]:
             values = tr.get_many([self._keys.queue(name) for name in asked], snapshot=True)
-            return [declared_as(*each) or QueueDeclaration(each[0]) for each in zip(asked, values, strict=True)]
+            return [
+                QueueDeclaration.if_readable(*each) or QueueDeclaration(each[0])
+                for each in zip(asked, values, strict=True)
+            ]
 
         return self._believed(self._declarations, names, read)
 

@@ -91,7 +91,7 @@ class Metrics(Group):
 
     def _with_ages(self, queues: dict[str, QueueSample], now_ms: int) -> dict[str, QueueSample]:
         """Add the ages of the oldest messages, where there are ready ones."""
-        facts = self._inspect.facts([name for name, queue in queues.items() if queue.ready and name != samples.OTHERS])
+        facts = self._inspect.facts([name for name, queue in queues.items() if queue.ready and name != totals.OTHERS])
         ages = {name: max(0, now_ms - each.oldest_ms) for name, each in facts.items() if each.oldest_ms is not None}
         return {name: replace(queue, oldest_ms=ages.get(name)) for name, queue in queues.items()}
 

@@ -119,7 +119,7 @@ class Messages(Group):
 
     # -- a line of consumers (``scheduling/line.py``) ------------------------------------------------------------------
 
-    def look(self, demand: Demand, *, fired: bool = False) -> tuple[line.Sight, list[Delivery]]:
+    def look(self, demand: Demand, *, fired: bool = False) -> tuple[line.Standing, list[Delivery]]:
         """How the demand stands, what it was granted, and watches that fire when that may have changed.
 
         ``fired``: it has changed, so a grant is likely. Granted messages that can't be read are dead-lettered.
@@ -133,7 +133,7 @@ class Messages(Group):
         self,
         demand: Demand,
         queues: Sequence[str],
-        rows: Sequence[line.Row],
+        rows: Sequence[line.Waiter],
         consumers: Mapping[str, str],
         patience_s: float = 0.0,
     ) -> Served:

@@ -123,7 +123,7 @@ class Upkeep(Group):
         return self._run.write(lambda work: key_limits.clear_full(work, begin))
 
     def rows(self, whole: Range) -> list[KeyValue]:
-        """All rows of a range, read in parts, for an Observer."""
+        """All rows of a range, read in parts, for a FailureDetector."""
         begin, end = whole
         found: list[KeyValue] = []
         while part := self._rows(begin, end):
@@ -135,11 +135,11 @@ class Upkeep(Group):
         return self._run.read(lambda work: work.tr.get_range(begin, end, limit=ROWS_PER_TRANSACTION, snapshot=True))
 
     def tokens(self) -> list[KeyValue]:
-        """All commit tokens, for an Observer."""
+        """All commit tokens, for a FailureDetector."""
         return self.rows(self._run.keys.all_tokens)
 
     def ghosts(self) -> dict[tuple[str, str], bytes]:
-        """The rows of queues and exchanges that seem to be gone: kind, name and last change, for an Observer."""
+        """The rows of queues and exchanges that seem to be gone: kind, name and last change, for a FailureDetector."""
         alive, exchanges = self._inspect.queues(), {each.name for each in self._inspect.exchanges()}
         found = {}
         for key, value in self.rows(self._run.keys.all_bells):

@@ -28,7 +28,7 @@ from kombu_fdb.model import (
     controlled_worker,
     is_internal,
 )
-from kombu_fdb.routing.tables import Exchange, QueueDeclaration, declared_as
+from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
 #: An exclusive queue's connection is an entry among its consumers; its tag begins with this.
@@ -129,7 +129,7 @@ def facts(work: Work, queues: list[str]) -> dict[str, QueueFacts]:
     found = {}
     for number, queue in enumerate(queues):
         declared, control = stored[2 * number : 2 * number + 2]
-        declaration = declared_as(queue, declared)
+        declaration = QueueDeclaration.if_readable(queue, declared)
         arguments = {} if declaration is None else declaration.arguments
         vanishes = declaration is not None and declaration.can_vanish
         found[queue] = QueueFacts(

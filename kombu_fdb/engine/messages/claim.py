@@ -126,7 +126,7 @@ def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows
     rows: Rows = []
     for queue in _open_to(work, states, window):
         wanted = window.limit - len(rows)
-        if wanted > 0 and not window.room.is_full:
+        if wanted > 0 and not window.budget.is_full:
             rows += [(queue, row) for row in _choose_from(work, queue, states[queue], wanted, window)]
     return rows
 
@@ -156,7 +156,7 @@ def _choose_from(work: Work, queue: str, state: QueueState, wanted: int, window:
         rows = _head(work, queue, state, wanted)
     else:
         rows = fair.oldest_first(work, queue, control.ageing, wanted)
-    return rows[: window.room.take(rows)]
+    return rows[: window.budget.take(rows)]
 
 
 def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValue]:
@@ -288,12 +288,12 @@ Collected = tuple[list[Delivery], list[tuple[Lease, FormatError]]]
 class _Seat(NamedTuple):
     """A demand that is served, and its part of the window."""
 
-    row: line.Row
+    row: line.Waiter
     demand: Demand
     window: Window
 
 
-def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Row], window: Window) -> Served:
+def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Waiter], window: Window) -> Served:
     """Claim for those of ``rows`` that still wait, ``mine`` among them. ``window``: at most this much for all of them.
 
     Raises ``SessionLost`` if the server's session was fenced.
@@ -320,8 +320,8 @@ def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> di
 
 
 def _read_line(
-    work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Row], most: int
-) -> tuple[dict[str, QueueState], list[line.Row]]:
+    work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Waiter], most: int
+) -> tuple[dict[str, QueueState], list[line.Waiter]]:
     """Read the queues, the demands and their sessions in one round trip. Returns the queues, and the rows that wait."""
     asked = [(each, each.demand) for each in rows if each.demand is not None]
     demands = [work.keys.demand(demand.session, demand.first) for _, demand in asked]
@@ -339,7 +339,7 @@ def _read_line(
     return states_of(queues, values[2 * count :], found), waiting
 
 
-def _seats(states: dict[str, QueueState], mine: Demand, waiting: Sequence[line.Row], window: Window) -> list[_Seat]:
+def _seats(states: dict[str, QueueState], mine: Demand, waiting: Sequence[line.Waiter], window: Window) -> list[_Seat]:
     """The server first; no seats if it waits no longer. An active consumer is served only by itself."""
     first = [row for row in waiting if row.demand == mine]
     others = [] if is_single(states) else [row for row in waiting if row.demand != mine]
@@ -382,10 +382,10 @@ def _take_all(work: Work, states: dict[str, QueueState], dealt: _Dealt) -> list[
     ]
 
 
-def look(work: Work, demand: Demand, *, fired: bool) -> tuple[line.Sight, Collected]:
+def look(work: Work, demand: Demand, *, fired: bool) -> tuple[line.Standing, Collected]:
     """How the demand stands, and what it was granted. ``fired``: a grant is likely, so look for it first."""
     if fired and (collected := _collect(work, demand)) is not None:
-        return line.GRANTED_SIGHT, collected
+        return line.STANDS_GRANTED, collected
     sight = line.look(work, demand)
     return sight, (_collect(work, demand) if sight.stands == line.GRANTED else None) or ([], [])
 

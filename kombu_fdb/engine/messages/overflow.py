@@ -80,12 +80,12 @@ def judge(work: Work, coming: Mapping[str, Load]) -> tuple[Collection[str], Mapp
     refusing = []
     overfull = {}
     for (queue, new), ready in zip(coming.items(), _ready(work, coming), strict=True):
-        full = _full(work, queue, ready, new)
-        if full is None:
+        excess = _excess(work, queue, ready, new)
+        if excess == NOTHING:
             continue
         mode = work.routing.queue(work.tr, queue).overflow
         if mode == REJECT:
-            raise _refusal(queue, full)
+            raise _refusal(work, queue, ready, excess)
         if mode == REJECT_DLX:
             refusing.append(queue)
         else:
@@ -105,22 +105,14 @@ def trim(work: Work, limit: int, queue: str) -> int:
 
 def _trim(work: Work, queue: str, least: Load, most_rows: int) -> int:
     (ready,) = _ready(work, [queue])
-    full = _full(work, queue, ready, NOTHING, least)
-    if full is None or work.routing.queue(work.tr, queue).overflow != DROP_HEAD:
+    excess = _excess(work, queue, ready, NOTHING, least)
+    if excess == NOTHING or work.routing.queue(work.tr, queue).overflow != DROP_HEAD:
         return 0
-    rows = _oldest(work, queue, full, least.key, most_rows=most_rows)
+    rows = _oldest(work, queue, (ready, excess), least.key, most_rows=most_rows)
     take_out(work, queue, rows)
     for key, value in rows:
         _give_way(work, Message(queue, key, value))
     return len(rows)
-
-
-class _Full(NamedTuple):
-    """A queue with too little room: what is ready, what may be, and the excess to come."""
-
-    ready: Load
-    most: tuple[int | None, int | None]
-    excess: Load
 
 
 def _ready(work: Work, queues: Collection[str]) -> list[Load]:
@@ -129,31 +121,33 @@ def _ready(work: Work, queues: Collection[str]) -> list[Load]:
     return [Load(*decode_amount(each)) for each in work.tr.get_many(counts, snapshot=True)] if counts else []
 
 
-def _full(work: Work, queue: str, ready: Load, new: Load, least: Load = NOTHING) -> _Full | None:
-    """None if there is room for ``new``, or no limit. ``least``: what may stay whatever the limit."""
+def _excess(work: Work, queue: str, ready: Load, new: Load, least: Load = NOTHING) -> Load:
+    """By how much the queue will be over its maximum. ``least``: what may stay whatever the limit."""
     most = work.routing.queue(work.tr, queue).max_load
-    messages, size = (_excess(*each) for each in zip(ready[:2], new[:2], most, least[:2], strict=True))
-    excess = Load(messages, size)
-    return None if excess == NOTHING else _Full(ready, most, excess)
+    messages, size = (_over(*each) for each in zip(ready[:2], new[:2], most, least[:2], strict=True))
+    return Load(messages, size)
 
 
-def _excess(ready: int, new: int, most: int | None, least: int) -> int:
-    """How much over the maximum it will be."""
+def _over(ready: int, new: int, most: int | None, least: int) -> int:
     return 0 if most is None else max(0, ready + new - max(most, least))
 
 
-def _refusal(queue: str, full: _Full) -> CapacityExceeded:
+def _refusal(work: Work, queue: str, ready: Load, excess: Load) -> CapacityExceeded:
+    most_messages, most_bytes = work.routing.queue(work.tr, queue).max_load
     fix = "Nothing was stored: publish it again later, or raise the queue's {}."
-    if full.excess.messages:
-        size, most, fix = full.ready.messages, full.most[0], fix.format("x-max-length")
-        return CapacityExceeded(queue=queue, current_size=size, capacity=most, fix=fix)
-    size, most, fix = full.ready.size, full.most[1], fix.format("x-max-length-bytes")
-    return CapacityExceeded(queue=queue, unit="bytes", current_size=size, capacity=most, fix=fix)
+    if excess.messages:
+        fix = fix.format("x-max-length")
+        return CapacityExceeded(queue=queue, current_size=ready.messages, capacity=most_messages, fix=fix)
+    fix = fix.format("x-max-length-bytes")
+    return CapacityExceeded(queue=queue, unit="bytes", current_size=ready.size, capacity=most_bytes, fix=fix)
 
 
-def _oldest(work: Work, queue: str, full: _Full, came: str, *, most_rows: int) -> list[KeyValue]:
-    """The messages that give way, at most ``most_rows``. ``came``: the key of the message that overfilled the queue."""
-    ready, _most, excess = full
+def _oldest(work: Work, queue: str, of: tuple[Load, Load], came: str, *, most_rows: int) -> list[KeyValue]:
+    """The messages that give way, at most ``most_rows``.
+
+    ``of``: what is ready, and the excess. ``came``: the key of the message that overfilled the queue.
+    """
+    ready, excess = of
     found: dict[bytes, bytes] = {}
     freed = Load()
     likely = max(excess.messages, -(-excess.size * ready.messages // max(ready.size, 1)))

@@ -18,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.engine.stored.work import ACKED, CLAIMED, DEAD, PUBLISHED, RETURNED, Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 
-#: Stands for all queues that are not sampled by name.
-OTHERS = ""
 #: How many queues a sample names: the busiest. This many of the longest names fit into a row.
 QUEUES_SAMPLED = 50
 #: How many slots are read in one transaction: full ones are half of what it can read.

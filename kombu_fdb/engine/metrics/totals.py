@@ -12,7 +12,7 @@ the number of keys:
 
 * a process remembers at most :data:`KINDS_PENDING` counts by key of a queue until it writes them;
 * it writes at most :data:`NAMES_PER_QUEUE` keys of a queue by name in each :data:`NAMES_S`, those with the most
-  messages first, and all others as others (:class:`Names`);
+  messages first, and all others as others (:class:`NamedKeys`);
 * the duties fold all but :data:`KEYS_KEPT` of a queue into the others: those that grew least since their last look
   (:class:`Busiest`). A fold reads what it folds, so a process that adds to it meanwhile makes it start again, and two
   that fold the same key fold it once.
@@ -34,7 +34,7 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.threads import unless_mine
 from kombu_fdb.store.protocol import Transaction
 
-#: Stands for all keys that are not counted by name. No message has this key.
+#: Stands for all keys, or queues, that are not counted by name. No message has this key, and no queue this name.
 OTHERS = ""
 KINDS_PENDING = 1_000
 NAMES_PER_QUEUE = 50
@@ -50,7 +50,7 @@ KEYS_PER_FOLD = 20
 KeyTotals = dict[str, dict[str, int]]
 
 
-class Names:
+class NamedKeys:
     """Which keys this process counts by name. Thread-safe; raises as ``unless_mine``."""
 
     def __init__(self, clock: Clock) -> None:
@@ -166,20 +166,20 @@ class Totals:
         #: ``note(events)``: count these.
         self._noted: deque[Mapping[Event, int]] = deque()
         self.note = self._noted.append
-        self._names = Names(clock)
+        self._names = NamedKeys(clock)
         #: When a transaction is to add its share.
         self.next_s = clock.monotonic() + INTERVAL_S
 
     def share(self) -> Share:
         """All pending counts, for the next transaction."""
         self.next_s = self._clock.monotonic() + INTERVAL_S
-        taken = Pending()
+        share = Share(self)
         while self._noted:
             try:
-                taken.add(self._noted.popleft())
+                share.add(self._noted.popleft())
             except IndexError:  # another thread was faster
                 break
-        return Share(self, taken.numbers)
+        return share
 
     def write(self, tr: Transaction, events: Mapping[Event, int]) -> None:
         """Blind atomic adds."""
@@ -189,40 +189,33 @@ class Totals:
         write_keys(tr, self._keys, self._names.folded(events))
 
 
-class Pending:
-    """Counts of a bounded number of kinds."""
+class Share:
+    """What one transaction writes, besides its own events: counts of a bounded number of kinds."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[Event, int] = {}
+    def __init__(self, totals: Totals) -> None:
+        self.taken: dict[Event, int] = {}
         #: How many of the kinds are by key, for each queue.
         self._keyed: Counter[str] = Counter()
+        self._totals = totals
+        self._written = False
 
     def add(self, events: Mapping[Event, int]) -> None:
         for event, number in events.items():
-            kind = event if event in self.numbers else self._new_kind(event)
+            kind = event if event in self.taken else self._new_kind(event)
             if kind is not None:
-                self.numbers[kind] = self.numbers.get(kind, 0) + number
+                self.taken[kind] = self.taken.get(kind, 0) + number
 
     def _new_kind(self, event: Event) -> Event | None:
         """The event it counts as, or None."""
         queue, what, *key = event
         if not key:
-            return event if len(self.numbers) - self._keyed.total() < MOST_PENDING else None
-        if (queue, what) not in self.numbers:
+            return event if len(self.taken) - self._keyed.total() < MOST_PENDING else None
+        if (queue, what) not in self.taken:
             return None  # its queue's is not counted, either
         if self._keyed[queue] >= KINDS_PENDING:
             return queue, what, OTHERS
         self._keyed[queue] += 1
         return event
-
-
-class Share:
-    """What one transaction writes, besides its own events."""
-
-    def __init__(self, totals: Totals, taken: dict[Event, int]) -> None:
-        self.taken = taken
-        self._totals = totals
-        self._written = False
 
     def join(self, tr: Transaction, events: Mapping[Event, int]) -> None:
         """Add it all before each try to commit, unless this transaction writes nothing."""

@@ -318,7 +318,7 @@ class _Scheduler:
         self._control = state.control
         self._head = state.head
         self._now_ms = work.now_ms
-        self._room = window.room
+        self._budget = window.budget
         self._rounds: dict[Rank, int] = {}
         self._tenants = Tenants(work, queue)
         self._allowances = Allowances(work, queue, state.control, window.sightings)
@@ -582,7 +582,7 @@ class _Scheduler:
         if self._allowances.of(turn.key).messages <= 0:
             return True
         rows = self._rows[turn.key, turn.items]
-        return not self._room.is_full and (not rows or self._room.fits(rows[0][1]))
+        return not self._budget.is_full and (not rows or self._budget.fits(rows[0][1]))
 
     def _load(self, turns: list[Turn], want: int) -> None:
         """Read the messages of all turns at once: as many as each can have at most if all have some, and one more."""
@@ -614,7 +614,7 @@ class _Scheduler:
             return None
         rows = self._waiting(turn, min(allowance.weight, room))
         most = min(allowance.weight, room, allowance.messages)
-        most = max(1, self._room.take(rows[:most]))
+        most = max(1, self._budget.take(rows[:most]))
         taken, left = rows[:most], rows[most:]
         self._rows[turn.key, turn.items] = left
         self._chosen += taken

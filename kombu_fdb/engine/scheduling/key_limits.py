@@ -119,27 +119,24 @@ def _decode(row: bytes | None) -> Bucket | None:
     return bucket if math.isfinite(bucket.tokens) else None
 
 
-class Seen(NamedTuple):
-    """A bucket's row, and how long this process has known it unchanged."""
+def read_buckets(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings) -> list[tuple[KeyValue, int] | None]:
+    """The rows of these queues' and keys' buckets, at snapshot, and for how many ms this process knows them unchanged.
 
-    row: KeyValue
-    unchanged_ms: int
-
-
-def seen(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings) -> list[Seen | None]:
-    """The buckets of these queues and keys, at snapshot; None where there is no row."""
+    None where there is no row.
+    """
     wanted = [work.keys.bucket(queue, key) for queue, key in of]
     rows = zip(wanted, work.tr.get_many(wanted, snapshot=True) if wanted else [], strict=True)
-    return [None if row is None else Seen((key, row), sightings.unchanged_ms(key, row)) for key, row in rows]
+    return [None if row is None else ((key, row), sightings.unchanged_ms(key, row)) for key, row in rows]
 
 
-def credit(work: Work, buckets: Iterable[Seen | None]) -> None:
-    """Put into the buckets the tokens that have come while this process saw them unchanged, by no wall clock.
+def credit(work: Work, buckets: Iterable[tuple[KeyValue, int] | None]) -> None:
+    """Put into the ``buckets`` the tokens that have come while this process saw them unchanged, by no wall clock.
 
-    The new row's moment is later by as much, so that this time is not counted again.
+    They are those of :func:`read_buckets`. The new row's moment is later by as much, so that this time is not counted
+    again.
     """
     known = [each for each in buckets if each is not None]
-    for (row, unchanged_ms), limits in zip(known, _limits(work, [each.row for each in known]), strict=True):
+    for (row, unchanged_ms), limits in zip(known, _limits(work, [row for row, _ in known]), strict=True):
         bucket = _decode(row[1])
         if bucket is not None and limits.rate is not None and unchanged_ms > 0:
             tokens = min(float(limits.burst), bucket.tokens + unchanged_ms / 1000 * limits.rate)

@@ -80,14 +80,14 @@ _SESSION, _MS = 16, struct.Struct(">I")
 _ALONE = b"\x00\x00"
 
 
-class Row(NamedTuple):
+class Waiter(NamedTuple):
     """A row of a line. ``demand``: None if no version of ours wrote it."""
 
     key: bytes
     demand: Demand | None
 
 
-class Sight(NamedTuple):
+class Standing(NamedTuple):
     """What a look has found.
 
     ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
@@ -98,7 +98,7 @@ class Sight(NamedTuple):
 
     stands: bytes
     first: bytes
-    rows: list[Row]
+    rows: list[Waiter]
     server: bytes
     watches: list[Watch]
     behind: int | None = None
@@ -114,7 +114,7 @@ class Sight(NamedTuple):
 
 
 #: For a demand that was granted something, when nothing else was looked at.
-GRANTED_SIGHT = Sight(GRANTED, b"", [], b"", [])
+STANDS_GRANTED = Standing(GRANTED, b"", [], b"", [])
 
 
 def name(queues: Sequence[str]) -> bytes:
@@ -145,7 +145,7 @@ def join(work: Work, demand: Demand, over: Iterable[int]) -> None:
     _stand(work, demand, WAITING, demand.line)
 
 
-def look(work: Work, demand: Demand) -> Sight:
+def look(work: Work, demand: Demand) -> Standing:
     """How the demand stands; if it waits and is not the first, watch for a change of that. Two round trips."""
     keys = work.keys
     own, served = keys.demand(demand.session, demand.first), keys.served(demand.line)
@@ -157,21 +157,21 @@ def look(work: Work, demand: Demand) -> Sight:
     first = found[2][0][0] if found[2] else b""
     row = _waits_at(work, demand, value)
     if row is None:
-        return Sight(GRANTED if value[:1] == GRANTED else ENDED, first, [], server, [])
+        return Standing(GRANTED if value[:1] == GRANTED else ENDED, first, [], server, [])
     if row == first:
         rows = [_row(demand.line, each) for each in work.tr.get_range(begin, end, limit=SEEN, snapshot=True)]
         if not rows or rows[0].demand != demand:  # damaged: it would be the first for ever, and serve none
-            return Sight(ENDED, first, [], server, [])
-        return Sight(WAITING, first, rows, server, [], 0, patience_s)
+            return Standing(ENDED, first, [], server, [])
+        return Standing(WAITING, first, rows, server, [], 0, patience_s)
     here = work.tr.get_range(begin, row + b"\x00", limit=1 + NEAR, reverse=True, snapshot=True)
     if not here or here[0][0] != row:
-        return Sight(ENDED, first, [], server, [])
+        return Standing(ENDED, first, [], server, [])
     before = [_row(demand.line, each) for each in here[1:]]
     behind = next((number for number, each in enumerate(before, 1) if each.key == first), None)
-    return Sight(WAITING, first, [], server, _watch(work, demand, before), behind, patience_s)
+    return Standing(WAITING, first, [], server, _watch(work, demand, before), behind, patience_s)
 
 
-def _watch(work: Work, demand: Demand, before: Iterable[Row]) -> list[Watch]:
+def _watch(work: Work, demand: Demand, before: Iterable[Waiter]) -> list[Watch]:
     watched = [demand, *(each.demand for each in before if each.demand is not None)]
     return [work.tr.watch(work.keys.demand(each.session, each.first)) for each in watched]
 
@@ -209,12 +209,12 @@ def evict(work: Work, line: bytes, row: bytes, patience_s: float) -> None:
         end(work, demand.session, demand.first)
 
 
-def waits(work: Work, row: Row, stands: bytes | None) -> bool:
+def waits(work: Work, row: Waiter, stands: bytes | None) -> bool:
     """Whether the demand in this row of the line is still to be served."""
     return row.demand is not None and _waits_at(work, row.demand, stands or b"") == row.key
 
 
-def grant(work: Work, row: Row, demand: Demand, timeouts: Mapping[str, int]) -> None:
+def grant(work: Work, row: Waiter, demand: Demand, timeouts: Mapping[str, int]) -> None:
     """Note that the demand was served. Wakes its owner, and those who wait behind it.
 
     ``timeouts``: the consumer timeouts of queues that have one, in ms.
@@ -271,11 +271,11 @@ def _row_of(work: Work, value: bytes) -> bytes | None:
     return work.keys.line(line) + stamp + _ALONE
 
 
-def _row(line: bytes, row: KeyValue) -> Row:
+def _row(line: bytes, row: KeyValue) -> Waiter:
     try:
-        return Row(row[0], _decode(line, row[1]))
+        return Waiter(row[0], _decode(line, row[1]))
     except FormatError:
-        return Row(row[0], None)
+        return Waiter(row[0], None)
 
 
 def _decode(line: bytes, value: bytes) -> Demand:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling.key_limits import Sightings
-from kombu_fdb.engine.stored.batches import Room
+from kombu_fdb.engine.stored.batches import ByteBudget
 from kombu_fdb.model import QueueControl, SessionId
 from kombu_fdb.store.protocol import KeyValue
 
@@ -48,4 +48,4 @@ class Window:
     no_ack: Collection[str] = ()
     #: Found out by the claim: one of its queues has a single active consumer.
     single: bool = False
-    room: Room = field(default_factory=Room)
+    budget: ByteBudget = field(default_factory=ByteBudget)

@@ -5,8 +5,8 @@ next caller's turn. An :class:`AdaptiveBatch` follows the store: a transaction's
 messages fit is not known beforehand. So the number is found as TCP finds its window (RFC 5681): halved when it was too
 much, doubled when it was not. A wrong batch costs time, never correctness, so it has no lock.
 
-A :class:`Room` is what one claim can hold. A claim writes each record into a lease, and reads each payload, while a
-transaction takes 10,000,000 bytes and 5 seconds. The first message always has room, so the largest one gets through,
+A :class:`ByteBudget` is what one claim can hold. A claim writes each record into a lease, and reads each payload, while
+a transaction takes 10,000,000 bytes and 5 seconds. The first message always has room, so the largest one gets through,
 alone.
 
 A *run* is adjacent rows, as a transaction has read them, which one call clears. With FoundationDB each call costs its
@@ -98,7 +98,7 @@ RECORD_BYTES = 2_000_000
 PAYLOAD_BYTES = 8_000_000
 
 
-class Room:
+class ByteBudget:
     """The bytes left in one attempt of one claim."""
 
     __slots__ = ("_most_payloads", "_most_records", "_payloads", "_records", "is_full")

@@ -21,11 +21,16 @@ keep it again as often as it comes back before a new one takes it: in the end th
 from __future__ import annotations
 
 from kombu_fdb.engine.stored.work import NEWER, Work
-from kombu_fdb.keyspace.codec import LEASE_VERSION, head_of_lease, is_newer
-from kombu_fdb.keyspace.layout import Keyspace, read_or, split_place
+from kombu_fdb.keyspace.codec import LEASE_VERSION, RECORD_VERSION, head_of_lease, is_newer
+from kombu_fdb.keyspace.layout import Keyspace, Range, read_or, split_place
 from kombu_fdb.model import Place
 
 RECORD, LEASE = "record", "lease"
+
+
+def readable_ranges(keys: Keyspace) -> list[Range]:
+    """Where records, and leases, are kept that this version can read."""
+    return [keys.newer_until(RECORD, RECORD_VERSION), keys.newer_until(LEASE, LEASE_VERSION)]
 
 
 def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:

@@ -115,9 +115,9 @@ def unpark(work: Work, sightings: Sightings) -> int | None:
         if entry is None:  # not one of ours
             work.tr.clear(row[0])
     waiting = [(row, entry) for row, entry in found if entry is not None]
-    seen = key_limits.seen(work, [entry[1:3] for _, entry in waiting], sightings)
+    buckets = key_limits.read_buckets(work, [entry[1:3] for _, entry in waiting], sightings)
     waits, over = [], []
-    for (row, (due_ms, queue, key)), bucket in zip(waiting, seen, strict=True):
+    for (row, (due_ms, queue, key)), bucket in zip(waiting, buckets, strict=True):
         wait_ms = min(int.from_bytes(row[1], "big"), LONGEST_MS) if row[1] else UNTOLD_WAIT_MS
         left_ms = min(due_ms - work.now_ms, wait_ms - sightings.unchanged_ms(*row))
         if left_ms > 0:

@@ -6,11 +6,10 @@ from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import Cause, bury
 from kombu_fdb.engine.messages.message import Message
 from kombu_fdb.engine.messages.settle import Release
-from kombu_fdb.engine.stored.newer import LEASE, RECORD
+from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import NEWER, Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace import codec
-from kombu_fdb.keyspace.layout import Keyspace, Range
+from kombu_fdb.keyspace.codec import decode_lease
 from kombu_fdb.model import Place
 from kombu_fdb.store.protocol import KeyValue
 
@@ -19,20 +18,15 @@ MESSAGES_PER_TRANSACTION = 200
 
 def is_any(work: Work) -> bool:
     """Whether something is kept that this version can read. Snapshot."""
-    return any(work.tr.get_ranges([(*each, 1) for each in _ranges(work.keys)], snapshot=True))
+    return any(work.tr.get_ranges([(*each, 1) for each in newer.readable_ranges(work.keys)], snapshot=True))
 
 
 def part(work: Work, limit: int) -> int:
     """Bring up to ``limit`` messages back to their places. Returns how many."""
-    records, leases = work.tr.get_ranges([(*each, limit) for each in _ranges(work.keys)], snapshot=True)
+    records, leases = work.tr.get_ranges([(*each, limit) for each in newer.readable_ranges(work.keys)], snapshot=True)
     for number, row in enumerate((records + leases)[:limit]):
         _regain(work, row, is_lease=number >= len(records))
     return min(len(records) + len(leases), limit)
-
-
-def _ranges(keys: Keyspace) -> list[Range]:
-    known = ((RECORD, codec.RECORD_VERSION), (LEASE, codec.LEASE_VERSION))
-    return [keys.newer_until(*each) for each in known]
 
 
 def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
@@ -56,7 +50,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
 def _return(work: Work, kept: Message[Place]) -> None:
     """Release a message that a dead session held; ``kept.value`` is its lease."""
     try:
-        record = codec.decode_lease(kept.value)[2]
+        record = decode_lease(kept.value)[2]
     except FormatError as error:
         bury(work, kept, Cause.malformed(error))
         return

@@ -10,7 +10,7 @@ import pytest
 from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Sight
+from kombu_fdb.engine.scheduling.line import ENDED, GRANTED, WAITING, Standing
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import Outrun, SessionLost
 from kombu_fdb.keyspace.codec import INLINE_BYTES
@@ -41,13 +41,13 @@ class Rival:
         self.engine.messages.join(self.demand, acks, queues=self.queues, over=over)
         return self.demand
 
-    def look(self, *, fired: bool = False) -> Sight:
+    def look(self, *, fired: bool = False) -> Standing:
         return self.engine.messages.look(self.demand, fired=fired)[0]
 
     def collect(self) -> list[Delivery]:
         return self.engine.messages.look(self.demand, fired=True)[1]
 
-    def serve(self, sight: Sight | None = None) -> Served:
+    def serve(self, sight: Standing | None = None) -> Served:
         rows = (sight or self.look()).rows
         return self.engine.messages.serve(self.demand, self.queues, rows, {})
 
@@ -56,7 +56,7 @@ def payloads(found: list[Delivery]) -> list[bytes]:
     return [each.payload for each in found]
 
 
-def woken(sight: Sight) -> Event:
+def woken(sight: Standing) -> Event:
     """Set when one of its watches has fired."""
     fired = Event()
     for watch in sight.watches:

@@ -245,7 +245,7 @@ TWINS: dict[str, Twin] = {
         "NOT-TWICE", "sessions", session, "fence", lambda work, session_id, **_: _fence(work, session_id)
     ),
     "no sweeper goes on where a dead one stopped": Twin("BACK-SOON", "sessions", session, "fence", _forgetful_fence),
-    "no session is ever silent": Twin("BACK-SOON", "sessions", *_without(sweep.Observer, "silent", [])),
+    "no session is ever silent": Twin("BACK-SOON", "sessions", *_without(sweep.FailureDetector, "silent", [])),
     "delayed messages are not asked whether they are due": Twin(
         "NOT-EARLY", "delays", Keyspace, "delayed_until", _everything_delayed
     ),

@@ -11,7 +11,7 @@ from kit.simulation.process import Frame
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.messages.claim import Served
-from kombu_fdb.engine.scheduling.line import Sight
+from kombu_fdb.engine.scheduling.line import Standing
 from kombu_fdb.model import Delivery
 
 __all__ = ["ConnectedMessages"]
@@ -36,7 +36,7 @@ class ConnectedMessages(Messages):
         with self._in("serve"):
             return super().serve(*args, **given)
 
-    def look(self, *args: Any, **given: Any) -> tuple[Sight, list[Delivery]]:
+    def look(self, *args: Any, **given: Any) -> tuple[Standing, list[Delivery]]:
         with self._in("reject"):
             return super().look(*args, **given)
 

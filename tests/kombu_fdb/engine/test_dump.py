@@ -51,7 +51,7 @@ def test_as_many_payloads_as_a_transaction_reads(most_bytes: int, parts: int, mo
     bench.put(*(b"x" * 10 for _ in range(4)))
     looks = []
     opened = migration._open_all
-    monkeypatch.setattr(migration, "_open_all", lambda *given: looks.append(len(given[1])) or opened(*given))
+    monkeypatch.setattr(migration, "_open_all", lambda *given: looks.append(len(given[0])) or opened(*given))
     assert len(payloads(bench)) == sum(looks) == 4
     assert len(looks) == parts
 

@@ -17,7 +17,7 @@ from kit.conformance.queue import Bench
 from kit.simulation import twin
 
 from kombu_fdb.engine import topology
-from kombu_fdb.engine.dead_letters import Walk
+from kombu_fdb.engine.dead_letters import LetterWalk
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import QueueError, SessionLost
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
@@ -41,7 +41,7 @@ class Scene(NamedTuple):
     queue: str
     held: list[Delivery]
     spot: Spot
-    walk: Walk
+    walk: LetterWalk
     mark: bytes
     rival: Rival
 

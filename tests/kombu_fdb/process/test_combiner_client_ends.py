@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.scheduling.line import Sight
+from kombu_fdb.engine.scheduling.line import Standing
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Rivalry
@@ -417,9 +417,9 @@ def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeyp
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
     look = two.engine.messages.look
-    seen: list[Sight] = []
+    seen: list[Standing] = []
 
-    def look_meanwhile_ended(*args: Any, **given: Any) -> tuple[Sight, list[Delivery]]:
+    def look_meanwhile_ended(*args: Any, **given: Any) -> tuple[Standing, list[Delivery]]:
         found = look(*args, **given)
         seen.append(found[0])
         two.combiner.abandon()

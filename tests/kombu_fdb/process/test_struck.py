@@ -17,7 +17,7 @@ from kit.simulation.plan import Step, Trouble
 from kit.simulation.process import Frame, Process
 from kit.simulation.world import World
 
-from kombu_fdb.engine.upkeep.sweep import Observer
+from kombu_fdb.engine.upkeep.sweep import FailureDetector
 from kombu_fdb.process.combiner_client import CombinerClient
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.transport.consuming.receiver import deliver_next
@@ -131,7 +131,7 @@ def test_a_service_whose_answer_is_lost_breaks_nothing(fault: Fault, granting: b
 #: By what it violates: what is not done then, and where the first one is killed: before its commit, or behind it.
 BROKEN = {
     "BOUNDED": (CombinerClient, "_is_idle", False, COMMIT[True]),
-    "BACK-SOON": (Observer, "silent", [], COMMIT[True] + 1),
+    "BACK-SOON": (FailureDetector, "silent", [], COMMIT[True] + 1),
 }
 
 

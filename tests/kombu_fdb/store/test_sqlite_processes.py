@@ -172,8 +172,8 @@ def test_another_thread_waits_its_turn(database: SqliteDatabase) -> None:
     outer.get(b"a")
     other = threading.Thread(target=commit, args=(database, lambda tr: tr.set(b"b", b"1")))
     other.start()
-    turns = database.file.lock._turns
-    until(lambda: len(turns) == 2)
+    writers = database.file.lock._writers
+    until(lambda: len(writers) == 2)
     outer.commit()
     other.join(TIMEOUT_S)
     assert read(database, b"b") == b"1"

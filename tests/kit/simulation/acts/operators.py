@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from kit.simulation.process import Frame
 from kit.simulation.world import World
-from kombu_fdb.engine.dead_letters import Walk
+from kombu_fdb.engine.dead_letters import LetterWalk
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import FormatError, QueueError
@@ -127,7 +127,7 @@ def discard(world: World, frame: Frame) -> None:
     _walk(world, frame, lambda engine, *part: engine.dead_letters.discard_part(*part))
 
 
-def _walk(world: World, frame: Frame, verb: Callable[[Engine, Walk, bytes, int], tuple[int, bytes]]) -> None:
+def _walk(world: World, frame: Frame, verb: Callable[[Engine, LetterWalk, bytes, int], tuple[int, bytes]]) -> None:
     engine, dead = frame.actor.engine, frame.rng.choice([*world.profile.queues]) + DEAD_SUFFIX
     through, cursor, total = engine.dead_letters.walk(dead), b"", 0
     while True:

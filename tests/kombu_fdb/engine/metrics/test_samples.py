@@ -15,11 +15,11 @@ from kombu_fdb.engine.metrics.samples import (
     DAY,
     EVENTS,
     HOUR,
-    OTHERS,
     QUEUES_SAMPLED,
     QueueSample,
     Sample,
 )
+from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.engine.stored.work import ACKED, CLAIMED, PUBLISHED
 from kombu_fdb.keyspace.codec import encode_json
 from kombu_fdb.process.duties import SAMPLING

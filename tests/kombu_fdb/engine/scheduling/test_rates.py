@@ -221,7 +221,7 @@ def test_a_bucket_filled_at_the_last_moment_is_credited() -> None:
     row = bench.engine.keys.bucket("q", "a"), key_limits.encode(key_limits.Bucket(0.0, last_ms))
     bench.engine.queues.limit("q", "a", KeyLimits(rate=1, burst=1))
     bench.write(lambda tr: tr.set(*row))
-    bench.work(lambda work: key_limits.credit(work, [key_limits.Seen(row, now_ms)]))
+    bench.work(lambda work: key_limits.credit(work, [(row, now_ms)]))
     assert dict(bench.engine.upkeep.rows(bench.engine.keys.all_buckets))[row[0]] == key_limits.encode(
         key_limits.Bucket(1.0, last_ms)
     )

@@ -69,9 +69,9 @@ def test_what_a_dead_session_has_lost_is_counted_for_its_queue_and_key_also_if_o
     assert noted == [("q", LOST, "k")]
 
 
-def observer(*looks_s: float, ttl_s: float = 8.0) -> sweep.Observer[str]:
+def observer(*looks_s: float, ttl_s: float = 8.0) -> sweep.FailureDetector[str]:
     """One that has looked at an unchanged value at these times."""
-    observer = sweep.Observer[str]()
+    observer = sweep.FailureDetector[str]()
     for now in looks_s:
         observer.look([("a", b"same", ttl_s)], now)
     return observer
@@ -108,7 +108,7 @@ def test_a_lease_that_stops_the_sweep_is_skipped_at_the_cost_of_a_look(bench: Be
 
 
 def test_who_was_seen_to_change_is_alive_for_a_quarter_of_its_time() -> None:
-    observer: sweep.Observer[str] = sweep.Observer()
+    observer: sweep.FailureDetector[str] = sweep.FailureDetector()
     observer.look([("a", b"1", 20.0)], 100.0)
     assert not observer.is_alive("a"), "seen once: it may have died long ago"
     observer.look([("a", b"1", 20.0)], 100.5)
