@@ -45,7 +45,7 @@ from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.inspection.time_formats import moment
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Conditions, State
-from kombu_fdb.engine.dead_letters import arguments_of, error_of, names_of, task_of
+from kombu_fdb.engine.dead_letters import arguments_of, error_of, task_names_of, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import Listed, Peeked, Spot
 from kombu_fdb.primitives.ranges import LATEST_MS, shown
@@ -193,7 +193,7 @@ class Filter:
             and self._died_so(message)
             and self._is_in_time(message)
             and (not self.text or self.text.lower() in f"{message.task_id} {message.message_id.hex()}".lower())
-            and (not self.task or any(_is_task(each, self.task) for each in names_of(message)))
+            and (not self.task or any(_is_task(each, self.task) for each in task_names_of(message)))
             and (not self.arguments or self.arguments.lower() in arguments_of(message).lower())
         )
 

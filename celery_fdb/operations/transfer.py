@@ -39,7 +39,7 @@ from kombu_fdb.engine.messages.publish import parts
 from kombu_fdb.engine.migration import MOST_BYTES, MOST_MESSAGES
 from kombu_fdb.engine.stored.work import DELAYED, READY
 from kombu_fdb.errors import FormatError, KombuFDBError
-from kombu_fdb.keyspace.codec import decode_control, decode_limits, decode_record, encode_json, record_of, way_of
+from kombu_fdb.keyspace.codec import Record, decode_control, decode_limits, encode_json, way_of
 from kombu_fdb.model import (
     LONGEST_KEY,
     LONGEST_TASK_ID,
@@ -132,7 +132,7 @@ def _stored_message(fields: dict[str, Any]) -> StoredMessage:
 
 def _check(message: StoredMessage) -> None:
     """It can be stored, and read again: each fact has its type and range. Raises ``ValueError``, ``struct.error``."""
-    decode_record(record_of(dataclasses.replace(message, payload=b""), message.message_id or bytes(16)).encode())
+    Record.decode(Record.of_stored(dataclasses.replace(message, payload=b""), message.message_id or bytes(16)).encode())
     flags = (message.keyed, message.unreadable, message.seen)
     if not (
         len(message.message_id) in (0, 16)

@@ -43,7 +43,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from kombu_fdb.api.arguments import Declaration, Named, Stop, names_of, never
+from kombu_fdb.api.arguments import Declaration, Named, Stop, never, queue_names
 from kombu_fdb.api.broker import FIX_OPEN
 from kombu_fdb.api.broker import Broker as SyncBroker
 from kombu_fdb.api.broker import Inspection as SyncInspection
@@ -627,7 +627,7 @@ class Broker(Face[SyncBroker]):
         in_order: bool = False,
     ) -> list[Job]:
         """Up to ``limit`` jobs in one transaction, at least one unless ``timeout`` seconds have passed."""
-        names = names_of(queues)
+        names = queue_names(queues)
         taken = await take_many(self._calls, self._sync.connection, names, limit, timeout, in_order=in_order)
         return [Job(each, self._calls) for each in taken]
 

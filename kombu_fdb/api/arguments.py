@@ -60,7 +60,7 @@ class Named(Protocol):
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def names_of(queues: Iterable[Named | str]) -> list[str]:
+def queue_names(queues: Iterable[Named | str]) -> list[str]:
     """Raises ``InvalidArgument``; one name alone would be taken for a queue of each of its letters."""
     if isinstance(queues, (str, bytes)) or not isinstance(queues, Iterable):
         raise InvalidArgument("queues are a list", given=shown(queues), fix="Pass [queue], with brackets.")

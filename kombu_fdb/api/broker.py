@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Self, Unpack, get_args
 
-from kombu_fdb.api.arguments import Declaration, Named, Span, check_name, names_of
+from kombu_fdb.api.arguments import Declaration, Named, Span, check_name, queue_names
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer, take_many
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -224,7 +224,7 @@ class Broker:
         self, queues: Iterable[Named | str], limit: int, timeout: float | None = None, *, in_order: bool = False
     ) -> list[Job]:
         """Up to ``limit`` jobs in one transaction, at least one unless ``timeout`` seconds have passed."""
-        return take_many(self.connection, names_of(queues), limit, timeout, in_order=in_order)
+        return take_many(self.connection, queue_names(queues), limit, timeout, in_order=in_order)
 
     def consume(
         self,
@@ -235,7 +235,7 @@ class Broker:
         in_order: bool = False,
     ) -> Consumer:
         """``for job in broker.consume([...])``: as :meth:`.queue.Queue.consume`, of several queues as :meth:`take`."""
-        names = names_of(queues)
+        names = queue_names(queues)
         return Consumer(self.connection, names, timeout=timeout, limit=limit, in_order=in_order)
 
 
@@ -259,7 +259,7 @@ class Inspection:
 
     def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
         """Declaration, control and age of these queues; their counters are ``Broker.queues()``."""
-        return self._connection.engine.inspect.facts(names_of(queues))
+        return self._connection.engine.inspect.facts(queue_names(queues))
 
     def sessions(self, *, held: bool = False) -> list[SessionFacts]:
         """Every consumer process that is open or not yet cleaned up. ``held``: with the number of its messages."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
 
-from kombu_fdb.api.arguments import Named, State, check_limit, check_name, names_of
+from kombu_fdb.api.arguments import Named, State, check_limit, check_name, queue_names
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer, take_many
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -386,7 +386,7 @@ class Queue:
         They stay as they are. ``key``: only ready ones of this key. Returns how many. Raises ``QueueError``. To move
         dead letters back, see :attr:`dead_letters`.
         """
-        (name,) = names_of([target])
+        (name,) = queue_names([target])
         check_limit(limit)
         _check_keys(key)
         return self._engine.messages.move(self.name, name, limit, key=key)
@@ -396,7 +396,7 @@ class Queue:
 
         ``mark``: of a further part, :attr:`~kombu_fdb.model.Part.following` of the part before. Raises as :meth:`move`.
         """
-        (name,) = names_of([target])
+        (name,) = queue_names([target])
         _check_keys(key)
         moved, following = self._engine.messages.move_some(self.name, name, mark, key=key)
         return Part(moved, following or None)

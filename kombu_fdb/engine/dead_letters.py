@@ -36,20 +36,12 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
-from kombu_fdb.engine.messages.message import (
-    Message,
-    delete,
-    forget,
-    put_ready,
-    subqueue,
-    take_out,
-    with_payload,
-)
+from kombu_fdb.engine.messages.message import Subqueue, delete, forget, put_ready, take_out, with_payload
 from kombu_fdb.engine.messages.publish import expires_at
 from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.engine.transactions import Group, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
-from kombu_fdb.keyspace.codec import ATTEMPTS, Record, decode_amount, decode_record, expires_ms_of, headers_of
+from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, expires_ms_of, headers_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, priority_of, range_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Peeked, Way
 from kombu_fdb.store.protocol import KeyValue
@@ -112,7 +104,7 @@ class Wanted:
 
     def matches_payload(self, letter: Peeked) -> bool:
         """The conditions on the payload."""
-        return self.task in (None, *names_of(letter)) and (self.where is None or self.where(letter))
+        return self.task in (None, *task_names_of(letter)) and (self.where is None or self.where(letter))
 
 
 def _is_class(found: object, wanted: str) -> bool:
@@ -121,10 +113,10 @@ def _is_class(found: object, wanted: str) -> bool:
 
 def task_of(letter: Peeked) -> str:
     """The name of the letter's Celery task, as Celery's log gives it; "" if it has none."""
-    return names_of(letter)[0]
+    return task_names_of(letter)[0]
 
 
-def names_of(letter: Peeked) -> tuple[str, str]:
+def task_names_of(letter: Peeked) -> tuple[str, str]:
     """The name in Celery's log, which a publisher may have chosen (``shadow``), and that of the task itself."""
     headers = headers_of(letter.payload)
     task = str(headers.get("task") or "")
@@ -183,7 +175,7 @@ def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tup
         if size > BYTES_PER_TRANSACTION or len(found) == limit:
             return found, key
         size += len(value)
-        record = read_or(None, decode_record, value)
+        record = read_or(None, Record.decode, value)
         if key[-STAMP_BYTES:][:VERSION_BYTES] <= walk.last and walk.wanted.matches(record):
             if walk.wanted.looks_into_payloads:
                 size += record.size if record is not None else 0
@@ -235,7 +227,7 @@ def replay_row(work: Work, dead: str, row: KeyValue, *, payload: bytes | None = 
     ``payload``: replaces the letter's own, in the transaction that takes it out. Raises ``QueueNotFound``, and
     ``QueueError`` for a message that never died or has expired.
     """
-    message, record = Message(dead, *row), decode_record(row[1])
+    message, record = Message(dead, *row), Record.decode(row[1])
     queue = _destination(dead, record, None)
     if queue is None:
         raise QueueError("not a dead letter", queue=dead, fix="Move it to the queue that it is meant for.")
@@ -284,7 +276,7 @@ def _replay(work: Work, message: Message[bytes], record: Record, queue: str, pay
         return False
     forget(work, message)
     priority = record.priority or priority_of(message.place)
-    to = subqueue(work, queue, record.key, priority)
+    to = Subqueue.of(work, queue, record.key, priority)
     expires_ms = expires_at(work.now_ms, work.routing.queue(work.tr, queue).message_ttl_ms, 0)
     if payload is not None:
         record = with_payload(work, record, payload)

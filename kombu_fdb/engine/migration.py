@@ -31,22 +31,19 @@ from typing import Any
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import message, publish
-from kombu_fdb.engine.messages.message import put_delayed, put_ready, subqueue
+from kombu_fdb.engine.messages.message import Subqueue, put_delayed, put_ready
 from kombu_fdb.engine.messages.publish import BATCH_BYTES
 from kombu_fdb.engine.stored.work import DELAYED, NEWER, READY, Work
 from kombu_fdb.engine.transactions import Group, Transactions, read, write
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     UPGRADE,
+    Message,
     Record,
     decode_count,
     decode_json,
-    decode_lease,
-    decode_record,
     encode_json,
-    head_of_lease,
     is_newer,
-    record_of,
     redelivered,
 )
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, Range, range_of, read_or, split_place, unpack_as
@@ -119,7 +116,7 @@ def _parts(found: Iterable[StoredMessage]) -> Iterator[list[StoredMessage]]:
     size = 0
     for each in found:
         part.append(each)
-        record = read_or(None, decode_record, each.payload)
+        record = read_or(None, Record.decode, each.payload)
         size += len(each.payload) if record is None else record.size
         if len(part) >= ROWS or size >= PAYLOAD_BYTES:
             yield part
@@ -182,9 +179,9 @@ def _leased(run: Transactions, queue: str) -> Iterator[StoredMessage]:
     found = []
     for _, value in _scan(run, run.keys.all_leases):
         try:
-            name, place, record = decode_lease(value)
+            name, place, record = Message.of_lease(value)
         except FormatError:  # its queue is unknown
-            if read_or((None,), head_of_lease, value)[0] == queue:
+            if read_or((None,), Message.of_lease, value, newer=True)[0] == queue:
                 raise _newer(queue) from None
             continue
         if name == queue:
@@ -256,12 +253,12 @@ def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, Stored
 
 
 def _store(work: Work, message: StoredMessage, message_id: bytes) -> None:
-    stored = message.payload if message.unreadable else record_of(message, message_id)
+    stored = message.payload if message.unreadable else Record.of_stored(message, message_id)
     if message.state == DELAYED:
-        put_delayed(work, subqueue(work, message.queue, "", message.priority), message.due_ms, stored)
+        put_delayed(work, Subqueue.of(work, message.queue, "", message.priority), message.due_ms, stored)
     else:
         key = message.key if message.keyed else ""
-        put_ready(work, subqueue(work, message.queue, key, message.priority), stored)
+        put_ready(work, Subqueue.of(work, message.queue, key, message.priority), stored)
 
 
 def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:

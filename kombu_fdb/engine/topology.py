@@ -26,14 +26,14 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kombu_fdb.engine.messages.message import Message, delete, take_out
+from kombu_fdb.engine.messages.message import delete, take_out
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.batches import came_by, rows_from
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError, InvalidArgument, NotEquivalent, QueueNotFound
-from kombu_fdb.keyspace.codec import decode_control, encode_control
+from kombu_fdb.keyspace.codec import Message, decode_control, encode_settings
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, STAMP_BYTES, range_of
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.ranges import FLAG, MOST, TEXT, Kind, refused, shown
@@ -178,7 +178,7 @@ def _tell_claims(work: Work, declaration: QueueDeclaration, stored: bytes | None
         control = decode_control(work.tr.get(key))
     except FormatError:  # perhaps a newer version's: it is not ours to overwrite, and the queue is paused
         return
-    work.tr.set(key, encode_control(dataclasses.replace(control, **changes)))
+    work.tr.set(key, encode_settings(dataclasses.replace(control, **changes)))
     if "single_active" in changes:
         single.vacate(work, declaration.name)
 

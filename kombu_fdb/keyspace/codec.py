@@ -17,7 +17,7 @@ queue (in the extras), which death was its first, since when it has died in this
 redelivery count, that a consumer has had it. Where there is none of them, version 1 is written, which every older
 process reads.
 
-Every ``decode_...`` raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
+What decodes raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
 such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. Unreadable
 settings hand out nothing: a queue whose control is unreadable, or a newer version's, is paused, and so is a key whose
 limits are. A pause that an operator has asked for must not end because a field was added to it. It ends when the
@@ -34,7 +34,7 @@ import dataclasses
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import MOST_ROUNDS, read_or, split_place
@@ -151,9 +151,72 @@ class Record(NamedTuple):
         )
 
     @classmethod
+    def of_stored(cls, message: StoredMessage, message_id: bytes) -> Record:
+        """The record of a message from elsewhere, under this id."""
+        return cls.of(
+            message_id,
+            message.payload,
+            published_ms=message.published_ms,
+            expires_ms=message.expires_ms,
+            redeliveries=message.redeliveries,
+            deaths=message.deaths,
+            key=message.key,
+            ttr_ms=message.ttr_ms,
+            task_id=message.task_id,
+            priority=message.priority_before,
+        )._replace(way=message.way, seen=message.seen)
+
+    @classmethod
     def unreadable(cls, value: bytes, message_id: bytes = b"") -> Record:
         """Stands for bytes that are no record: they are its payload, so that nothing is lost and a person can look."""
         return cls(message_id, 0, 0, 0, 0, len(value), value, ())
+
+    @classmethod
+    def decode(cls, value: bytes) -> Record:
+        """Raises ``FormatError`` if these are not the bytes of a record, or of a newer one."""
+        try:
+            version, redeliveries, chunks, name, task, extras, size, published_ms, expires_ms, message_id = (
+                _HEAD.unpack_from(value)
+            )
+        except struct.error as error:
+            raise FormatError("unreadable message record", length=len(value)) from error
+        end_of_key = _HEAD.size + name
+        begin = end_of_key + task
+        start = begin + extras
+        if not 0 < version <= RECORD_VERSION or len(value) != start + (0 if chunks else size):
+            if is_newer(value):
+                raise FormatError("a message of a newer celery-fdb", version=version, fix=UPGRADE)
+            raise FormatError("unreadable message record", version=version, length=len(value))
+        deaths, ttr_ms, priority, way = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY, None)
+        key = _decode_text(value[_HEAD.size : end_of_key]) if name else ""
+        task_id = _decode_text(value[end_of_key:begin]) if task else ""
+        was_seen = False
+        if version > 1:
+            redeliveries, was_seen = _split_count(version, redeliveries)
+        return cls(
+            message_id,
+            published_ms,
+            expires_ms,
+            redeliveries,
+            chunks,
+            size,
+            value[start:],
+            deaths,
+            key,
+            ttr_ms,
+            task_id,
+            priority,
+            way,
+            was_seen,
+        )
+
+    @classmethod
+    def outline(cls, value: bytes) -> Record:
+        """The record; of a newer version's what every version keeps: all but payload, history, priority, time to run.
+
+        Raises ``FormatError``.
+        """
+        return _outline(value) if is_newer(value) else cls.decode(value)
 
     def encode(self) -> bytes:
         """The bytes to store, without a payload in chunks. Raises ``struct.error`` for what no record can hold."""
@@ -186,61 +249,6 @@ def chunks_of(payload: bytes) -> list[bytes]:
     return [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
 
 
-def record_of(message: StoredMessage, message_id: bytes) -> Record:
-    """The record of a message from elsewhere, under this id."""
-    return Record.of(
-        message_id,
-        message.payload,
-        published_ms=message.published_ms,
-        expires_ms=message.expires_ms,
-        redeliveries=message.redeliveries,
-        deaths=message.deaths,
-        key=message.key,
-        ttr_ms=message.ttr_ms,
-        task_id=message.task_id,
-        priority=message.priority_before,
-    )._replace(way=message.way, seen=message.seen)
-
-
-def decode_record(value: bytes) -> Record:
-    """Raises ``FormatError`` if these are not the bytes of a record, or of a newer one."""
-    try:
-        version, redeliveries, chunks, name, task, extras, size, published_ms, expires_ms, message_id = (
-            _HEAD.unpack_from(value)
-        )
-    except struct.error as error:
-        raise FormatError("unreadable message record", length=len(value)) from error
-    end_of_key = _HEAD.size + name
-    begin = end_of_key + task
-    start = begin + extras
-    if not 0 < version <= RECORD_VERSION or len(value) != start + (0 if chunks else size):
-        if is_newer(value):
-            raise FormatError("a message of a newer celery-fdb", version=version, fix=UPGRADE)
-        raise FormatError("unreadable message record", version=version, length=len(value))
-    deaths, ttr_ms, priority, way = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY, None)
-    key = _decode_text(value[_HEAD.size : end_of_key]) if name else ""
-    task_id = _decode_text(value[end_of_key:begin]) if task else ""
-    was_seen = False
-    if version > 1:
-        redeliveries, was_seen = _split_count(version, redeliveries)
-    return Record(
-        message_id,
-        published_ms,
-        expires_ms,
-        redeliveries,
-        chunks,
-        size,
-        value[start:],
-        deaths,
-        key,
-        ttr_ms,
-        task_id,
-        priority,
-        way,
-        was_seen,
-    )
-
-
 def _split_count(version: int, count: int) -> tuple[int, bool]:
     """Redeliveries, and whether a consumer has had the message."""
     return (count, False) if version == 1 else (count & ~_SEEN, bool(count & _SEEN))
@@ -253,16 +261,8 @@ def is_newer(value: bytes) -> bool:
     return read_or(None, _outline, value) is not None
 
 
-def outline_of(value: bytes) -> Record:
-    """The record; for a newer version's, what every version keeps: all but payload, history, priority and time to run.
-
-    Raises ``FormatError``.
-    """
-    return _outline(value) if is_newer(value) else decode_record(value)
-
-
 def traces_of(value: bytes) -> tuple[bytes, int, str]:
-    """Message id, number of chunks and task id: what a message has besides its row. Raises as ``outline_of``.
+    """Message id, number of chunks and task id: what a message has besides its row. Raises as :meth:`Record.outline`.
 
     Nothing else is read: an ack has no use for its payload.
     """
@@ -274,7 +274,7 @@ def traces_of(value: bytes) -> tuple[bytes, int, str]:
     end = begin + task
     if 0 < version <= RECORD_VERSION and len(value) == end + extras + (0 if chunks else size):
         return message_id, chunks, _decode_text(value[begin:end]) if task else ""
-    record = outline_of(value)
+    record = Record.outline(value)
     return record.message_id, record.chunks, record.task_id
 
 
@@ -301,13 +301,13 @@ def _has_head(value: bytes) -> bool:
 
 def expires_ms_of(value: bytes) -> int:
     """When the message of a record expires; 0 if it does not, or can't be read."""
-    record = read_or(None, outline_of, value)
+    record = read_or(None, Record.outline, value)
     return 0 if record is None else record.expires_ms
 
 
-def names_of(value: bytes) -> tuple[str, str]:
+def key_and_task_of(value: bytes) -> tuple[str, str]:
     """The fairness key of a record and the id of its task; "" for an absent one, or if it can't be read."""
-    record = read_or(None, outline_of, value)
+    record = read_or(None, Record.outline, value)
     return ("", "") if record is None else (record.key, record.task_id)
 
 
@@ -344,7 +344,7 @@ def redelivered(value: bytes) -> bytes:
     return value[:1] + _REDELIVERIES.pack(min(count + 1, most)) + value[1 + _REDELIVERIES.size :]
 
 
-def seen(value: bytes) -> bytes:
+def marked_seen(value: bytes) -> bytes:
     """The same record, which a consumer has had without an attempt; unreadable bytes stay as they are."""
     if not _has_head(value):
         return value
@@ -358,33 +358,46 @@ def seen(value: bytes) -> bytes:
 # -- leases ------------------------------------------------------------------------------------------------------------
 
 
-def encode_lease(queue: str, place: Place, record: bytes) -> bytes:
-    """All that is needed to put the message back where it was."""
-    name = queue.encode()
-    return _LEASE_HEAD.pack(LEASE_VERSION, len(name), len(place)) + name + place + record
+#: A :data:`~kombu_fdb.model.Place`, or any bytes.
+At_co = TypeVar("At_co", bound=bytes, covariant=True)
 
 
-def head_of_lease(value: bytes) -> tuple[str, Place]:
-    """Queue and place of a lease, of this version or a newer one. Raises ``FormatError``."""
-    return decode_lease(value, newer=True)[:2]
+class Message(NamedTuple, Generic[At_co]):
+    """A message that was taken out: its queue, where it stood, and the bytes of its record.
 
+    ``place``: or the key of its row, which ends in it; b"" for a message from outside. Only a ``Message[Place]`` can go
+    back to where it was, or under a lease.
+    """
 
-def decode_lease(value: bytes, *, newer: bool = False) -> tuple[str, Place, bytes]:
-    """Queue, place, record. Raises ``FormatError``, also for a newer version's unless ``newer``."""
-    try:
-        version, name_length, place_length = _LEASE_HEAD.unpack_from(value)
-    except struct.error as error:
-        raise FormatError("unreadable lease", length=len(value)) from error
-    start = _LEASE_HEAD.size + name_length
-    end = start + place_length
-    if not 0 < version <= LAST_VERSION or len(value) < end:
-        raise FormatError("unreadable lease", version=version, length=len(value))
-    place = Place(value[start:end])
-    split_place(place)
-    queue = _decode_text(value[_LEASE_HEAD.size : start])
-    if version > LEASE_VERSION and not newer:
-        raise FormatError("a lease of a newer celery-fdb", version=version, fix=UPGRADE)
-    return queue, place, value[end:]
+    queue: str
+    place: At_co
+    value: bytes
+
+    def as_lease(self) -> bytes:
+        """What a lease holds: all that is needed to put the message back where it was."""
+        name = self.queue.encode()
+        return _LEASE_HEAD.pack(LEASE_VERSION, len(name), len(self.place)) + name + self.place + self.value
+
+    @staticmethod
+    def of_lease(lease: bytes, *, newer: bool = False) -> Message[Place]:
+        """The message under a lease. Raises ``FormatError``.
+
+        ``newer``: also of a lease of a newer version, whose record means nothing then.
+        """
+        try:
+            version, name_length, place_length = _LEASE_HEAD.unpack_from(lease)
+        except struct.error as error:
+            raise FormatError("unreadable lease", length=len(lease)) from error
+        start = _LEASE_HEAD.size + name_length
+        end = start + place_length
+        if not 0 < version <= LAST_VERSION or len(lease) < end:
+            raise FormatError("unreadable lease", version=version, length=len(lease))
+        place = Place(lease[start:end])
+        split_place(place)
+        queue = _decode_text(lease[_LEASE_HEAD.size : start])
+        if version > LEASE_VERSION and not newer:
+            raise FormatError("a lease of a newer celery-fdb", version=version, fix=UPGRADE)
+        return Message(queue, place, lease[end:])
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------
@@ -435,8 +448,8 @@ def _decode_text(value: bytes) -> str:
         raise FormatError("unreadable text", value=value[:80]) from error
 
 
-def encode_limits(limits: KeyLimits) -> bytes:
-    return encode_json(dataclasses.asdict(limits))
+def encode_settings(settings: KeyLimits | QueueControl) -> bytes:
+    return encode_json(dataclasses.asdict(settings))
 
 
 def decode_limits(value: bytes) -> KeyLimits:
@@ -464,10 +477,6 @@ def _limits(fields: Any) -> KeyLimits:
 
 def _nearest(number: float | None, least: float, most: float) -> float | None:
     return None if number is None else min(max(number, least), most)
-
-
-def encode_control(control: QueueControl) -> bytes:
-    return encode_json(dataclasses.asdict(control))
 
 
 def decode_control(value: bytes | None) -> QueueControl:

@@ -34,7 +34,6 @@ from functools import partial
 
 from kombu_fdb.engine.messages import message
 from kombu_fdb.engine.messages.message import (
-    Message,
     Subqueue,
     end_lease,
     forget,
@@ -51,7 +50,7 @@ from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored.batches import ByteBudget
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.errors import FormatError, QueueError
-from kombu_fdb.keyspace.codec import Record, control_of, decode_lease, decode_record, decode_round, names_of, outline_of
+from kombu_fdb.keyspace.codec import Message, Record, control_of, decode_round, key_and_task_of
 from kombu_fdb.keyspace.layout import (
     EVERY_RANK,
     STAMP_BYTES,
@@ -129,14 +128,14 @@ def look_all(work: Work, rows: Sequence[tuple[str, KeyValue]]) -> list[Peeked]:
 
 def record_at(keys: Keyspace, row: KeyValue) -> bytes:
     """The record of a row. If the row is a lease, it must be readable."""
-    return decode_lease(row[1])[2] if _is_lease(keys, row[0]) else row[1]
+    return Message.of_lease(row[1]).value if _is_lease(keys, row[0]) else row[1]
 
 
 def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
     """:func:`look` for a record that was read."""
     key, value = row
     state, owner = _state(keys, queue, key)
-    place: bytes = decode_lease(value)[1] if state == LEASED else key
+    place: bytes = Message.of_lease(value).place if state == LEASED else key
     return Peeked(
         message_id=record.message_id,
         queue=queue,
@@ -212,7 +211,7 @@ def _by_subqueue(keys: Keyspace, queue: str, rows: Sequence[KeyValue]) -> dict[t
 
 def is_of(queue: str, lease: bytes) -> bool:
     """Whether the lease is of a message of the queue."""
-    return read_or((None,), decode_lease, lease)[0] == queue
+    return read_or((None,), Message.of_lease, lease)[0] == queue
 
 
 def taken(work: Work, queue: str) -> list[Peeked]:
@@ -234,7 +233,7 @@ def find_part(work: Work, queue: str, message_id: bytes, whole: Range) -> tuple[
     leases = work.keys.all_leases[0] <= begin < work.keys.all_leases[1]
     for key, value in rows:
         if message_id in value and (not leases or is_of(queue, value)):
-            record = read_or(None, outline_of, decode_lease(value)[2] if leases else value)
+            record = read_or(None, Record.outline, Message.of_lease(value).value if leases else value)
             if (b"" if record is None else record.message_id) == message_id:
                 return (key, value), end
     return None, rows[-1][0] + b"\x00" if len(rows) == MESSAGES_PER_TRANSACTION else end
@@ -253,7 +252,7 @@ def remove(work: Work, queue: str, row: KeyValue) -> None:
     key, value = row
     if _is_lease(work.keys, key):
         work.tr.clear(key)
-        held = Message(*decode_lease(value))
+        held = Message.of_lease(value)
         end_lease(work, queue, held.place)
         message.delete(work, held)
     else:
@@ -365,7 +364,7 @@ def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes |
 
 def _put(work: Work, queue: str, row: KeyValue, due_ms: int, payload: bytes | None) -> None:
     key, value = row
-    record = decode_record(value)
+    record = Record.decode(value)
     if record.expires_ms and record.expires_ms <= max(due_ms, work.now_ms):
         raise QueueError(
             "the message expires before it is due",
@@ -478,7 +477,7 @@ def _priority(keys: Keyspace, queue: str, state: str, row: KeyValue) -> int:
         if state == DELAYED:
             rank = keys.split_delayed(queue, key)[1]
         else:
-            rank = split_place(decode_lease(value)[1] if state == LEASED else keys.place(queue, key))[1]
+            rank = split_place(Message.of_lease(value).place if state == LEASED else keys.place(queue, key))[1]
     except FormatError:  # as it is, for a person to look at
         return NO_PRIORITY
     return URGENT - int(unpack_as(rank, int)[0])
@@ -527,7 +526,7 @@ def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]
     """
     wanted, following = places(work, task_id, after)
     rows = _rows(work, wanted)
-    found = [(work.keys.queue_of(row[0]), row) for row in rows if names_of(row[1])[1] == task_id]
+    found = [(work.keys.queue_of(row[0]), row) for row in rows if key_and_task_of(row[1])[1] == task_id]
     taken = look_all(work, found)
     for each in found:
         remove(work, *each)
@@ -550,7 +549,7 @@ def where(work: Work, task_id: str) -> list[Found]:
 
 def _leased(work: Work, stamps: set[Stamp]) -> list[Found]:
     rows = work.tr.get_range(*work.keys.all_leases, snapshot=True)
-    held = [(read_or(None, decode_lease, row[1]), row) for row in rows]  # one that can't be read is of no task
+    held = [(read_or(None, Message.of_lease, row[1]), row) for row in rows]  # one that can't be read is of no task
     return [(lease[0], row) for lease, row in held if lease is not None and lease[1][-STAMP_BYTES:] in stamps]
 
 

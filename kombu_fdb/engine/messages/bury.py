@@ -30,20 +30,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from kombu_fdb.engine.messages.message import (
-    Message,
-    Subqueue,
-    delete_rest,
-    forget,
-    put_delayed,
-    put_ready,
-    subqueue,
-    unindex,
-)
+from kombu_fdb.engine.messages.message import Subqueue, delete_rest, forget, put_delayed, put_ready, unindex
 from kombu_fdb.engine.stored import copies, newer
 from kombu_fdb.engine.stored.work import DEAD, Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
-from kombu_fdb.keyspace.codec import Record, decode_record, encode_json, published_by
+from kombu_fdb.keyspace.codec import Message, Record, encode_json, published_by
 from kombu_fdb.keyspace.layout import priority_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Way
 
@@ -89,7 +80,7 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     queue, place, value = message
     if newer.keep(work, queue, value, place):
         return
-    record = read_or(None, decode_record, value) or Record.unreadable(value, work.ids())
+    record = read_or(None, Record.decode, value) or Record.unreadable(value, work.ids())
     record = record._replace(priority=record.priority or priority_of(place))
     came = _came(work, queue, record, payload)
     queues, way, is_declared = _way(work, queue, came)
@@ -116,7 +107,7 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
 def _rest(work: Work, message: Message[bytes], record: Record) -> None:
     """Delay the message unchanged, so that it takes no more room than before."""
     forget(work, message)
-    to = subqueue(work, message.queue, record.key, record.priority)
+    to = Subqueue.of(work, message.queue, record.key, record.priority)
     put_delayed(work, to, work.now_ms + REST_MS, message.value)
 
 
@@ -128,7 +119,7 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     if target.endswith(DEAD_SUFFIX):
         to = Subqueue(target, "", work.keys.rank(NO_PRIORITY))
     else:
-        to = subqueue(work, target, record.key, record.priority)
+        to = Subqueue.of(work, target, record.key, record.priority)
     put_ready(work, to, record._replace(expires_ms=expires_ms))
 
 

@@ -38,14 +38,14 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
-from kombu_fdb.engine.messages.message import Message, delete_rest, open_records, put_leased, read_all, take_run
+from kombu_fdb.engine.messages.message import delete_rest, open_records, put_leased, read_all, take_run
 from kombu_fdb.engine.scheduling import fair, line, single
 from kombu_fdb.engine.scheduling.key_limits import control_keys, note_unlimited
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import CLAIMED, Work
 from kombu_fdb.errors import FormatError, Outrun, SessionLost
-from kombu_fdb.keyspace.codec import Record, control_of, decode_lease
+from kombu_fdb.keyspace.codec import Message, Record, control_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, counted, has_key, range_of, read_or, split_place
 from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.store.protocol import KeyValue
@@ -402,7 +402,7 @@ def _collect(work: Work, demand: Demand) -> Collected | None:
     deliveries: list[Delivery] = []
     malformed: list[tuple[Lease, FormatError]] = []
     leases = keys.read(rows, bytes, int)
-    decoded = [(Lease(demand.session, number), read_or(None, decode_lease, value)) for (_, number), value in leases]
+    decoded = [(Lease(demand.session, number), read_or(None, Message.of_lease, value)) for (_, number), value in leases]
     held = [(lease, what) for lease, what in decoded if what is not None]
     values = [value for _, (_, _, value) in held]
     for (lease, (queue, _, _)), opened in zip(held, read_all(work, values), strict=True):

@@ -31,40 +31,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import (
-    INLINE_BYTES,
-    Record,
-    chunks_of,
-    decode_record,
-    encode_lease,
-    names_of,
-    size_of,
-    traces_of,
-)
+from kombu_fdb.keyspace.codec import INLINE_BYTES, Message, Record, chunks_of, key_and_task_of, size_of, traces_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, STAMP_CODE, TEXT_CODE, range_of, read_or, split_place
 from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
-
-#: A :data:`~kombu_fdb.model.Place`, or any bytes.
-At_co = TypeVar("At_co", bound=bytes, covariant=True)
-
-
-class Message(NamedTuple, Generic[At_co]):
-    """A message that was taken out: its queue, where it stood, and the bytes of its record.
-
-    ``place``: or the key of its row, which ends in it; b"" for a message from outside. Only a ``Message[Place]`` can go
-    back to where it was, or under a lease.
-    """
-
-    queue: str
-    place: At_co
-    value: bytes
 
 
 class Subqueue(NamedTuple):
@@ -74,11 +50,11 @@ class Subqueue(NamedTuple):
     key: str
     rank: Rank
 
-
-def subqueue(work: Work, queue: str, key: str, priority: int) -> Subqueue:
-    """Where a message of this priority stands, capped by the queue's ``x-max-priority``."""
-    most = work.routing.queue(work.tr, queue).max_priority
-    return Subqueue(queue, key, work.keys.rank(min(priority, most)))
+    @classmethod
+    def of(cls, work: Work, queue: str, key: str, priority: int) -> Subqueue:
+        """Where a message of this priority stands, capped by the queue's ``x-max-priority``."""
+        most = work.routing.queue(work.tr, queue).max_priority
+        return cls(queue, key, work.keys.rank(min(priority, most)))
 
 
 # -- out ---------------------------------------------------------------------------------------------------------------
@@ -91,17 +67,12 @@ def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
     anything is stored.
     """
     for row in rows:
-        take_row(work, queue, row)
+        take_run(work, queue, [row])
     fair.leave_places(work, queue, [key for key, _ in rows])
 
 
-def take_row(work: Work, queue: str, row: KeyValue) -> None:
-    """:func:`take_out` for one row, where the caller sees to the turns."""
-    take_run(work, queue, [row])
-
-
 def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
-    """:func:`take_row` for adjacent rows of one sub-queue."""
+    """:func:`take_out` for adjacent rows of one sub-queue, where the caller sees to the turns."""
     key = rows[0][0]
     batches.take_run(work.tr, [key for key, _ in rows])
     if key.startswith(work.keys.delayed(queue)):
@@ -122,7 +93,7 @@ def end_lease(work: Work, queue: str, *places: Place) -> None:
 
 def forget(work: Work, message: Message[bytes]) -> None:
     """Clear the index row of the old stamp: the message gets another stamp, or none."""
-    unindex(work, names_of(message.value)[1], message.place)
+    unindex(work, key_and_task_of(message.value)[1], message.place)
 
 
 def delete(work: Work, message: Message[bytes]) -> None:
@@ -164,7 +135,7 @@ def put_delayed(work: Work, to: Subqueue, due_ms: int, message: Record | bytes) 
 def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:
     """Store the message behind ``prefix`` and a new stamp, and index it. Returns the size of its payload."""
     if isinstance(message, bytes):
-        value, task_id, size = message, names_of(message)[1], size_of(message)
+        value, task_id, size = message, key_and_task_of(message)[1], size_of(message)
     else:
         if message.size > INLINE_BYTES:
             message = _write_chunks(work, message)
@@ -211,8 +182,8 @@ def put_in_place(work: Work, message: Message[Place]) -> None:
 
 def put_leased(work: Work, lease: Lease, message: Message[Place]) -> None:
     """Lease the message to the session."""
-    queue, place, value = message
-    work.tr.set(work.keys.lease(*lease), encode_lease(queue, place, value))
+    queue, place, _ = message
+    work.tr.set(work.keys.lease(*lease), message.as_lease())
     work.effects.change(queue, LEASED, 1)
     if place.startswith(TEXT_CODE):  # ``has_key`` inlined: a call for each message would cost more
         work.effects.leased(queue, split_place(place)[0])
@@ -257,7 +228,7 @@ def open_records(values: Iterable[bytes]) -> list[Record | FormatError]:
     found: list[Record | FormatError] = []
     for value in values:
         try:
-            found.append(decode_record(value))
+            found.append(Record.decode(value))
         except FormatError as error:
             found.append(error.with_traceback(None))  # its frames would keep the list alive
     return found

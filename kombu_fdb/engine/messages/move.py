@@ -11,10 +11,10 @@ from __future__ import annotations
 from itertools import accumulate
 
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_delayed, put_ready, subqueue, take_out
+from kombu_fdb.engine.messages.message import Subqueue, forget, put_delayed, put_ready, take_out
 from kombu_fdb.engine.stored.batches import came_by, rows_from
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.keyspace.codec import Record, decode_record
+from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import EVERY_RANK, STAMP_BYTES, Keyspace, priority_of, range_of, read_or, split_place
 from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
@@ -75,7 +75,7 @@ def _put(work: Work, source: str, target: str, ready: list[KeyValue], delayed: l
         to = Subqueue(target, place_key, rank)
         if source.endswith(DEAD_SUFFIX) and not target.endswith(DEAD_SUFFIX) and isinstance(moved, Record):
             # In the dead-letter queue it stood without the key and priority by which a working queue serves it.
-            to = subqueue(work, target, moved.key, moved.priority or priority_of(place))
+            to = Subqueue.of(work, target, moved.key, moved.priority or priority_of(place))
         put_ready(work, to, moved)
     for name, value in delayed:
         due_ms, rank = work.keys.split_delayed(source, name)
@@ -89,7 +89,7 @@ def _take(work: Work, source: str, rows: list[KeyValue]) -> None:
 
 
 def _by_name(target: str, value: bytes) -> Record | bytes:
-    record = read_or(None, decode_record, value)
+    record = read_or(None, Record.decode, value)
     return value if record is None else record._replace(way=Way("", target))
 
 

@@ -34,10 +34,10 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
-from kombu_fdb.engine.messages.message import Message, delete, take_out
+from kombu_fdb.engine.messages.message import delete, take_out
 from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
-from kombu_fdb.keyspace.codec import decode_amount, decode_count, size_of
+from kombu_fdb.keyspace.codec import Message, decode_amount, decode_count, size_of
 from kombu_fdb.keyspace.layout import EVERY_RANK, STAMP_BYTES, Range, range_of, split_place
 from kombu_fdb.store.protocol import KeyValue
 

@@ -60,13 +60,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import Cause, bury
-from kombu_fdb.engine.messages.message import Message, Subqueue, from_outside, put_delayed, put_ready
+from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
 from kombu_fdb.engine.messages.overflow import NO_LIMIT, NOTHING, Load, judge
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.stored.work import PUBLISHED, Effects, Work
 from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, StoreError
-from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
+from kombu_fdb.keyspace.codec import INLINE_BYTES, Message, Record
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.model import LONGEST_KEY, LONGEST_NAME, LONGEST_TASK_ID, NO_PRIORITY, URGENT, Death, Publication
 from kombu_fdb.primitives.clock import Clock, IdSource

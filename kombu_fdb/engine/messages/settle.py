@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kombu_fdb.engine.messages.bury import Cause, bury
-from kombu_fdb.engine.messages.message import Message, Subqueue, delete, end_lease, forget, put_delayed, put_in_place
+from kombu_fdb.engine.messages.message import Subqueue, delete, end_lease, forget, put_delayed, put_in_place
 from kombu_fdb.engine.stored.batches import runs_of
 from kombu_fdb.engine.stored.work import ACKED, LATE, RETURNED, Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, outline_of, redelivered, seen
+from kombu_fdb.keyspace.codec import Message, Record, marked_seen, redelivered
 from kombu_fdb.keyspace.layout import TEXT_CODE, key_of, read_or, split_place
 from kombu_fdb.model import Lease, Place
 from kombu_fdb.store.protocol import KeyValue
@@ -72,7 +72,7 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
             bury(work, message, Cause("delivery_limit", how.details))
             return
     elif how.seen:
-        message = message._replace(value=seen(message.value))
+        message = message._replace(value=marked_seen(message.value))
     key, rank = split_place(message.place)
     work.effects.note(message.queue, RETURNED, key)
     if how.due_ms > work.now_ms:
@@ -87,7 +87,7 @@ def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
     limit = work.routing.queue(work.tr, message.queue).delivery_limit(work.policy.delivery_limit)
     if limit is None:
         return False
-    record = read_or(None, outline_of, message.value)
+    record = read_or(None, Record.outline, message.value)
     return record is None or record.redeliveries + again > limit
 
 
@@ -148,7 +148,7 @@ def _take_leases(
         for key, value in run:
             if key in wanted:
                 try:
-                    held[key] = message = Message(*decode_lease(value))
+                    held[key] = message = Message.of_lease(value)
                 except FormatError:  # it stays where it is: the sweep sets it aside for a person to see
                     unreadable.add(key)
                 else:

@@ -41,14 +41,12 @@ from kombu_fdb.engine.scheduling.key_limits import COUNTING, is_counting
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import (
+    Message,
     control_of,
     decode_control,
     decode_count,
-    decode_lease,
     decode_limits,
-    encode_control,
-    encode_lease,
-    encode_limits,
+    encode_settings,
     limits_of,
 )
 from kombu_fdb.keyspace.layout import Keyspace, counted, has_key, range_of, readable
@@ -119,12 +117,12 @@ def _count(work: Work, queue: str, position: bytes) -> bytes | None:
 def _count_lease(work: Work, queue: str, row: KeyValue) -> None:
     key, value = row
     try:
-        of, place, record = decode_lease(value)
+        of, place, record = Message.of_lease(value)
     except FormatError:  # the sweep sets it aside for a person to look at
         return
     if of == queue and not has_key(place):
         work.tr.add_read_conflict_key(key)
-        work.tr.set(key, encode_lease(queue, counted(place), record))
+        work.tr.set(key, Message(queue, counted(place), record).as_lease())
         work.effects.leased(queue, "")
 
 
@@ -251,7 +249,7 @@ def set_control(work: Work, queue: str, control: QueueControl) -> None:
     stored = work.tr.get(work.keys.control(queue))
     before = control_of(stored)
     kept = {name: getattr(before, name) for name in NOT_SET_HERE}
-    work.tr.set(work.keys.control(queue), encode_control(dataclasses.replace(control, **kept)))
+    work.tr.set(work.keys.control(queue), encode_settings(dataclasses.replace(control, **kept)))
     if control.every_key != before.every_key or not _can_be_read(stored):
         work.tr.set(work.keys.fair(queue), b"")
         begin(work, queue, first=not before.limits_keys)
@@ -285,9 +283,9 @@ def limit(work: Work, queue: str, key: str, limits: KeyLimits | None) -> None:
                 queue=queue,
                 fix="Declare the queue with x-max-length and x-overflow=reject-publish, or give them a key.",
             )
-        work.tr.set(work.keys.limits(queue, key), encode_limits(limits))
+        work.tr.set(work.keys.limits(queue, key), encode_settings(limits))
         if not control.limited:
-            work.tr.set(work.keys.control(queue), encode_control(dataclasses.replace(control, limited=True)))
+            work.tr.set(work.keys.control(queue), encode_settings(dataclasses.replace(control, limited=True)))
         if not control.limits_keys:
             begin(work, queue, first=True)
         work.tr.set(work.keys.fair(queue), b"")

@@ -21,7 +21,7 @@ keep it again as often as it comes back before a new one takes it: in the end th
 from __future__ import annotations
 
 from kombu_fdb.engine.stored.work import NEWER, Work
-from kombu_fdb.keyspace.codec import LEASE_VERSION, RECORD_VERSION, head_of_lease, is_newer
+from kombu_fdb.keyspace.codec import LEASE_VERSION, RECORD_VERSION, Message, is_newer
 from kombu_fdb.keyspace.layout import Keyspace, Range, read_or, split_place
 from kombu_fdb.model import Place
 
@@ -55,10 +55,10 @@ def _place(keys: Keyspace, queue: str, place: bytes) -> Place:
 
 def keep_lease(work: Work, value: bytes) -> tuple[str, Place] | None:
     """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is not newer."""
-    kept = read_or(None, head_of_lease, value)
+    kept = read_or(None, Message.of_lease, value, newer=True)
     if kept is None or value[0] <= LEASE_VERSION:
         return None
-    queue, place = kept
+    queue, place, _ = kept
     work.tr.set(work.keys.newer(LEASE, value[0], queue, place), value)
     work.effects.change(queue, NEWER, 1)
-    return kept
+    return queue, place

@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
-from kombu_fdb.engine.messages.message import Message, Subqueue, forget, put_ready, take_out, take_row
+from kombu_fdb.engine.messages.message import Subqueue, forget, put_ready, take_out, take_run
 from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.scheduling.key_limits import Sightings
 from kombu_fdb.engine.stored.batches import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_record, due_from, expires_ms_of, names_of
+from kombu_fdb.keyspace.codec import Message, Record, due_from, expires_ms_of, key_and_task_of
 from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, range_of, read_or
 from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue
@@ -89,7 +89,7 @@ def promote(work: Work, limit: int, queue: str) -> tuple[int, int | None]:
 
 
 def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
-    take_row(work, queue, row)
+    take_run(work, queue, [row])
     message = Message(queue, *row)
     try:
         due_ms, rank = work.keys.split_delayed(queue, message.place)
@@ -97,7 +97,7 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
         bury(work, message, Cause.malformed(error))
         return
     forget(work, message)
-    fair_key, _task_id = names_of(message.value)
+    fair_key, _task_id = key_and_task_of(message.value)
     put_ready(work, Subqueue(queue, fair_key, rank), due_from(message.value, due_ms))
 
 
@@ -199,7 +199,7 @@ def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[
     """
     ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
-    found = [(row, read_or(None, decode_record, row[1])) for row in rows]  # a claim sees to unreadable ones
+    found = [(row, read_or(None, Record.decode, row[1])) for row in rows]  # a claim sees to unreadable ones
     expired = [(row, record) for row, record in found if record is not None and 0 < record.expires_ms <= work.now_ms]
     take_out(work, queue, [row for row, _ in expired])
     for row, record in expired:

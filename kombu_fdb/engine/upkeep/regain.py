@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import Cause, bury
-from kombu_fdb.engine.messages.message import Message
 from kombu_fdb.engine.messages.settle import Release
 from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import NEWER, Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease
+from kombu_fdb.keyspace.codec import Message
 from kombu_fdb.model import Place
 from kombu_fdb.store.protocol import KeyValue
 
@@ -50,7 +49,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
 def _return(work: Work, kept: Message[Place]) -> None:
     """Release a message that a dead session held; ``kept.value`` is its lease."""
     try:
-        record = decode_lease(kept.value)[2]
+        record = Message.of_lease(kept.value).value
     except FormatError as error:
         bury(work, kept, Cause.malformed(error))
         return

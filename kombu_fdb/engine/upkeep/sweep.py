@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kombu_fdb.engine.messages.bury import Cause, bury
-from kombu_fdb.engine.messages.message import Message, end_lease
+from kombu_fdb.engine.messages.message import end_lease
 from kombu_fdb.engine.messages.settle import Release, release_message
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import LOST, Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease
+from kombu_fdb.keyspace.codec import Message
 from kombu_fdb.keyspace.layout import range_of, split_place
 from kombu_fdb.model import SessionId
 
@@ -146,7 +146,7 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
         end_lease(work, *kept)
         return
     try:
-        message = Message(*decode_lease(lease))
+        message = Message.of_lease(lease)
     except FormatError as error:  # its queue is unknown; it is kept for a person to look at
         bury(work, Message("unreadable", b"", lease), Cause.malformed(error))
         return

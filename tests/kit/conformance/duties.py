@@ -24,7 +24,7 @@ from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.upkeep import due, sweep
 from kombu_fdb.errors import FormatError, LimitExceeded
-from kombu_fdb.keyspace.codec import INLINE_BYTES, Record, decode_record
+from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Death, Delivery, Publication
 from kombu_fdb.process.duties import ASIDE_PAUSE_S
@@ -515,7 +515,7 @@ def set_all(keys: list[bytes], tr: Transaction) -> None:
 
 def decoded(value: bytes) -> Any:
     try:
-        return decode_record(value)
+        return Record.decode(value)
     except FormatError:
         return value
 

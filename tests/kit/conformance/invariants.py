@@ -10,7 +10,7 @@ from kombu_fdb.engine.messages.message import places
 from kombu_fdb.engine.stored.newer import LEASE
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_lease, names_of, outline_of, size_of
+from kombu_fdb.keyspace.codec import Message, Record, key_and_task_of, size_of
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import QueueCounts
 from kombu_fdb.store.protocol import KeyValue
@@ -31,7 +31,7 @@ def messages(engine: Engine) -> dict[bytes, tuple[str, str]]:
         for key, value in _rows(engine, state):
             queue, record = (str(engine.keys.unpack(key)[1]), value)
             if state == "lease":
-                queue, _place, record = decode_lease(value)
+                queue, _place, record = Message.of_lease(value)
             message_id = _message_id(record)
             assert message_id not in found, f"ONE-PLACE: {message_id.hex()} is {found[message_id]} and {queue, state}"
             found[message_id] = (queue, {"lease": "leased", "keyed": "ready"}.get(state, state))
@@ -44,7 +44,7 @@ def messages(engine: Engine) -> dict[bytes, tuple[str, str]]:
 
 def _message_id(record: bytes) -> bytes:
     try:
-        return outline_of(record).message_id
+        return Record.outline(record).message_id
     except FormatError:
         return record
 
@@ -79,14 +79,14 @@ def check_whereabouts(engine: Engine) -> None:
         for key, value in _rows(engine, tag):
             place, record = key, value
             if tag == "lease":
-                queue, place, record = decode_lease(value)
+                queue, place, record = Message.of_lease(value)
                 place = keys.at(queue, place)
-            if task_id := names_of(record)[1]:
+            if task_id := key_and_task_of(record)[1]:
                 expected.add((task_id, place))
     unnamed = set()
     for key, value in _rows(engine, "newer"):
         place = keys.at(*keys.split_newer(key))
-        if task_id := names_of(value)[1]:
+        if task_id := key_and_task_of(value)[1]:
             expected.add((task_id, place))
         elif keys.unpack(key)[1] == LEASE:
             unnamed.add(place)

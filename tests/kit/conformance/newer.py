@@ -47,7 +47,7 @@ def make_newer(bench: Bench, *, leases: bool = False) -> None:
     def body(tr: Transaction) -> None:
         for tag in TAGS:
             for key, value in tr.get_range(*range_of(bench.engine.keys._key(tag)), snapshot=True):
-                start = 0 if tag != "lease" or leases else value.index(codec.decode_lease(value)[2])
+                start = 0 if tag != "lease" or leases else value.index(codec.Message.of_lease(value).value)
                 tr.set(key, value[:start] + bytes([NEWER]) + value[start + 1 :])
 
     bench.write(body)

@@ -11,7 +11,7 @@ from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
-from kombu_fdb.keyspace.codec import Record, decode_record, redelivered
+from kombu_fdb.keyspace.codec import Record, redelivered
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store import retry
@@ -93,7 +93,7 @@ def fill_by_own_clock(row: bytes | None, limits: Any, now_ms: int, unchanged_ms:
 
 def live_anew(value: bytes) -> bytes:
     """Its time to live begins again whenever it comes back."""
-    record = decode_record(value)
+    record = Record.decode(value)
     lives_ms = record.expires_ms and record.expires_ms - record.published_ms
     return redelivered(value).replace(
         record.expires_ms.to_bytes(8, "big"), (record.expires_ms + lives_ms).to_bytes(8, "big"), 1

@@ -16,7 +16,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling.fair import tenant_of
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_count, decode_lease, decode_record, names_of, outline_of
+from kombu_fdb.keyspace.codec import Message, Record, decode_count, key_and_task_of
 from kombu_fdb.keyspace.layout import Keyspace, has_key, range_of, split_place
 from kombu_fdb.model import Rank, SessionId
 from kombu_fdb.routing.tables import PREDECLARED, QueueDeclaration
@@ -84,7 +84,7 @@ class _World:
         for (queue, *_), _, record in self.of("delayed"):
             self._note(queue, record)
         for (session, _number), _, lease in self.of("lease"):
-            queue, place, record = decode_lease(lease)
+            queue, place, record = Message.of_lease(lease)
             self.held[queue, split_place(place)[0]] += has_key(place)
             if session in self.live:
                 self._note(queue, record)
@@ -94,8 +94,8 @@ class _World:
     def _note(self, queue: str, record: bytes) -> None:
         self.queues.add(queue)
         try:
-            self.ids.add(outline_of(record).message_id)
-            self.tasks.add(names_of(record)[1])
+            self.ids.add(Record.outline(record).message_id)
+            self.tasks.add(key_and_task_of(record)[1])
         except FormatError:
             return
 
@@ -123,7 +123,7 @@ def _never(_world: _World, _of: Elements, _key: bytes, _value: bytes) -> bool:
 
 
 def _waits(world: _World, of: Elements, _key: bytes, value: bytes) -> bool:
-    return world.stays(of[0]) or decode_record(value).payload == world.outlived
+    return world.stays(of[0]) or Record.decode(value).payload == world.outlived
 
 
 def _token(world: _World, _of: Elements, key: bytes, _value: bytes) -> bool:

@@ -14,19 +14,15 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     CHUNK_BYTES,
     INLINE_BYTES,
+    Message,
     Record,
     chunks_of,
-    decode_lease,
-    decode_record,
     due_from,
-    encode_lease,
-    head_of_lease,
     is_newer,
-    names_of,
-    outline_of,
+    key_and_task_of,
+    marked_seen,
     published_at,
     redelivered,
-    seen,
     size_of,
 )
 from kombu_fdb.keyspace.layout import pack, pack_int, pack_stamp
@@ -93,14 +89,14 @@ def test_records_round_trip(  # noqa: PLR0917
         priority=priority,
     )
     value = written._replace(way=way, seen=has_been_seen).encode()
-    record = decode_record(value)
+    record = Record.decode(value)
     head = (message_id, published, expires, count, 0, len(payload), payload)
     assert record == (*head, history, key, ttr_ms, task_id, priority, way, has_been_seen)
     most = 0xFFFF if value[0] == 1 else 0x7FFF
-    assert decode_record(redelivered(value)) == record._replace(redeliveries=min(count + 1, most))
-    assert decode_record(seen(value)) == record._replace(seen=True)
-    assert seen(redelivered(value)) == redelivered(seen(value))
-    assert outline_of(seen(value)).seen
+    assert Record.decode(redelivered(value)) == record._replace(redeliveries=min(count + 1, most))
+    assert Record.decode(marked_seen(value)) == record._replace(seen=True)
+    assert marked_seen(redelivered(value)) == redelivered(marked_seen(value))
+    assert Record.outline(marked_seen(value)).seen
 
 
 def test_golden_bytes_of_version_2() -> None:
@@ -123,7 +119,7 @@ def test_a_way_that_is_none(way: list[object]) -> None:
     head = Record.of(b"0123456789abcdef", b"", published_ms=1, expires_ms=2).encode()
     extras, at = json.dumps([way]).encode(), struct.calcsize(">BHHHB")
     with pytest.raises(FormatError, match="unreadable way"):
-        decode_record(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
+        Record.decode(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
 
 
 places = st.tuples(st.text(max_size=8), st.integers(0, 9), st.binary(min_size=12, max_size=12))
@@ -133,7 +129,7 @@ places = st.tuples(st.text(max_size=8), st.integers(0, 9), st.binary(min_size=12
 def test_leases_round_trip(queue: str, parts: tuple[str, int, bytes], keyed: bool, record: bytes) -> None:
     key, rank, stamp = parts
     place = (pack(key) if keyed else b"") + pack_int(rank) + pack_stamp(stamp)
-    assert decode_lease(encode_lease(queue, place, record)) == (queue, place, record)
+    assert Message.of_lease(Message(queue, place, record).as_lease()) == (queue, place, record)
 
 
 @pytest.mark.parametrize("size", [0, INLINE_BYTES, INLINE_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])
@@ -141,7 +137,7 @@ def test_chunks_join_to_the_payload(size: int) -> None:
     payload = bytes(range(256)) * (size // 256 + 1)
     payload = payload[:size]
     chunks = chunks_of(payload)
-    record = decode_record(Record.of(bytes(16), payload, published_ms=0, expires_ms=0).encode())
+    record = Record.decode(Record.of(bytes(16), payload, published_ms=0, expires_ms=0).encode())
     assert record.chunks == len(chunks)
     assert record.size == size
     assert (b"".join(chunks) or record.payload) == payload
@@ -154,8 +150,8 @@ def test_golden_bytes() -> None:
         "01000300000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
     )
     seen_by_one = value[:1].replace(b"\x01", b"\x02") + b"\x80" + value[2:]
-    assert seen(value) == decode_record(value)._replace(seen=True).encode() == seen_by_one
-    assert encode_lease("q", b"PLACE", b"RECORD") == b"\x01\x00\x01\x00\x05qPLACERECORD"
+    assert marked_seen(value) == Record.decode(value)._replace(seen=True).encode() == seen_by_one
+    assert Message("q", b"PLACE", b"RECORD").as_lease() == b"\x01\x00\x01\x00\x05qPLACERECORD"
 
 
 @pytest.mark.parametrize(("numbers", "ttr_ms", "priority"), [([], 0, 0), ([1500], 1500, 0), ([1500, 7], 1500, 7)])
@@ -164,7 +160,7 @@ def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(num
     head = Record.of(bytes(16), b"", published_ms=1, expires_ms=2).encode()
     extras = json.dumps([*numbers, {**death, "details": {"error": "x"}}]).encode()
     at = struct.calcsize(">BHHHB")
-    record = decode_record(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
+    record = Record.decode(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
     assert (record.ttr_ms, record.priority, record.deaths[0].details) == (ttr_ms, priority, {"error": "x"})
 
 
@@ -177,24 +173,24 @@ NEWER = HEAD + b"i" * 16 + b"keytask?!"
 def test_what_every_version_of_a_record_keeps() -> None:
     """Golden bytes: an older process reads this much of each record to come, for ever."""
     assert is_newer(NEWER)
-    outline = outline_of(NEWER)
+    outline = Record.outline(NEWER)
     assert outline == Record(b"i" * 16, 7, 8, 3, 1, 123_456, b"", (), "key", task_id="task")
-    assert (size_of(NEWER), published_at(NEWER, 0), names_of(NEWER)) == (123_456, 7, ("key", "task"))
-    assert outline_of(redelivered(NEWER)) == outline._replace(redeliveries=4)
-    assert outline_of(due_from(NEWER, 99)) == outline._replace(published_ms=99)
+    assert (size_of(NEWER), published_at(NEWER, 0), key_and_task_of(NEWER)) == (123_456, 7, ("key", "task"))
+    assert Record.outline(redelivered(NEWER)) == outline._replace(redeliveries=4)
+    assert Record.outline(due_from(NEWER, 99)) == outline._replace(published_ms=99)
     assert redelivered(NEWER)[-2:] == b"?!"
     no_record = b"\x00" * 99
     assert due_from(no_record, 99) == no_record
     with pytest.raises(FormatError, match=r"newer celery-fdb.*Upgrade celery-fdb in this process"):
-        decode_record(NEWER)
+        Record.decode(NEWER)
 
 
 def test_what_every_version_of_a_lease_keeps() -> None:
     place = pack("key") + pack_int(4) + pack_stamp(bytes(12))
     lease = b"\x02\x00\x01\x00" + bytes([len(place)]) + b"q" + place + b"?!"
-    assert head_of_lease(lease) == ("q", place)
+    assert Message.of_lease(lease, newer=True)[:2] == ("q", place)
     with pytest.raises(FormatError, match=r"newer celery-fdb.*Upgrade celery-fdb in this process"):
-        decode_lease(lease)
+        Message.of_lease(lease)
 
 
 @pytest.mark.parametrize(

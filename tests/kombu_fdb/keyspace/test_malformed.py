@@ -35,33 +35,33 @@ PLACE = pack("key") + pack_int(4) + pack_stamp(bytes(12))
 
 def decode_lease(value: bytes) -> None:
     """And what the sweep does with its place."""
-    _queue, place, record = codec.decode_lease(value)
+    _queue, place, record = codec.Message.of_lease(value)
     has_key(place)
     split_place(place)
     codec.redelivered(record)
     codec.due_from(record, 5)
     codec.published_at(record, 0)
-    codec.names_of(record)
+    codec.key_and_task_of(record)
     codec.size_of(record)
 
 
 def decode_record(value: bytes) -> None:
     """And what burying does with it: all of it can be written again."""
-    record = codec.decode_record(value)
+    record = codec.Record.decode(value)
     sum(death.count for death in record.deaths)
     record.encode()
 
 
 def decode_limits(value: bytes) -> None:
     limits = codec.decode_limits(value)
-    assert codec.decode_limits(codec.encode_limits(limits)) == limits
+    assert codec.decode_limits(codec.encode_settings(limits)) == limits
     if limits.rate is not None:
         assert 1 / limits.rate > 0
 
 
 def decode_control(value: bytes) -> None:
     control = codec.decode_control(value)
-    assert codec.decode_control(codec.encode_control(control)) == control
+    assert codec.decode_control(codec.encode_settings(control)) == control
 
 
 def decode_beat(value: bytes) -> None:
@@ -78,15 +78,15 @@ def describe(value: bytes) -> None:
     assert isinstance(session.description_of(value), dict)
 
 
-CONTROL = codec.encode_control(QueueControl(every_key=KeyLimits(rate=0.5, priority=3), ageing=2.5))
-LIMITS = codec.encode_limits(KeyLimits(paused=True, max_in_flight=3, capacity=4))
+CONTROL = codec.encode_settings(QueueControl(every_key=KeyLimits(rate=0.5, priority=3), ageing=2.5))
+LIMITS = codec.encode_settings(KeyLimits(paused=True, max_in_flight=3, capacity=4))
 DECLARATION = QueueDeclaration("q", arguments={"x-expires": 5, "x-max-length": 6, "x-overflow": "drop-head"})
 
 #: Decoders, each with a value of ours to begin with.
 DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "record": (decode_record, RECORD),
     "full record": (decode_record, RECORD_WITH_ALL),
-    "lease": (decode_lease, codec.encode_lease("q", PLACE, RECORD)),
+    "lease": (decode_lease, codec.Message("q", PLACE, RECORD).as_lease()),
     "control": (decode_control, CONTROL),
     "limits": (decode_limits, LIMITS),
     "json": (codec.decode_json, b"[1]"),

@@ -67,7 +67,7 @@ def test_limits(limits: KeyLimits) -> None:
         check_limits(limits)
     except InvalidArgument:
         return
-    assert codec.decode_limits(codec.encode_limits(limits)) == limits
+    assert codec.decode_limits(codec.encode_settings(limits)) == limits
 
 
 @quick
@@ -77,7 +77,7 @@ def test_control(control: QueueControl) -> None:
         check_control(control)
     except InvalidArgument:
         return
-    assert codec.decode_control(codec.encode_control(control)) == control
+    assert codec.decode_control(codec.encode_settings(control)) == control
 
 
 @quick
@@ -90,7 +90,7 @@ def test_records_of_publications(data: Any) -> None:
         check_publication(publication)
     except (InvalidArgument, QueueError):
         return
-    record = codec.decode_record(
+    record = codec.Record.decode(
         codec.Record.of(
             bytes(16),
             b"",

@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[3]
 SWAPPED = "# swapped"
 CALLS = f"""
 from kombu_fdb.engine.facade.engine import Sessions
-from kombu_fdb.engine.messages.message import Message, Subqueue, delete, put_in_place, put_leased
+from kombu_fdb.engine.messages.message import Subqueue, delete, put_in_place, put_leased
 from kombu_fdb.engine.scheduling.fair import Turn
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.keyspace.codec import decode_lease, encode_lease
+
 from kombu_fdb.keyspace.layout import Keyspace, split_place
 from kombu_fdb.model import Lease, Place, Rank, SessionId, Stamp
 
@@ -25,8 +25,8 @@ def calls(keys: Keyspace, work: Work, sessions: Sessions, turn: Turn, key: bytes
     keys.at("q", key)  {SWAPPED}
     keys.at("q", rank)  {SWAPPED}
     split_place(key)  {SWAPPED}
-    encode_lease("q", place, value)
-    encode_lease("q", key, value)  {SWAPPED}
+    Message("q", place, value).as_lease()
+    Message("q", key, value).as_lease()  {SWAPPED}
     keys.items("q", name, rank)
     keys.items("q", name, place)  {SWAPPED}
     keys.ring_entry("q", turn.rank, turn.round, turn.stamp, turn.key)
@@ -40,7 +40,7 @@ def calls(keys: Keyspace, work: Work, sessions: Sessions, turn: Turn, key: bytes
     keys.consumer("q", rank, "tag")  {SWAPPED}
     sessions.fence(session, value)
     sessions.fence(value, session)  {SWAPPED}
-    put_in_place(work, Message(*decode_lease(value)))
+    put_in_place(work, Message.of_lease(value))
     put_in_place(work, Message("q", key, value))  {SWAPPED}
     put_leased(work, Lease(session, 1), Message("q", place, value))
     put_leased(work, Lease(session, 1), Message("q", key, value))  {SWAPPED}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Record, decode_lease, decode_record
+from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, has_key, split_place
 from kombu_fdb.model import NO_SESSION, Rank, SessionId
 
@@ -65,7 +65,7 @@ def _leased(keys: Keyspace, key: bytes, value: bytes) -> Row:
     assert isinstance(owner, bytes)
     assert isinstance(number, int)
     session = SessionId(owner)
-    queue, place, stored = decode_lease(value)
+    queue, place, stored = Message.of_lease(value)
     record, malformed = _decode(stored)
     at = keys.at(queue, place)
     return Row("leased", queue, record, *split_place(place), 0, session, number, has_key(place), malformed, at)
@@ -73,7 +73,7 @@ def _leased(keys: Keyspace, key: bytes, value: bytes) -> Row:
 
 def _decode(value: bytes) -> tuple[Record, bytes]:
     try:
-        return decode_record(value), b""
+        return Record.decode(value), b""
     except FormatError:
         return Record.unreadable(value, value), value
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.keyspace.codec import decode_lease, encode_lease
+from kombu_fdb.keyspace.codec import Message
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -45,8 +45,8 @@ def test_a_record_that_can_not_be_read_does_not_come_back(bench: Bench) -> None:
     row = bench.engine.keys.lease(*held.lease)
 
     def damage(tr) -> None:
-        queue, place, _ = decode_lease(tr.get(row))
-        tr.set(row, encode_lease(queue, place, b"\xff"))
+        queue, place, _ = Message.of_lease(tr.get(row))
+        tr.set(row, Message(queue, place, b"\xff").as_lease())
 
     bench.write(damage)
     assert bench.engine.messages.release([held.lease]) == [True]
