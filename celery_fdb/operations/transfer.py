@@ -14,7 +14,7 @@ ready, delayed or dead, with its key, priority, order, due time, history and ids
 hold, unless it is asked for.
 
 An import may be killed at any point and started again: nothing is lost and nothing doubled, because each message is
-stored by the transaction that marks it as stored (``kombu_fdb/engine/migration.py``). The source is left as it
+stored by the transaction that marks it as stored (``kombu_fdb/engine/transfer.py``). The source is left as it
 is.
 
 A source has to rest. While consumers live, some messages are under leases, would be missing here and done there; so an
@@ -36,8 +36,8 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from kombu_fdb import Broker, Queue, QueueError
 from kombu_fdb.engine.messages.publish import parts
-from kombu_fdb.engine.migration import MOST_BYTES, MOST_MESSAGES
 from kombu_fdb.engine.stored.work import DELAYED, READY
+from kombu_fdb.engine.transfer import MOST_BYTES, MOST_MESSAGES
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.keyspace.codec import Record, decode_control, decode_limits, encode_json, way_of
 from kombu_fdb.model import (
@@ -324,10 +324,10 @@ def broker_source(broker: Broker, *, leased: bool = False) -> Source:
 def _entries(broker: Broker, *, leased: bool) -> Iterator[tuple[bytes, Entry]]:
     for entry in _topology(broker):
         yield b"", entry
-    for each in broker.migration.dedups():
+    for each in broker.transfer.dedups():
         yield b"", Dedup(*each)
     for queue in broker.queues():
-        for number, message in enumerate(broker.migration.dump(queue, leased=leased)):
+        for number, message in enumerate(broker.transfer.dump(queue, leased=leased)):
             yield _mark(message, number), message
 
 
@@ -430,7 +430,7 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
     changed then.
     """
     import_id = _choose_id(source, target, again=again)
-    migration = target.migration
+    transfer = target.transfer
 
     def messages() -> Iterator[tuple[bytes, StoredMessage]]:
         """What is no message is applied on the way."""
@@ -442,11 +442,11 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
 
     number = stored = 0
     for part in parts(messages(), lambda each: (1, _weight(each[1])), (MOST_MESSAGES, MOST_BYTES)):
-        stored += migration.restore(import_id, part)
+        stored += transfer.restore(import_id, part)
         number += len(part)
         progress(number)
     facts = {"messages": number, "source": source.header.source, "finished_ms": SystemClock().wall_ms()}
-    migration.finish(import_id, facts)
+    transfer.finish(import_id, facts)
     return number, stored
 
 
@@ -463,8 +463,8 @@ def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:
             source=source.header.source,
             fix="Name another target, or add --again.",
         )
-    migration, import_id = target.migration, source.header.id
-    facts = migration.finished(import_id)
+    transfer, import_id = target.transfer, source.header.id
+    facts = transfer.finished(import_id)
     if facts is None and not again:
         return import_id
     if not again and facts is not None:
@@ -474,7 +474,7 @@ def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:
             fix="Nothing is missing. To import all of it a second time, add --again.",
         )
     number = 1
-    while migration.finished(_numbered(import_id, number)) is not None:
+    while transfer.finished(_numbered(import_id, number)) is not None:
         number += 1
     return _numbered(import_id, number)
 
@@ -485,19 +485,19 @@ def _numbered(import_id: bytes, number: int) -> bytes:
 
 def _apply(target: Broker, entry: Entry) -> None:
     """What is no message. May be repeated."""
-    migration = target.migration
+    transfer = target.transfer
     match entry:
         case Exchange():
             target.topology.declare_exchange(entry)
         case QueueDeclaration():
-            migration.restore_queue(entry)
+            transfer.restore_queue(entry)
         case Binding():
-            migration.restore_binding(entry.queue, entry.exchange, entry.routing_key)
+            transfer.restore_binding(entry.queue, entry.exchange, entry.routing_key)
         case Control():
-            migration.restore_control(entry.queue, entry.control)
+            transfer.restore_control(entry.queue, entry.control)
         case Limits():
-            migration.restore_limits(entry.queue, entry.key, entry.limits)
+            transfer.restore_limits(entry.queue, entry.key, entry.limits)
         case Dedup():
-            migration.restore_dedups([(entry.exchange, entry.routing_key, entry.dedup_id, entry.end_ms)])
+            transfer.restore_dedups([(entry.exchange, entry.routing_key, entry.dedup_id, entry.end_ms)])
         case _:
             raise AssertionError(entry)

@@ -47,8 +47,8 @@ from kombu_fdb.api.arguments import Declaration, Named, Stop, never, queue_names
 from kombu_fdb.api.broker import FIX_OPEN
 from kombu_fdb.api.broker import Broker as SyncBroker
 from kombu_fdb.api.broker import Inspection as SyncInspection
-from kombu_fdb.api.broker import Migration as SyncMigration
 from kombu_fdb.api.broker import Topology as SyncTopology
+from kombu_fdb.api.broker import Transfer as SyncTransfer
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer as SyncConsumer
 from kombu_fdb.api.consumer import Take, Wait
@@ -500,19 +500,19 @@ class Topology(Face[SyncTopology]):
     unbind = verb(SyncTopology.unbind)
 
 
-class Migration(Face[SyncMigration]):
-    """Get it from :attr:`.Broker.migration`."""
+class Transfer(Face[SyncTransfer]):
+    """Get it from :attr:`.Broker.transfer`."""
 
-    dump = stream(SyncMigration.dump)
-    dedups = stream(SyncMigration.dedups)
-    restore = verb(SyncMigration.restore)
-    restore_dedups = verb(SyncMigration.restore_dedups)
-    restore_queue = verb(SyncMigration.restore_queue)
-    restore_control = verb(SyncMigration.restore_control)
-    restore_limits = verb(SyncMigration.restore_limits)
-    restore_binding = verb(SyncMigration.restore_binding)
-    finished = verb(SyncMigration.finished)
-    finish = verb(SyncMigration.finish)
+    dump = stream(SyncTransfer.dump)
+    dedups = stream(SyncTransfer.dedups)
+    restore = verb(SyncTransfer.restore)
+    restore_dedups = verb(SyncTransfer.restore_dedups)
+    restore_queue = verb(SyncTransfer.restore_queue)
+    restore_control = verb(SyncTransfer.restore_control)
+    restore_limits = verb(SyncTransfer.restore_limits)
+    restore_binding = verb(SyncTransfer.restore_binding)
+    finished = verb(SyncTransfer.finished)
+    finish = verb(SyncTransfer.finish)
 
 
 # -- the broker --------------------------------------------------------------------------------------------------------
@@ -601,9 +601,9 @@ class Broker(Face[SyncBroker]):
         return Topology(self._sync.topology, self._calls)
 
     @property
-    def migration(self) -> Migration:
+    def transfer(self) -> Transfer:
         """Everything out of this broker, and into it."""
-        return Migration(self._sync.migration, self._calls)
+        return Transfer(self._sync.transfer, self._calls)
 
     # -- taking ----------------------------------------------------------------------------------------------------
 

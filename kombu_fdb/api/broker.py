@@ -24,9 +24,9 @@ For its operator a broker has three more parts:
   grow with the number of messages, but with that of queues, sessions and keys; ``held`` counts a session's messages one
   by one.
 * topology is exchanges and bindings.
-* migration is everything out of a broker, and into another one: ``celery fdb export`` and ``import``. Each verb may be
+* transfer is everything out of a broker, and into another one: ``celery fdb export`` and ``import``. Each verb may be
   called again after any failure: a message is stored by the transaction that marks it as stored
-  (``engine/migration.py``).
+  (``engine/transfer.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kombu_fdb.api.consumer import Consumer, take_many
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.engine import migration
+from kombu_fdb.engine import transfer
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, Sample
 from kombu_fdb.engine.metrics.totals import KeyTotals
@@ -182,9 +182,9 @@ class Broker:
         return Topology(self.connection)
 
     @property
-    def migration(self) -> Migration:
+    def transfer(self) -> Transfer:
         """Everything out of this broker, and into it."""
-        return Migration(self.connection)
+        return Transfer(self.connection)
 
     # -- tasks by their ids ----------------------------------------------------------------------------------------
 
@@ -292,18 +292,18 @@ class Inspection:
         return self._connection.engine.upkeep.asides()
 
 
-# -- migration ---------------------------------------------------------------------------------------------------------
+# -- transfer ---------------------------------------------------------------------------------------------------------
 
 
-class Migration:
-    """Get it from :attr:`.Broker.migration`."""
+class Transfer:
+    """Get it from :attr:`.Broker.transfer`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @property
-    def _verbs(self) -> migration.Migration:
-        return self._connection.engine.migrate
+    def _verbs(self) -> transfer.Transfer:
+        return self._connection.engine.transfer
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class Migration:
         """
         return self._verbs.dump(queue, leased=leased)
 
-    def dedups(self) -> Iterator[migration.DedupEntry]:
+    def dedups(self) -> Iterator[transfer.DedupEntry]:
         """Exchange, routing key, dedup id and end (wall clock, ms) of each window that may still be open."""
         return self._verbs.dedups()
 
@@ -323,11 +323,11 @@ class Migration:
     def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
         """Store messages of another store, each with its mark, in one transaction: those that are not here yet.
 
-        Returns how many were stored. Up to ``MOST_MESSAGES`` of ``MOST_BYTES`` together (``engine/migration.py``).
+        Returns how many were stored. Up to ``MOST_MESSAGES`` of ``MOST_BYTES`` together (``engine/transfer.py``).
         """
         return self._verbs.restore(import_id, messages)
 
-    def restore_dedups(self, entries: Sequence[migration.DedupEntry]) -> None:
+    def restore_dedups(self, entries: Sequence[transfer.DedupEntry]) -> None:
         """Open these windows here too."""
         self._verbs.restore_dedups(entries)
 

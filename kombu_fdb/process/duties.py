@@ -296,7 +296,7 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
             "clear marks of imports",
             guard,
             _whole,
-            lambda _, cursor: engine.migrate.forget_marks_part(cursor),
+            lambda _, cursor: engine.transfer.forget_marks_part(cursor),
             LEFT_INTERVAL_S,
         ),
     ]

@@ -71,9 +71,9 @@ def _fill(bench: Bench) -> None:
     engine.queues.set_control("fair", QueueControl(every_key=KeyLimits(weight=2, rate=100.0), ageing=5.0))
     _publish(bench)
     _consume(bench)
-    engine.migrate.finish(b"i" * 16, {"messages": 1})
+    engine.transfer.finish(b"i" * 16, {"messages": 1})
     stored = StoredMessage("plain", "ready", b"imported", 0, message_id=b"m" * 16)
-    engine.migrate.restore(b"j" * 16, [(b"mark", stored)])
+    engine.transfer.restore(b"j" * 16, [(b"mark", stored)])
     engine.metrics.flush()
     engine.metrics.sample([HOUR, DAY])
 

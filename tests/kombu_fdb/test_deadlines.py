@@ -22,7 +22,7 @@ from kombu import Connection, Producer
 from kombu.transport.virtual.base import UndeliverableWarning
 
 from kombu_fdb import Broker, Job, KeyLimits, KombuFDBError, aio
-from kombu_fdb.api.broker import Inspection, Migration, Topology
+from kombu_fdb.api.broker import Inspection, Topology, Transfer
 from kombu_fdb.api.consumer import Consumer
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.api.queue import Queue
@@ -76,7 +76,7 @@ class Stage:
         self.letters = jobs.dead_letters
         self.job_id, self.mark = jobs.peek()[0].message_id, jobs.mark()
         self.spot, self.letter = (self.broker.queue(each).page(1).messages[0].spot for each in ("jobs", "jobs.dead"))
-        self.dumped = [(b"mark", each) for each in self.broker.migration.dump("jobs")]
+        self.dumped = [(b"mark", each) for each in self.broker.transfer.dump("jobs")]
         self.membership = self.client.membership()
         if contested:
             for queues in (["jobs"], ["empty"], ["jobs", "empty"]):
@@ -174,18 +174,18 @@ CALLS: dict[str, Call] = {
     "Topology.delete_exchange": Call(lambda s: s.broker.topology.delete_exchange("x")),
     "Topology.bind": Call(lambda s: s.broker.topology.bind("jobs", "x", "k")),
     "Topology.unbind": Call(lambda s: s.broker.topology.unbind("bound", "x", "k")),
-    "Migration.dump": Call(lambda s: list(s.broker.migration.dump("jobs")), walks=True),
-    "Migration.dedups": Call(lambda s: list(s.broker.migration.dedups()), walks=True),
-    "Migration.restore": Call(lambda s: s.broker.migration.restore(b"id", s.dumped), PUBLISH_S),
-    "Migration.restore_dedups": Call(lambda s: s.broker.migration.restore_dedups([("", "jobs", "a", 2**41)])),
-    "Migration.restore_queue": Call(lambda s: s.broker.migration.restore_queue(QueueDeclaration("other"))),
-    "Migration.restore_control": Call(lambda s: s.broker.migration.restore_control("jobs", QueueControl()), walks=True),
-    "Migration.restore_limits": Call(
-        lambda s: s.broker.migration.restore_limits("jobs", "alice", KeyLimits()), walks=True
+    "Transfer.dump": Call(lambda s: list(s.broker.transfer.dump("jobs")), walks=True),
+    "Transfer.dedups": Call(lambda s: list(s.broker.transfer.dedups()), walks=True),
+    "Transfer.restore": Call(lambda s: s.broker.transfer.restore(b"id", s.dumped), PUBLISH_S),
+    "Transfer.restore_dedups": Call(lambda s: s.broker.transfer.restore_dedups([("", "jobs", "a", 2**41)])),
+    "Transfer.restore_queue": Call(lambda s: s.broker.transfer.restore_queue(QueueDeclaration("other"))),
+    "Transfer.restore_control": Call(lambda s: s.broker.transfer.restore_control("jobs", QueueControl()), walks=True),
+    "Transfer.restore_limits": Call(
+        lambda s: s.broker.transfer.restore_limits("jobs", "alice", KeyLimits()), walks=True
     ),
-    "Migration.restore_binding": Call(lambda s: s.broker.migration.restore_binding("jobs", "x", "k")),
-    "Migration.finished": Call(lambda s: s.broker.migration.finished(b"id")),
-    "Migration.finish": Call(lambda s: s.broker.migration.finish(b"id", {}), walks=True),
+    "Transfer.restore_binding": Call(lambda s: s.broker.transfer.restore_binding("jobs", "x", "k")),
+    "Transfer.finished": Call(lambda s: s.broker.transfer.finished(b"id")),
+    "Transfer.finish": Call(lambda s: s.broker.transfer.finish(b"id", {}), walks=True),
 }
 
 #: Those that ask the store for nothing, or are another call by another name.
@@ -199,7 +199,7 @@ ELSEWHERE = {
     "Queue.consume": "asks nothing",
     "Consumer.stop": "asks nothing",
 }
-KINDS = (Broker, Queue, Consumer, Job, DeadLetters, Inspection, Topology, Migration)
+KINDS = (Broker, Queue, Consumer, Job, DeadLetters, Inspection, Topology, Transfer)
 
 
 def test_no_public_call_is_left_out() -> None:

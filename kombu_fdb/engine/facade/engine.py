@@ -30,11 +30,11 @@ from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.engine.metrics import samples, totals
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 from kombu_fdb.engine.metrics.totals import KeyTotals
-from kombu_fdb.engine.migration import Migration
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Policy, Work
 from kombu_fdb.engine.transactions import Environment, Group, Timeouts, Transactions, read, write
+from kombu_fdb.engine.transfer import Transfer
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import LimitExceeded, StoreFull
 from kombu_fdb.model import SessionId
@@ -245,7 +245,7 @@ class Engine:
         self.dead_letters = DeadLetters(run)
         self.metrics = Metrics(run, self.inspect)
         self.upkeep = Upkeep(run, self.inspect)
-        self.migrate = Migration(run)
+        self.transfer = Transfer(run)
 
     def check_format(self) -> None:
         """Raises ``FormatError`` if a newer version wrote this store; marks an empty one."""

@@ -27,7 +27,7 @@ from celery_fdb.operations.transfer import (
     write,
 )
 from kombu_fdb import Broker
-from kombu_fdb.engine.migration import Migration
+from kombu_fdb.engine.transfer import Transfer
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Death, KeyLimits, StoredMessage
 from kombu_fdb.primitives.ranges import MOST
@@ -308,7 +308,7 @@ def test_an_import_that_dies_at_any_batch_goes_on(
     def open_source():
         return file_source(tmp_path / "f") if way == "file" else broker_source(another(source_url))
 
-    restore, calls, deaths = Migration.restore, [], 0
+    restore, calls, deaths = Transfer.restore, [], 0
 
     def dying(self, import_id, messages):
         calls.append(1)
@@ -318,7 +318,7 @@ def test_an_import_that_dies_at_any_batch_goes_on(
             raise StoreUnavailable("killed")
         return restore(self, import_id, messages)
 
-    monkeypatch.setattr(Migration, "restore", dying)
+    monkeypatch.setattr(Transfer, "restore", dying)
     for deaths in range(6):  # noqa: B007 - read by dying
         calls.clear()
         with pytest.raises(StoreUnavailable):
@@ -331,25 +331,25 @@ def test_an_import_that_dies_at_any_batch_goes_on(
 def test_what_was_consumed_meanwhile_does_not_come_again(run, another, broker, source, source_url, monkeypatch):
     monkeypatch.setattr(module, "MOST_MESSAGES", 5)
     source.queue("jobs").put_many([str(number) for number in range(12)])
-    restore = Migration.restore
+    restore = Transfer.restore
 
     def dying(self, import_id, messages):
         restore(self, import_id, messages)
         raise StoreUnavailable("killed")
 
-    monkeypatch.setattr(Migration, "restore", dying)
+    monkeypatch.setattr(Transfer, "restore", dying)
     with pytest.raises(StoreUnavailable):
         import_from(broker_source(source), broker, lambda _: None)
     for job in broker.queue("jobs").take_many(3, 0):
         job.ack()
-    monkeypatch.setattr(Migration, "restore", restore)
+    monkeypatch.setattr(Transfer, "restore", restore)
     assert import_from(broker_source(source), broker, lambda _: None) == (12, 7)
     assert [each.payload for each in broker.queue("jobs").peek(20)] == [b"%d" % number for number in range(3, 12)]
 
 
 def test_a_message_that_became_due_between_two_tries_is_not_doubled(another, broker, source, source_url, monkeypatch):
     source.queue("jobs").put("due", delay=0.05)
-    transfer = broker._engine.migrate
+    transfer = broker._engine.transfer
     header = broker_source(source).header
     for mark, entry in broker_source(source).entries():
         if isinstance(entry, StoredMessage):
@@ -363,15 +363,15 @@ def test_two_imports_at_once_share_the_work(another, url, broker, source, source
     source.queue("jobs").put_many([str(number) for number in range(40)])
     module.export_to(tmp_path / "f", broker_source(source), lambda _: None)
     rival = another()
-    restore = Migration.restore
+    restore = Transfer.restore
 
     def beside(self, import_id, messages):
-        rival._engine.migrate.__class__.restore = restore
-        restore(rival._engine.migrate, import_id, messages)
-        Migration.restore = beside
+        rival._engine.transfer.__class__.restore = restore
+        restore(rival._engine.transfer, import_id, messages)
+        Transfer.restore = beside
         return restore(self, import_id, messages)
 
-    monkeypatch.setattr(Migration, "restore", beside)
+    monkeypatch.setattr(Transfer, "restore", beside)
     assert import_from(file_source(tmp_path / "f"), broker, lambda _: None)[1] == 0
     assert broker.queue("jobs").stats().ready == 40
 

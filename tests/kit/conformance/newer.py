@@ -258,11 +258,11 @@ class NewerConformance:
         make_newer(bench)
         for _ in ("in its place", "kept"):
             with pytest.raises(FormatError, match=r"queue: q\)\. Upgrade celery-fdb"):
-                list(bench.engine.migrate.dump("q"))
+                list(bench.engine.transfer.dump("q"))
             bench.take()
         with upgraded():
             bench.engine.upkeep.regain_part()
-            assert [each.payload for each in bench.engine.migrate.dump("q")] == [b"new"]
+            assert [each.payload for each in bench.engine.transfer.dump("q")] == [b"new"]
             delivered_once(bench)
 
     def test_bytes_that_only_begin_like_a_newer_record_are_poison(self, bench: Bench) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from kit.whole.stage import LARGE, Stage
-from kombu_fdb.engine import migration, topology
+from kombu_fdb.engine import topology, transfer
 from kombu_fdb.engine.dead_letters import Wanted
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics.samples import HOUR
@@ -204,27 +204,27 @@ def _forget_consumers(stage: Stage) -> None:
 
 def _messages(stage: Stage) -> list[tuple[bytes, StoredMessage]]:
     """Marked, and to be stored as others: they are here already."""
-    found = enumerate(stage.engine.migrate.dump("q", leased=True))
+    found = enumerate(stage.engine.transfer.dump("q", leased=True))
     return [(b"%d" % number, replace(each, message_id=b"")) for number, each in found]
 
 
 def _restore(stage: Stage) -> None:
-    messages, most = _messages(stage), migration.MESSAGES_PER_TRANSACTION
+    messages, most = _messages(stage), transfer.MESSAGES_PER_TRANSACTION
     for start in range(0, len(messages), most):
-        stage.engine.migrate.restore(b"import", messages[start : start + most])
+        stage.engine.transfer.restore(b"import", messages[start : start + most])
 
 
 def _import(stage: Stage) -> None:
     messages = _messages(stage)[:20]
-    stage.engine.migrate.restore(b"import", messages)
-    stage.engine.migrate.finish(b"import", {"messages": len(messages)})
+    stage.engine.transfer.restore(b"import", messages)
+    stage.engine.transfer.finish(b"import", {"messages": len(messages)})
 
 
 def _clear_marks(stage: Stage) -> None:
     """Of an import that was finished by a process that died then."""
-    stage.engine.migrate.restore(b"import", _messages(stage)[:20])
-    stage.engine.transactions.write(lambda work: migration.finish(work, b"import", {}))
-    _by_cursor(stage.engine.migrate.forget_marks_part)
+    stage.engine.transfer.restore(b"import", _messages(stage)[:20])
+    stage.engine.transactions.write(lambda work: transfer.finish(work, b"import", {}))
+    _by_cursor(stage.engine.transfer.forget_marks_part)
 
 
 def _count_while_leased(stage: Stage) -> None:
@@ -394,17 +394,17 @@ VERBS: dict[str, Verb] = {
     "upkeep.asides": lambda s: s.engine.upkeep.asides(),
     "upkeep.set_aside": lambda s: s.engine.upkeep.set_aside(Aside("another", "subject", "error", 1, 0)),
     "upkeep.forget_aside": lambda s: s.engine.upkeep.forget_aside("duty", "subject"),
-    # -- migration
-    "migrate.dump": _messages,
-    "migrate.dedups": lambda s: list(s.engine.migrate.dedups()),
-    "migrate.restore": _restore,
-    "migrate.restore_dedups": lambda s: s.engine.migrate.restore_dedups(
+    # -- transfer
+    "transfer.dump": _messages,
+    "transfer.dedups": lambda s: list(s.engine.transfer.dedups()),
+    "transfer.restore": _restore,
+    "transfer.restore_dedups": lambda s: s.engine.transfer.restore_dedups(
         [("", "q", f"other{number}", s.clock.wall_ms() + 10) for number in range(s.sizes.messages)]
     ),
-    "migrate.bind": lambda s: s.engine.migrate.bind("target", "x", "other"),
-    "migrate.finished": lambda s: s.engine.migrate.finished(b"import"),
-    "migrate.finish": _import,
-    "migrate.forget_marks_part": _clear_marks,
+    "transfer.bind": lambda s: s.engine.transfer.bind("target", "x", "other"),
+    "transfer.finished": lambda s: s.engine.transfer.finished(b"import"),
+    "transfer.finish": _import,
+    "transfer.forget_marks_part": _clear_marks,
     # -- inspection
     "inspect.active_consumer": lambda s: s.engine.inspect.active_consumer("single"),
     "inspect.bindings": lambda s: s.engine.inspect.bindings(),

@@ -455,7 +455,7 @@ def test_topology(broker):
 
 def test_migration(broker, jobs):
     jobs.put_many("ab")
-    moved = broker.migration
+    moved = broker.transfer
     messages = list(moved.dump("jobs"))
     assert [each.payload for each in messages] == [b"a", b"b"]
     assert list(moved.dedups()) == []
@@ -608,7 +608,7 @@ PAIRS = [
     (dead_letters.DeadLetters, aio.DeadLetters),
     (kombu_fdb.Consumer, aio.Consumer),
     (broker_module.Inspection, aio.Inspection),
-    (broker_module.Migration, aio.Migration),
+    (broker_module.Transfer, aio.Transfer),
     (broker_module.Topology, aio.Topology),
 ]
 #: Of the sync face: what the other one is made of, and the store, which has nothing to await.

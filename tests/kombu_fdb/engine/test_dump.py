@@ -9,7 +9,7 @@ import pytest
 from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine import migration
+from kombu_fdb.engine import transfer
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import NO_PRIORITY, Publication, StoredMessage
@@ -19,7 +19,7 @@ from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def dumped(bench: Bench, **how: bool) -> list[StoredMessage]:
-    return list(bench.engine.migrate.dump("q", **how))
+    return list(bench.engine.transfer.dump("q", **how))
 
 
 def payloads(bench: Bench, **how: bool) -> list[bytes]:
@@ -29,9 +29,9 @@ def payloads(bench: Bench, **how: bool) -> list[bytes]:
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
 def test_in_parts_of_any_size(bench: Bench, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Each message once and in its order: those without a key, two keys, one after another, the delayed ones."""
-    monkeypatch.setattr(migration, "ROWS", rows)
-    monkeypatch.setattr(migration, "ROWS_OF_EACH", rows)
-    monkeypatch.setattr(migration, "SUBQUEUES", 1)
+    monkeypatch.setattr(transfer, "ROWS", rows)
+    monkeypatch.setattr(transfer, "ROWS_OF_EACH", rows)
+    monkeypatch.setattr(transfer, "SUBQUEUES", 1)
     texts = [b"%d" % number for number in range(5)]
     for key in ("", "b", "a"):
         bench.put(*(key.encode() + text for text in texts), key=key)
@@ -46,12 +46,12 @@ def test_in_parts_of_any_size(bench: Bench, monkeypatch: pytest.MonkeyPatch, row
 
 @pytest.mark.parametrize(("most_bytes", "parts"), [(1, 4), (20, 2), (30, 2), (1_000, 1)])
 def test_as_many_payloads_as_a_transaction_reads(most_bytes: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migration, "PAYLOAD_BYTES", most_bytes)
+    monkeypatch.setattr(transfer, "PAYLOAD_BYTES", most_bytes)
     bench = Bench(MemoryDatabase())
     bench.put(*(b"x" * 10 for _ in range(4)))
     looks = []
-    opened = migration._open_all
-    monkeypatch.setattr(migration, "_open_all", lambda *given: looks.append(len(given[0])) or opened(*given))
+    opened = transfer._open_all
+    monkeypatch.setattr(transfer, "_open_all", lambda *given: looks.append(len(given[0])) or opened(*given))
     assert len(payloads(bench)) == sum(looks) == 4
     assert len(looks) == parts
 
@@ -76,7 +76,7 @@ def test_all_that_is_known_of_a_message(bench: Bench) -> None:
     assert (leased.state, leased.key, leased.keyed, leased.priority, leased.due_ms) == ("ready", "k", True, 4, 0)
     assert leased.redeliveries == 2
     bench.engine.messages.reject([again.lease])
-    (letter,) = bench.engine.migrate.dump("q.dead")
+    (letter,) = bench.engine.transfer.dump("q.dead")
     assert (letter.priority_before, letter.deaths[0].queue) == (4, "q")
     assert (letter.key, letter.keyed) == ("k", False), "it waits among all the others"
 
@@ -128,7 +128,7 @@ def test_a_newer_versions_lease_of_another_queue_is_no_hindrance(bench: Bench) -
     bench.take()
     assert payloads(bench, leased=True) == [b"a"]
     with pytest.raises(FormatError, match=re.escape("newer celery-fdb")) as caught:
-        list(bench.engine.migrate.dump("other", leased=True))
+        list(bench.engine.transfer.dump("other", leased=True))
     assert caught.value.fix is not None
     assert "other" in str(caught.value)
     bench.clean()

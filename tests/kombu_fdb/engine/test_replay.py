@@ -43,7 +43,7 @@ def test_its_priority_is_that_of_its_place_again(bench: Bench) -> None:
     bench.put(b"x", priority=7)
     bench.engine.messages.reject([each.lease for each in bench.take() if each.lease])
     assert replay(bench) == 1
-    (message,) = bench.engine.migrate.dump("q")
+    (message,) = bench.engine.transfer.dump("q")
     assert (message.priority, message.priority_before) == (7, 0)
 
 

@@ -27,7 +27,7 @@ def test_a_copy_from_outside_is_what_the_message_was(bench: Bench) -> None:
     assert before == earlier
     bench.engine.messages.release([letter.lease])
     bench.engine.dead_letters.replay("q", 1)
-    (message,) = bench.engine.migrate.dump("q")
+    (message,) = bench.engine.transfer.dump("q")
     assert message.priority == 3
 
 

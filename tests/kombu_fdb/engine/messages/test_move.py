@@ -69,7 +69,7 @@ def test_a_move_whose_answer_is_lost_happens_once(bench, faults):
 
 @pytest.mark.parametrize("faults", LOST)
 def test_a_restore_whose_answer_is_lost_happens_once(bench, faults):
-    transfer = bench.engine.migrate
+    transfer = bench.engine.transfer
     bench.database.faults.at_commits(*faults)
     assert transfer.restore(IMPORT, [stored(number) for number in range(4)]) == 4
     assert transfer.restore(IMPORT, [stored(number) for number in range(6)]) == 2
@@ -117,8 +117,10 @@ def test_two_moves_at_once_move_each_message_once(bench):
 
 def test_two_restores_at_once_store_each_message_once(bench):
     batch = [stored(number) for number in range(4)]
-    rival = bench.another().migrate
-    assert during(bench, lambda: bench.engine.migrate.restore(IMPORT, batch), lambda: rival.restore(IMPORT, batch)) == 0
+    rival = bench.another().transfer
+    assert (
+        during(bench, lambda: bench.engine.transfer.restore(IMPORT, batch), lambda: rival.restore(IMPORT, batch)) == 0
+    )
     assert bench.counts() == (2, 2, 0)
 
 
@@ -183,14 +185,14 @@ def test_dump_and_restore_give_the_same_order_back(bench):
     for number in range(60):
         key = ["", "zoe", "adam"][number % 3]
         bench.engine.publisher.publish([Publication("", "q", b"%d" % number, key=key, priority=number % 2)])
-    before = list(bench.engine.migrate.dump("q"))
+    before = list(bench.engine.transfer.dump("q"))
     bench.engine.queues.purge("q")
-    bench.engine.migrate.restore(IMPORT, [(each.message_id, each) for each in before])
-    assert list(bench.engine.migrate.dump("q")) == before
+    bench.engine.transfer.restore(IMPORT, [(each.message_id, each) for each in before])
+    assert list(bench.engine.transfer.dump("q")) == before
 
 
 def test_a_finished_import_leaves_no_marks_however_often_it_is_finished(bench):
-    transfer = bench.engine.migrate
+    transfer = bench.engine.transfer
     assert transfer.finished(IMPORT) is None
     transfer.restore(IMPORT, [stored(number) for number in range(4)])
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Migration: a queue's messages out of one store, and into another.
+"""Transfer: a queue's messages out of one store, and into another.
 
 Dump: all messages of a queue, in an order in which they can be stored again elsewhere. Ready messages come by rank,
 oldest first. Those with a key come sub-queue after sub-queue, each oldest first, and the sub-queues in the order of
@@ -285,11 +285,11 @@ def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
 # -- the verbs ---------------------------------------------------------------------------------------------------------
 
 
-#: The limits of one :meth:`Migration.restore`.
+#: The limits of one :meth:`Transfer.restore`.
 MOST_MESSAGES, MOST_BYTES = MESSAGES_PER_TRANSACTION, BATCH_BYTES
 
 
-class Migration(Group):
+class Transfer(Group):
     """The verbs on one store as the source or the target. Each may be called again after any failure."""
 
     restore_dedups = write(publish.restore)
