@@ -21,7 +21,8 @@ keep it again as often as it comes back before a new one takes it: in the end th
 from __future__ import annotations
 
 from kombu_fdb.engine.stored.work import NEWER, Work
-from kombu_fdb.keyspace.codec import LEASE_VERSION, RECORD_VERSION, Message, is_newer
+from kombu_fdb.keyspace import codec
+from kombu_fdb.keyspace.codec import Message, is_newer
 from kombu_fdb.keyspace.layout import Keyspace, Range, read_or, split_place
 from kombu_fdb.model import Place
 
@@ -30,7 +31,7 @@ RECORD, LEASE = "record", "lease"
 
 def readable_ranges(keys: Keyspace) -> list[Range]:
     """Where records, and leases, are kept that this version can read."""
-    return [keys.newer_until(RECORD, RECORD_VERSION), keys.newer_until(LEASE, LEASE_VERSION)]
+    return [keys.newer_until(RECORD, codec.RECORD_VERSION), keys.newer_until(LEASE, codec.LEASE_VERSION)]
 
 
 def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:
@@ -56,7 +57,7 @@ def _place(keys: Keyspace, queue: str, place: bytes) -> Place:
 def keep_lease(work: Work, value: bytes) -> tuple[str, Place] | None:
     """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is not newer."""
     kept = read_or(None, Message.of_lease, value, newer=True)
-    if kept is None or value[0] <= LEASE_VERSION:
+    if kept is None or value[0] <= codec.LEASE_VERSION:
         return None
     queue, place, _ = kept
     work.tr.set(work.keys.newer(LEASE, value[0], queue, place), value)
