@@ -75,10 +75,10 @@ def sqlite(synchronous: str) -> Iterator[Broker]:
 
 @contextlib.contextmanager
 def foundationdb() -> Iterator[Broker]:
-    from kombu_fdb.testing.fdbserver import SingleNodeCluster
+    from kombu_fdb.testing.fdbserver import Cluster
 
     version = subprocess.run(["fdbserver", "--version"], capture_output=True, text=True, check=True).stdout
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         yield Broker(
             "fdb",
             "fdb://",

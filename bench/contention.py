@@ -34,7 +34,7 @@ from kombu_fdb.process.combiner_client import CombinerClient, Rivalry
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
-from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
 
 WINDOW = 10
 PROCESSES = 4
@@ -293,7 +293,7 @@ def main() -> None:
     if reason is not None:
         raise SystemExit(reason)
     console = Console(width=110)
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         show_throughput(console, str(cluster.cluster_file), given)
         show_latency(console, f"fdb:///{cluster.cluster_file}", given)
 

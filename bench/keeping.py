@@ -24,7 +24,7 @@ import workloads
 from rich.console import Console
 from rich.table import Table
 
-from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
 
 HERE = Path(__file__).parent
 MODES = ("without", "with")
@@ -78,7 +78,7 @@ def stores(url: str | None) -> Iterator[Callable[[str], str]]:
     elif url == "fdb://":
         if reason := fdb_unavailable_reason():
             raise SystemExit(f"FoundationDB is skipped: {reason}")
-        with SingleNodeCluster() as cluster:
+        with Cluster() as cluster:
             yield lambda name: f"fdb://{cluster.connection_string}/{name}"
     else:
         yield lambda _: url

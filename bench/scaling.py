@@ -36,7 +36,7 @@ from rich.table import Table
 from kombu_fdb.engine.messages.claim import MOST_MESSAGES
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
 
 #: Reads of a claim in one service, the read version among them.
 READS = {"no keys": 3, "1,000 keys": 7}
@@ -147,7 +147,7 @@ def main() -> None:
     if reason is not None:
         raise SystemExit(reason)
     console = Console(width=120)
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         file = str(cluster.cluster_file)
         points = {number: throughput(file, KEYS[given.keys], number, given.seconds) for number in [1, *MEASURED]}
         costs = costs_of(file, points[1], points[MEASURED[-1]])

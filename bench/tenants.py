@@ -25,7 +25,7 @@ from celery import Celery
 from rich.console import Console
 from rich.table import Table
 
-from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
 
 TENANTS = 100
 NOISY = 10_000
@@ -129,7 +129,7 @@ def main() -> None:
     for name in ("", "tasks/s", "of those without", "quiet p50, rounds", "quiet p99, rounds"):
         shown.add_column(name, justify="right")
     before = 0.0
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         app.conf.broker_url = url = f"fdb:///{cluster.cluster_file}"
         for keys in (False, True):
             rate, waits = measure(url, given.workers, given.seconds, keys=keys)

@@ -20,7 +20,7 @@ from kit.order import spread
 
 from kombu_fdb.api.job import Job
 from kombu_fdb.process.client import close_clients
-from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.stores import MemoryStores
 
@@ -87,9 +87,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[SingleNodeCluster]:
+def cluster() -> Iterator[Cluster]:
     """A real FoundationDB, one per run. The test that asks for it has the mark ``foundationdb``."""
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         yield cluster
         close_clients()  # or each would wait at the exit for a store that is gone
 

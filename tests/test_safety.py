@@ -280,10 +280,10 @@ def certificates(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tls_cluster(certificates, tmp_path_factory):
-    from kombu_fdb.testing.fdbserver import SingleNodeCluster
+    from kombu_fdb.testing.fdbserver import Cluster
 
     tls = {"certificate_file": "ours.pem", "key_file": "ours.key", "ca_file": "ours.pem"}
-    with SingleNodeCluster(
+    with Cluster(
         str(tmp_path_factory.mktemp("cluster")), tls={name: str(certificates / file) for name, file in tls.items()}
     ) as cluster:
         yield cluster

@@ -23,7 +23,7 @@ import pytest
 
 if TYPE_CHECKING:
     from celery_fdb.contrib.published import BrokerInTest, Published
-    from kombu_fdb.testing.fdbserver import SingleNodeCluster
+    from kombu_fdb.testing.fdbserver import Cluster
     from kombu_fdb.testing.stores import MemoryStores
 
 
@@ -66,20 +66,20 @@ def fdb_session_broker(tmp_path_factory: pytest.TempPathFactory) -> BrokerInTest
 
 
 @pytest.fixture(scope="session")
-def fdb_cluster() -> Iterator[SingleNodeCluster]:
+def fdb_cluster() -> Iterator[Cluster]:
     """A FoundationDB node, started for this run. Skips with the reason if the server or its client is missing."""
-    from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+    from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
 
     reason = fdb_unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         yield cluster
         _close_clients()
 
 
 @pytest.fixture
-def fdb_cluster_broker(fdb_cluster: SingleNodeCluster, request: pytest.FixtureRequest) -> BrokerInTest:
+def fdb_cluster_broker(fdb_cluster: Cluster, request: pytest.FixtureRequest) -> BrokerInTest:
     """An empty broker on ``fdb_cluster``."""
     return _broker(f"fdb://{fdb_cluster.connection_string}/{_namespace(request)}")
 

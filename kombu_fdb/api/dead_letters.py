@@ -29,7 +29,7 @@ from typing import Any, Unpack
 
 from kombu_fdb.api.arguments import Conditions, Stop, check_limit, check_name, never, seconds
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, VERSION_BYTES, LetterWalk, Wanted, task_of
+from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, LetterWalk, Wanted, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import Part, Peeked, Spot
 from kombu_fdb.primitives.clock import Clock, SystemClock
@@ -207,11 +207,9 @@ class DeadLetters:
         self, mark: bytes, conditions: Conditions, verb: Callable[[LetterWalk, bytes, int], tuple[int, bytes]]
     ) -> Part:
         def part() -> Part:
-            walk = self._walk(conditions)
-            if mark:
-                walk = walk._replace(last=mark[:VERSION_BYTES])
-            moved, cursor = verb(walk, mark[VERSION_BYTES:], LETTERS_PER_TRANSACTION)
-            return Part(moved, walk.last[:VERSION_BYTES] + cursor if cursor else None)
+            walk, cursor = self._walk(conditions).after(mark)
+            moved, cursor = verb(walk, cursor, LETTERS_PER_TRANSACTION)
+            return Part(moved, walk.mark(cursor))
 
         return self._connection.engine.transactions.as_one(part)
 

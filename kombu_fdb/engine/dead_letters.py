@@ -151,6 +151,14 @@ class LetterWalk(NamedTuple):
     wanted: Wanted
     last: bytes
 
+    def mark(self, cursor: bytes) -> bytes | None:
+        """Where a further part goes on (:meth:`after`); None at the end."""
+        return self.last[:VERSION_BYTES] + cursor if cursor else None
+
+    def after(self, mark: bytes) -> tuple[LetterWalk, bytes]:
+        """The walk that a mark is of, as far as its end, and the cursor; from the beginning for b""."""
+        return (self._replace(last=mark[:VERSION_BYTES]) if mark else self), mark[VERSION_BYTES:]
+
 
 #: A dead letter where it stands, and its record: None if it can't be read; then it can only be shown or discarded.
 Letter = tuple[Message[bytes], Record | None]

@@ -22,7 +22,7 @@ from typing import Self
 
 from kombu_fdb.errors import StoreUnavailable
 
-__all__ = ["Cluster", "Server", "SingleNodeCluster", "fdb_unavailable_reason"]
+__all__ = ["Cluster", "Server", "fdb_unavailable_reason"]
 
 START_S = 30
 #: Characters of what a server said before it ended.
@@ -130,6 +130,11 @@ class Cluster:
         self._tls = [f"--tls_{name}={path}" for name, path in (tls or {}).items()]
 
     @property
+    def pid(self) -> int:
+        """The first server's process, for tests that stop or kill it."""
+        return self.servers[0].pid
+
+    @property
     def connection_string(self) -> str:
         return Path(self.cluster_file).read_text(encoding="utf-8").strip()
 
@@ -192,18 +197,6 @@ class Cluster:
         if done != 0:
             words = [each for server in self.servers if (each := server.last_words())] or [said.strip()[-LAST_WORDS:]]
             raise RuntimeError(f"fdbserver did not start: {' '.join(words) or f'no answer within {START_S} s'}")
-
-
-class SingleNodeCluster(Cluster):
-    """A cluster of one process."""
-
-    def __init__(self, directory: str | None = None, *, tls: Mapping[str, str] | None = None) -> None:
-        super().__init__(directory, tls=tls)
-
-    @property
-    def pid(self) -> int:
-        """The server's process, for tests that stop or kill it."""
-        return self.servers[0].pid
 
 
 def _free_port() -> int:

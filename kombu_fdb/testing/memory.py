@@ -148,7 +148,7 @@ class Op:
         return value
 
 
-class Pending:
+class OwnWrites:
     """A transaction's own writes: a view for its reads, and the log that the commit replays."""
 
     def __init__(self) -> None:
@@ -258,13 +258,13 @@ class MemoryTransaction:
         self.author: object = None
         self.read_version: int | None = None
         self.reads = Reads()
-        self.pending = Pending()
+        self.writes = OwnWrites()
         #: Fired although the committer never got its answer.
         self.lost_watches: list[Watch] = []
 
     @property
     def read_only(self) -> bool:
-        return not self.pending.log
+        return not self.writes.log
 
     # Reads
 
@@ -293,12 +293,12 @@ class MemoryTransaction:
                 begin, end = (last, end) if reverse else (begin, last + b"\0")
             self._refuse_unreadable(begin, end)
             if not snapshot:
-                self.reads.ranges += self.pending.unknown_parts(begin, end)
+                self.reads.ranges += self.writes.unknown_parts(begin, end)
             return rows
 
     def _get(self, key: bytes, snapshot: bool) -> bytes | None:
         self._refuse_unreadable(key, key + b"\0")
-        op = self.pending.op(key)
+        op = self.writes.op(key)
         if op is not None and op.independent:
             return op.over(None)
         if not snapshot:
@@ -313,24 +313,24 @@ class MemoryTransaction:
     def _merged(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[KeyValue]:
         assert self.read_version is not None
         stored = self._db.map.scan(begin, end, self.read_version, reverse=reverse)
-        if not self.pending.log:
+        if not self.writes.log:
             return list(islice(stored, limit or None))
-        own = [(key, self._own_value(key)) for key in self.pending.keys(begin, end)]
-        others = ((k, v) for k, v in stored if self.pending.op(k) is None)
+        own = [(key, self._own_value(key)) for key in self.writes.keys(begin, end)]
+        others = ((k, v) for k, v in stored if self.writes.op(k) is None)
         mine = ((k, v) for k, v in (reversed(own) if reverse else own) if v is not None)
         return list(islice(heapq.merge(others, mine, reverse=reverse), limit or None))
 
     def _own_value(self, key: bytes) -> bytes | None:
-        op = self.pending.op(key)
+        op = self.writes.op(key)
         assert op is not None
         if op.unreadable:
             return b"?"  # present; a transaction that reads as far as this is refused
         return op.over(None if op.independent else self._stored(key))
 
     def _refuse_unreadable(self, begin: bytes, end: bytes) -> None:
-        pending = self.pending
-        stamped = any(b < end and begin < e for b, e in pending.unreadable)
-        if stamped or any(op.unreadable for op in map(pending.op, pending.keys(begin, end)) if op):
+        writes = self.writes
+        stamped = any(b < end and begin < e for b, e in writes.unreadable)
+        if stamped or any(op.unreadable for op in map(writes.op, writes.keys(begin, end)) if op):
             raise StoreError("can't read what depends on this transaction's own versionstamp", key=begin)
 
     def _before_read(self) -> None:
@@ -400,28 +400,28 @@ class MemoryTransaction:
         if self._declared_read_only:
             raise StoreError("can't write in a transaction that was begun read-only", key=mutation.key)
         self._size += 3 * len(mutation.key) + len(mutation.value) + len(mutation.suffix) + MUTATION_BYTES + RANGE_BYTES
-        self.pending.record(mutation)
+        self.writes.record(mutation)
 
     # Conflicts, watches and the end
 
     def add_read_conflict_key(self, key: bytes) -> None:
         self._check_alive()
         check_key(key)
-        op = self.pending.op(key)
+        op = self.writes.op(key)
         if op is None or not op.independent:
             self.reads.keys.add(key)
 
     def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
         self._check_alive()
         if begin < end:
-            self.reads.ranges += self.pending.unknown_parts(begin, end)
+            self.reads.ranges += self.writes.unknown_parts(begin, end)
 
     def watch(self, key: bytes) -> Watch:
         """Also reads the key serializably, as FoundationDB's watches do."""
         with self._db.lock:
             self._check_alive()
             self._ensure_read_version()
-            op = self.pending.op(key)
+            op = self.writes.op(key)
             if op is None or not op.independent:
                 self.reads.keys.add(key)
         watch = Watch(key, self._db.disarm)
@@ -665,7 +665,7 @@ class MemoryDatabase:
         self.release(transaction)
         self._check_conflicts(transaction)
         self.version = self._next_version()
-        changes, ranges = self._replay(transaction.pending.log)
+        changes, ranges = self._replay(transaction.writes.log)
         keys = [key for key, _, _ in changes]
         self._log.append(_Committed(self.version, sorted(keys), ranges))
         self._trim()

@@ -23,7 +23,7 @@ import pytest
 from kit.processes import until
 from kit.starter import Forked, Starter
 
-from kombu_fdb.testing.fdbserver import SingleNodeCluster
+from kombu_fdb.testing.fdbserver import Cluster
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -50,7 +50,7 @@ class Broker:
 
     url: str
     directory: Path
-    cluster: SingleNodeCluster | None = None
+    cluster: Cluster | None = None
     options: dict[str, Any] = field(default_factory=lambda: {"session_ttl": 2.0, "sweep_interval": 0.3})
     #: Of the default queue; to be set before anything starts.
     queue_arguments: dict[str, Any] = field(default_factory=dict)
@@ -146,7 +146,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
         yield Broker(f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}", tmp_path, cluster)
         return
     (tmp_path / "cluster").mkdir()
-    with SingleNodeCluster(str(tmp_path / "cluster")) as cluster:
+    with Cluster(str(tmp_path / "cluster")) as cluster:
         yield Broker(f"fdb://{cluster.connection_string}/acceptance", tmp_path, cluster)
 
 

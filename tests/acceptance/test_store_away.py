@@ -89,9 +89,9 @@ def nowhere(tmp_path: Path) -> Celery:
 
 @pytest.fixture
 def stopped() -> Iterator[Celery]:
-    from kombu_fdb.testing.fdbserver import SingleNodeCluster
+    from kombu_fdb.testing.fdbserver import Cluster
 
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         app = make(f"fdb:///{cluster.cluster_file}")
         use(app)
         cluster.stop()

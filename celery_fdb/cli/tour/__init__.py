@@ -413,14 +413,14 @@ def broker(store: str, home: Path) -> Iterator[str]:
     if store == "sqlite":
         yield f"fdb+sqlite:///{home}/broker.db"
         return
-    from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+    from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
 
     fix = "Install FoundationDB's server and client of one version, or leave out --store fdb."
     if (reason := fdb_unavailable_reason()) is not None:
         raise Refused("no FoundationDB node can be started", reason=reason, fix=fix)
     with ExitStack() as stack:
         try:
-            cluster = stack.enter_context(SingleNodeCluster())
+            cluster = stack.enter_context(Cluster())
         except RuntimeError as error:
             raise Refused("no FoundationDB node can be started", reason=str(error), fix=fix) from error
         yield f"fdb:///{cluster.cluster_file}"

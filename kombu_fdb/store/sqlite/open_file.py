@@ -1,8 +1,8 @@
 """An open SQLite file: its connections and locks, once per process; who may write next; and how it survives a fork.
 
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
-file with each transaction. ``users`` are the transactions that hold a connection, ``lock`` is the right to write. Each
-transaction has one :class:`~kombu_fdb.primitives.threads.Ticket` for both, made before anything is taken;
+file with each transaction. ``running`` are the transactions that hold a connection, ``lock`` is the right to write.
+Each transaction has one :class:`~kombu_fdb.primitives.threads.Ticket` for both, made before anything is taken;
 ``return_writer``, ``return_reader`` and ``leave`` undo whatever was taken in its name, a half-done statement included.
 
 What fails: the file is deleted, or another one is put in its place. Then what is committed would go where no process
@@ -256,7 +256,7 @@ WAIT_S = 2.0
 PAUSE_S = 0.0005
 
 
-class Users:
+class RunningTransactions:
     """The transactions that hold a connection, and a barrier that keeps new ones out.
 
     Each step is one call into C and may be repeated. So after an exception between any two, leaving mends everything:
@@ -268,11 +268,11 @@ class Users:
         self.inside: set[Ticket] = set()
         self.stopped = False
 
-    def enter(self, user: Ticket, deadline: float) -> None:
+    def enter(self, ticket: Ticket, deadline: float) -> None:
         """Raises ``StoreUnavailable`` if the barrier stood until the deadline."""
-        self.inside.add(user)
+        self.inside.add(ticket)
         if self.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
-            self.wait(user, deadline)
+            self.wait(ticket, deadline)
 
     def stop(self, timeout_s: float) -> bool:
         """Keep new ones out, and wait for the others; False if some did not end in time."""
@@ -284,14 +284,14 @@ class Users:
             self._clock.sleep(PAUSE_S)
         return True
 
-    def wait(self, user: Ticket, deadline: float) -> None:
+    def wait(self, ticket: Ticket, deadline: float) -> None:
         """Wait until the barrier is gone. Raises as :meth:`enter`."""
         while self.stopped:
-            self.inside.discard(user)
+            self.inside.discard(ticket)
             if self._clock.monotonic() > deadline:
                 raise StoreUnavailable("the database is closing, or the process was forking until the deadline")
             self._clock.sleep(PAUSE_S)
-            self.inside.add(user)
+            self.inside.add(ticket)
 
 
 # The process's state, because forking is: which files are open, and which ones a child can't use.
@@ -317,7 +317,7 @@ def refuse_tainted(path: str) -> None:
 def _before() -> None:
     for file in list(_guarded):
         _stopping.append(file)  # first: an exception from here on must not leave the barrier up
-        if file.users.stop(WAIT_S):
+        if file.running.stop(WAIT_S):
             file.close_connections()
             _stopped.append(file)
 
@@ -325,7 +325,7 @@ def _before() -> None:
 def _after_in_parent() -> None:
     _stopped.clear()
     while _stopping:
-        _stopping.pop().users.stopped = False
+        _stopping.pop().running.stopped = False
 
 
 def _after_in_child() -> None:
@@ -378,7 +378,7 @@ class OpenFile:
         self.pid = os.getpid()
         self.closed = False
         self.handles: set[Hashable] = set()
-        self.users = Users(clock)
+        self.running = RunningTransactions(clock)
         self._readers: list[sqlite3.Connection] = []
         self._writer: sqlite3.Connection | None = None
         self._synchronous = ""
@@ -403,10 +403,10 @@ class OpenFile:
         _guarded.add(self)
 
     def close(self) -> None:
-        """Close what is unused, within some seconds; the last user closes the rest. Idempotent."""
+        """Close what is unused, within some seconds; the last transaction closes the rest. Idempotent."""
         self.closed = True
         self.listener.close()
-        if self.lock.close() and self.users.stop(CLOSE_S):
+        if self.lock.close() and self.running.stop(CLOSE_S):
             self.close_connections()
             self.ringer.close()
             _guarded.discard(self)
@@ -427,10 +427,10 @@ class OpenFile:
     def take_writer(self, ticket: Ticket, synchronous: str, deadline: float) -> sqlite3.Connection:
         """Take the right to write, and the writing connection. Raises ``StoreUnavailable`` at the deadline."""
         self.lock.acquire(ticket, deadline)
-        users = self.users
-        users.inside.add(ticket)
-        if users.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
-            users.wait(ticket, deadline)
+        running = self.running
+        running.inside.add(ticket)
+        if running.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
+            running.wait(ticket, deadline)
         writer = self._writer
         if writer is None:
             writer = self._writer = self._open_writer(deadline)
@@ -456,7 +456,7 @@ class OpenFile:
             if self.closed:
                 self.discard_writer()
         self.lock.release(ticket)
-        self.users.inside.discard(ticket)
+        self.running.inside.discard(ticket)
         if self.closed:
             self.leave(ticket)
 
@@ -513,7 +513,7 @@ class OpenFile:
     # Readers
 
     def take_reader(self, ticket: Ticket, deadline: float) -> sqlite3.Connection:
-        self.users.enter(ticket, deadline)
+        self.running.enter(ticket, deadline)
         _check(self.path, self.identity)
         try:
             return self._readers.pop()
@@ -529,8 +529,8 @@ class OpenFile:
 
     def leave(self, ticket: Ticket) -> None:
         """Note that the transaction has ended. Idempotent."""
-        self.users.inside.discard(ticket)
-        if self.closed and not self.users.inside:
+        self.running.inside.discard(ticket)
+        if self.closed and not self.running.inside:
             self.close()
 
     # Forks

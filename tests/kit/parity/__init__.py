@@ -21,7 +21,7 @@ from kit.parity.rabbitmq import RabbitMQ
 from kit.parity.shrink import shrink
 from kit.rabbitmq import Node, rabbitmq_unavailable_reason
 from kombu_fdb.process.client import close_clients
-from kombu_fdb.testing.fdbserver import SingleNodeCluster, fdb_unavailable_reason
+from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
 
 __all__ = [
     "RULES",
@@ -48,7 +48,7 @@ def benches(stores: Sequence[str] | None = None) -> Iterator[dict[str, Bench]]:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             urls["sqlite"] = f"fdb+sqlite:///{folder}/broker.db"
         if "fdb" in stores:
-            urls["fdb"] = f"fdb://{stack.enter_context(SingleNodeCluster()).connection_string}"
+            urls["fdb"] = f"fdb://{stack.enter_context(Cluster()).connection_string}"
         stack.callback(close_clients)
         yield {name: bench(node, url, name) for name, url in urls.items()}
 

@@ -14,13 +14,13 @@ from kit.conformance.queue import QueueConformance
 from kit.conformance.turns import TurnsConformance
 
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
-from kombu_fdb.testing.fdbserver import SingleNodeCluster
+from kombu_fdb.testing.fdbserver import Cluster
 
 pytestmark = pytest.mark.foundationdb
 
 
 @pytest.fixture(scope="module")
-def database(cluster: SingleNodeCluster) -> Iterator[FoundationDatabase]:
+def database(cluster: Cluster) -> Iterator[FoundationDatabase]:
     database = FoundationDatabase.open(cluster.cluster_file)
     yield database
     database.close()

@@ -11,7 +11,7 @@ import pytest
 from kit.processes import Program, until
 
 from kombu_fdb.api.broker import Broker
-from kombu_fdb.testing.fdbserver import SingleNodeCluster
+from kombu_fdb.testing.fdbserver import Cluster
 
 pytestmark = [
     pytest.mark.process,
@@ -43,7 +43,7 @@ print("closed")
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"fdb+sqlite:///{tmp_path}/broker.db"
-    cluster: SingleNodeCluster = request.getfixturevalue("cluster")
+    cluster: Cluster = request.getfixturevalue("cluster")
     return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
 
 

@@ -26,13 +26,13 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.foundationdb import binding
 from kombu_fdb.store.foundationdb.database import ClusterBusy, FoundationDatabase, FoundationTransaction, explain_commit
 from kombu_fdb.store.protocol import Database, Transaction
-from kombu_fdb.testing.fdbserver import SingleNodeCluster
+from kombu_fdb.testing.fdbserver import Cluster
 
 pytestmark = pytest.mark.foundationdb
 
 
 @pytest.fixture(scope="module")
-def database(cluster: SingleNodeCluster) -> Iterator[Database]:
+def database(cluster: Cluster) -> Iterator[Database]:
     database = FoundationDatabase.open(cluster.cluster_file)
     yield database
     database.close()
@@ -40,7 +40,7 @@ def database(cluster: SingleNodeCluster) -> Iterator[Database]:
 
 class TestFoundationDB(StoreConformance):
     @pytest.fixture
-    def second_handle(self, cluster: SingleNodeCluster) -> Iterator[Database]:
+    def second_handle(self, cluster: Cluster) -> Iterator[Database]:
         other = FoundationDatabase.open(connection_string=cluster.connection_string)
         yield other
         other.close()
@@ -55,13 +55,13 @@ class TestFoundationDB(StoreConformance):
 
 
 @pytest.fixture
-def own_cluster() -> Iterator[SingleNodeCluster]:
+def own_cluster() -> Iterator[Cluster]:
     """One that a test may stop."""
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         yield cluster
 
 
-def test_a_cluster_that_stops_and_comes_back(own_cluster: SingleNodeCluster) -> None:
+def test_a_cluster_that_stops_and_comes_back(own_cluster: Cluster) -> None:
     database = FoundationDatabase.open(own_cluster.cluster_file)
     commit(database, lambda tr: tr.set(b"kept", b"1"))
     _, fired = arm(database, b"bell")
@@ -83,7 +83,7 @@ def test_a_cluster_that_stops_and_comes_back(own_cluster: SingleNodeCluster) -> 
     database.close()
 
 
-def test_a_locked_cluster_is_not_available(own_cluster: SingleNodeCluster) -> None:
+def test_a_locked_cluster_is_not_available(own_cluster: Cluster) -> None:
     """And not an error that no caller expects: Celery's worker starts again and again until it is unlocked.
 
     The last read is not answered in time; what the cluster said before is the reason.
@@ -107,7 +107,7 @@ def test_a_locked_cluster_is_not_available(own_cluster: SingleNodeCluster) -> No
         os.kill(own_cluster.pid, signal.SIGCONT)
 
 
-def test_a_stalled_cluster_costs_the_deadline_only(own_cluster: SingleNodeCluster) -> None:
+def test_a_stalled_cluster_costs_the_deadline_only(own_cluster: Cluster) -> None:
     database = FoundationDatabase.open(own_cluster.cluster_file)
     os.kill(own_cluster.pid, signal.SIGSTOP)
     tr = database.begin(timeout_s=0.2)
@@ -122,7 +122,7 @@ def test_a_stalled_cluster_costs_the_deadline_only(own_cluster: SingleNodeCluste
 
 
 def test_a_claim_whose_commit_met_a_stopped_server_leaves_no_orphaned_lease(
-    own_cluster: SingleNodeCluster, monkeypatch: pytest.MonkeyPatch
+    own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server goes on, the session recovers what it does not know of, and takes all there is."""
     bench = Bench(FoundationDatabase.open(own_cluster.cluster_file))
@@ -167,7 +167,7 @@ def test_what_the_errors_of_a_commit_mean() -> None:
         assert type(pickle.loads(pickle.dumps(error))) is expected
 
 
-def test_closing_cancels_the_watches(cluster: SingleNodeCluster) -> None:
+def test_closing_cancels_the_watches(cluster: Cluster) -> None:
     database = FoundationDatabase.open(cluster.cluster_file)
     _, silent = arm(database, b"bell/close")
     assert database.armed_watches == 1
@@ -184,7 +184,7 @@ def test_closing_cancels_the_watches(cluster: SingleNodeCluster) -> None:
     other.close()
 
 
-def test_a_watch_that_the_client_refuses_fires(cluster: SingleNodeCluster) -> None:
+def test_a_watch_that_the_client_refuses_fires(cluster: Cluster) -> None:
     """So that its owner looks by itself, instead of waiting for a change that will not be reported."""
     database = FoundationDatabase.open(connection_string=cluster.connection_string)
     database._handle.options.set_max_watches(1)
@@ -195,7 +195,7 @@ def test_a_watch_that_the_client_refuses_fires(cluster: SingleNodeCluster) -> No
     database.close()
 
 
-def test_the_client_threads_see_no_python_error(cluster: SingleNodeCluster) -> None:
+def test_the_client_threads_see_no_python_error(cluster: Cluster) -> None:
     """A callback that fails must not hurt FoundationDB's network thread, which serves everybody."""
     database = FoundationDatabase.open(cluster.cluster_file)
     tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
@@ -216,7 +216,7 @@ def test_the_client_threads_see_no_python_error(cluster: SingleNodeCluster) -> N
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
 def test_a_wait_that_a_signal_ends_does_not_cut_the_next_ones_short(
-    cluster: SingleNodeCluster, error: type[BaseException]
+    cluster: Cluster, error: type[BaseException]
 ) -> None:
     """Wherever it is struck: what was waited for may come when the thread waits for something else."""
     database, struck, main = FoundationDatabase.open(cluster.cluster_file), threading.Event(), threading.get_ident()
@@ -271,7 +271,7 @@ with Broker.open(sys.argv[1]) as broker:
 """
 
 
-def test_a_client_library_of_several_versions(cluster: SingleNodeCluster, tmp_path: Path) -> None:
+def test_a_client_library_of_several_versions(cluster: Cluster, tmp_path: Path) -> None:
     """FoundationDB's multi-version client, which tells each process once that it has chosen one of them."""
     library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libfdb_c" in line)
     shutil.copy(library, tmp_path / "libfdb_c_other.so")

@@ -15,13 +15,13 @@ from kit.processes import Program, fork, in_child, until
 from kombu_fdb.errors import ForkedError
 from kombu_fdb.store.foundationdb import binding as foundationdb_binding
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
-from kombu_fdb.testing.fdbserver import SingleNodeCluster
+from kombu_fdb.testing.fdbserver import Cluster
 
 pytestmark = [pytest.mark.foundationdb, pytest.mark.process]
 
 
 @pytest.fixture
-def database(cluster: SingleNodeCluster) -> Iterator[FoundationDatabase]:
+def database(cluster: Cluster) -> Iterator[FoundationDatabase]:
     database = FoundationDatabase.open(cluster.cluster_file)
     yield database
     database.close()
@@ -49,13 +49,13 @@ def use(parent: FoundationDatabase, cluster_file: str, key: Keys, generations: i
     own.close()
 
 
-def test_children_and_their_children(database: FoundationDatabase, cluster: SingleNodeCluster, key: Keys) -> None:
+def test_children_and_their_children(database: FoundationDatabase, cluster: Cluster, key: Keys) -> None:
     in_child(lambda: use(database, cluster.cluster_file, key, 3))
     assert read(database, key(b"n")) == struct.pack("<q", 3)
 
 
 def test_a_child_that_makes_its_own_copy(
-    database: FoundationDatabase, cluster: SingleNodeCluster, key: Keys, monkeypatch: pytest.MonkeyPatch
+    database: FoundationDatabase, cluster: Cluster, key: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the parent could not make one, and where there are no files in memory."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
@@ -64,7 +64,7 @@ def test_a_child_that_makes_its_own_copy(
 
 
 def test_a_system_that_runs_no_code_from_memory(
-    database: FoundationDatabase, cluster: SingleNodeCluster, key: Keys, monkeypatch: pytest.MonkeyPatch
+    database: FoundationDatabase, cluster: Cluster, key: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_library() -> int:
         fd = os.memfd_create("no library")
@@ -77,7 +77,7 @@ def test_a_system_that_runs_no_code_from_memory(
     assert read(database, key(b"n")) == struct.pack("<q", 1)
 
 
-def test_forking_while_threads_commit(database: FoundationDatabase, cluster: SingleNodeCluster, key: Keys) -> None:
+def test_forking_while_threads_commit(database: FoundationDatabase, cluster: Cluster, key: Keys) -> None:
     stop = threading.Event()
     done = [0] * 8
 
@@ -104,7 +104,7 @@ def test_forking_while_threads_commit(database: FoundationDatabase, cluster: Sin
     assert read(database, key(b"parent")) == struct.pack("<q", sum(done))
 
 
-def test_the_parents_watches_live_on(database: FoundationDatabase, cluster: SingleNodeCluster, key: Keys) -> None:
+def test_the_parents_watches_live_on(database: FoundationDatabase, cluster: Cluster, key: Keys) -> None:
     _, fired = arm(database, key(b"bell"))
 
     def child() -> None:
@@ -115,7 +115,7 @@ def test_the_parents_watches_live_on(database: FoundationDatabase, cluster: Sing
     assert fired.wait(TIMEOUT_S)
 
 
-def test_siblings_share_one_copy(database: FoundationDatabase, cluster: SingleNodeCluster, key: Keys) -> None:
+def test_siblings_share_one_copy(database: FoundationDatabase, cluster: Cluster, key: Keys) -> None:
     if not hasattr(os, "memfd_create"):
         pytest.skip(f"{sys.platform} has no files in memory; each child makes its own copy")
     in_child(lambda: use(database, cluster.cluster_file, key, 1))
@@ -125,7 +125,7 @@ def test_siblings_share_one_copy(database: FoundationDatabase, cluster: SingleNo
     assert foundationdb_binding._process.spare_fd == spare
 
 
-def test_a_normal_exit_of_both(cluster: SingleNodeCluster) -> None:
+def test_a_normal_exit_of_both(cluster: Cluster) -> None:
     """The interpreter's farewell runs exit handlers and destroys what is left; neither may touch the dead library."""
     with Program(
         """
@@ -153,7 +153,7 @@ def test_a_normal_exit_of_both(cluster: SingleNodeCluster) -> None:
         assert program.end() == 0
 
 
-def test_an_application_that_uses_the_binding_itself(cluster: SingleNodeCluster) -> None:
+def test_an_application_that_uses_the_binding_itself(cluster: Cluster) -> None:
     with Program(
         """
         import os, sys

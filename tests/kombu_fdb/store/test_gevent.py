@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kit.processes import Program
 
-from kombu_fdb.testing.fdbserver import SingleNodeCluster
+from kombu_fdb.testing.fdbserver import Cluster
 
 pytestmark = [
     pytest.mark.process,
@@ -112,7 +112,7 @@ def test_sqlite(tmp_path: Path) -> None:
 
 
 @pytest.mark.foundationdb
-def test_foundationdb(cluster: SingleNodeCluster) -> None:
+def test_foundationdb(cluster: Cluster) -> None:
     with Program(FOUNDATIONDB, cluster.cluster_file) as patched:
         assert patched.hear() == "50"
         assert patched.hear() == "woken"

@@ -141,7 +141,7 @@ def test_an_exception_at_any_instruction(bench: Bench, name: str) -> None:
     finally:
         gc.enable()
     assert moment > 50 * STRIDES[name]
-    assert not bench.database.file.users.inside
+    assert not bench.database.file.running.inside
 
 
 def test_what_was_half_written_is_never_committed(bench: Bench) -> None:
