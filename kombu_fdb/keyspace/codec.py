@@ -373,11 +373,6 @@ class Message(NamedTuple, Generic[At_co]):
     place: At_co
     value: bytes
 
-    def as_lease(self) -> bytes:
-        """What a lease holds: all that is needed to put the message back where it was."""
-        name = self.queue.encode()
-        return _LEASE_HEAD.pack(LEASE_VERSION, len(name), len(self.place)) + name + self.place + self.value
-
     @staticmethod
     def of_lease(lease: bytes, *, newer: bool = False) -> Message[Place]:
         """The message under a lease. Raises ``FormatError``.
@@ -398,6 +393,13 @@ class Message(NamedTuple, Generic[At_co]):
         if version > LEASE_VERSION and not newer:
             raise FormatError("a lease of a newer celery-fdb", version=version, fix=UPGRADE)
         return Message(queue, place, lease[end:])
+
+
+def encode_lease(message: Message[Place]) -> bytes:
+    """What a lease holds: all that is needed to put the message back where it was."""
+    queue, place, record = message
+    name = queue.encode()
+    return _LEASE_HEAD.pack(LEASE_VERSION, len(name), len(place)) + name + place + record
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,16 @@ from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import INLINE_BYTES, Message, Record, chunks_of, key_and_task_of, size_of, traces_of
+from kombu_fdb.keyspace.codec import (
+    INLINE_BYTES,
+    Message,
+    Record,
+    chunks_of,
+    encode_lease,
+    key_and_task_of,
+    size_of,
+    traces_of,
+)
 from kombu_fdb.keyspace.layout import STAMP_BYTES, STAMP_CODE, TEXT_CODE, range_of, read_or, split_place
 from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
@@ -183,7 +192,7 @@ def put_in_place(work: Work, message: Message[Place]) -> None:
 def put_leased(work: Work, lease: Lease, message: Message[Place]) -> None:
     """Lease the message to the session."""
     queue, place, _ = message
-    work.tr.set(work.keys.lease(*lease), message.as_lease())
+    work.tr.set(work.keys.lease(*lease), encode_lease(message))
     work.effects.change(queue, LEASED, 1)
     if place.startswith(TEXT_CODE):  # ``has_key`` inlined: a call for each message would cost more
         work.effects.leased(queue, split_place(place)[0])

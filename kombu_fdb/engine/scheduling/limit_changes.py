@@ -46,6 +46,7 @@ from kombu_fdb.keyspace.codec import (
     decode_control,
     decode_count,
     decode_limits,
+    encode_lease,
     encode_settings,
     limits_of,
 )
@@ -122,7 +123,7 @@ def _count_lease(work: Work, queue: str, row: KeyValue) -> None:
         return
     if of == queue and not has_key(place):
         work.tr.add_read_conflict_key(key)
-        work.tr.set(key, Message(queue, counted(place), record).as_lease())
+        work.tr.set(key, encode_lease(Message(queue, counted(place), record)))
         work.effects.leased(queue, "")
 
 

@@ -18,6 +18,7 @@ from kombu_fdb.keyspace.codec import (
     Record,
     chunks_of,
     due_from,
+    encode_lease,
     is_newer,
     key_and_task_of,
     marked_seen,
@@ -129,7 +130,7 @@ places = st.tuples(st.text(max_size=8), st.integers(0, 9), st.binary(min_size=12
 def test_leases_round_trip(queue: str, parts: tuple[str, int, bytes], keyed: bool, record: bytes) -> None:
     key, rank, stamp = parts
     place = (pack(key) if keyed else b"") + pack_int(rank) + pack_stamp(stamp)
-    assert Message.of_lease(Message(queue, place, record).as_lease()) == (queue, place, record)
+    assert Message.of_lease(encode_lease(Message(queue, place, record))) == (queue, place, record)
 
 
 @pytest.mark.parametrize("size", [0, INLINE_BYTES, INLINE_BYTES + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES])
@@ -151,7 +152,7 @@ def test_golden_bytes() -> None:
     )
     seen_by_one = value[:1].replace(b"\x01", b"\x02") + b"\x80" + value[2:]
     assert marked_seen(value) == Record.decode(value)._replace(seen=True).encode() == seen_by_one
-    assert Message("q", b"PLACE", b"RECORD").as_lease() == b"\x01\x00\x01\x00\x05qPLACERECORD"
+    assert encode_lease(Message("q", b"PLACE", b"RECORD")) == b"\x01\x00\x01\x00\x05qPLACERECORD"
 
 
 @pytest.mark.parametrize(("numbers", "ttr_ms", "priority"), [([], 0, 0), ([1500], 1500, 0), ([1500, 7], 1500, 7)])

@@ -86,7 +86,7 @@ DECLARATION = QueueDeclaration("q", arguments={"x-expires": 5, "x-max-length": 6
 DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "record": (decode_record, RECORD),
     "full record": (decode_record, RECORD_WITH_ALL),
-    "lease": (decode_lease, codec.Message("q", PLACE, RECORD).as_lease()),
+    "lease": (decode_lease, codec.encode_lease(codec.Message("q", PLACE, RECORD))),
     "control": (decode_control, CONTROL),
     "limits": (decode_limits, LIMITS),
     "json": (codec.decode_json, b"[1]"),

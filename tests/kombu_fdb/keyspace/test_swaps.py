@@ -14,7 +14,7 @@ from kombu_fdb.engine.facade.engine import Sessions
 from kombu_fdb.engine.messages.message import Subqueue, delete, put_in_place, put_leased
 from kombu_fdb.engine.scheduling.fair import Turn
 from kombu_fdb.engine.stored.work import Work
-
+from kombu_fdb.keyspace.codec import Message, encode_lease
 from kombu_fdb.keyspace.layout import Keyspace, split_place
 from kombu_fdb.model import Lease, Place, Rank, SessionId, Stamp
 
@@ -25,8 +25,8 @@ def calls(keys: Keyspace, work: Work, sessions: Sessions, turn: Turn, key: bytes
     keys.at("q", key)  {SWAPPED}
     keys.at("q", rank)  {SWAPPED}
     split_place(key)  {SWAPPED}
-    Message("q", place, value).as_lease()
-    Message("q", key, value).as_lease()  {SWAPPED}
+    encode_lease(Message("q", place, value))
+    encode_lease(Message("q", key, value))  {SWAPPED}
     keys.items("q", name, rank)
     keys.items("q", name, place)  {SWAPPED}
     keys.ring_entry("q", turn.rank, turn.round, turn.stamp, turn.key)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.keyspace.codec import Message
+from kombu_fdb.keyspace.codec import Message, encode_lease
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -46,7 +46,7 @@ def test_a_record_that_can_not_be_read_does_not_come_back(bench: Bench) -> None:
 
     def damage(tr) -> None:
         queue, place, _ = Message.of_lease(tr.get(row))
-        tr.set(row, Message(queue, place, b"\xff").as_lease())
+        tr.set(row, encode_lease(Message(queue, place, b"\xff")))
 
     bench.write(damage)
     assert bench.engine.messages.release([held.lease]) == [True]

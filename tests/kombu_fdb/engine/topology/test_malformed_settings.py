@@ -8,7 +8,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Message
+from kombu_fdb.keyspace.codec import Message, encode_lease
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -134,7 +134,7 @@ def test_a_lease_of_malformed_bytes_is_swept_as_it_is(bench: Bench, record: byte
     (delivery,) = bench.take()
     key = engine.keys.lease(*delivery.lease)
     queue, place, _ = Message.of_lease(engine.transactions.read(lambda work: work.tr.get(key)) or b"")
-    bench.write(lambda tr: tr.set(key, Message(queue, place, record).as_lease()))
+    bench.write(lambda tr: tr.set(key, encode_lease(Message(queue, place, record))))
     engine.sessions.fence(bench.session, bench.beats()[bench.session])
     assert engine.sessions.release(bench.session) == 1
     (letter,) = engine.transactions.read(
@@ -145,7 +145,7 @@ def test_a_lease_of_malformed_bytes_is_swept_as_it_is(bench: Bench, record: byte
 
 def test_a_lease_whose_place_is_no_place_is_kept_for_a_person_to_look_at(bench: Bench) -> None:
     engine, lease = bench.engine, bench.engine.keys.lease(bench.session, 5)
-    bench.write(lambda tr: tr.set(lease, Message("q", b"\x02key\x00", b"record").as_lease()))
+    bench.write(lambda tr: tr.set(lease, encode_lease(Message("q", b"\x02key\x00", b"record"))))
     engine.sessions.fence(bench.session, bench.beats()[bench.session])
     assert engine.sessions.release(bench.session) == 1
     assert engine.inspect.counts("unreadable.dead").ready == 1
