@@ -41,7 +41,7 @@ from kombu_fdb.engine.messages.publish import expires_at
 from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.engine.transactions import Group, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
-from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, expires_ms_of, headers_of
+from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, headers_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, priority_of, range_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Peeked, Way
 from kombu_fdb.store.protocol import KeyValue
@@ -308,7 +308,7 @@ def trim(work: Work, limit: int, queue: str) -> int:
     unkeyed, keyed = work.tr.get_ranges(ranges, snapshot=True)
     dropped: list[KeyValue] = []
     for row in (unkeyed + keyed)[:limit]:
-        if len(dropped) < excess or 0 < expires_ms_of(row[1]) <= work.now_ms:
+        if len(dropped) < excess or 0 < Record.known(row[1]).expires_ms <= work.now_ms:
             dropped.append(row)
     take_out(work, queue, dropped)
     for key, value in dropped:

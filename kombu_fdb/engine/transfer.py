@@ -46,8 +46,8 @@ from kombu_fdb.keyspace.codec import (
     is_newer,
     redelivered,
 )
-from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, Range, range_of, read_or, split_place, unpack_as
-from kombu_fdb.model import NO_PRIORITY, URGENT, Place, Rank, Stamp, StoredMessage
+from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, Range, range_of, read_or, split_place
+from kombu_fdb.model import NO_PRIORITY, Place, Rank, Stamp, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import KeyValue
 
@@ -133,22 +133,18 @@ def _closed(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMe
     if leased:
         yield from _leased(run, queue)
     for name, value in _scan(run, range_of(run.keys.ready(queue))):
-        yield _of_row(queue, value, _priority(_rank(run.keys.place(queue, name))))
+        yield _of_row(queue, value, Keyspace.priority(_rank(run.keys.place(queue, name))))
     subqueues, misplaced = _subqueues(run, queue)
     for start in range(0, len(subqueues), SUBQUEUES):
         yield from _side_by_side(run, queue, subqueues[start : start + SUBQUEUES])
     yield from [_of_row(queue, value, NO_PRIORITY) for value in misplaced]
     for name, value in _scan(run, range_of(run.keys.delayed(queue))):
         due_ms, rank = _due(run.keys, queue, name)
-        yield dataclasses.replace(_of_row(queue, value, _priority(rank)), state=DELAYED, due_ms=due_ms)
+        yield dataclasses.replace(_of_row(queue, value, Keyspace.priority(rank)), state=DELAYED, due_ms=due_ms)
 
 
 def _of_row(queue: str, value: bytes, priority: int, key: str = "") -> StoredMessage:
     return StoredMessage(queue, READY, value, priority, key=key, keyed=bool(key), unreadable=True)
-
-
-def _priority(rank: Rank) -> int:
-    return URGENT - int(unpack_as(rank, int)[0])
 
 
 def _rank(place: Place) -> Rank:
@@ -188,7 +184,7 @@ def _leased(run: Transactions, queue: str) -> Iterator[StoredMessage]:
             found.append((place[-STAMP_BYTES:], place, record))
     for _, place, record in sorted(found):
         key, rank = split_place(place)
-        yield _of_row(queue, redelivered(record), _priority(rank), key)
+        yield _of_row(queue, redelivered(record), Keyspace.priority(rank), key)
 
 
 def _subqueues(run: Transactions, queue: str) -> tuple[list[tuple[str, Rank]], list[bytes]]:
@@ -210,7 +206,7 @@ def _side_by_side(run: Transactions, queue: str, group: list[tuple[str, Rank]]) 
     while left:
         parts = run.read(_reader([(*whole, ROWS_OF_EACH) for whole in left.values()]))
         for (key, rank), rows in zip(list(left), parts, strict=True):
-            yield from [_of_row(queue, value, _priority(rank), key) for _, value in rows]
+            yield from [_of_row(queue, value, Keyspace.priority(rank), key) for _, value in rows]
             if len(rows) < ROWS_OF_EACH:
                 del left[key, rank]
             else:

@@ -218,6 +218,14 @@ class Record(NamedTuple):
         """
         return _outline(value) if is_newer(value) else cls.decode(value)
 
+    @classmethod
+    def known(cls, value: bytes) -> Record:
+        """What these bytes tell: the outline of a record, or :meth:`unreadable`."""
+        try:
+            return cls.outline(value)
+        except FormatError:
+            return cls.unreadable(value)
+
     def encode(self) -> bytes:
         """The bytes to store, without a payload in chunks. Raises ``struct.error`` for what no record can hold."""
         has_extras = self.deaths or self.ttr_ms or self.priority or self.way
@@ -297,18 +305,6 @@ def _outline(value: bytes) -> Record:
 def _has_head(value: bytes) -> bool:
     """Whether it is a record, of this version or a newer one, as far as its beginning tells."""
     return len(value) >= _HEAD_BYTES and (0 < value[0] <= RECORD_VERSION or is_newer(value))
-
-
-def expires_ms_of(value: bytes) -> int:
-    """When the message of a record expires; 0 if it does not, or can't be read."""
-    record = read_or(None, Record.outline, value)
-    return 0 if record is None else record.expires_ms
-
-
-def key_and_task_of(value: bytes) -> tuple[str, str]:
-    """The fairness key of a record and the id of its task; "" for an absent one, or if it can't be read."""
-    record = read_or(None, Record.outline, value)
-    return ("", "") if record is None else (record.key, record.task_id)
 
 
 def size_of(*values: bytes) -> int:

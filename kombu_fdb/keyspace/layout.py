@@ -240,6 +240,8 @@ class Keyspace:
 
     #: The first half of a place, of a priority from 0 to 9.
     rank = staticmethod(_RANKS.__getitem__)
+    #: The priority of a rank.
+    priority = staticmethod({rank: number for number, rank in enumerate(_RANKS)}.__getitem__)
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
@@ -414,6 +416,10 @@ class Keyspace:
     def _items(self, queue: str, key: str, rank: Rank) -> bytes:
         """Prefix of a key's messages of one rank; the key "" has them in the ready range. Append a stamp."""
         return (self.keyed(queue) + pack_text(key) if key else self.ready(queue)) + rank
+
+    def all_items(self, queue: str, key: str) -> Range:
+        """A key's messages of all ranks."""
+        return range_of(self.items(queue, key, EVERY_RANK))
 
     def todo(self, queue: str) -> Range:
         """Arrivals, bells and ring: not empty if a claim would find something."""

@@ -50,9 +50,8 @@ from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored.batches import ByteBudget
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
 from kombu_fdb.errors import FormatError, QueueError
-from kombu_fdb.keyspace.codec import Message, Record, control_of, decode_round, key_and_task_of
+from kombu_fdb.keyspace.codec import Message, Record, control_of, decode_round
 from kombu_fdb.keyspace.layout import (
-    EVERY_RANK,
     STAMP_BYTES,
     Keyspace,
     Range,
@@ -61,12 +60,10 @@ from kombu_fdb.keyspace.layout import (
     read_or,
     readable,
     split_place,
-    unpack_as,
 )
 from kombu_fdb.model import (
     NO_PRIORITY,
     NO_SESSION,
-    URGENT,
     Listed,
     Page,
     Peeked,
@@ -95,7 +92,7 @@ def peek(work: Work, queue: str, limit: int, *, key: str | None = None, reverse:
     if not fair_queue and key is None and not reverse and control.ageing is not None:
         rows = fair.oldest_first(work, queue, control.ageing, limit)
     elif not fair_queue:
-        whole = range_of(work.keys.items(queue, key or "", EVERY_RANK))
+        whole = work.keys.all_items(queue, key or "")
         rows = work.tr.get_range(*whole, limit=limit, reverse=reverse, snapshot=True)
     elif reverse:
         raise QueueError("a queue with keys has no last message", queue=queue, fix="Name a key.")
@@ -442,7 +439,7 @@ def _ranges(keys: Keyspace, queue: str, view: View) -> list[Range]:
     if view.state == DELAYED:
         return [range_of(keys.delayed(queue))]
     if view.key is not None:
-        return [range_of(keys.items(queue, view.key, EVERY_RANK))]
+        return [keys.all_items(queue, view.key)]
     return [range_of(keys.keyed(queue)), range_of(keys.ready(queue))]
 
 
@@ -480,7 +477,7 @@ def _priority(keys: Keyspace, queue: str, state: str, row: KeyValue) -> int:
             rank = split_place(Message.of_lease(value).place if state == LEASED else keys.place(queue, key))[1]
     except FormatError:  # as it is, for a person to look at
         return NO_PRIORITY
-    return URGENT - int(unpack_as(rank, int)[0])
+    return keys.priority(rank)
 
 
 # -- one message -------------------------------------------------------------------------------------------------------
@@ -526,7 +523,7 @@ def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]
     """
     wanted, following = places(work, task_id, after)
     rows = _rows(work, wanted)
-    found = [(work.keys.queue_of(row[0]), row) for row in rows if key_and_task_of(row[1])[1] == task_id]
+    found = [(work.keys.queue_of(row[0]), row) for row in rows if Record.known(row[1]).task_id == task_id]
     taken = look_all(work, found)
     for each in found:
         remove(work, *each)

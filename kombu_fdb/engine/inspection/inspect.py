@@ -17,7 +17,7 @@ from kombu_fdb.keyspace.codec import (
     limits_of,
     published_at,
 )
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, Range, pack, range_of, readable
+from kombu_fdb.keyspace.layout import Keyspace, Range, pack, range_of, readable
 from kombu_fdb.model import (
     URGENT,
     KeyCounts,
@@ -155,7 +155,7 @@ def _oldest(work: Work, queues: list[str]) -> dict[str, int]:
     for number, queue in enumerate(queues):
         names = {turn[3] for turn, _ in readable(parts[2 * number], partial(work.keys.split_ring, queue))}
         names |= {key for (_queue, key), _ in work.keys.read(parts[2 * number + 1], str, str)}
-        heads += [(queue, range_of(work.keys.items(queue, name, EVERY_RANK))) for name in names if name]
+        heads += [(queue, work.keys.all_items(queue, name)) for name in names if name]
     _note_oldest(work, heads, found)
     return found
 

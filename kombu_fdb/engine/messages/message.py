@@ -43,7 +43,6 @@ from kombu_fdb.keyspace.codec import (
     Record,
     chunks_of,
     encode_lease,
-    key_and_task_of,
     size_of,
     traces_of,
 )
@@ -102,7 +101,7 @@ def end_lease(work: Work, queue: str, *places: Place) -> None:
 
 def forget(work: Work, message: Message[bytes]) -> None:
     """Clear the index row of the old stamp: the message gets another stamp, or none."""
-    unindex(work, key_and_task_of(message.value)[1], message.place)
+    unindex(work, Record.known(message.value).task_id, message.place)
 
 
 def delete(work: Work, message: Message[bytes]) -> None:
@@ -144,7 +143,7 @@ def put_delayed(work: Work, to: Subqueue, due_ms: int, message: Record | bytes) 
 def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:
     """Store the message behind ``prefix`` and a new stamp, and index it. Returns the size of its payload."""
     if isinstance(message, bytes):
-        value, task_id, size = message, key_and_task_of(message)[1], size_of(message)
+        value, task_id, size = message, Record.known(message).task_id, size_of(message)
     else:
         if message.size > INLINE_BYTES:
             message = _write_chunks(work, message)

@@ -15,7 +15,7 @@ from kombu_fdb.engine.messages.message import Subqueue, forget, put_delayed, put
 from kombu_fdb.engine.stored.batches import came_by, rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Message, Record
-from kombu_fdb.keyspace.layout import EVERY_RANK, STAMP_BYTES, Keyspace, priority_of, range_of, read_or, split_place
+from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, priority_of, range_of, read_or, split_place
 from kombu_fdb.model import Way
 from kombu_fdb.store.protocol import KeyValue
 
@@ -43,12 +43,12 @@ def move_some(
     mark are left, and skipped as far as they stand together.
     """
     (source, key), (last, cursor) = which, by
-    prefixes = (
-        (work.keys.delayed(source), work.keys.keyed(source), work.keys.ready(source))
-        if key is None
-        else (work.keys.items(source, key, EVERY_RANK),)
-    )
-    rows, following = rows_from(work, [range_of(each) for each in prefixes], cursor, limit)
+    if key is None:
+        prefixes = (work.keys.delayed(source), work.keys.keyed(source), work.keys.ready(source))
+        ranges = [range_of(prefix) for prefix in prefixes]
+    else:
+        ranges = [work.keys.all_items(source, key)]
+    rows, following = rows_from(work, ranges, cursor, limit)
     meant = [row for row in rows if came_by(last, row[0]) and _is_readable(work.keys, row[0])]
     moved = _light(meant)
     if len(moved) < len(meant):
@@ -95,7 +95,7 @@ def _by_name(target: str, value: bytes) -> Record | bytes:
 
 def _rows(work: Work, source: str, limit: int, key: str | None) -> tuple[list[KeyValue], list[KeyValue]]:
     if key is not None:
-        rows = work.tr.get_range(*range_of(work.keys.items(source, key, EVERY_RANK)), limit=limit, snapshot=True)
+        rows = work.tr.get_range(*work.keys.all_items(source, key), limit=limit, snapshot=True)
         return _light([row for row in rows if _is_readable(work.keys, row[0])]), []
     prefixes = (work.keys.ready(source), work.keys.keyed(source), work.keys.delayed(source))
     found = work.tr.get_ranges([(*range_of(each), limit) for each in prefixes], snapshot=True)

@@ -38,7 +38,7 @@ from kombu_fdb.engine.messages.message import delete, take_out
 from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
 from kombu_fdb.keyspace.codec import Message, decode_amount, decode_count, size_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, STAMP_BYTES, Range, range_of, split_place
+from kombu_fdb.keyspace.layout import STAMP_BYTES, Range, range_of, split_place
 from kombu_fdb.store.protocol import KeyValue
 
 DROP_HEAD = "drop-head"
@@ -202,7 +202,7 @@ def _in_turn(work: Work, queue: str, backlogs: Mapping[str, int], part: int) -> 
     while heap:
         number, _stamp, key, head = heappop(heap)
         if head is None:
-            heads[key] = _from_head(work, queue, range_of(work.keys.items(queue, key, EVERY_RANK)), part)
+            heads[key] = _from_head(work, queue, work.keys.all_items(queue, key), part)
         else:
             yield head
             number += 1

@@ -28,8 +28,8 @@ from kombu_fdb.engine.scheduling.key_limits import Sightings
 from kombu_fdb.engine.stored.batches import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Message, Record, due_from, expires_ms_of, key_and_task_of
-from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, range_of, read_or
+from kombu_fdb.keyspace.codec import Message, Record, due_from
+from kombu_fdb.keyspace.layout import Keyspace, range_of, read_or
 from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue
 
@@ -97,8 +97,7 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
         bury(work, message, Cause.malformed(error))
         return
     forget(work, message)
-    fair_key, _task_id = key_and_task_of(message.value)
-    put_ready(work, Subqueue(queue, fair_key, rank), due_from(message.value, due_ms))
+    put_ready(work, Subqueue(queue, Record.known(message.value).key, rank), due_from(message.value, due_ms))
 
 
 def unpark(work: Work, sightings: Sightings) -> int | None:
@@ -179,12 +178,12 @@ def at_heads(work: Work, queues: Sequence[str]) -> tuple[dict[str, list[bytes]],
         for queue, rows in zip(queues, named, strict=True)
         for key in ("", *(key for (_queue, key), _ in work.keys.read(rows, str, str)))
     ]
-    ranges = [(*range_of(work.keys.items(queue, key, EVERY_RANK)), 1) for queue, key in places]
+    ranges = [(*work.keys.all_items(queue, key), 1) for queue, key in places]
     due: dict[str, list[bytes]] = {}
     next_ms = None
     for (queue, _key), rows in zip(places, work.tr.get_ranges(ranges, snapshot=True), strict=True):
         for row, value in rows:
-            expires_ms = expires_ms_of(value)
+            expires_ms = Record.known(value).expires_ms
             if 0 < expires_ms <= work.now_ms:
                 due.setdefault(queue, []).append(row)
             elif expires_ms:

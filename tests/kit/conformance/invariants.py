@@ -10,7 +10,7 @@ from kombu_fdb.engine.messages.message import places
 from kombu_fdb.engine.stored.newer import LEASE
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Message, Record, key_and_task_of, size_of
+from kombu_fdb.keyspace.codec import Message, Record, size_of
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import QueueCounts
 from kombu_fdb.store.protocol import KeyValue
@@ -81,12 +81,12 @@ def check_whereabouts(engine: Engine) -> None:
             if tag == "lease":
                 queue, place, record = Message.of_lease(value)
                 place = keys.at(queue, place)
-            if task_id := key_and_task_of(record)[1]:
+            if task_id := Record.known(record).task_id:
                 expected.add((task_id, place))
     unnamed = set()
     for key, value in _rows(engine, "newer"):
         place = keys.at(*keys.split_newer(key))
-        if task_id := key_and_task_of(value)[1]:
+        if task_id := Record.known(value).task_id:
             expected.add((task_id, place))
         elif keys.unpack(key)[1] == LEASE:
             unnamed.add(place)

@@ -16,7 +16,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling.fair import tenant_of
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Message, Record, decode_count, key_and_task_of
+from kombu_fdb.keyspace.codec import Message, Record, decode_count
 from kombu_fdb.keyspace.layout import Keyspace, has_key, range_of, split_place
 from kombu_fdb.model import Rank, SessionId
 from kombu_fdb.routing.tables import PREDECLARED, QueueDeclaration
@@ -95,7 +95,7 @@ class _World:
         self.queues.add(queue)
         try:
             self.ids.add(Record.outline(record).message_id)
-            self.tasks.add(key_and_task_of(record)[1])
+            self.tasks.add(Record.known(record).task_id)
         except FormatError:
             return
 

@@ -41,7 +41,7 @@ def decode_lease(value: bytes) -> None:
     codec.redelivered(record)
     codec.due_from(record, 5)
     codec.published_at(record, 0)
-    codec.key_and_task_of(record)
+    codec.Record.known(record)
     codec.size_of(record)
 
 
