@@ -211,10 +211,10 @@ class LoopBell:
         self._rung = asyncio.Event()
 
     def ring(self) -> None:
-        """Wake him, from any thread, also out of a signal handler."""
+        """Wake the sleeper, from any thread, also out of a signal handler."""
         try:
             self._loop.call_soon_threadsafe(self._rung.set)
-        except RuntimeError:  # the loop was closed while he slept: let go of him, that his wait may be collected
+        except RuntimeError:  # the loop was closed while it slept: let go of it, so that its wait may be collected
             self._rung = asyncio.Event()
 
     def clear(self) -> None:

@@ -394,9 +394,6 @@ def _rank(work: Work, queue: str, key: bytes) -> Rank:
 LEASES_PER_PAGE = 1_000
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
 def page(work: Work, queue: str, view: View, limit: int) -> Page:
     """Up to ``limit`` messages, at a cost that does not depend on the queue.
 
@@ -480,7 +477,7 @@ def _priority(keys: Keyspace, queue: str, state: str, row: KeyValue) -> int:
     return keys.priority(rank)
 
 
-# -- one message -------------------------------------------------------------------------------------------------------
+# -- where a page has shown it -----------------------------------------------------------------------------------------
 
 
 def read_at(work: Work, queue: str, state: str, position: bytes) -> Listed | None:

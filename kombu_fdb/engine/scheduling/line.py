@@ -81,14 +81,14 @@ _ALONE = b"\x00\x00"
 
 
 class Waiter(NamedTuple):
-    """A row of a line. ``demand``: None if no version of ours wrote it."""
+    """A consumer that waits in a line: the key of its row, and its demand; None if no version of ours wrote that."""
 
     key: bytes
     demand: Demand | None
 
 
 class Standing(NamedTuple):
-    """What a look has found.
+    """How a demand stands in its line, as a look has found it.
 
     ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
     the first one sees it. ``server``: the session that served the line last. ``behind``: how many stand before it, if

@@ -157,37 +157,36 @@ class Tls(NamedTuple):
     ca_file: str | None = None
     verify_peers: str | None = None
 
+    def apply(self, fdb: Any) -> None:
+        """Set the client's options, before the library connects.
 
-def apply(fdb: Any, tls: Tls) -> None:
-    """Set the options, before the library connects.
-
-    Raises ``StoreUnavailable`` for a file that can't be read, or if the process has opened a cluster with others.
-    """
-    if tls == Tls() or getattr(fdb, _ATTRIBUTE, None) == tls:
-        return
-    for name, path in tls._asdict().items():
-        if name.endswith("_file") and path is not None and not os.access(path, os.R_OK):
+        Raises ``StoreUnavailable`` for a file that can't be read, or if the process has opened a cluster with others.
+        """
+        if self == Tls() or getattr(fdb, _ATTRIBUTE, None) == self:
+            return
+        for name, path in self._asdict().items():
+            if name.endswith("_file") and path is not None and not os.access(path, os.R_OK):
+                raise StoreUnavailable(
+                    "a TLS file can't be read",
+                    option=f"tls_{name}",
+                    path=path,
+                    fix="Check that it exists and that this user can read it.",
+                )
+        if fdb.impl._network_thread:
             raise StoreUnavailable(
-                "a TLS file can't be read",
-                option=f"tls_{name}",
-                path=path,
-                fix="Check that it exists and that this user can read it.",
+                "this process has opened a cluster with other TLS settings",
+                fix="FoundationDB's client has one set per process: give every broker the same.",
             )
-    if fdb.impl._network_thread:
-        raise StoreUnavailable(
-            "this process has opened a cluster with other TLS settings",
-            fix="FoundationDB's client has one set per process: give every broker the same.",
-        )
-    options = fdb.options
-    for setter, value in (
-        (options.set_tls_cert_path, tls.certificate_file),
-        (options.set_tls_key_path, tls.key_file),
-        (options.set_tls_ca_path, tls.ca_file),
-        (options.set_tls_verify_peers, None if tls.verify_peers is None else tls.verify_peers.encode()),
-    ):
-        if value is not None:
-            setter(value)
-    setattr(fdb, _ATTRIBUTE, tls)
+        options = fdb.options
+        for setter, value in (
+            (options.set_tls_cert_path, self.certificate_file),
+            (options.set_tls_key_path, self.key_file),
+            (options.set_tls_ca_path, self.ca_file),
+            (options.set_tls_verify_peers, None if self.verify_peers is None else self.verify_peers.encode()),
+        ):
+            if value is not None:
+                setter(value)
+        setattr(fdb, _ATTRIBUTE, self)
 
 
 # -- the database ------------------------------------------------------------------------------------------------------
@@ -238,7 +237,7 @@ class FoundationDatabase:
         if cluster_file is not None and not os.path.exists(cluster_file):
             raise no_cluster_file(cluster_file)
         try:
-            apply(fdb, tls or Tls())
+            (tls or Tls()).apply(fdb)
             _ask_at_once(fdb)
             handle = _connect(fdb, cluster_file, connection_string)
             handle.options.set_max_watches(MOST_WATCHES)
