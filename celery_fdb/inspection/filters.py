@@ -45,8 +45,9 @@ from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.inspection.time_formats import moment
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Conditions, State
-from kombu_fdb.engine.dead_letters import arguments_of, error_of, task_names_of, task_of
+from kombu_fdb.engine.dead_letters import error_of, task_names_of, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError
+from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Listed, Peeked, Spot
 from kombu_fdb.primitives.ranges import LATEST_MS, shown
 
@@ -194,7 +195,7 @@ class Filter:
             and self._is_in_time(message)
             and (not self.text or self.text.lower() in f"{message.task_id} {message.message_id.hex()}".lower())
             and (not self.task or any(_is_task(each, self.task) for each in task_names_of(message)))
-            and (not self.arguments or self.arguments.lower() in arguments_of(message).lower())
+            and (not self.arguments or self.arguments.lower() in _arguments_of(message).lower())
         )
 
     def _died_so(self, message: Peeked) -> bool:
@@ -250,6 +251,12 @@ def _wanted(text: str) -> str:
 
 def _is_class(found: str, wanted: str) -> bool:
     return found == _wanted(wanted) or found.endswith(f".{wanted}")
+
+
+def _arguments_of(message: Peeked) -> str:
+    """The arguments of the Celery task, as they were published; "" if it has none."""
+    headers = headers_of(message.payload)
+    return f"{headers.get('argsrepr') or ''} {headers.get('kwargsrepr') or ''}"
 
 
 def _is_task(found: str, wanted: str) -> bool:

@@ -123,12 +123,6 @@ def task_names_of(letter: Peeked) -> tuple[str, str]:
     return str(headers.get("shadow") or task) if task else "", task
 
 
-def arguments_of(message: Peeked) -> str:
-    """The arguments of the Celery task, as they were published; "" if it has none."""
-    headers = headers_of(message.payload)
-    return f"{headers.get('argsrepr') or ''} {headers.get('kwargsrepr') or ''}"
-
-
 def error_of(message: Peeked) -> str:
     """The class of the exception of its last death; if it never died and waits to be retried, of its last attempt.
 

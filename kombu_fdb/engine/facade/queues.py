@@ -13,7 +13,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Group, read, write
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
-from kombu_fdb.primitives import ranges
+from kombu_fdb.primitives.ranges import check_text, utf8
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Queues(Group):
         ``owner``: a session and a tag that count as a consumer of the queue from its beginning. So an exclusive queue
         ends with its owner even if the owner never consumes. Raises ``SessionLost``.
         """
-        if len(ranges.utf8("queue's name", declaration.name)) > LONGEST_NAME:
+        if len(utf8("queue's name", declaration.name)) > LONGEST_NAME:
             raise LimitExceeded("the queue's name is too long", name=declaration.name[:80], longest_bytes=LONGEST_NAME)
 
         def body(work: Work) -> bool:
@@ -205,11 +205,11 @@ class Queues(Group):
 
     def declare_exchange(self, exchange: Exchange) -> None:
         """Create an exchange. Raises ``NotEquivalent`` if it has another type, ``QueueError`` for a long name."""
-        ranges.check_text("exchange's name, which Celery takes from its queue,", exchange.name, LONGEST_NAME)
+        check_text("exchange's name, which Celery takes from its queue,", exchange.name, LONGEST_NAME)
         self._run.write(lambda work: topology.declare_exchange(work, exchange))
 
     def bind(self, queue: str, exchange: str, routing_key: str) -> None:
         """Bind a queue. Idempotent. Raises ``ExchangeNotFound``, and ``QueueError`` for a key over AMQP's 255 bytes."""
         for name, text in (("queue's name", queue), ("routing key", routing_key)):
-            ranges.check_text(name, text, LONGEST_NAME)
+            check_text(name, text, LONGEST_NAME)
         self._run.write(lambda work: topology.bind(work, queue, exchange, routing_key))

@@ -66,7 +66,7 @@ from kombu_fdb.store.protocol import (
 )
 from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite.errors import explain, explain_os
-from kombu_fdb.store.sqlite.files import check_library, check_path, identify
+from kombu_fdb.store.sqlite.files import check_path, check_sqlite_version, identify
 from kombu_fdb.store.sqlite.open_file import CLOSE_S, OpenFile
 from kombu_fdb.store.sqlite.space import FULL_S
 
@@ -592,7 +592,7 @@ class SqliteDatabase:
         """
         if synchronous not in ("normal", "full"):
             raise OptionError("synchronous must be 'normal' or 'full'", given=synchronous)
-        check_library()
+        check_sqlite_version()
         database = cls(check_path(os.fspath(path)), synchronous, clock or SystemClock())
         open_file.refuse_tainted(database.path)
         deadline = database.clock.monotonic() + timeout_s

@@ -69,7 +69,7 @@ INSERT INTO kv VALUES (0, 0);
 MEND_VERSION = "INSERT INTO kv SELECT 0, ? WHERE NOT EXISTS (SELECT 1 FROM kv WHERE k=0)"
 
 
-def check_library() -> None:
+def check_sqlite_version() -> None:
     """Raises ``StoreUnavailable`` if Python came with a SQLite that is too old."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         oldest = ".".join(map(str, OLDEST_SQLITE))
