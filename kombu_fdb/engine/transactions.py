@@ -63,7 +63,7 @@ class Transactions:
         self.policy = policy or Policy()
         self.timeouts = timeouts or Timeouts()
         self.routing = RoutingTables(self.keys, self.clock)
-        self.totals = totals.Totals(self.keys, self.clock)
+        self.totals = totals.PendingTotals(self.keys, self.clock)
         self.sightings = Sightings(self.clock)
         client = self.ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))

@@ -157,7 +157,7 @@ INTERVAL_S = 1.0
 MOST_PENDING = 10_000
 
 
-class Totals:
+class PendingTotals:
     """What this process has counted and not written yet. Thread-safe without a lock: a signal handler may count."""
 
     def __init__(self, keys: Keyspace, clock: Clock) -> None:
@@ -192,7 +192,7 @@ class Totals:
 class Share:
     """What one transaction writes, besides its own events: counts of a bounded number of kinds."""
 
-    def __init__(self, totals: Totals) -> None:
+    def __init__(self, totals: PendingTotals) -> None:
         self.taken: dict[Event, int] = {}
         #: How many of the kinds are by key, for each queue.
         self._keyed: Counter[str] = Counter()
