@@ -26,6 +26,8 @@ OPTIONS = json.loads(os.environ["RUN_OPTIONS"])
 POOL = os.environ.get("RUN_POOL", "")
 #: The shop's SQL database, which has the outbox.
 DATABASE = os.environ["RUN_DATABASE"]
+#: Between two of beat's.
+TICK_S = 1.0
 recorder = Recorder(os.environ["RUN_HISTORY"], os.environ["RUN_WHO"])
 
 outbox.LEASE_S = 1.0
@@ -41,6 +43,8 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     task_ignore_result=True,
     result_backend=URL,
+    beat_schedule={"tick": {"task": "plain", "schedule": TICK_S}},
+    beat_schedule_filename=f"{DATABASE}.{recorder.who.partition('.')[0]}",
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_hijack_root_logger=False,
 )

@@ -43,13 +43,25 @@ OPTIONS = {
     "operation_timeout": 5.0,
     "connect_timeout": 5.0,
 }
-#: How long a worker or a relay may take to end.
+#: How long a worker, a relay or a beat may take to end.
 STOP_S = 15.0
 PATIENCE_S = 180.0
-#: Role, zone; the first is on the client of its name.
-ROLES = {"prefork": "a", "other": "b", "taker1": "b", "taker2": "c", "producer1": "a", "producer2": "c", "relay": "a"}
-#: What a program, a worker or a relay says when it has.
-BEGUN = ("begun", " ready.", "relay started")
+#: Role, zone.
+ROLES = {
+    "prefork": "a",
+    "other": "b",
+    "taker1": "b",
+    "taker2": "c",
+    "relay": "a",
+    "beat1": "a",
+    "beat2": "c",
+    "producer1": "a",
+    "producer2": "c",
+}
+#: They only publish, and end before the others.
+PUBLISHERS = ("beat", "producer")
+#: What a program, a worker, a relay or a beat says when it has.
+BEGUN = ("begun", " ready.", "relay started", "beat: Starting")
 POOLS = ("threads", "solo", "gevent")
 CLOCKS, CLOCKS_SHARE = "clocks off", 0.3
 #: Below 100 MB of free disk the cluster slows its clients down; a server writes some 100 MB a minute here.
@@ -99,12 +111,14 @@ class Run:
         self._generations = Counter[str]()
         self._pool = self.rng.choice(POOLS)
         self._observer = box.client("observer")
-        self._clients = {role: box.client(_machine(role), zone) for role, zone in ROLES.items()}
+        self._clients = {
+            role: box.machines.get(name := _machine(role)) or box.client(name, zone) for role, zone in ROLES.items()
+        }
 
     @property
     def struck_ones(self) -> list[Client]:
         """Clients that a fault may choose."""
-        return list(self._clients.values())
+        return list(dict.fromkeys(self._clients.values()))
 
     def _compatible(self, names: Sequence[str]) -> list[str]:
         """A run has clocks that jump, or pauses.
@@ -210,7 +224,7 @@ class Run:
                 _await(each)
             self._strike(seconds)
             for each in list(self.actors):
-                if each.role.startswith("producer"):
+                if each.role.startswith(PUBLISHERS):
                     self.stop(each)
             self.observe("drain")
             for each in list(self.actors):
@@ -270,7 +284,8 @@ def play(seed: int, seconds: float, folder: Path, names: Sequence[str] | None = 
 
 
 def _machine(role: str) -> str:
-    return f"shop{role[-1]}" if role.startswith("producer") else role
+    """Its publishers are a shop's."""
+    return f"shop{role[-1]}" if role.startswith(PUBLISHERS) else role
 
 
 def _command(role: str, who: str, pool: str, seed: int) -> list[str]:
@@ -281,8 +296,11 @@ def _command(role: str, who: str, pool: str, seed: int) -> list[str]:
         return [*outbox, "--connect", "tests.network.app:connect", "--interval", "0.2"]
     if role.startswith("taker"):
         return ["-m", "tests.network.taker"]
+    celery = ["-m", "kit.celery_program", "-A", "tests.network.app"]
+    if role.startswith("beat"):
+        return [*celery, "beat", "-S", "tests.network.ticks:Ticks", "-l", "INFO"]
     options = ["-P", pool, "-c", "2", "-n", f"{who}@run", "--without-mingle", "--without-gossip", "-l", "INFO"]
-    return ["-m", "kit.celery_program", "-A", "tests.network.app", "worker", "-Q", "tasks,keyed", *options]
+    return [*celery, "worker", "-Q", "tasks,keyed", *options]
 
 
 def _await(actor: Actor) -> bool:
