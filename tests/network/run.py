@@ -60,8 +60,9 @@ ROLES = {
 }
 #: They only publish, and end before the others.
 PUBLISHERS = ("beat", "producer")
-#: What a program, a worker, a relay or a beat says when it has.
-BEGUN = ("begun", " ready.", "relay started", "beat: Starting")
+#: What a program, a worker, a relay or a beat says when it has. (Celery's beat starts before it can be told to end: in
+#: the handler of the signal it makes the scheduler that it is making.)
+BEGUN = ("begun", " ready.", "relay started", "Scheduler: Sending")
 POOLS = ("threads", "solo", "gevent")
 CLOCKS, CLOCKS_SHARE = "clocks off", 0.3
 #: Below 100 MB of free disk the cluster slows its clients down; a server writes some 100 MB a minute here.
