@@ -31,7 +31,13 @@ from .programs import work
 KEYS = ("a", "b", "c", "d")
 #: Of one thread, in seconds.
 PAUSE_S = 0.12
-REFUSALS = (InvalidArgument, QueueError)
+
+
+class RolledBack(Exception):
+    """An order that did not come about."""
+
+
+REFUSALS = (InvalidArgument, QueueError, RolledBack)
 DOUBTS = (StoreError, OperationalError, BatchPublishError, OSError)
 PUBLISH_S = OPTIONS["publish_timeout"]
 WINDOW_S = 300.0
@@ -70,14 +76,16 @@ def by_groups(over: threading.Event, rng: random.Random) -> None:
         elif kind == "batch":
             group(names, partial(publish_many, [plain.s().set(task_id=name) for name in names]))
         else:
-            group(names, partial(order, box, names))
+            group(names, partial(order, box, names, commits=rng.random() < 0.7))
 
 
-def order(box: Outbox, names: Sequence[str]) -> None:
+def order(box: Outbox, names: Sequence[str], *, commits: bool) -> None:
     with closing(connect()) as database:
         cursor = database.cursor()
         for name in names:
             box.add(cursor, plain.s().set(task_id=name))
+        if not commits:
+            raise RolledBack  # as closing does that
         database.commit()
 
 
