@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -207,11 +208,15 @@ def _guarded(app: Any, *, is_local: bool) -> Any:
 
 
 def _wait_for_the_end() -> None:
-    """Ctrl-C, or what a service manager sends."""
     end = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: end.set())
+    _on_the_end(end.set)
     end.wait()
+
+
+def _on_the_end(end: Callable[[], None]) -> None:
+    """Ctrl-C, or what a service manager sends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: end())
 
 
 # -- web ---------------------------------------------------------------------------------------------------------------
@@ -323,4 +328,6 @@ def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> 
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"serving http://{shown}:{port}/{' (read-only)' if not given['write'] else ''}", err=True)
+    # uvicorn hands the signal on when all has ended, and would kill this process before its connections are closed.
+    _on_the_end(lambda: None)
     uvicorn.Server(config).run(sockets=[listener])

@@ -171,7 +171,7 @@ def test_it_serves_until_it_is_told_to_end_also_to_pages_that_are_live(url: str,
             while b"event: look" not in live.readline():
                 pass
             process.send_signal(signal.SIGTERM)
-            process.wait(DEADLINE_S)
+            assert process.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.process
