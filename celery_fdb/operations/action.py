@@ -32,13 +32,11 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from typing import Generic, NamedTuple, Protocol, TypeVar
-from urllib.parse import quote, unquote_to_bytes
+from typing import NamedTuple
 
 from celery import Celery
 
 from celery_fdb.inspection.filters import FIELDS, Filter, dead_queues, died_elsewhere
-from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
 from kombu_fdb import Broker, Queue, Spot
 from kombu_fdb.api.arguments import State
@@ -153,12 +151,8 @@ def _fingerprint(message: Peeked) -> bytes:
 # -- the action --------------------------------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
 #: Stands for the queue of an action on all queues of dead letters.
 EVERYWHERE = "all queues"
-#: Ends the name of a field whose value is quoted, as in an address.
-QUOTED = ".quoted"
 #: States of messages that an action on all acts upon.
 WAITING: tuple[State, ...] = ("ready", "delayed")
 
@@ -280,6 +274,8 @@ class Action:
     on_whole: bool = False
     #: Acts on one key of a queue as well as on the whole of it.
     takes_key: bool = False
+    #: Acts on workers, for which a page's user needs a right of its own.
+    on_workers: bool = False
     #: What to say of its fields before it is done: "" for nothing.
     doubt: Callable[[Request], str] | None = None
 
@@ -338,7 +334,6 @@ class Action:
 
     def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
         """From all that a page was sent: the key that it is about, and its fields, for a ``Request``."""
-        given = dict(received(*each) for each in given.items())
         known = (*(each.name for each in self.fields), ASKED_FIELD, *((*FIELDS, "state") if self.by_filter else ()))
         found = {name: given[name] for name in known if name in given}
         return None if self.by_filter else given.get("key"), found
@@ -374,32 +369,29 @@ def log() -> logging.Logger:
     return found
 
 
-class Audit(Protocol):
-    """Where one person's actions are recorded."""
-
-    def begin(self, queue: str, text: str) -> Callable[[str], None]:
-        """Before the action; what is returned completes the entry. What this raises, the action is not done."""
+#: Where one person's actions are recorded. It is given the queue and a text before the action, and what it returns
+#: completes the entry. If it raises, the action is not done.
+Audit = Callable[[str, str], Callable[[str], None]]
 
 
-@dataclass(frozen=True, slots=True)
-class LogAudit:
+def log_audit(user: str) -> Audit:
     """Entries in the log ``celery_fdb.audit``, two lines each, at the level INFO."""
 
-    user: str
-
-    def begin(self, queue: str, text: str) -> Callable[[str], None]:
+    def begin(queue: str, text: str) -> Callable[[str], None]:
         def tell(text: str) -> None:
-            log().info("%s on %s: %s", plain(self.user), plain(queue), plain(text))
+            log().info("%s on %s: %s", plain(user), plain(queue), plain(text))
 
         tell(text)
         return tell
+
+    return begin
 
 
 def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> Outcome:
     """Do it, with an entry of the audit that tells how it ended. Raises what the action raises."""
     action.check(request)
     action.check_asked(broker, request)
-    complete = audit.begin(request.queue, f"{action.label} ({request}): begun.")
+    complete = audit(request.queue, f"{action.label} ({request}): begun.")
     ending = f"{action.label} ({request}): interrupted"
     try:
         outcome = action.run(broker, request)
@@ -458,78 +450,3 @@ def _read(mark: str) -> tuple[int, bytes]:
         return int(number if number.isdecimal() else "none"), bytes.fromhex(following)
     except ValueError:
         raise InvalidArgument("no mark of an action", given=shown(mark), fix="Begin it anew.") from None
-
-
-# -- names in forms ----------------------------------------------------------------------------------------------------
-
-
-def carried(name: str, value: str) -> tuple[str, str]:
-    """A hidden field of a form that comes back as it was sent.
-
-    Browsers replace NUL, write line breaks as CRLF, and have no lone surrogates: a value with one of them is quoted,
-    and its field's name says so. Otherwise an action would be done to a queue or key of another name.
-    """
-    if value.isprintable():
-        return name, value
-    return name + QUOTED, quote(value, safe="", errors="surrogatepass")
-
-
-def received(name: str, value: str) -> tuple[str, str]:
-    """The field that was carried."""
-    if not name.endswith(QUOTED):
-        return name, value
-    raw = unquote_to_bytes(value)
-    try:
-        return name.removesuffix(QUOTED), raw.decode(errors="surrogatepass")
-    except UnicodeDecodeError:  # not one of our forms
-        return name.removesuffix(QUOTED), raw.decode(errors="replace")
-
-
-# -- how outcomes tell of messages -------------------------------------------------------------------------------------
-
-
-class Done(NamedTuple, Generic[T]):
-    """What became of the selected messages that had not moved, how many had, and how many were not reached in time."""
-
-    results: list[tuple[Spot, T]]
-    missed: int
-    late: int
-
-    @property
-    def spots(self) -> list[Spot]:
-        return [spot for spot, _ in self.results]
-
-    def outcome(self, text: str) -> Outcome:
-        """The outcome, with a sentence about the others."""
-        if self.missed:
-            text += f" Left alone: {plural(self.missed, 'message')} that had moved meanwhile."
-        if self.late:
-            text += f" Not reached in time: {plural(self.late, 'message')}; select them again to go on."
-        return Outcome(text, self.missed)
-
-
-def each_selected(request: Request, act: Callable[[Spot], T | None]) -> Done[T]:
-    """Act on one after the other, as long as there is time. ``act``: None for a message that has moved."""
-    ends = request.clock.monotonic() + request.seconds
-    results: list[tuple[Spot, T]] = []
-    for number, spot in enumerate(request.spots):
-        if number and request.clock.monotonic() >= ends:
-            return Done(results, number - len(results), len(request.spots) - number)
-        found = act(spot)
-        if found is not None:
-            results.append((spot, found))
-    return Done(results, len(request.spots) - len(results), 0)
-
-
-def names(request: Request, spots: Sequence[Spot]) -> str:
-    """A colon and the names of the messages; nothing for none."""
-    found = [request.names.get(each.message_id) or each.message_id.hex() for each in spots]
-    return f": {', '.join(found)}" if found else ""
-
-
-def names_of(broker: Broker, queue: str, spots: Sequence[Spot]) -> dict[bytes, str]:
-    """Task and id of the messages that are still there, by message id."""
-    now_ms = SystemClock().wall_ms()
-    seen = [broker.queue(queue).at(each) for each in spots]
-    rows = [view_of(each, now_ms) for each in seen if each is not None]
-    return {row.message.message_id: f"{row.title} {row.id}" for row in rows}

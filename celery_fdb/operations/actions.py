@@ -1,14 +1,9 @@
-"""All actions by name, and which of them a page offers."""
+"""All actions by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from celery_fdb.inspection.message import MessageView
-from celery_fdb.inspection.overview import QueueView
 from celery_fdb.operations import messages, queues, workers
 from celery_fdb.operations.action import Action
-from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
 _ON_QUEUES_AND_KEYS = (
     Action(
@@ -171,53 +166,18 @@ _ON_SCHEDULES = (
 )
 
 ACTIONS = {
-    each.name: each for each in (*_ON_QUEUES_AND_KEYS, *_ON_QUEUES, *_ON_DEAD_LETTERS, *_ON_MESSAGES, *_ON_SCHEDULES)
+    each.name: each
+    for each in (
+        *_ON_QUEUES_AND_KEYS,
+        *_ON_QUEUES,
+        *_ON_DEAD_LETTERS,
+        *_ON_MESSAGES,
+        *_ON_SCHEDULES,
+        *workers.ON_WORKERS,
+    )
 }
 
 
-def offered(queue: str, rows: Sequence[MessageView]) -> list[Action]:
-    """For messages that are selected, all in one state.
-
-    Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled, or due
-    at another moment unless a worker holds them.
-    """
-    states = {row.message.state for row in rows}
-    if queue.endswith(DEAD_SUFFIX) and states <= {"ready"}:
-        return _named("replay", "edit", "discard")
-    has_strangers = any(row.home not in ("", queue) and row.message.state == "ready" for row in rows)
-    due = ["run_now", "reschedule"] if "delayed" in states else ["reschedule"] if "ready" in states else []
-    return _named(*(["replay", "edit"] if has_strangers else []), *due, "cancel")
-
-
-def offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Action]:
-    """For all messages of the queue in the state of the rows, or all that match a filter."""
-    states = {row.message.state for row in rows}
-    if queue.endswith(DEAD_SUFFIX):
-        return _named("replay_all", "discard_all") if states == {"ready"} else []
-    return _named("cancel_all") if states and "leased" not in states else []
-
-
-def offered_on_cause(*, everywhere: bool = False) -> list[Action]:
-    """For the dead letters of one cause, of a queue or of all queues."""
-    return _named("replay_everywhere", "discard_everywhere") if everywhere else _named("replay_all", "discard_all")
-
-
-def offered_on_queue(view: QueueView) -> list[Action]:
-    """For the queue as a whole."""
-    pausing_ = "resume" if view.paused else "pause"
-    return _named(pausing_, "limit", "unlimit", "publish", "move", "purge", "delete_queue")
-
-
-def offered_on_key(*, paused: bool, limited: bool) -> list[Action]:
-    """For one key of a queue."""
-    return _named("resume" if paused else "pause", "limit", *(["unlimit"] if limited and not paused else []), "move")
-
-
-def offered_on_schedule(*, told: bool, paused: bool, configured: bool) -> list[Action]:
-    """``told``: a beat that obeys pauses has reported it. ``configured``: the app says what it publishes."""
-    pausing = ["schedule_resume"] if paused else ["schedule_pause"] if told else []
-    return _named(*pausing, *(["schedule_run"] if configured else []))
-
-
-def _named(*found: str) -> list[Action]:
-    return [ACTIONS[name] for name in found]
+def named(*names: str) -> list[Action]:
+    """As a page offers them."""
+    return [ACTIONS[each] for each in names]

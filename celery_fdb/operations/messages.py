@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from celery import Celery
@@ -30,10 +30,10 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import loads as loads_types
 
 from celery_fdb.control import NotTold, tell
-from celery_fdb.inspection.filters import PART, dead_queues, died_elsewhere
+from celery_fdb.inspection.filters import dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment, seconds_of
-from celery_fdb.operations.action import Done, Field, Outcome, Request, each_selected, in_parts, names
+from celery_fdb.operations.action import Field, Outcome, Request, in_parts
 from kombu_fdb import Broker, DeadLetters, Spot
 from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -237,11 +237,57 @@ def _priority(text: str) -> int | None:
     return int(text)
 
 
+# -- how outcomes tell of messages -------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+class Done(NamedTuple, Generic[T]):
+    """What became of the selected messages that had not moved, how many had, and how many were not reached in time."""
+
+    results: list[tuple[Spot, T]]
+    missed: int
+    late: int
+
+    @property
+    def spots(self) -> list[Spot]:
+        return [spot for spot, _ in self.results]
+
+    def outcome(self, text: str) -> Outcome:
+        """The outcome, with a sentence about the others."""
+        if self.missed:
+            text += f" Left alone: {plural(self.missed, 'message')} that had moved meanwhile."
+        if self.late:
+            text += f" Not reached in time: {plural(self.late, 'message')}; select them again to go on."
+        return Outcome(text, self.missed)
+
+
+def _each_selected(request: Request, act: Callable[[Spot], T | None]) -> Done[T]:
+    """Act on one after the other, as long as there is time. ``act``: None for a message that has moved."""
+    ends = request.clock.monotonic() + request.seconds
+    results: list[tuple[Spot, T]] = []
+    for number, spot in enumerate(request.spots):
+        if number and request.clock.monotonic() >= ends:
+            return Done(results, number - len(results), len(request.spots) - number)
+        found = act(spot)
+        if found is not None:
+            results.append((spot, found))
+    return Done(results, len(request.spots) - len(results), 0)
+
+
+def _names(request: Request, spots: Sequence[Spot]) -> str:
+    """A colon and the names of the messages; nothing for none."""
+    found = [request.names.get(each.message_id) or each.message_id.hex() for each in spots]
+    return f": {', '.join(found)}" if found else ""
+
+
 # -- cancel ------------------------------------------------------------------------------------------------------------
 
 
-#: Of one part: each is deleted in a transaction of its own, and its result may be in another store.
-MOST_AT_ONCE = 20
+#: Looked at for one part; and deleted in it, as each is in a transaction of its own, and its result may be in another
+#: store.
+PART, MOST_AT_ONCE = 200, 20
 
 
 def cancel(broker: Broker, request: Request) -> Outcome:
@@ -249,7 +295,7 @@ def cancel(broker: Broker, request: Request) -> Outcome:
     done = _delete(broker, request)
     text = f"Cancelled {plural(len(done.spots), 'message')} of {request.queue}"
     told = _tell(request, [message for _, message in done.results])
-    return done.outcome(f"{text}{names(request, done.spots)}. {told}")
+    return done.outcome(f"{text}{_names(request, done.spots)}. {told}")
 
 
 def cancel_all(broker: Broker, request: Request) -> Outcome:
@@ -280,7 +326,7 @@ def _delete(broker: Broker, request: Request) -> Done[Peeked]:
         listed = queue.at(spot)
         return listed.message if listed is not None and queue.delete(spot) else None
 
-    return each_selected(request, act)
+    return _each_selected(request, act)
 
 
 def _tell(request: Request, gone: Sequence[Peeked]) -> str:
@@ -307,16 +353,16 @@ def replay(broker: Broker, request: Request) -> Outcome:
         listed = queue.at(spot)
         return listed if listed is not None and letters.replay(at=[spot]) else None
 
-    done = each_selected(request, act)
+    done = _each_selected(request, act)
     queues = ", ".join(sorted({death.queue for _, listed in done.results for death in listed.message.deaths[:1]}))
     text = f"Replayed {plural(len(done.results), 'dead letter')}" + (f" to {queues}" if queues else "")
-    return done.outcome(f"{text}{names(request, done.spots)}.")
+    return done.outcome(f"{text}{_names(request, done.spots)}.")
 
 
 def discard(broker: Broker, request: Request) -> Outcome:
     """For good."""
-    done = each_selected(request, lambda spot: broker.queue(request.queue).delete(spot) or None)
-    text = f"Discarded {plural(len(done.spots), 'dead letter')} of {request.queue}{names(request, done.spots)}."
+    done = _each_selected(request, lambda spot: broker.queue(request.queue).delete(spot) or None)
+    text = f"Discarded {plural(len(done.spots), 'dead letter')} of {request.queue}{_names(request, done.spots)}."
     return done.outcome(text)
 
 
@@ -443,7 +489,7 @@ def edit(broker: Broker, request: Request) -> Outcome:
     if not broker.dead_letters(request.queue).replay_changed(listed.spot, payload):
         return missed.outcome(f"Replayed nothing of {request.queue}.")
     home = listed.message.deaths[0].queue if listed.message.deaths else request.queue.removesuffix(DEAD_SUFFIX)
-    return Outcome(f"Replayed 1 dead letter to {home} with other arguments{names(request, [listed.spot])}.")
+    return Outcome(f"Replayed 1 dead letter to {home} with other arguments{_names(request, [listed.spot])}.")
 
 
 def _given(request: Request, old: Arguments) -> Arguments:
@@ -476,7 +522,7 @@ def run_now(broker: Broker, request: Request) -> Outcome:
     """Ready at once."""
     done = _each(broker, request, None)
     return done.outcome(
-        f"Made {plural(len(done.spots), 'message')} of {request.queue} ready{names(request, done.spots)}."
+        f"Made {plural(len(done.spots), 'message')} of {request.queue} ready{_names(request, done.spots)}."
     )
 
 
@@ -486,7 +532,7 @@ def reschedule(broker: Broker, request: Request) -> Outcome:
     done = _each(broker, request, due_ms)
     at = f"{moment(due_ms).astimezone(request.zone):%Y-%m-%d %H:%M:%S %Z}"
     number = plural(len(done.spots), "message")
-    return done.outcome(f"Rescheduled {number} of {request.queue} to {at}{names(request, done.spots)}.")
+    return done.outcome(f"Rescheduled {number} of {request.queue} to {at}{_names(request, done.spots)}.")
 
 
 def _each(broker: Broker, request: Request, due_ms: int | None) -> Done[bool]:
@@ -501,7 +547,7 @@ def _each(broker: Broker, request: Request, due_ms: int | None) -> Done[bool]:
         delay_s = 0 if due_ms is None else max(due_ms - request.clock.wall_ms(), 1) / 1000
         return bool(queue.reschedule(spot, delay_s, payload=payload)) or None
 
-    return each_selected(request, act)
+    return _each_selected(request, act)
 
 
 def _due_ms(request: Request, now_ms: int) -> int:

@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery import states
 from celery.beat import Scheduler
 from kombu.exceptions import OperationalError
 
-from celery_fdb.history.run import ACTIVE, LOST
 from celery_fdb.inspection.schedules import BROKEN, configured, entry_of, schedule_of
 from celery_fdb.inspection.time_formats import seconds_of
 from celery_fdb.operations import queues
@@ -147,88 +145,77 @@ def _told(request: Request, call: Callable[[Any, list[str]], Any]) -> Any:
         raise StoreUnavailable("the worker could not be told", reason=str(error)) from error
 
 
-#: Pools whose size can be changed while they run, and those that hold tasks to both time limits.
-RESIZABLE = frozenset({"prefork", "gevent", "eventlet"})
-LIMITING = frozenset({"prefork"})
-
-
-def offered_on_worker(pool: str) -> list[Action]:
-    """``pool``: which it has, as Celery's option ``-P``."""
-    resizing = ["worker_grow", "worker_shrink"] if pool in RESIZABLE else []
-    limiting = ["worker_time_limit"] if pool in LIMITING else []
-    names = (*resizing, *limiting, "worker_rate", "worker_quiet", "worker_shutdown")
-    return [WORKER_ACTIONS[name] for name in names]
-
-
-def offered_on_task(state: str) -> list[Action]:
-    """``state``: of its newest run or message; nothing is offered for one that has ended."""
-    if state in {*states.READY_STATES, LOST, "dead", states.IGNORED, states.REJECTED}:
-        return []
-    running = ["task_terminate"] if state in {ACTIVE, "leased"} else []
-    return [WORKER_ACTIONS[name] for name in ("task_revoke", *running)]
-
-
 _TASK = Field("task", "Task", "task", "Its name, as shop.tasks.charge.", required=True)
 _BY = (Field("by", "Processes", "number", "How many more or fewer.", "1", required=True),)
-WORKER_ACTIONS = {
-    each.name: each
-    for each in (
-        Action("worker_grow", "Grow pool", "Give {target} more processes or greenlets?", _grow, fields=_BY),
-        Action("worker_shrink", "Shrink pool", "Give {target} fewer processes or greenlets?", _shrink, fields=_BY),
-        Action(
-            "worker_rate",
-            "Rate limit",
-            "Limit how often {target} runs a task? It holds until the worker ends.",
-            _limit,
-            fields=(
-                _TASK,
-                Field("rate", "Rate", help="10/s, 100/m or 1000/h; 0 for no limit.", value="0", required=True),
-            ),
+ON_WORKERS = (
+    Action(
+        "worker_grow", "Grow pool", "Give {target} more processes or greenlets?", _grow, fields=_BY, on_workers=True
+    ),
+    Action(
+        "worker_shrink",
+        "Shrink pool",
+        "Give {target} fewer processes or greenlets?",
+        _shrink,
+        fields=_BY,
+        on_workers=True,
+    ),
+    Action(
+        "worker_rate",
+        "Rate limit",
+        "Limit how often {target} runs a task? It holds until the worker ends.",
+        _limit,
+        fields=(
+            _TASK,
+            Field("rate", "Rate", help="10/s, 100/m or 1000/h; 0 for no limit.", value="0", required=True),
         ),
-        Action(
-            "worker_time_limit",
-            "Time limits",
-            "Limit how long {target} lets a task run? It holds from its next run on, until the worker ends.",
-            _time_limit,
-            fields=(
-                _TASK,
-                Field(
-                    "soft", "Soft limit", help="Raises SoftTimeLimitExceeded: 90s, 10m, 2h; empty for the worker's own."
-                ),
-                Field("hard", "Hard limit", help="Ends the process that runs it; empty for the worker's own."),
-            ),
+        on_workers=True,
+    ),
+    Action(
+        "worker_time_limit",
+        "Time limits",
+        "Limit how long {target} lets a task run? It holds from its next run on, until the worker ends.",
+        _time_limit,
+        fields=(
+            _TASK,
+            Field("soft", "Soft limit", help="Raises SoftTimeLimitExceeded: 90s, 10m, 2h; empty for the worker's own."),
+            Field("hard", "Hard limit", help="Ends the process that runs it; empty for the worker's own."),
         ),
-        Action(
-            "worker_quiet",
-            "Take no more",
-            "Stop {target} from taking tasks? It finishes those that it has, and takes none until it is started anew.",
-            _quiet,
-        ),
-        Action(
-            "worker_shutdown",
-            "Shut down",
-            "End {target}? It finishes what it runs; nothing is lost, and it does not start again unless a service "
-            "manager does.",
-            _shutdown,
-            destroys=True,
-        ),
-        Action(
-            "task_revoke",
-            "Revoke",
-            "Tell all workers not to begin {target}? One that runs it goes on. With celery_fdb.install, what waits of "
-            "it is deleted, too.",
-            _revoke,
-            destroys=True,
-        ),
-        Action(
-            "task_terminate",
-            "Terminate",
-            "End {target} where it runs, with a signal to its process? What it has done so far stays done.",
-            _terminate,
-            destroys=True,
-        ),
-    )
-}
+        on_workers=True,
+    ),
+    Action(
+        "worker_quiet",
+        "Take no more",
+        "Stop {target} from taking tasks? It finishes those that it has, and takes none until it is started anew.",
+        _quiet,
+        on_workers=True,
+    ),
+    Action(
+        "worker_shutdown",
+        "Shut down",
+        "End {target}? It finishes what it runs; nothing is lost, and it does not start again unless a service "
+        "manager does.",
+        _shutdown,
+        destroys=True,
+        on_workers=True,
+    ),
+    Action(
+        "task_revoke",
+        "Revoke",
+        "Tell all workers not to begin {target}? One that runs it goes on. With celery_fdb.install, what waits of "
+        "it is deleted, too.",
+        _revoke,
+        destroys=True,
+        on_workers=True,
+    ),
+    Action(
+        "task_terminate",
+        "Terminate",
+        "End {target} where it runs, with a signal to its process? What it has done so far stays done.",
+        _terminate,
+        destroys=True,
+        on_workers=True,
+    ),
+)
 
 
 # -- beat --------------------------------------------------------------------------------------------------------------

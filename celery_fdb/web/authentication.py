@@ -38,7 +38,7 @@ from threading import Lock
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from celery_fdb.operations.action import LogAudit, log
+from celery_fdb.operations.action import log, log_audit
 from celery_fdb.web.settings import Settings, User
 from celery_fdb.web.visit import FORM_COOKIE, Visit, signature
 from kombu_fdb.primitives.clock import Clock
@@ -60,12 +60,12 @@ class Authentication:
 
     async def visit(self, request: Request) -> tuple[Visit, Response | None]:
         """The visit, and what to answer instead of the page if the visitor is not known."""
-        visit = Visit(request, self._settings, NOBODY, LogAudit(""))
+        visit = Visit(request, self._settings, NOBODY, log_audit(""))
         user = await self._user(visit)
         cookie = visit.kept(FORM_COOKIE)
         visit.form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
         visit.user, visit.notice = user or NOBODY, _notice(visit)
-        visit.audit = LogAudit(visit.user.name)
+        visit.audit = log_audit(visit.user.name)
         return visit, self._stranger(visit) if user is None else None
 
     async def _user(self, visit: Visit) -> User | None:

@@ -31,7 +31,7 @@ import hmac
 import logging
 import os
 import struct
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -44,9 +44,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery_fdb.brokers import Holding, NoBrokerYet
 from celery_fdb.inspection.overview import is_ours
-from celery_fdb.operations.action import received
 from celery_fdb.web.authentication import Authentication
-from celery_fdb.web.visit import FORM_COOKIE, FORM_FIELD, READ_ONLY, NotThere, Visit
+from celery_fdb.web.visit import FORM_COOKIE, READ_ONLY, NotThere, Visit, fields_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import (
     ForkedError,
@@ -280,18 +279,9 @@ async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
         text = "The form holds more than is taken at once, or came too slowly."
         return visit.page("error", 413, title="Too much", text=text)
     visit.fields = fields_of(fields)
-    if _is_forged(request.headers, visit.kept(FORM_COOKIE), visit.sent(FORM_FIELD)):
+    if _is_forged(request.headers, visit.kept(FORM_COOKIE), visit.sent(visit.form_field)):
         return visit.page("error", 403, title="Refused", text=FORGED)
     return None
-
-
-def fields_of(given: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Of a form or an address as it was sent, with what had to be quoted as it was."""
-    found: dict[str, list[str]] = {}
-    for quoted_name, quoted in given:
-        name, value = received(quoted_name, quoted)
-        found.setdefault(name, []).append(value)
-    return found
 
 
 async def form(request: Request, most: int) -> list[tuple[str, str]] | None:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, tzinfo
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlencode
+from urllib.parse import quote, unquote, unquote_to_bytes, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
@@ -23,7 +23,7 @@ from starlette.responses import RedirectResponse, Response
 
 from celery_fdb.history.run import LOST
 from celery_fdb.inspection.time_formats import age, limit, moment, rate
-from celery_fdb.operations.action import QUOTED, Action, Audit, carried, received
+from celery_fdb.operations.action import Action, Audit
 from celery_fdb.web.settings import Settings, User
 from kombu_fdb import Spot
 from kombu_fdb.primitives.masking import plain
@@ -81,6 +81,44 @@ def local_path(root: str, target: str) -> str:
     parts = unquote(target.split("?", 1)[0]).split("/")  # browsers read %2e as a dot
     is_plain = target.isprintable() and "\\" not in target and not {".", ".."} & set(parts)
     return target if target.startswith(first) and not target.startswith("//") and is_plain else first
+
+
+# -- forms -------------------------------------------------------------------------------------------------------------
+
+
+#: Ends the name of a field whose value is quoted, as in an address.
+QUOTED = ".quoted"
+
+
+def carried(name: str, value: str) -> tuple[str, str]:
+    """A hidden field of a form that comes back as it was sent.
+
+    Browsers replace NUL, write line breaks as CRLF, and have no lone surrogates: a value with one of them is quoted,
+    and its field's name says so. Otherwise an action would be done to a queue or key of another name.
+    """
+    if value.isprintable():
+        return name, value
+    return name + QUOTED, quote(value, safe="", errors="surrogatepass")
+
+
+def _received(name: str, value: str) -> tuple[str, str]:
+    """The field that was carried."""
+    if not name.endswith(QUOTED):
+        return name, value
+    raw = unquote_to_bytes(value)
+    try:
+        return name.removesuffix(QUOTED), raw.decode(errors="surrogatepass")
+    except UnicodeDecodeError:  # not one of our forms
+        return name.removesuffix(QUOTED), raw.decode(errors="replace")
+
+
+def fields_of(given: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Of a form or an address as it was sent, with what had to be quoted as it was."""
+    found: dict[str, list[str]] = {}
+    for quoted_name, quoted in given:
+        name, value = _received(quoted_name, quoted)
+        found.setdefault(name, []).append(value)
+    return found
 
 
 # -- templates ---------------------------------------------------------------------------------------------------------
@@ -260,7 +298,7 @@ class Visit:
         """Of the query."""
         query = self.request.query_params
         if name not in query and name + QUOTED in query:
-            return received(name + QUOTED, query[name + QUOTED])[1]
+            return _received(name + QUOTED, query[name + QUOTED])[1]
         return query.get(name, default)
 
     def asked_arguments(self) -> str:

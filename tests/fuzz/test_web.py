@@ -26,7 +26,6 @@ from celery_fdb.history.options import History
 from celery_fdb.history.run import ENDED, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.operations.actions import ACTIONS
-from celery_fdb.operations.workers import WORKER_ACTIONS
 from celery_fdb.web import dashboard
 from celery_fdb.web.visit import PATHS
 from kombu_fdb import Broker
@@ -87,7 +86,7 @@ def asked(chance: random.Random, known: list[str]) -> str:
 def action(chance: random.Random, pages: list[str]) -> dict[str, Any]:
     spots = re.findall(r'name="selected" value="([^"]+)"', chance.choice(pages)) if pages else []
     fields: dict[str, Any] = {
-        "action": chance.choice([*ACTIONS, *WORKER_ACTIONS, "nonsense"]),
+        "action": chance.choice([*ACTIONS, "nonsense"]),
         "queue": chance.choice(NAMES),
         "back": chance.choice(["/", "//x", *TEXTS]),
         "selected": chance.sample(spots, chance.randrange(len(spots) + 1)) or ["ready.00.00"],

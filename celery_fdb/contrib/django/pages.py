@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import tzinfo
-from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -24,18 +23,17 @@ from starlette.responses import Response
 
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.models import Queue, allows, fit
-from celery_fdb.operations.action import Audit, LogAudit
+from celery_fdb.operations.action import Audit, log_audit
 from celery_fdb.web.application import A_YEAR, SHOWN
 from celery_fdb.web.live import Poll
-from celery_fdb.web.page import HEADERS, READING, answer, fields_of, other_site
-from celery_fdb.web.pages.actions import act
-from celery_fdb.web.pages.workers import Workers
+from celery_fdb.web.page import HEADERS, READING, answer, other_site
+from celery_fdb.web.pages import actions, workers
 from celery_fdb.web.settings import Settings, User
-from celery_fdb.web.visit import HERE, PATHS, READ_ONLY, Visit
+from celery_fdb.web.visit import HERE, PATHS, READ_ONLY, Visit, fields_of
 from kombu_fdb.errors import OptionError
 
 VIEWS = {PATHS[name]: view for name, view in SHOWN.items()}
-VIEWS |= {PATHS["events"]: Poll(), PATHS["workers"]: Workers().page, PATHS["act"]: act}
+VIEWS |= {PATHS["events"]: Poll(), PATHS["workers"]: workers.Workers().page, PATHS["act"]: actions.act}
 STATIC = f"{PATHS['static']}/".lstrip("/")
 #: Seconds between two looks of a page.
 INTERVAL_S = 5.0
@@ -133,22 +131,14 @@ def _settings() -> Settings:
 def _audit(request: HttpRequest) -> Audit:
     """The admin's log; without the admin there is none, and the audit is only logged."""
     if not apps.is_installed("django.contrib.admin"):
-        return LogAudit(str(request.user.get_username()))
-    return AdminAudit(request.user)
+        return log_audit(str(request.user.get_username()))
+    # They can be imported only where the admin is installed.
+    from django.contrib.admin.models import CHANGE, LogEntry
+    from django.contrib.contenttypes.models import ContentType
 
-
-class AdminAudit:
-    """Entries in the admin's log, whose models can be imported only where it is installed."""
-
-    def __init__(self, user: Any) -> None:
-        self.user = user
-
-    def begin(self, queue: str, text: str) -> Callable[[str], None]:
-        from django.contrib.admin.models import CHANGE, LogEntry
-        from django.contrib.contenttypes.models import ContentType
-
+    def begin(queue: str, text: str) -> Callable[[str], None]:
         entry = LogEntry.objects.create(
-            user_id=self.user.pk,
+            user_id=request.user.pk,
             content_type_id=ContentType.objects.get_for_model(Queue, for_concrete_model=False).pk,
             object_id=fit(queue),
             object_repr=fit(queue)[:200],
@@ -161,6 +151,8 @@ class AdminAudit:
             entry.save(update_fields=["change_message"])
 
         return complete
+
+    return begin
 
 
 def _zone() -> tzinfo:

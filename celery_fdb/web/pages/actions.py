@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from starlette.responses import Response
 
-from celery_fdb.operations.action import Action, AskedAnew, Request, carried, names_of, perform
+from celery_fdb.inspection.message import view_of
+from celery_fdb.operations.action import Action, AskedAnew, Request, perform
 from celery_fdb.operations.actions import ACTIONS
-from celery_fdb.operations.workers import WORKER_ACTIONS
 from celery_fdb.web.page import MOST_BYTES, READING
-from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, spot_of
+from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, carried, spot_of
 from kombu_fdb import Broker, Spot
 from kombu_fdb.errors import KombuFDBError, StoreError
 
@@ -35,10 +35,10 @@ PACKED = "packed"
 
 def act(visit: Visit, broker: Broker) -> Response:
     """Ask, and when the answer is yes, act."""
-    action = (ACTIONS | WORKER_ACTIONS).get(visit.sent("action"))
+    action = ACTIONS.get(visit.sent("action"))
     if action is None:
         raise NotThere("There is no such action. Nothing was changed.")
-    if action.name in WORKER_ACTIONS and not visit.user.may_act_on_workers:
+    if action.on_workers and not visit.user.may_act_on_workers:
         return visit.page("error", 403, title="Not allowed", text="You may not act on workers.")
     tells_arguments = action.shows_body or (action.by_filter and visit.sent("arguments"))
     if tells_arguments and not visit.may_see_bodies:
@@ -82,7 +82,7 @@ def _request(visit: Visit, broker: Broker, action: Action, spots: Sequence[Spot]
         queue,
         spots,
         key,
-        names_of(broker, queue, spots),
+        _names_of(broker, queue, spots, visit.settings.clock.wall_ms()),
         visit.settings.app,
         visit.settings.fix_app,
         fields,
@@ -91,6 +91,13 @@ def _request(visit: Visit, broker: Broker, action: Action, spots: Sequence[Spot]
         seconds=visit.settings.timeout_s * SHARE,
         clock=visit.settings.clock,
     )
+
+
+def _names_of(broker: Broker, queue: str, spots: Sequence[Spot], now_ms: int) -> dict[bytes, str]:
+    """Task and id of the messages that are still there, by message id."""
+    seen = [broker.queue(queue).at(each) for each in spots]
+    rows = [view_of(each, now_ms) for each in seen if each is not None]
+    return {row.message.message_id: f"{row.title} {row.id}" for row in rows}
 
 
 def _ask(visit: Visit, broker: Broker, action: Action, asked: Request, error: str = "") -> Response:

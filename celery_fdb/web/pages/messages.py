@@ -8,6 +8,7 @@ length; a search looks at a bounded number of messages and says how far it came.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 from starlette.responses import Response
@@ -24,9 +25,10 @@ from celery_fdb.inspection.filters import (
     group_all,
     search,
 )
-from celery_fdb.inspection.message import view_of
+from celery_fdb.inspection.message import MessageView, view_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations.actions import offered, offered_on_all, offered_on_cause
+from celery_fdb.operations.action import Action
+from celery_fdb.operations.actions import named
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known, spot_of
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
@@ -70,7 +72,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
         following=None if found.following is None else found.following.hex(),
         reverse=reverse,
         actions=visit.allowed(offered(name, rows)),
-        actions_on_all=offered_on_all(name, rows),
+        actions_on_all=_offered_on_all(name, rows),
     )
 
 
@@ -93,6 +95,28 @@ def message(visit: Visit, broker: Broker) -> Response:
         longest_body=LONGEST_BODY,
         actions=visit.allowed(offered(name, [row])),
     )
+
+
+def offered(queue: str, rows: Sequence[MessageView]) -> list[Action]:
+    """For messages that are selected, all in one state.
+
+    Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled, or due
+    at another moment unless a worker holds them.
+    """
+    states = {row.message.state for row in rows}
+    if queue.endswith(DEAD_SUFFIX) and states <= {"ready"}:
+        return named("replay", "edit", "discard")
+    has_strangers = any(row.home not in ("", queue) and row.message.state == "ready" for row in rows)
+    due = ["run_now", "reschedule"] if "delayed" in states else ["reschedule"] if "ready" in states else []
+    return named(*(["replay", "edit"] if has_strangers else []), *due, "cancel")
+
+
+def _offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Action]:
+    """For all messages of the queue in the state of the rows, or all that match a filter."""
+    states = {row.message.state for row in rows}
+    if queue.endswith(DEAD_SUFFIX):
+        return named("replay_all", "discard_all") if states == {"ready"} else []
+    return named("cancel_all") if states and "leased" not in states else []
 
 
 def wanted_of(visit: Visit) -> Filter:
@@ -156,5 +180,5 @@ def _causes(visit: Visit, found: Groups, *, queue: str | None, home: str) -> Res
         found=found,
         groups=found.groups[:MOST_GROUPS],
         hidden=max(len(found.groups) - MOST_GROUPS, 0),
-        actions=offered_on_cause(everywhere=queue is None),
+        actions=named(*(f"{each}_{'everywhere' if queue is None else 'all'}" for each in ("replay", "discard"))),
     )

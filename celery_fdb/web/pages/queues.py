@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from celery_fdb.inspection.overview import find_keys, look, look_at_keys
-from celery_fdb.operations.actions import offered_on_key, offered_on_queue
+from celery_fdb.operations.action import Action
+from celery_fdb.operations.actions import named
 from celery_fdb.web.charts import charts_of, trends
 from celery_fdb.web.live import LiveStats
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit
@@ -81,7 +82,9 @@ def queue(visit: Visit, broker: Broker) -> Response:
         arguments=sorted((each, masked(each, value)) for each, value in view.arguments.items()),
         control=broker.queue(name).control(),
         keys=keys[:TOP_KEYS],
-        actions=offered_on_queue(view),
+        actions=named(
+            "resume" if view.paused else "pause", "limit", "unlimit", "publish", "move", "purge", "delete_queue"
+        ),
         totals=[(label, view.totals[event]) for event, label in TOTALS.items() if event in view.totals],
         has_more_keys=len(keys) > TOP_KEYS,
         dead_queue=name + DEAD_SUFFIX if view.dead_of is None else None,
@@ -93,4 +96,8 @@ def keys(visit: Visit, broker: Broker) -> Response:
     after = visit.request.query_params.get("after")
     found = find_keys(broker, name, visit.settings.page_size, prefix=prefix, after=after)
     control = broker.queue(name).control()
-    return visit.page("keys", queue=name, prefix=prefix, found=found, control=control, offered_on_key=offered_on_key)
+    return visit.page("keys", queue=name, prefix=prefix, found=found, control=control, offered_on_key=_offered_on_key)
+
+
+def _offered_on_key(*, paused: bool, limited: bool) -> list[Action]:
+    return named("resume" if paused else "pause", "limit", *(["unlimit"] if limited and not paused else []), "move")

@@ -21,7 +21,7 @@ from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
 from celery_fdb.inspection.schedules import BROKEN, Told, configured, entry_of, fit, schedule_of, text_of
 from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import Action
-from celery_fdb.operations.actions import offered_on_schedule
+from celery_fdb.operations.actions import named
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 
@@ -89,9 +89,9 @@ def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[Row]:
 
 
 def _acted_on(row: Row, *, paused: bool, configured: bool) -> Row:
-    """With what can be done to it."""
-    told = row.state in {"beat", "silent"}
-    actions = offered_on_schedule(told=told, paused=paused, configured=configured and not row.problem)
+    """With what can be done to it: a beat that obeys pauses has to have told of it, or the app to say what it is."""
+    pausing = ["schedule_resume"] if paused else ["schedule_pause"] if row.state in {"beat", "silent"} else []
+    actions = named(*pausing, *(["schedule_run"] if configured and not row.problem else []))
     return row._replace(paused=paused, actions=actions, following=() if paused else row.following)
 
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from celery.states import FAILURE, SUCCESS
+from celery.states import FAILURE, IGNORED, READY_STATES, REJECTED, SUCCESS
 from starlette.responses import Response
 
 from celery_fdb.history.layout import ERROR
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.run import ACTIVE, FAILED, STATES
+from celery_fdb.history.run import ACTIVE, FAILED, LOST, STATES
 from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, RunsPage, active_runs, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
 from celery_fdb.history.views.workflows import DONE, Node, Workflow, below, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
-from celery_fdb.operations.actions import offered
-from celery_fdb.operations.workers import offered_on_task
+from celery_fdb.operations.action import Action
+from celery_fdb.operations.actions import named
+from celery_fdb.web.pages.messages import offered
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.message import MOST_OF_TASK
@@ -92,8 +93,15 @@ def task(visit: Visit, broker: Broker) -> Response:
         rows=rows,
         most=MOST_OF_TASK,
         offered=lambda row: visit.allowed(offered(row.message.queue, [row])),
-        offered_on_task=offered_on_task,
+        offered_on_task=_offered_on_task,
     )
+
+
+def _offered_on_task(state: str) -> list[Action]:
+    """``state``: of its newest run or message; nothing is offered for one that has ended."""
+    if state in {*READY_STATES, LOST, "dead", IGNORED, REJECTED}:
+        return []
+    return named("task_revoke", *(["task_terminate"] if state in {ACTIVE, "leased"} else []))
 
 
 def _life(visit: Visit, broker: Broker, task_id: str) -> Timeline | None:

@@ -19,7 +19,8 @@ from kombu.exceptions import OperationalError
 from starlette.responses import Response
 
 from celery_fdb.inspection.overview import SessionView, heard_s, look, state_of
-from celery_fdb.operations.workers import offered_on_worker
+from celery_fdb.operations.action import Action
+from celery_fdb.operations.actions import named
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
@@ -94,7 +95,19 @@ class Workers:
                 self._seen = ask(app, clock.wall_ms() / 1000)
                 self._fresh_until = clock.monotonic() + FRESH_S
         found = None if app is None else self._seen
-        return visit.page("workers", workers=found, offered=offered_on_worker)
+        return visit.page("workers", workers=found, offered=_offered)
+
+
+#: Pools whose size can be changed while they run, and those that hold tasks to both time limits.
+RESIZABLE = frozenset({"prefork", "gevent", "eventlet"})
+LIMITING = frozenset({"prefork"})
+
+
+def _offered(pool: str) -> list[Action]:
+    """``pool``: which it has, as Celery's option ``-P``."""
+    resizing = ["worker_grow", "worker_shrink"] if pool in RESIZABLE else []
+    limiting = ["worker_time_limit"] if pool in LIMITING else []
+    return named(*resizing, *limiting, "worker_rate", "worker_quiet", "worker_shutdown")
 
 
 def ask(app: Celery, now_s: float) -> list[Worker]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from celery_fdb.operations.action import Action, LogAudit, Outcome, Request, perform
+from celery_fdb.operations.action import Action, Outcome, Request, log_audit, perform
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
@@ -37,7 +37,7 @@ def test_an_action_is_in_the_log_before_and_after(broker: Broker, caplog: pytest
         seen.append(told(caplog))
         return ACTIONS["pause"].run(broker, request)
 
-    outcome = perform(broker, Action("pause", "Pause", "", run, takes_key=True), Request("q"), LogAudit("ann"))
+    outcome = perform(broker, Action("pause", "Pause", "", run, takes_key=True), Request("q"), log_audit("ann"))
     assert outcome == Outcome("Paused q.")
     assert seen == [["ann on q: Pause (q): begun."]]
     assert told(caplog)[1:] == ["ann on q: Paused q."]
@@ -61,23 +61,22 @@ def test_an_entry_ends_however_the_action_does(
         raise error
 
     with suppress(type(error)):
-        perform(broker, Action("pause", "Pause", "", run, takes_key=True), Request("q", key="k"), LogAudit("ann"))
+        perform(broker, Action("pause", "Pause", "", run, takes_key=True), Request("q", key="k"), log_audit("ann"))
     assert told(caplog)[-1] == f"ann on q: Pause (key 'k' of q): {ending}"
 
 
 def test_what_has_no_entry_is_not_done(broker: Broker) -> None:
-    class Full:
-        def begin(self, queue: str, text: str) -> None:
-            raise OSError("disk full")
+    def full(queue: str, text: str) -> Callable[[str], None]:
+        raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        perform(broker, ACTIONS["pause"], Request("q"), Full())  # type: ignore[arg-type]  # it never returns
+        perform(broker, ACTIONS["pause"], Request("q"), full)
     assert not broker.queue("q").control().paused
 
 
 def test_no_name_forges_a_line_of_the_log(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "celery_fdb.audit")
-    perform(broker, ACTIONS["pause"], Request("q\nroot on q: \x1b[2J\u202e"), LogAudit("ann\n"))
+    perform(broker, ACTIONS["pause"], Request("q\nroot on q: \x1b[2J\u202e"), log_audit("ann\n"))
     assert all("\n" not in each and "\x1b" not in each and "\u202e" not in each for each in told(caplog))
     assert told(caplog)[0].startswith("ann\\n on q\\nroot on q: \\x1b[2J\\u202e: Pause")
 
@@ -99,8 +98,8 @@ def test_what_is_done_is_told_on_stderr_unless_the_program_says_otherwise(
         pytest.importorskip(library)
     code = f"""
 {logging_of_the_program}
-from celery_fdb.operations.action import LogAudit
-LogAudit("eve").begin("jobs", "Pause jobs?")("Paused jobs.")
+from celery_fdb.operations.action import log_audit
+log_audit("eve")("jobs", "Pause jobs?")("Paused jobs.")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr.count("eve on jobs: Paused jobs.") == is_told

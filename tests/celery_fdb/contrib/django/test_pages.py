@@ -18,7 +18,6 @@ import pytest
 from celery import Celery
 
 from celery_fdb.operations.actions import ACTIONS
-from celery_fdb.operations.workers import WORKER_ACTIONS
 from kombu_fdb import Broker
 
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
@@ -274,7 +273,7 @@ def test_strangers_are_led_to_log_in(jobs: Any, configure: Any, root: str) -> No
 def test_a_viewer_sees_no_buttons_and_may_not_act(jobs: Any, viewer: Any, root: str) -> None:
     see(viewer, root)
     assert not any('name="action"' in see(viewer, root + page) for page in PAGES)
-    for action in ACTIONS | WORKER_ACTIONS:
+    for action in ACTIONS:
         for confirmed in ({}, {"confirmed": "yes"}):
             assert act(viewer, root, action=action, selected="ready.00.00", **confirmed).status_code == 403
     assert log() == []
