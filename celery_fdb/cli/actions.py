@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ import click
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, message_table
 from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, rate, table, yes_option
-from celery_fdb.inspection.filters import Filter, Scope
+from celery_fdb.inspection.filters import Filter, Found
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe
 from celery_fdb.inspection.time_formats import limit as written
@@ -49,7 +50,9 @@ def search(
     """Find messages of QUEUE that match all the options, dead letters too: name QUEUE.dead."""
     known(run, queue)
     wanted = Filter.of({name: _moment(name, value) for name, value in given.items() if value is not None})
-    found, looked_at, is_whole = _search(run, Scope(queue, state, newest), wanted, limit, most)
+    found, looked_at, is_whole = _search(
+        partial(search_page, run.broker.queue(queue), wanted, state=state, reverse=newest), limit, most
+    )
     described = [_described(run, each, body=body) for each in found]
     through = f"looked through {plural(looked_at, 'message')}{', all there are' if is_whole else ''}"
     return Answer(described, [message_table(described), through])
@@ -61,12 +64,12 @@ def _moment(name: str, text: str) -> str:
     return text if ago_s is None else moment(SystemClock().wall_ms() - ago_s * 1000).isoformat()
 
 
-def _search(run: Run, scope: Scope, wanted: Filter, limit: int, most: int) -> tuple[list[Listed], int, bool]:
+def _search(find: Callable[..., Found], limit: int, most: int) -> tuple[list[Listed], int, bool]:
     """Up to ``limit`` messages, how many were looked at, and whether those are all."""
     found: list[Listed] = []
     looked_at, following = 0, b""
     while True:
-        page = search_page(run.broker, scope, wanted, limit - len(found), following, most - looked_at)
+        page = find(limit - len(found), after=following, most=most - looked_at)
         found += page.messages
         looked_at += page.looked_at
         if page.following is None or len(found) >= limit or looked_at >= most:

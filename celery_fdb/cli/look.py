@@ -20,14 +20,9 @@ from celery_fdb.inspection.overview import (
     Overview,
     QueueView,
     SessionView,
-    as_json,
     find_keys,
-    heard_s,
-    key_rates,
     look,
     look_at_keys,
-    rates,
-    state_of,
 )
 from celery_fdb.inspection.time_formats import age, rate
 from celery_fdb.inspection.time_formats import limit as written
@@ -55,7 +50,7 @@ def status(run: Run) -> Answer:
         about.append(f"messages of a newer version: {newer:,}; upgrade the workers")
     if overview.asides:
         about.append(f"set aside by duties: {len(overview.asides)}; run `doctor` to see what and why")
-    return Answer({**as_json(overview), "totals": totals}, [*about, "", queue_table(overview.own_queues)])
+    return Answer({**overview.as_json(), "totals": totals}, [*about, "", queue_table(overview.own_queues)])
 
 
 def summary(overview: Overview) -> list[str]:
@@ -66,7 +61,7 @@ def summary(overview: Overview) -> list[str]:
 
 
 def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | None = None) -> Table:
-    """``speeds``: of :func:`~celery_fdb.inspection.overview.rates`, if there were two looks."""
+    """``speeds``: of :meth:`~celery_fdb.inspection.overview.Overview.rates`, if there were two looks."""
     speed = "" if speeds is None else "".join(f" >{name}" for name in RATES)
     return table(
         f"queue >ready >delayed >leased >dead >oldest >consumers{speed} note",
@@ -119,7 +114,7 @@ def queues(run: Run, *, everything: bool) -> Answer:
     ]
     headings = "queue >ready >delayed >leased >dead >oldest note arguments"
     names = {view.name for view in shown}
-    document = [each for each in as_json(overview)["queues"] if each["name"] in names]
+    document = [each for each in overview.as_json()["queues"] if each["name"] in names]
     return Answer(document, [table(headings, rows)])
 
 
@@ -138,7 +133,7 @@ def keys(run: Run, *, queue: str, limit: int, prefix: str | None) -> Answer:
     if prefix is None:
         found = look_at_keys(run.broker, queue, top=limit)
     else:
-        found = find_keys(run.broker, queue, limit, prefix=prefix).keys
+        found = find_keys(run.broker, queue, limit, prefix=prefix)[0]
     rows = [(view.key or NO_KEY, view.ready, view.leased, limits_of(view)) for view in found]
     return Answer([dataclasses.asdict(each) for each in found], [table("key >ready >leased limits", rows)])
 
@@ -160,7 +155,7 @@ def sessions(run: Run) -> Answer:
     found = overview.sessions
     return Answer(
         [dataclasses.asdict(each) for each in found],
-        [session_table(found, {each.id: heard_s(overview, each) for each in found})],
+        [session_table(found, {each.id: overview.heard_s(each) for each in found})],
     )
 
 
@@ -181,7 +176,7 @@ def session_table(views: list[SessionView], quiet_s: Mapping[str, float | None])
 
 def _heard(view: SessionView, quiet_s: float | None) -> tuple[str, str]:
     """How long ago it was heard, and what that means."""
-    state = state_of(view, quiet_s)
+    state = view.state(quiet_s)
     return age(quiet_s) + " ago" * (quiet_s is not None), ENDED if state == "ended" else state
 
 
@@ -212,7 +207,7 @@ def top(run: Run, *, interval: float, iterations: int | None, once: bool, keys: 
 def _watch(run: Run, looks: Iterator[Look]) -> None:
     if run.as_json:
         for overview, speeds, by_key, silent_s in looks:
-            found = {**as_json(overview), "rates": speeds, "key_rates": by_key, "silent_s": silent_s}
+            found = {**overview.as_json(), "rates": speeds, "key_rates": by_key, "silent_s": silent_s}
             click.echo(in_json(found))
         return
     with Live(console=run.console, auto_refresh=False, screen=False) as live:
@@ -234,7 +229,7 @@ def _looks(run: Run, interval_s: float, number: int | None, keys: int) -> Iterat
         beats = [(each.id, each.beat, seen.get(each.id, ("", now_s))) for each in overview.sessions]
         seen = {session: was if was[0] == beat else (beat, now_s) for session, beat, was in beats}
         silent_s = {session: now_s - since_s for session, (_, since_s) in seen.items()}
-        yield overview, rates(before, overview), key_rates(before, overview), silent_s
+        yield overview, overview.rates(before), overview.key_rates(before), silent_s
         before = overview
         if looks == number:
             return

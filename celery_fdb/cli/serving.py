@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from ipaddress import ip_address
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -28,7 +29,7 @@ import click
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from celery_fdb.cli.terminal import Answer, Refused, Run, command
-from celery_fdb.inspection.overview import LOOPBACK, is_loopback, is_ours
+from celery_fdb.inspection.overview import LOOPBACK, is_ours
 
 # -- connections -------------------------------------------------------------------------------------------------------
 
@@ -142,10 +143,10 @@ def _serve_metrics(app: Any, address: str, port: int) -> None:
         server = _Server((address, port), _Handler)
     except OSError as error:
         raise cannot_listen(address, port, error) from error
-    if not is_loopback(address):
+    if not _is_loopback(address):
         click.echo(f"Note: anyone who can connect to {address} can read the metrics; there is no password.", err=True)
     click.echo(f"serving http://{address}:{server.server_port}/metrics", err=True)
-    server.set_app(_guarded(app, is_local=is_loopback(address)))
+    server.set_app(_guarded(app, is_local=_is_loopback(address)))
     with server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -193,6 +194,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         with self._lock:
             self._asking.pop(request, None)
         super().shutdown_request(request)
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether only the users of this machine can connect to what listens there."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _guarded(app: Any, *, is_local: bool) -> Any:
@@ -254,7 +263,7 @@ def web(run: Run, **given: Any) -> None:
     """
     run.where.location()  # wrong usage is told now, an unreachable store on each page
     token = _token(given["token_file"], given["token"])
-    is_local = is_loopback(given["address"])
+    is_local = _is_loopback(given["address"])
     if token is None and (not is_local or given["allow_host"] or given["root_path"]):
         if not given["without_login"]:
             fix = "Give it a --token-file, or say --without-login if all who can connect may use it."

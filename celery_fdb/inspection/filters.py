@@ -43,7 +43,7 @@ from typing import NamedTuple
 from celery_fdb.inspection.message import error_line, reason_of
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.inspection.time_formats import moment
-from kombu_fdb import Broker
+from kombu_fdb import Broker, Queue
 from kombu_fdb.api.arguments import Conditions, State
 from kombu_fdb.engine.dead_letters import error_of, task_names_of, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError
@@ -59,14 +59,6 @@ MOST_LOOKED_AT = 2_000
 PART = 200
 
 
-class Scope(NamedTuple):
-    """Where a search looks: a queue's messages in a state, from the end with ``reverse``."""
-
-    queue: str
-    state: State = "ready"
-    reverse: bool = False
-
-
 class Found(NamedTuple):
     """Those that match, how many were looked at for them, and where the next page begins; None at the end."""
 
@@ -76,18 +68,25 @@ class Found(NamedTuple):
 
 
 def search(
-    broker: Broker, scope: Scope, wanted: Filter, limit: int, after: bytes = b"", most: int = sys.maxsize
+    queue: Queue,
+    wanted: Filter,
+    limit: int,
+    *,
+    state: State = "ready",
+    reverse: bool = False,
+    after: bytes = b"",
+    most: int = sys.maxsize,
 ) -> Found:
     """Up to ``limit`` messages behind ``after``, which is the ``following`` of the page before.
 
-    It looks at ``most`` messages or fewer.
+    It looks at ``most`` messages or fewer, with ``reverse`` from the end of the queue.
     """
-    key = _subqueue(broker, scope, wanted.key)
+    key = _subqueue(queue, wanted.key) if state == "ready" else None
     matching: list[Listed] = []
     looked_at, following = 0, after or None
     for number in range(1 + MOST_LOOKED_AT // PART):
         size = min(PART if number else limit, most - looked_at)
-        page = broker.queue(scope.queue).page(size, state=scope.state, after=following, key=key, reverse=scope.reverse)
+        page = queue.page(size, state=state, after=following, key=key, reverse=reverse)
         looked_at += len(page.messages)
         following = page.following
         matching += [each for each in page.messages if wanted.matches(each.message)]
@@ -98,11 +97,11 @@ def search(
     return Found(matching, looked_at, following)
 
 
-def _subqueue(broker: Broker, scope: Scope, key: str | None) -> str | None:
+def _subqueue(queue: Queue, key: str | None) -> str | None:
     """The key that alone has to be looked at. Dead letters keep their keys, and stand among messages without one."""
-    if key is None or scope.state != "ready":
+    if key is None:
         return None
-    found = broker.queue(scope.queue).keys(prefix=key, limit=1)
+    found = queue.keys(prefix=key, limit=1)
     return key if key in found and found[key].ready else None
 
 

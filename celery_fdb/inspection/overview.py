@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -50,29 +50,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only the users of this machine can connect to what listens there."""
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
-
-
-# -- sessions ----------------------------------------------------------------------------------------------------------
-
-
-def heard_s(seen: Overview, session: SessionView) -> float | None:
-    """How long ago it was heard, by its own wall clock and ours; None if it sent no time."""
-    return max(0.0, (seen.taken_ms - session.beat_ms) / 1000) if session.beat_ms else None
-
-
-def state_of(session: SessionView, quiet_s: float | None) -> str:
-    """alive, ended, or silent: not heard for longer than its time to live, so that others get its messages."""
-    if not session.open:
-        return "ended"
-    return "silent" if (quiet_s or 0.0) > session.ttl_s else "alive"
 
 
 # -- the overview ------------------------------------------------------------------------------------------------------
@@ -156,6 +133,12 @@ class SessionView:
     leased: int | None = None
     beat_ms: int = 0
 
+    def state(self, quiet_s: float | None) -> str:
+        """alive, ended, or silent: not heard for longer than its time to live, so that others get its messages."""
+        if not self.open:
+            return "ended"
+        return "silent" if (quiet_s or 0.0) > self.ttl_s else "alive"
+
 
 @dataclass(frozen=True, slots=True)
 class Overview:
@@ -183,6 +166,54 @@ class Overview:
     def total(self, field_name: str) -> int:
         """The sum over the application's queues: not over those that Celery makes for itself."""
         return sum(getattr(queue, field_name) for queue in self.own_queues)
+
+    def heard_s(self, session: SessionView) -> float | None:
+        """How long ago it was heard, by its own wall clock and ours; None if it sent no time."""
+        return max(0.0, (self.taken_ms - session.beat_ms) / 1000) if session.beat_ms else None
+
+    def rates(self, before: Overview) -> dict[str, dict[str, float]]:
+        """Messages a second since an earlier look, by queue and event of :attr:`QueueView.totals`.
+
+        ``growth`` is that of the waiting messages, ready or delayed; below 0 it shrinks. Empty without time between the
+        looks.
+        """
+        seconds = (self.taken_ms - before.taken_ms) / 1000
+        if seconds <= 0:
+            return {}
+        was = {queue.name: queue for queue in before.queues}
+        found = {}
+        for now in self.queues:
+            old = was.get(now.name, QueueView(now.name))
+            growth = now.ready + now.delayed - old.ready - old.delayed
+            found[now.name] = {**_speeds(old.totals, now.totals, seconds), "growth": growth / seconds}
+        return found
+
+    def key_rates(self, before: Overview) -> dict[str, dict[str, dict[str, float]]]:
+        """The same by queue, key and event of :attr:`QueueView.key_totals`; "" is for the others."""
+        seconds = (self.taken_ms - before.taken_ms) / 1000
+        if seconds <= 0:
+            return {}
+        was = {queue.name: queue.key_totals for queue in before.queues}
+        return {
+            queue.name: {
+                key: _speeds(was.get(queue.name, {}).get(key, {}), events, seconds)
+                for key, events in queue.key_totals.items()
+            }
+            for queue in self.queues
+            if queue.key_totals
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as dicts, lists, strings and numbers; secrets in arguments of queues are masked."""
+        document = dataclasses.asdict(self)
+        for queue in document["queues"]:
+            queue["arguments"] = {name: masked(name, value) for name, value in queue["arguments"].items()}
+        return document
+
+
+def _speeds(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> dict[str, float]:
+    # Totals begin anew when a queue was deleted, or a key counted among the others.
+    return {event: max(0, number - before.get(event, 0)) / seconds for event, number in after.items()}
 
 
 def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int = 0, held: bool = False) -> Overview:
@@ -260,17 +291,12 @@ def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[
     return [_key(*each) for each in longest]
 
 
-class KeyPage(NamedTuple):
-    """Keys with their counts and limits, and the key behind which the next page begins; None at the end."""
-
-    keys: list[KeyView]
-    following: str | None
-
-
-def find_keys(broker: Broker, queue: str, limit: int, *, prefix: str = "", after: str | None = None) -> KeyPage:
-    """Up to ``limit`` keys that have messages or limits."""
+def find_keys(
+    broker: Broker, queue: str, limit: int, *, prefix: str = "", after: str | None = None
+) -> tuple[list[KeyView], str | None]:
+    """Up to ``limit`` keys that have messages or limits, and behind which the next page begins; None at the end."""
     found = [_key(*each) for each in broker.queue(queue).keys(after=after, limit=limit + 1, prefix=prefix).items()]
-    return KeyPage(found[:limit], found[limit - 1].key if len(found) > limit else None)
+    return found[:limit], found[limit - 1].key if len(found) > limit else None
 
 
 def _key(key: str, counts: KeyCounts) -> KeyView:
@@ -293,50 +319,3 @@ def _session(facts: SessionFacts) -> SessionView:
         facts.held,
         facts.beat_ms,
     )
-
-
-def rates(before: Overview, after: Overview) -> dict[str, dict[str, float]]:
-    """Messages a second between two looks, by queue and event of :attr:`QueueView.totals`.
-
-    ``growth`` is that of the waiting messages, ready or delayed; below 0 it shrinks. Empty without time between the
-    looks.
-    """
-    seconds = (after.taken_ms - before.taken_ms) / 1000
-    if seconds <= 0:
-        return {}
-    was = {queue.name: queue for queue in before.queues}
-    found = {}
-    for now in after.queues:
-        old = was.get(now.name, QueueView(now.name))
-        growth = now.ready + now.delayed - old.ready - old.delayed
-        found[now.name] = {**_speeds(old.totals, now.totals, seconds), "growth": growth / seconds}
-    return found
-
-
-def _speeds(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> dict[str, float]:
-    # Totals begin anew when a queue was deleted, or a key counted among the others.
-    return {event: max(0, number - before.get(event, 0)) / seconds for event, number in after.items()}
-
-
-def key_rates(before: Overview, after: Overview) -> dict[str, dict[str, dict[str, float]]]:
-    """Messages a second by queue, key and event of :attr:`QueueView.key_totals`; "" is for the others."""
-    seconds = (after.taken_ms - before.taken_ms) / 1000
-    if seconds <= 0:
-        return {}
-    was = {queue.name: queue.key_totals for queue in before.queues}
-    return {
-        queue.name: {
-            key: _speeds(was.get(queue.name, {}).get(key, {}), events, seconds)
-            for key, events in queue.key_totals.items()
-        }
-        for queue in after.queues
-        if queue.key_totals
-    }
-
-
-def as_json(overview: Overview) -> dict[str, Any]:
-    """The same as dicts, lists, strings and numbers; secrets in arguments of queues are masked."""
-    document = dataclasses.asdict(overview)
-    for queue in document["queues"]:
-        queue["arguments"] = {name: masked(name, value) for name, value in queue["arguments"].items()}
-    return document

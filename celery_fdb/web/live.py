@@ -31,7 +31,7 @@ from starlette.types import Receive, Scope, Send
 
 from celery_fdb.brokers import Holding
 from celery_fdb.history.views.runs import history_of
-from celery_fdb.inspection.overview import Overview, QueueView, heard_s, look, rates, state_of
+from celery_fdb.inspection.overview import Overview, QueueView, look
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.page import Busy, Threads
 from celery_fdb.web.settings import Settings
@@ -72,7 +72,7 @@ class LiveStats:
         recent = [each for each in self._looks if 0 <= look.taken_ms - each[0].taken_ms <= WINDOW_MS]
         self._looks = [*recent, (look, runs)]
         before, runs_before = self._looks[0]
-        speeds = rates(before, look)
+        speeds = look.rates(before)
         live = look.own_queues
         summary = _summary(look, live, speeds)
         if runs is not None and runs_before is not None:
@@ -142,7 +142,7 @@ def _concerns(seen: Overview) -> list[dict[str, Any]]:
 def _of_sessions(seen: Overview) -> Iterator[str]:
     if seen.own_queues and not any(each.consumers for each in seen.live_queues):
         yield "no worker consumes any queue"
-    quiet = [each for each in seen.sessions if state_of(each, heard_s(seen, each)) == "silent"]
+    quiet = [each for each in seen.sessions if each.state(seen.heard_s(each)) == "silent"]
     if quiet:
         yield f"{plural(len(quiet), 'session')} without a heartbeat: {quiet[0].host} {quiet[0].pid}"
     if seen.asides:

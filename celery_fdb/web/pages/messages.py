@@ -19,7 +19,6 @@ from celery_fdb.inspection.filters import (
     SPOKEN,
     Filter,
     Groups,
-    Scope,
     dead_queues,
     group,
     group_all,
@@ -47,7 +46,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
     name, state = visit.asked("queue"), _state(visit)
     reverse, wanted = visit.asked("order") == "newest", wanted_of(visit)
     size = visit.settings.page_size
-    found = search(broker, Scope(name, state, reverse), wanted, size, _after(visit))
+    found = search(broker.queue(name), wanted, size, state=state, reverse=reverse, after=_after(visit))
     now_ms = visit.settings.clock.wall_ms()
     rows = [view_of(each, now_ms) for each in found.messages]
     kept = {"queue": name, "state": state, "order": "newest" if reverse else None, **wanted.fields()}

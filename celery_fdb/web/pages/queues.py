@@ -94,9 +94,17 @@ def queue(visit: Visit, broker: Broker) -> Response:
 def keys(visit: Visit, broker: Broker) -> Response:
     name, prefix = visit.asked("queue"), visit.asked("prefix")
     after = visit.request.query_params.get("after")
-    found = find_keys(broker, name, visit.settings.page_size, prefix=prefix, after=after)
+    found, following = find_keys(broker, name, visit.settings.page_size, prefix=prefix, after=after)
     control = broker.queue(name).control()
-    return visit.page("keys", queue=name, prefix=prefix, found=found, control=control, offered_on_key=_offered_on_key)
+    return visit.page(
+        "keys",
+        queue=name,
+        prefix=prefix,
+        keys=found,
+        following=following,
+        control=control,
+        offered_on_key=_offered_on_key,
+    )
 
 
 def _offered_on_key(*, paused: bool, limited: bool) -> list[Action]:

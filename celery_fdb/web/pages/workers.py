@@ -18,7 +18,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from starlette.responses import Response
 
-from celery_fdb.inspection.overview import SessionView, heard_s, look, state_of
+from celery_fdb.inspection.overview import SessionView, look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
 from celery_fdb.web.visit import MOST_SHOWN, Visit
@@ -32,7 +32,7 @@ from kombu_fdb.model import controlled_worker, is_internal
 def sessions(visit: Visit, broker: Broker) -> Response:
     """The silent ones first."""
     seen = look(broker, queues=(), held=True)
-    rows = [row_of(each, heard_s(seen, each)) for each in seen.sessions]
+    rows = [row_of(each, seen.heard_s(each)) for each in seen.sessions]
     rows.sort(key=lambda row: (row["state"] != "silent", row["view"].host, row["view"].pid or 0))
     return visit.page("sessions", sessions=rows[:MOST_SHOWN], total=len(rows), asides=seen.asides)
 
@@ -45,7 +45,7 @@ def row_of(view: SessionView, age_s: float | None) -> dict[str, Any]:
     return {
         "view": view,
         "age_s": age_s,
-        "state": state_of(view, age_s),
+        "state": view.state(age_s),
         "queues": [name for name in view.queues if not is_internal(name)],
         "worker": next(filter(None, map(controlled_worker, view.queues)), ""),
     }

@@ -15,7 +15,7 @@ from kombu import Connection
 from celery_fdb.cli import HOMES, actions, fdb, messages
 from celery_fdb.cli.look import session_table
 from celery_fdb.cli.terminal import clean, in_json
-from celery_fdb.inspection.overview import SessionView, heard_s, look, state_of
+from celery_fdb.inspection.overview import SessionView, look
 from celery_fdb.operations import action
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.upkeep.quarantine import Aside
@@ -153,14 +153,14 @@ def test_a_session_that_was_not_heard_for_its_ttl_is_silent_everywhere(run, brok
     monkeypatch.setattr(type(broker.inspect), "sessions", lambda _, **options: late(**options))
     assert " silent " in run("sessions").out
     seen = look(broker)
-    assert [state_of(each, heard_s(seen, each)) for each in seen.sessions].count("silent") == 1
+    assert [each.state(seen.heard_s(each)) for each in seen.sessions].count("silent") == 1
 
 
 @pytest.mark.parametrize(("quiet_s", "state"), [(0.0, "alive"), (29.0, "alive"), (31.0, "silent"), (None, "alive")])
 def test_a_session_that_was_not_heard_for_its_ttl_is_silent(quiet_s, state):
     view = SessionView("id", "host", 1, "celery", 30.0, True, "", ["jobs"])
-    assert state_of(view, quiet_s) == state
-    assert state_of(dataclasses.replace(view, open=False), quiet_s) == "ended"
+    assert view.state(quiet_s) == state
+    assert dataclasses.replace(view, open=False).state(quiet_s) == "ended"
 
 
 def test_peek_takes_nothing_and_shows_no_body(run, app, broker):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from celery_fdb.inspection.overview import as_json, key_rates, look, look_at_keys, rates
+from celery_fdb.inspection.overview import look, look_at_keys
 from kombu_fdb.errors import QueueNotFound
 
 
@@ -96,8 +96,8 @@ def test_rates_are_measured_between_two_looks(broker):
         job.ack()
     broker._engine.metrics.flush()
     after = dataclasses.replace(look(broker), taken_ms=before.taken_ms + 2000)
-    assert rates(before, after) == {"jobs": {"published": 1.5, "claimed": 1.0, "acked": 1.0, "growth": 0.5}}
-    assert rates(before, before) == {}
+    assert after.rates(before) == {"jobs": {"published": 1.5, "claimed": 1.0, "acked": 1.0, "growth": 0.5}}
+    assert before.rates(before) == {}
 
 
 def test_rates_are_measured_by_key(broker):
@@ -110,10 +110,10 @@ def test_rates_are_measured_by_key(broker):
     jobs.take(0).ack()
     broker._engine.metrics.flush()
     after = dataclasses.replace(look(broker, top_keys=1), taken_ms=before.taken_ms + 2000)
-    assert key_rates(before, after) == {
+    assert after.key_rates(before) == {
         "jobs": {"alice": {"published": 1.0, "claimed": 0.5, "acked": 0.5}, "bob": {"published": 0.5}}
     }
-    assert key_rates(before, before) == {}
+    assert before.key_rates(before) == {}
 
 
 def test_a_queue_that_began_anew_has_no_negative_rate(broker):
@@ -125,12 +125,12 @@ def test_a_queue_that_began_anew_has_no_negative_rate(broker):
     jobs.put("d")
     broker._engine.metrics.flush()
     after = dataclasses.replace(look(broker), taken_ms=before.taken_ms + 1000)
-    assert rates(before, after)["jobs"]["published"] == 0
+    assert after.rates(before)["jobs"]["published"] == 0
 
 
 def test_all_of_it_is_json_without_secrets(broker, url):
     broker.queue("jobs").put("a", key="k")
-    text = json.dumps(as_json(look(broker, top_keys=3)))
+    text = json.dumps(look(broker, top_keys=3).as_json())
     assert json.loads(text)["queues"][0]["keys"][0]["key"] == "k"
     if url.startswith("fdb://"):
         assert url.partition("@")[0].rpartition(":")[2] not in text

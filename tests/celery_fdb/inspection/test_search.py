@@ -10,11 +10,11 @@ import pytest
 from kit.costs import cost
 
 from celery_fdb.inspection import filters as module
-from celery_fdb.inspection.filters import Filter, Scope, group, search
+from celery_fdb.inspection.filters import Filter, group, search
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import find_keys
 from celery_fdb.tasks.failures import _attempts
-from kombu_fdb import Broker
+from kombu_fdb import Broker, Queue
 from kombu_fdb.engine.dead_letters import Wanted
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.keyspace.codec import ATTEMPTS, PAYLOAD_HEAD, PAYLOAD_VERSION
@@ -46,12 +46,12 @@ def bury(broker: Broker, number: int, chance: random.Random) -> None:
         )
 
 
-def everything(broker: Broker, scope: Scope, wanted: Filter, limit: int = 3) -> list[Listed]:
+def everything(queue: Queue, wanted: Filter, limit: int = 3, **where: Any) -> list[Listed]:
     """All pages, one after the other."""
     found: list[Listed] = []
     after = b""
     while True:
-        page = search(broker, scope, wanted, limit, after)
+        page = search(queue, wanted, limit, after=after, **where)
         assert len(page.messages) <= limit
         found += page.messages
         if page.following is None:
@@ -89,7 +89,7 @@ def test_pages_hold_each_dead_letter_that_matches_once(
     letters = list(broker.queue("q.dead").each())
     for wanted in FILTERS:
         expected = [each.message_id for each in letters if wanted.matches(each)]
-        found = everything(broker, Scope("q.dead", reverse=reverse), wanted)
+        found = everything(broker.queue("q.dead"), wanted, reverse=reverse)
         assert [each.message.message_id for each in found] == (expected[::-1] if reverse else expected), wanted
 
 
@@ -97,7 +97,7 @@ def test_pages_hold_each_dead_letter_that_matches_once(
 def test_what_is_shown_is_what_is_replayed(broker: Broker, wanted: Filter) -> None:
     """The filter's predicate, and the conditions that the queue is given for an action, are the same."""
     bury(broker, 30, random.Random(7))
-    shown = {each.message.message_id for each in everything(broker, Scope("q.dead"), wanted)}
+    shown = {each.message.message_id for each in everything(broker.queue("q.dead"), wanted)}
     assert broker.dead_letters("q.dead").replay(**wanted.conditions()) == len(shown)
     assert {each.message_id for each in broker.queue("q").each()} == shown
 
@@ -127,16 +127,15 @@ def test_what_waits_to_be_retried_is_found_by_the_error_of_its_last_attempt(brok
     due_ms = 2**41
     for each in told:
         publish(broker, Publication("", "q", envelope("shop.pay", **{ATTEMPTS: each}), due_ms=due_ms))
-    scope = Scope("q", "delayed")
     for error, number in (("ConnectionError", 1), ("builtins.ConnectionError", 1), ("ValueError", 0), ("-", 6)):
-        assert len(everything(broker, scope, Filter(error=error))) == number, error
+        assert len(everything(broker.queue("q"), Filter(error=error), state="delayed")) == number, error
 
 
 def test_a_task_is_found_by_the_name_that_its_publisher_gave_it_and_by_its_own(broker: Broker) -> None:
     """As the tasks of Django's, which are all run by one of Celery's."""
     publish(broker, *(Publication("", "q", envelope("django.run", shadow=each)) for each in ("shop.greet", None)))
     for wanted, found in (("shop.*", ["shop.greet"]), ("django.run", ["shop.greet", "django.run"])):
-        matching = search(broker, Scope("q"), Filter(task=wanted), 10).messages
+        matching = search(broker.queue("q"), Filter(task=wanted), 10).messages
         assert [view_of(each, 0).title for each in matching] == found
         assert [view_of(each, 0).as_json()["task"] for each in matching] == found
 
@@ -150,7 +149,7 @@ def test_moments(broker: Broker) -> None:
         (Filter(until_ms=now_ms), 0),
         (Filter(until_ms=now_ms + 1), 1),
     ):
-        assert len(search(broker, Scope("q"), wanted, 5).messages) == number
+        assert len(search(broker.queue("q"), wanted, 5).messages) == number
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
@@ -160,7 +159,7 @@ def test_messages_of_a_key_in_each_state(broker: Broker, state: Any) -> None:
     if state == "leased":
         broker.queue("q").take_many(5)
     for key, number in (("a", 2), ("ab", 1), ("", 2), ("b", 0), (None, 5)):
-        assert len(everything(broker, Scope("q", state), Filter(key=key))) == number
+        assert len(everything(broker.queue("q"), Filter(key=key), state=state)) == number
 
 
 def test_a_filter_and_its_fields(broker: Broker) -> None:
@@ -194,7 +193,7 @@ def test_a_page_that_finds_nothing_reads_a_bounded_part_and_says_where_to_go_on(
 ) -> None:
     fill(broker, number)
     found = []
-    paid = cost(counted, lambda: found.append(search(broker, Scope("q"), Filter(task="rare"), 50)))
+    paid = cost(counted, lambda: found.append(search(broker.queue("q"), Filter(task="rare"), 50)))
     assert (found[0].messages, found[0].looked_at) == ([], 2_050)
     assert found[0].following is not None
     assert (paid.rows, paid.point_reads, paid.commits) == (51 + 10 * 201, 0, 0)
@@ -204,9 +203,9 @@ def test_a_page_that_finds_nothing_reads_a_bounded_part_and_says_where_to_go_on(
 @pytest.mark.parametrize("number", [300, 12_000])
 def test_pages_cost_the_same_in_a_queue_of_any_length(broker: Broker, counted: Any, number: int) -> None:
     fill(broker, number)
-    paid = cost(counted, lambda: search(broker, Scope("q"), Filter(), 50))
+    paid = cost(counted, lambda: search(broker.queue("q"), Filter(), 50))
     assert (paid.rows, paid.point_reads, paid.commits) == (51, 0, 0)
-    paid = cost(counted, lambda: search(broker, Scope("q"), Filter(key="k000007"), 50))
+    paid = cost(counted, lambda: search(broker.queue("q"), Filter(key="k000007"), 50))
     assert (paid.rows, paid.range_reads, paid.commits) == (2, 4, 0)  # the key's backlog; its message
     paid = cost(counted, lambda: find_keys(broker, "q", 20, prefix="k0000"))
     assert (paid.rows, paid.range_reads, paid.commits) == (21, 3, 0)
@@ -253,8 +252,8 @@ def test_keys_by_prefix_in_pages(broker: Broker) -> None:
         broker.queue("q").put("x", key=key)
     broker.queue("q").limit("acme-2", weight=3, paused=True)
     broker.queue("q").limit("acme-9", rate=2)
-    first = find_keys(broker, "q", 2, prefix="acme")
-    assert ([each.key for each in first.keys], first.following) == (["acme-1", "acme-2"], "acme-2")
-    assert first.keys[1].paused
-    second = find_keys(broker, "q", 2, prefix="acme", after=first.following)
-    assert ([each.key for each in second.keys], second.following) == (["acme-3", "acme-9"], None)
+    first, following = find_keys(broker, "q", 2, prefix="acme")
+    assert ([each.key for each in first], following) == (["acme-1", "acme-2"], "acme-2")
+    assert first[1].paused
+    second, last = find_keys(broker, "q", 2, prefix="acme", after=following)
+    assert ([each.key for each in second], last) == (["acme-3", "acme-9"], None)
