@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery_fdb.cli.terminal import Answer, Run, command, table
-from celery_fdb.history.views.runs import check_history
+from celery_fdb.history.views.runs import history_of
+from kombu_fdb import Broker
 from kombu_fdb.doctor import Finding, examine
 from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.primitives.plural import plural
 from kombu_fdb.transport.worker import without_effect
 
 
@@ -45,3 +47,18 @@ def _history(run: Run) -> Iterator[Finding]:
         yield check_history(run.made())
     except KombuFDBError:  # the store has just answered; what it says of the history is no failure of the set-up
         return
+
+
+def check_history(broker: Broker) -> Finding:
+    """Whether it is on, how much there is, and whether runs had to be dropped. Raises a ``StoreError``."""
+    history = history_of(broker)
+    settings = history.settings()
+    if settings is None:
+        return Finding("ok", "history", "off; celery_fdb.install(app, history=True) turns it on")
+    dropped = history.dropped()
+    kept = plural(history.kept(), "run")
+    found = f"{kept} of at most {settings.get('runs')}; {plural(dropped, 'run')} dropped so far"
+    if not dropped:
+        return Finding("ok", "history", found)
+    fix = "The store did not answer in time. Watch celery_fdb_history_dropped_total: does the number grow?"
+    return Finding("warn", "history", found, fix)

@@ -59,7 +59,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from celery import states
 
-from celery_fdb.history.run import ACTIVE, ENDED, STATES, Follower, Run
+from celery_fdb.history.run import ACTIVE, ENDED, STATES, Run
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import pack, pack_int, pack_text, range_of, unpack, unpack_as
 from kombu_fdb.primitives.clock import random_id
@@ -327,7 +327,7 @@ def _run(row: Any, texts: Any, names: Sequence[str]) -> Run:
     fields = dict(zip(names, row, strict=False))
     for name in _SHARED:
         fields[name] = texts[_whole(fields[name])]
-    fields["followers"] = tuple(Follower(each, task) for each, task in fields.get("followers", ()))
+    fields["followers"] = tuple((each, task) for each, task in fields.get("followers", ()))
     run = Run(**fields)
     _check(run)
     return run
@@ -342,9 +342,9 @@ def _check(run: Run) -> None:
             if value is not None and not is_number(value, 0, math.inf):
                 raise ValueError("not a duration")
         elif name == "followers":
-            for each in value:
-                _text(each.id)
-                _text(each.task)
+            for id_, task in value:
+                _text(id_)
+                _text(task)
         else:
             _text(value)
     if run.state not in STATES or (run.state == ACTIVE) != (run.end_ms == 0):

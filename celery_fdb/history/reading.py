@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeVar
 
 from celery.states import FAILURE
 
-from celery_fdb.history.layout import GROUP_SPAN_MS, Counters, GroupId, HistoryKeys, Range, decode, unpack_counters
+from celery_fdb.history.layout import GROUP_SPAN_MS, Counters, GroupId, HistoryKeys, decode, unpack_counters
 from celery_fdb.history.options import LARGEST_SEGMENT
-from celery_fdb.history.run import FAILED, Run, id_text
+from celery_fdb.history.run import FAILED, Run, bounded
 from kombu_fdb.errors import FormatError, InvalidArgument
 from kombu_fdb.keyspace.layout import pack_int, range_of, readable
 from kombu_fdb.store.protocol import Transaction
@@ -105,6 +105,12 @@ class Wanted(NamedTuple):
             and (not self.until_ms or run.end_ms <= self.until_ms)
             and (not self.arguments or self.arguments.lower() in f"{run.args} {run.kwargs}".lower())
         )
+
+    def found_by(self) -> list[tuple[str, str]]:
+        """By which runs a workflow is found: their task, or, of what has failed, their states; empty: by any."""
+        if self.task:
+            return [("task", self.task)]
+        return [("state", each) for each in FAILED] if self.state == FAILURE else []
 
 
 class Cursor(NamedTuple):
@@ -195,7 +201,7 @@ def _prefix(keys: HistoryKeys, number: int, wanted: Wanted) -> bytes:
     return keys.groups(number)
 
 
-def _period(prefix: bytes, wanted: Wanted) -> Range:
+def _period(prefix: bytes, wanted: Wanted) -> tuple[bytes, bytes]:
     begin, end = range_of(prefix)
     if wanted.since_ms:
         begin = prefix + pack_int(wanted.since_ms)
@@ -219,7 +225,7 @@ def runs_of(
     And behind which row the older ones stand, None if there are none.
     """
     places: dict[tuple[int, GroupId], list[int]] = defaultdict(list)
-    id_, left, last = id_text(id_), limit, None
+    id_, left, last = bounded(id_), limit, None
     numbers = [each for each in newest_first(tr, keys) if behind is None or each <= behind[0]]
     for number in _segments_with(tr, numbers, lambda each: range_of(keys.index(each, kind, id_))):
         prefix = keys.index(number, kind, id_)
@@ -242,13 +248,6 @@ def runs_of(
     return sorted(runs, key=lambda run: (run.start_ms or run.end_ms, run.end_ms)), last
 
 
-def found_by(wanted: Wanted) -> list[tuple[str, str]]:
-    """By which runs a workflow is found: their task, or, of what has failed, their states; by any if that is empty."""
-    if wanted.task:
-        return [("task", wanted.task)]
-    return [("state", each) for each in FAILED] if wanted.state == FAILURE else []
-
-
 def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted) -> tuple[list[tuple[int, str]], int]:
     """The roots and groups of a segment's runs: when about the newest run of each ended, and its id.
 
@@ -259,7 +258,7 @@ def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted
     rows = tr.get_range(*range_of(prefix), limit=MOST_OF_SEGMENT, snapshot=True)
     named: set[GroupId] | None = None
     read = len(rows)
-    for kind, name in found_by(wanted) if rows else ():
+    for kind, name in wanted.found_by() if rows else ():
         behind = keys.index(number, kind, name)
         found = tr.get_range(*range_of(behind), limit=MOST_OF_SEGMENT, snapshot=True)
         named = (named or set()) | {group for group, _ in readable(found, partial(keys.split_group, len(behind)))}
@@ -274,7 +273,9 @@ def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted
     return sorted(found_ids, reverse=True), read
 
 
-def _segments_with(tr: Transaction, numbers: Sequence[int], range_in: Callable[[int], Range]) -> list[int]:
+def _segments_with(
+    tr: Transaction, numbers: Sequence[int], range_in: Callable[[int], tuple[bytes, bytes]]
+) -> list[int]:
     """The segments that have a row in their range; all are asked at once, a hundred at a time."""
     having: list[int] = []
     for start in range(0, len(numbers), SEGMENTS_AT_ONCE):

@@ -73,7 +73,7 @@ from celery.worker import state as worker_state
 from celery_fdb.brokers import common_ms
 from celery_fdb.history.layout import Group
 from celery_fdb.history.options import History
-from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Follower, Run, bounded, id_text
+from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Run, bounded
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from celery_fdb.tasks.failures import ERROR_LENGTH, TRACEBACK_LENGTH, details_of, mix_in
 from kombu_fdb import Broker
@@ -163,7 +163,7 @@ def _cut(value: Any) -> str:
     return text if len(text) <= ARGUMENTS_LENGTH else text[:ARGUMENTS_LENGTH]
 
 
-def _followers(request: Any) -> tuple[Follower, ...]:
+def _followers(request: Any) -> tuple[tuple[str, str], ...]:
     """The tasks that are published after it: the rest of its chain, and its chord's body."""
     payload = request._payload
     embed = payload[2] if isinstance(payload, (list, tuple)) and len(payload) > 2 else None
@@ -177,10 +177,10 @@ def _followers(request: Any) -> tuple[Follower, ...]:
     return tuple(found[:MOST_FOLLOWERS])
 
 
-def _follower(signature: Any) -> Follower | None:
+def _follower(signature: Any) -> tuple[str, str] | None:
     options = signature.get("options") if isinstance(signature, dict) else None
     task_id = options.get("task_id") if isinstance(options, dict) else None
-    return Follower(id_text(task_id), bounded(signature.get("task"))) if task_id else None
+    return (bounded(task_id), bounded(signature.get("task"))) if task_id else None
 
 
 def run_of(facts: Facts, options: History) -> Run:

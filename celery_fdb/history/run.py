@@ -76,19 +76,13 @@ FAILED = frozenset({states.FAILURE, states.REVOKED, states.REJECTED})
 NAME_LENGTH = 200
 
 
-class Follower(NamedTuple):
-    """A task that is published when the run has succeeded: of its chain, or the body of its chord."""
-
-    id: str
-    task: str
-
-
 class Run(NamedTuple):
     """Moments are by the worker's wall clock, 0 for never. ``runtime_s``: by its monotonic clock, None if unknown.
 
     ``published_ms``: by its publisher's clock, ``due_ms`` of a task with a delay; 0 if the message does not tell.
     ``root`` and ``parent``: task ids, "" for the task itself and for none. ``redeliveries``: how often the message had
-    been delivered before.
+    been delivered before. ``followers``: id and name of each task that is published when the run has succeeded: of its
+    chain, or the body of its chord.
     """
 
     id: str
@@ -112,7 +106,7 @@ class Run(NamedTuple):
     error: str = ""
     traceback: str = ""
     group: str = ""
-    followers: Sequence[Follower] = ()
+    followers: Sequence[tuple[str, str]] = ()
 
     @property
     def attempt(self) -> int:
@@ -128,15 +122,10 @@ class Run(NamedTuple):
 
 
 def bounded(value: Any, most: int = NAME_LENGTH, *, end: bool = False) -> str:
-    """A text as it may be stored: cut, and without what has no UTF-8 form."""
+    """A text as it may be stored: cut, and without what has no UTF-8 form. An id is also looked for in this form."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)
     if len(text) > most:
         text = text[-most:] if end else text[:most]
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()[:most]
-
-
-def id_text(value: Any) -> str:
-    """A task's id as it stands in a key; longer ones are cut, when they are written and when they are looked for."""
-    return bounded(value)

@@ -24,7 +24,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from celery_fdb.history import layout, reading
-from celery_fdb.history.layout import Counters, Group, HistoryKeys, decode, pack_groups
+from celery_fdb.history.layout import Counters, Group, HistoryKeys, decode
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
@@ -178,7 +178,7 @@ class HistoryStore:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    packed = staticmethod(pack_groups)
+    packed = staticmethod(layout.pack_groups)
 
     def write(self, group: Group, bounds: History) -> bool:
         """Store a group, once. Returns whether a segment was opened for it."""
@@ -204,7 +204,7 @@ class HistoryStore:
 
         def body(tr: Transaction) -> None:
             for number, run in begun.items():
-                tr.set(self.keys.active(session, number), pack_groups([run])[0].value)
+                tr.set(self.keys.active(session, number), layout.pack_groups([run])[0].value)
             for key in ended:
                 tr.clear(self.keys.active(*key))
             if dropped:
@@ -217,7 +217,7 @@ class HistoryStore:
 
         def body(tr: Transaction) -> int:
             lost = lose(tr, self.keys, session, self._now())
-            for group in pack_groups(lost):
+            for group in layout.pack_groups(lost):
                 write(tr, self.keys, group, bounds=bounds, now_ms=self._now())
             return len(lost)
 

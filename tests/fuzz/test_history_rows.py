@@ -18,9 +18,10 @@ from celery.states import FAILURE, STARTED, SUCCESS
 from prometheus_client import CollectorRegistry, generate_latest
 from store_rows import mutated, replace, write_all
 
+from celery_fdb.cli.doctor import check_history
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.run import Follower, Run
+from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.metrics import TaskCollector
 from celery_fdb.history.views.runs import (
@@ -28,7 +29,6 @@ from celery_fdb.history.views.runs import (
     HOUR_S,
     HistoryOff,
     active_runs,
-    check_history,
     history_of,
     look_at_series,
     look_at_tasks,
@@ -72,7 +72,7 @@ def rows() -> list[KeyValue]:
         store.set_settings(BOUNDS)
         for number in range(6):
             keep(store, run(f"t{number}"), run(f"t{number}", state=FAILURE, root="t0", group="g", parent="t1"))
-        keep(store, run("first", followers=(Follower("second", "b"),)))
+        keep(store, run("first", followers=(("second", "b"),)))
         store.activity(b"s" * 16, {1: run("active", state=STARTED, end_ms=0)}, dropped=2)
         return store._read(lambda tr: tr.get_range(*store.keys.everything))
 

@@ -1,4 +1,4 @@
-"""Runs as people see them: from a broker to its history, a page with filters, by task, and the doctor's check.
+"""Runs as people see them: from a broker to its history, a page with filters, by task.
 
 Numbers by task are of the last hour or days: rate, failures, runtimes. Read from counters, never from the runs.
 """
@@ -14,11 +14,9 @@ from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import ENDED, STATES, Run
 from celery_fdb.history.store import HistoryStore
 from kombu_fdb import Broker, KombuFDBError
-from kombu_fdb.doctor import Finding
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.masking import masked_text
-from kombu_fdb.primitives.plural import plural
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 
@@ -80,6 +78,33 @@ class RunView:
     group: str
     alive: bool | None = None
 
+    @classmethod
+    def of(cls, run: Run) -> RunView:
+        """What is stored, without the secrets that it names."""
+        return cls(
+            id=run.id,
+            task=run.task,
+            state=run.state,
+            queue=run.queue,
+            worker=run.worker,
+            key=run.key,
+            published=run.published_ms / 1000 or None,
+            due=run.due_ms / 1000 or None,
+            started=run.start_ms / 1000 or None,
+            ended=run.end_ms / 1000 or None,
+            runtime_s=run.runtime_s,
+            attempt=run.attempt,
+            redeliveries=run.redeliveries,
+            args=masked_text(run.args),
+            kwargs=masked_text(run.kwargs),
+            error_class=run.error_class,
+            error=masked_text(run.error),
+            traceback=masked_text(run.traceback),
+            root=run.root or run.id,
+            parent=run.parent,
+            group=run.group,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RunsPage:
@@ -87,33 +112,6 @@ class RunsPage:
 
     runs: list[RunView]
     cursor: str | None
-
-
-def view(run: Run) -> RunView:
-    """What is stored, without the secrets that it names."""
-    return RunView(
-        id=run.id,
-        task=run.task,
-        state=run.state,
-        queue=run.queue,
-        worker=run.worker,
-        key=run.key,
-        published=run.published_ms / 1000 or None,
-        due=run.due_ms / 1000 or None,
-        started=run.start_ms / 1000 or None,
-        ended=run.end_ms / 1000 or None,
-        runtime_s=run.runtime_s,
-        attempt=run.attempt,
-        redeliveries=run.redeliveries,
-        args=masked_text(run.args),
-        kwargs=masked_text(run.kwargs),
-        error_class=run.error_class,
-        error=masked_text(run.error),
-        traceback=masked_text(run.traceback),
-        root=run.root or run.id,
-        parent=run.parent,
-        group=run.group,
-    )
 
 
 def page_of_runs(
@@ -128,7 +126,7 @@ def page_of_runs(
         raise InvalidArgument("not a state of a run", given=wanted.state[:80], fix=f"It is one of {', '.join(STATES)}.")
     after = Cursor.parse(cursor) if cursor else None
     runs, following = kept_by(broker).page(wanted, limit=min(max(limit, 1), MOST_RUNS), after=after)
-    return RunsPage([view(run) for run in runs], None if following is None else str(following))
+    return RunsPage([RunView.of(run) for run in runs], None if following is None else str(following))
 
 
 def active_runs(broker: Broker, wanted: Wanted | None = None, *, limit: int = 500) -> list[RunView]:
@@ -139,7 +137,7 @@ def active_runs(broker: Broker, wanted: Wanted | None = None, *, limit: int = 50
     rows = kept_by(broker).active(limit=limit)
     open_ = {bytes(each.session_id) for each in broker.inspect.sessions() if each.open} if rows else set()
     wanted = (wanted or Wanted())._replace(state="", since_ms=0, until_ms=0)
-    found = [replace(view(run), alive=session in open_) for session, run in rows if wanted.matches(run)]
+    found = [replace(RunView.of(run), alive=session in open_) for session, run in rows if wanted.matches(run)]
     return sorted(found, key=lambda each: each.started or 0)
 
 
@@ -230,24 +228,3 @@ def _task(name: str, counted: Counters, seconds: float) -> TaskView:
 def _mean(counted: Counters) -> float | None:
     timed = sum(counted.buckets)
     return counted.runtime_us / 1e6 / timed if timed else None
-
-
-# -- the doctor's check ------------------------------------------------------------------------------------------------
-
-
-WHAT = "history"
-
-
-def check_history(broker: Broker) -> Finding:
-    """Whether it is on, how much there is, and whether runs had to be dropped. Raises a ``StoreError``."""
-    history = history_of(broker)
-    settings = history.settings()
-    if settings is None:
-        return Finding("ok", WHAT, "off; celery_fdb.install(app, history=True) turns it on")
-    dropped = history.dropped()
-    kept = plural(history.kept(), "run")
-    found = f"{kept} of at most {settings.get('runs')}; {plural(dropped, 'run')} dropped so far"
-    if not dropped:
-        return Finding("ok", WHAT, found)
-    fix = "The store did not answer in time. Watch celery_fdb_history_dropped_total: does the number grow?"
-    return Finding("warn", WHAT, found, fix)

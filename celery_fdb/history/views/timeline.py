@@ -16,7 +16,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_fdb.history.run import ACTIVE, LOST, PUBLISHED, bounded
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.history.views.runs import RunView, history_of, view
+from celery_fdb.history.views.runs import RunView, history_of
 from celery_fdb.inspection.message import describe, reason_of
 from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -44,6 +44,12 @@ class TaskUnknown(KombuFDBError):
     """Neither broker nor history nor result backend knows it."""
 
     text = "nothing is known of this task"
+
+    @classmethod
+    def of(cls, task_id: str, history: HistoryStore) -> TaskUnknown:
+        """With what to do about it."""
+        off = "" if history.settings() is not None else " History is off: call celery_fdb.install(app, history=True)."
+        return cls(task_id=task_id, fix=f"Check the id.{off}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +79,17 @@ class Timeline:
     history: bool = True
 
 
-def fix_id(history: HistoryStore) -> str:
-    """What to do about an unknown task."""
-    off = "" if history.settings() is not None else " History is off: call celery_fdb.install(app, history=True)."
-    return f"Check the id.{off}"
-
-
 def timeline_of(broker: Broker, task_id: str, app: Any = None) -> Timeline:
     """``app``: for the state of its result. Raises :class:`TaskUnknown`."""
     history = history_of(broker)
     found = [each.message for each in broker.spots(task_id)]
     messages = [describe(each) for each in found]
-    runs = [view(run) for run in history.runs_of_task(task_id, limit=MOST_RUNS)]
-    runs += [view(run) for _, run in history.active() if run.id == task_id]
+    runs = [RunView.of(run) for run in history.runs_of_task(task_id, limit=MOST_RUNS)]
+    runs += [RunView.of(run) for _, run in history.active() if run.id == task_id]
     kept = history.settings() is not None
     result, value = (None, "") if app is None else _result(app, task_id)
     if not (messages or runs or result):
-        raise TaskUnknown(task_id=task_id, fix=fix_id(history))
+        raise TaskUnknown.of(task_id, history)
     events = [event for each, seen in zip(found, messages, strict=True) for event in _of_message(each, seen)]
     events += [event for each in runs for event in _of_run(each)]
     events = sorted(dict.fromkeys(events), key=lambda event: event.moment)

@@ -27,10 +27,10 @@ from typing import Any
 
 from celery import states
 
-from celery_fdb.history.reading import RUNS_AT_ONCE, Wanted, found_by
-from celery_fdb.history.run import ACTIVE, FAILED, Run, bounded, id_text
+from celery_fdb.history.reading import RUNS_AT_ONCE, Wanted
+from celery_fdb.history.run import ACTIVE, FAILED, Run, bounded
 from celery_fdb.history.views.runs import history_of, kept_by
-from celery_fdb.history.views.timeline import TaskUnknown, fix_id
+from celery_fdb.history.views.timeline import TaskUnknown
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError, InvalidArgument
@@ -77,6 +77,13 @@ class Node:
     error: str = ""
     children: list[Node] = field(default_factory=list)
 
+    def below(self) -> list[Node]:
+        """It, and all below it, each before its children."""
+        found = [self]
+        for each in found:
+            found += each.children
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
@@ -100,27 +107,21 @@ class Workflow:
     saw_all_that_waits: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowsPage:
-    """``cursor``: for the next page, None at the end. A page may have few, or none, and a cursor all the same."""
-
-    workflows: list[Workflow]
-    cursor: str | None
-
-
 def workflow_of(broker: Broker, task_id: str) -> Workflow:
     """The workflow that a task belongs to; a task alone is one of its own. Raises ``TaskUnknown``."""
     search = _Search(broker, {}, MOST_RUNS)
-    search.run(id_text(task_id))
+    search.run(bounded(task_id))
     if not search.nodes:
-        raise TaskUnknown(task_id=task_id, fix=fix_id(history_of(broker)))
+        raise TaskUnknown.of(task_id, history_of(broker))
     return search.workflow()
 
 
 def page_of_workflows(
     broker: Broker, wanted: Wanted | None = None, *, limit: int = 25, cursor: str | None = None
-) -> WorkflowsPage:
-    """Those that go on, then those that have ended, the newest first. Raises ``HistoryOff``, ``InvalidArgument``.
+) -> tuple[list[Workflow], str | None]:
+    """Those that go on, then those that have ended, the newest first, and the cursor of the next page; None at the end.
+
+    A page may have few, or none, and a cursor all the same. Raises ``HistoryOff``, ``InvalidArgument``.
 
     ``wanted``: the name of any of its tasks, its state (FAILURE, SUCCESS, or STARTED), and when it ended.
     """
@@ -144,7 +145,7 @@ def page_of_workflows(
         if after is not None and (number, 0, "") >= after:
             continue
         if rows >= MOST_ROWS:
-            return WorkflowsPage(shown, last)
+            return shown, last
         found, read = history.workflows_in(number, wanted)
         rows += read
         spots = {id_: (end_ms, id_) for end_ms, id_ in found}
@@ -152,7 +153,7 @@ def page_of_workflows(
             if after is not None and (number, end_ms, id_) >= after:
                 continue
             if looked_at == MOST_LOOKED_AT or len(shown) >= limit or runs >= MOST_ROWS:
-                return WorkflowsPage(shown, last)
+                return shown, last
             looked_at += id_ not in seen
             last = f"{number}.{end_ms}.{id_}"
             if not id_ or id_ in seen:
@@ -164,7 +165,7 @@ def page_of_workflows(
             if _stands_here(search, spots, id_, wanted, goes_on=after is None):
                 shown += _if_wanted(search, wanted)
         last = f"{number}.0."  # behind all of this one
-    return WorkflowsPage(shown, None)
+    return shown, None
 
 
 def _stands_here(
@@ -279,7 +280,7 @@ class _Search:
         for queue in sorted(self._queues)[:MOST_QUEUES]:
             for each in self._peek(queue):
                 headers = _headers(each)
-                if {id_text(headers.get("root_id")), id_text(headers.get("group"))} & self._families:
+                if {bounded(headers.get("root_id")), bounded(headers.get("group"))} & self._families:
                     self._add_message(each)
 
     def _peek(self, queue: str) -> list[Peeked]:
@@ -299,12 +300,12 @@ class _Search:
                 continue  # found by its id, and by its root or group
             self._relate(run.id, root=run.root, parent=run.parent, group=run.group)
             if run.followers:
-                self._followers[run.id] = tuple(each.id for each in run.followers)
-            for follower in run.followers:
-                self._node(follower.id, follower.task)
-                self._look_for("task", follower.id)
-                if follower.task in GROUPS:
-                    self._look_for("family", follower.id)
+                self._followers[run.id] = tuple(id_ for id_, _ in run.followers)
+            for id_, task in run.followers:
+                self._node(id_, task)
+                self._look_for("task", id_)
+                if task in GROUPS:
+                    self._look_for("family", id_)
 
     def _count(self, run: Run) -> bool:
         """Once for each run. Of several, in whatever order they come, that which began last tells the node's state.
@@ -328,12 +329,12 @@ class _Search:
 
     def _add_message(self, message: Peeked) -> None:
         headers = _headers(message)
-        task_id = id_text(message.task_id or headers.get("id"))
+        task_id = bounded(message.task_id or headers.get("id"))
         node = self._node(task_id, bounded(headers.get("shadow") or headers.get("task")))
         if node.state not in {ACTIVE, states.SUCCESS, states.FAILURE}:
             node.state = message.state
         self._queues.add(message.queue)
-        root, parent, group = (id_text(headers.get(name)) for name in ("root_id", "parent_id", "group"))
+        root, parent, group = (bounded(headers.get(name)) for name in ("root_id", "parent_id", "group"))
         self._relate(task_id, root="" if root == task_id else root, parent=parent, group=group)
 
     def _relate(self, task_id: str, *, root: str, parent: str, group: str) -> None:
@@ -363,7 +364,7 @@ class _Search:
         """When the newest run ended by which it is found in the index; None while one goes on."""
         if any(node.state == ACTIVE for node in self.nodes.values()):
             return None
-        named = found_by(wanted)
+        named = wanted.found_by()
         counted = self._counted.values()
         return max((r.end_ms for r in counted if not named or any(getattr(r, k) == v for k, v in named)), default=0)
 
@@ -503,21 +504,13 @@ class _Tree:
 
 def _order(node: Node) -> float:
     """By their starts; those that have not begun at the end."""
-    begun = [each.started for each in below(node) if each.started is not None]
+    begun = [each.started for each in node.below() if each.started is not None]
     return min(begun, default=math.inf)
-
-
-def below(node: Node) -> list[Node]:
-    """It, and all below it, each before its children."""
-    found = [node]
-    for each in found:
-        found += each.children
-    return found
 
 
 def _conclude(whole: Node) -> None:
     """States and times of groups and chains, of their parts; and what is not run any more."""
-    for node in reversed(below(whole)):
+    for node in reversed(whole.below()):
         if node.kind == "chain":
             has_failed = False
             for part in node.children:
@@ -526,7 +519,7 @@ def _conclude(whole: Node) -> None:
                 has_failed = has_failed or part.state in FAILED
         if node.kind != "task":
             node.state = _of_parts({each.state for each in node.children} - {NOT_RUN})
-            spans = [each for part in node.children for each in below(part)]
+            spans = [each for part in node.children for each in part.below()]
             node.started = min((each.started for each in spans if each.started), default=None)
             node.ended = max((each.ended for each in spans if each.ended), default=None)
 

@@ -17,7 +17,7 @@ from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, FAILED, LOST, STATES
 from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, RunsPage, active_runs, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
-from celery_fdb.history.views.workflows import DONE, Node, Workflow, below, page_of_workflows, workflow_of
+from celery_fdb.history.views.workflows import DONE, Node, Workflow, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.message import view_of
 from celery_fdb.inspection.overview import look
@@ -147,11 +147,13 @@ def workflows(visit: Visit, broker: Broker) -> Response:
         given.get("task", ""), given.get("state", ""), since_ms=ended.since_ms or 0, until_ms=ended.until_ms or 0
     )
     try:
-        found = page_of_workflows(broker, wanted, cursor=visit.asked("cursor") or None)
+        found, following = page_of_workflows(broker, wanted, cursor=visit.asked("cursor") or None)
     except HistoryOff:
         return visit.page("no_history", title="Workflows", here="workflows")
-    tasks = visit.tasks(*(each.name for each in found.workflows))
-    return visit.page("workflows", found=found, given=given, states=WORKFLOW_STATES, tasks=tasks)
+    tasks = visit.tasks(*(each.name for each in found))
+    return visit.page(
+        "workflows", workflows=found, following=following, given=given, states=WORKFLOW_STATES, tasks=tasks
+    )
 
 
 def workflow(visit: Visit, broker: Broker) -> Response:
@@ -178,7 +180,7 @@ def workflow(visit: Visit, broker: Broker) -> Response:
 
 def _drawn(found: Workflow, now_s: float) -> list[Branch]:
     """Without what is deeper than a page can show, or more; what has failed comes before all others."""
-    nodes = [each for root in found.roots for each in below(root)]
+    nodes = [each for root in found.roots for each in root.below()]
     #: Of each node: 0 if it or a part of it has failed, 2 if all is done.
     urgency: dict[int, int] = {}
     for node in reversed(nodes):

@@ -10,7 +10,7 @@ from celery import Celery
 from celery.states import FAILURE, STARTED, SUCCESS
 
 from celery_fdb.history.options import History
-from celery_fdb.history.run import Follower, Run
+from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import history_of
 from kombu_fdb import Broker
@@ -112,7 +112,7 @@ def test_what_a_history_holds_as_it_is_is_masked_when_it_is_shown(
 
 
 def test_a_tree(run: Callable[..., Any], history: HistoryStore) -> None:
-    keep(history, "a", 5, followers=(Follower("b", "shop.pack"),))
+    keep(history, "a", 5, followers=(("b", "shop.pack"),))
     lines = run("task", "a", "--tree").out.splitlines()
     assert lines == ["chain STARTED", "  shop.pay a SUCCESS in 12.5 ms", "  shop.pack b PENDING"]
     assert run("task", "b", "--tree", "--json").code == 1, "it was never published"

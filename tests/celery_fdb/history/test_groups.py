@@ -23,7 +23,7 @@ from celery_fdb.history.layout import (
     delta_of,
     pack_groups,
 )
-from celery_fdb.history.run import ACTIVE, STATES, Follower, Run, bounded
+from celery_fdb.history.run import ACTIVE, STATES, Run, bounded
 from kombu_fdb.errors import FormatError
 
 LIMIT_OF_A_VALUE = 100_000
@@ -52,7 +52,7 @@ runs = st.builds(
     error=texts,
     traceback=texts,
     group=texts,
-    followers=st.lists(st.builds(Follower, texts, texts), max_size=3).map(tuple),
+    followers=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
 ).map(lambda run: run._replace(end_ms=0 if run.state == ACTIVE else run.end_ms + 1))
 
 

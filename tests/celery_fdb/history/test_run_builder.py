@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from celery_fdb import History, install
 from celery_fdb.history.layout import decode, pack_groups
 from celery_fdb.history.recorder import HistoryRequest, Keeper, error_of, facts_of, run_of, weight_of
-from celery_fdb.history.run import Follower, Run
+from celery_fdb.history.run import Run
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives import masking
 from kombu_fdb.primitives.masking import MASK, masked_text
@@ -123,7 +123,7 @@ def test_hostile_canvas(embed: Any, signature: Any) -> None:
 def test_what_follows_is_bounded() -> None:
     chain = [{"task": f"s{number}", "options": {"task_id": f"i{number}"}} for number in range(100, 0, -1)]
     run = made(_payload=((), {}, {"chain": chain, "chord": None}))
-    assert run.followers[:2] == (Follower("i1", "s1"), Follower("i2", "s2"))
+    assert run.followers[:2] == (("i1", "s1"), ("i2", "s2"))
     assert len(run.followers) == 20
 
 

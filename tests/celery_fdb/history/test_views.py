@@ -18,11 +18,12 @@ from celery.states import FAILURE, PENDING, RETRY, STARTED, SUCCESS
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_fdb import install
+from celery_fdb.cli.doctor import check_history
 from celery_fdb.history import reading
 from celery_fdb.history.layout import ERROR
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.run import FAILED, LOST, PUBLISHED, Follower, Run
+from celery_fdb.history.run import FAILED, LOST, PUBLISHED, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import metrics, workflows
 from celery_fdb.history.views.metrics import TaskCollector
@@ -32,7 +33,6 @@ from celery_fdb.history.views.runs import (
     WEEK_S,
     HistoryOff,
     active_runs,
-    check_history,
     look_at_series,
     look_at_tasks,
     page_of_runs,
@@ -202,7 +202,7 @@ def shape(nodes: list[Node]) -> list[Any]:
 
 def test_a_chain_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
     ids = [str(uuid.uuid4()) for _ in range(3)]
-    keep(run(ids[0], task="a", followers=(Follower(ids[1], "b"), Follower(ids[2], "c")), queue="q"))
+    keep(run(ids[0], task="a", followers=((ids[1], "b"), (ids[2], "c")), queue="q"))
     app.send_task("b", task_id=ids[1], root_id=ids[0], parent_id=ids[0])
     expected = [("chain", STARTED, [("a", SUCCESS, []), ("b", "ready", []), ("c", PENDING, [])])]
     for each in ids[:2]:  # from any of its tasks that has been published
@@ -212,7 +212,7 @@ def test_a_chain_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
 
 
 def test_what_follows_a_failure_is_not_pending(broker: Broker, keep: Keep, run: Make) -> None:
-    keep(run("a", task="a", followers=(Follower("b", "b"), Follower("c", "c")), state=FAILURE, queue="q"))
+    keep(run("a", task="a", followers=(("b", "b"), ("c", "c")), state=FAILURE, queue="q"))
     parts = [("a", FAILURE, []), ("b", NOT_RUN, []), ("c", NOT_RUN, [])]
     assert shape(workflow_of(broker, "a").roots) == [("chain", FAILURE, parts)]
 
@@ -226,7 +226,7 @@ def test_a_long_queue_does_not_make_a_workflow_large(broker: Broker, keep: Keep,
 
 
 def test_a_chord_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -> None:
-    body = (Follower("body", "sum"),)
+    body = (("body", "sum"),)
     keep(run("m1", task="part", group="g", followers=body, queue="q"))
     keep(run("m2", task="part", group="g", followers=body, queue="q", state=FAILURE))
     app.send_task("part", task_id="m3", group_id="g")
@@ -238,7 +238,7 @@ def test_a_chord_half_done(broker: Broker, app: Celery, keep: Keep, run: Make) -
 
 
 def test_a_group_in_a_chain_stands_as_its_members_do(broker: Broker, keep: Keep, run: Make) -> None:
-    keep(run("a", task="pay", followers=(Follower("g", "celery.group"),), queue="q"))
+    keep(run("a", task="pay", followers=(("g", "celery.group"),), queue="q"))
     keep(*[run(each, task=each, root="a", parent="a", group="g", queue="q") for each in ("pack", "mail")])
     ((kind, state, (pay, (inner, of_group, members))),) = shape(workflow_of(broker, "a").roots)
     assert (kind, state, pay, inner, of_group) == ("chain", SUCCESS, ("pay", SUCCESS, []), "group", SUCCESS)
@@ -274,7 +274,7 @@ def told(text: str, run: Make) -> list[Run]:
         ids = ["" if each == "-" else each for each in line.split()]
         names = [(each.partition(":")[2] or each, re.sub(r":?\d+$", "", each)) for each in ids]
         (id_, task), (root, _), (parent, _), (group, _) = names[:4]
-        followers = tuple(Follower(*each) for each in names[4:] if each[0])
+        followers = tuple(each for each in names[4:] if each[0])
         facts = {"root": root, "parent": parent, "group": group, "followers": followers}
         runs.append(run(id_, task=task, start_ms=number + 1, **facts))
     return runs
@@ -289,7 +289,7 @@ def test_a_workflow_has_its_shape(broker: Broker, keep: Keep, run: Make, shape: 
         found = workflow_of(broker, each.id)
         assert [drawn(root) for root in found.roots] == [shape]
         assert (found.state, found.tasks, found.done, found.failed) == (SUCCESS, len(runs), len(runs), 0)
-    keep(run("x", task="x", ago_s=-1, followers=(Follower("y", "y"),), state=FAILURE))
+    keep(run("x", task="x", ago_s=-1, followers=(("y", "y"),), state=FAILURE))
     assert [each.name for each in all_pages(broker, limit=1)] == ["x", runs[0].task]
 
 
@@ -302,9 +302,9 @@ def test_a_body_that_waits_stands_before_what_follows_its_chord(broker: Broker, 
 def all_pages(broker: Broker, wanted: Wanted | None = None, limit: int = 25) -> list[Workflow]:
     found, cursor = [], None
     while True:
-        page = page_of_workflows(broker, wanted, limit=limit, cursor=cursor)
-        found += page.workflows
-        if (cursor := page.cursor) is None:
+        more, cursor = page_of_workflows(broker, wanted, limit=limit, cursor=cursor)
+        found += more
+        if cursor is None:
             return found
 
 
@@ -313,11 +313,11 @@ def test_workflows_are_found_in_all_of_the_history(
 ) -> None:
     """By the name of any of their tasks, by state, and by when they ended; however much ran since."""
     for number in range(7):
-        last, at = Follower(f"z{number}", f"shop.last{number % 2}"), {"ago_s": -20.0 * number}
+        last, at = (f"z{number}", f"shop.last{number % 2}"), {"ago_s": -20.0 * number}
         state = FAILURE if number == 2 else SUCCESS
         keep(
             run(f"a{number}", task="shop.first", followers=(last,), **at),
-            run(last.id, task=last.task, root=f"a{number}", parent=f"a{number}", state=state, **at),
+            run(last[0], task=last[1], root=f"a{number}", parent=f"a{number}", state=state, **at),
         )
         clock.advance(20)
         keep(*(run(task="shop.other", **at) for _ in range(250)), bounds=History(runs=1_000_000, max_age=100))
@@ -347,7 +347,7 @@ def test_a_page_of_workflows_ends_behind_the_segment_that_fills_its_bound(
 ) -> None:
     """However many segments there are: the next page goes on there, and reads none of them again."""
     for number in range(4):
-        keep(run(f"a{number}", task="shop.first", ago_s=-20.0 * number, followers=(Follower(f"z{number}", "shop.z"),)))
+        keep(run(f"a{number}", task="shop.first", ago_s=-20.0 * number, followers=((f"z{number}", "shop.z"),)))
         clock.advance(20)
         keep(run(ago_s=-20.0 * number), bounds=History(runs=100, max_age=100))
     numbers = store.segments()
@@ -366,16 +366,16 @@ def test_a_page_of_workflows_ends_behind_the_segment_that_fills_its_bound(
         found, cursor, pages = [], None, 0
         while pages == 0 or cursor is not None:
             before = len(read)
-            page = page_of_workflows(broker, wanted, cursor=cursor)
-            found += [each.id for each in page.workflows]
-            cursor, pages = page.cursor, pages + 1
+            page, cursor = page_of_workflows(broker, wanted, cursor=cursor)
+            found += [each.id for each in page]
+            pages += 1
             assert len([number for number in read[before:] if inside(store, number, wanted)[1]]) <= 1
         assert found == [f"a{number}" for number in reversed(range(4))]
         assert read == numbers, "each once"
 
 
 def test_a_workflow_that_goes_on_stands_first(broker: Broker, store: HistoryStore, keep: Keep, run: Make) -> None:
-    keep(run("a", task="a", followers=(Follower("b", "b"),)), run("other", task="o", followers=(Follower("p", "p"),)))
+    keep(run("a", task="a", followers=(("b", "b"),)), run("other", task="o", followers=(("p", "p"),)))
     store.activity(b"s", {1: run("b", task="b", root="a", state=STARTED, end_ms=0, runtime_s=None)})
     assert [(each.id, each.state) for each in all_pages(broker, limit=1)] == [("a", STARTED), ("other", STARTED)]
     assert [each.ended for each in all_pages(broker)] == [None, None], "what follows is still to come"
@@ -428,8 +428,8 @@ def test_of_a_workflow_that_is_too_large_there_is_at_least_what_was_found(
 def test_a_group_of_many_chains_is_counted_whole(broker: Broker, keep: Keep, run: Make) -> None:
     """What follows in each of them is found by the root, and not looked for by its id."""
     for number in range(150):
-        last, of = Follower(f"z{number}", "z"), {"root": "r", "group": "g"}
-        keep(run(f"a{number}", followers=(last,), **of), run(last.id, parent=f"a{number}", **of))
+        last, of = (f"z{number}", "z"), {"root": "r", "group": "g"}
+        keep(run(f"a{number}", followers=(last,), **of), run(last[0], parent=f"a{number}", **of))
     found = workflow_of(broker, "r")
     assert (found.state, found.tasks, found.done, found.complete) == (SUCCESS, 300, 300, True)
 
@@ -451,7 +451,7 @@ def test_a_workflow_of_many_groups_is_counted_whole(
 
 
 def test_a_long_chain_that_waits_is_counted_whole(broker: Broker, keep: Keep, run: Make) -> None:
-    keep(run("c", followers=tuple(Follower(f"c{at}", "t") for at in range(150))))
+    keep(run("c", followers=tuple((f"c{at}", "t") for at in range(150))))
     found = workflow_of(broker, "c")
     assert (found.state, found.tasks, found.complete) == (STARTED, 151, True)
 
@@ -487,9 +487,9 @@ def test_a_page_of_workflows_ends_when_it_has_read_so_many_runs(
     monkeypatch.setattr(workflows, "MOST_ROWS", 300)
     for number in range(4):
         keep(*[run(group=f"g{number}", ago_s=number) for _ in range(200)], bounds=History())
-    page = page_of_workflows(broker)
-    assert [each.tasks for each in page.workflows] == [200, 200]
-    assert [each.tasks for each in page_of_workflows(broker, cursor=page.cursor).workflows] == [200, 200]
+    page, cursor = page_of_workflows(broker)
+    assert [each.tasks for each in page] == [200, 200]
+    assert [each.tasks for each in page_of_workflows(broker, cursor=cursor)[0]] == [200, 200]
 
 
 @pytest.mark.parametrize("deep", [90, 300])
@@ -506,11 +506,11 @@ def test_what_is_very_deep_stands_below_the_last_level(broker: Broker, keep: Kee
 
 def test_a_large_group_takes_one_place_of_the_list(broker: Broker, keep: Keep, run: Make) -> None:
     """As a client sends a chord: no member has another root, and each is followed by the body."""
-    keep(run("before", followers=(Follower("after", "shop.after"),), ago_s=9))
-    keep(*[run(group="g", followers=(Follower("body", "shop.body"),)) for _ in range(700)])
-    page = page_of_workflows(broker)
-    assert [(each.tasks, each.complete) for each in page.workflows] == [(701, True), (2, True)]
-    assert page.cursor is None
+    keep(run("before", followers=(("after", "shop.after"),), ago_s=9))
+    keep(*[run(group="g", followers=(("body", "shop.body"),)) for _ in range(700)])
+    page, cursor = page_of_workflows(broker)
+    assert [(each.tasks, each.complete) for each in page] == [(701, True), (2, True)]
+    assert cursor is None
 
 
 def test_a_dead_workers_run_does_not_hide_the_one_after_it(broker: Broker, keep: Keep, run: Make) -> None:
@@ -621,4 +621,4 @@ def test_a_real_canvas_has_ids_of_what_follows(app: Celery) -> None:
         holder = type("Request", (), {"_payload": payload})
         found = _followers(holder)
         assert found
-        assert {each.task for each in found} == {"a"}
+        assert {each[1] for each in found} == {"a"}

@@ -13,7 +13,7 @@ from celery import Celery
 from celery.states import FAILURE, RETRY, SUCCESS
 
 from celery_fdb.history.options import History
-from celery_fdb.history.run import ACTIVE, Follower, Run
+from celery_fdb.history.run import ACTIVE, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import workflows
 from kombu_fdb import Broker
@@ -177,7 +177,7 @@ def test_a_run_that_waits_for_its_retry_is_run_now_on_its_page(
 
 def test_a_chord_is_a_tree(viewer: Any, keep: Any) -> None:
     header = [run(f"h{number}", "shop.render", group="g", root="g0") for number in range(2)]
-    root = run("g0", "shop.start", followers=(Follower("b0", "shop.bind"),))
+    root = run("g0", "shop.start", followers=(("b0", "shop.bind"),))
     keep(root, *header, run("b0", "shop.bind", state=FAILURE, root="g0", parent="g0", error="torn"))
     page = viewer.see("/workflow", id="h0")
     for text in ("shop.start", "shop.render", "shop.bind", "group", "torn"):
@@ -225,7 +225,7 @@ def test_of_a_workflow_that_is_too_large_a_page_says_at_least(
 
 
 def test_workflows_are_asked_for_by_name_and_state(viewer: Any, keep: Any) -> None:
-    keep(run("a", "shop.start", followers=(Follower("b", "shop.bind"),)), run("b", "shop.bind", root="a", parent="a"))
+    keep(run("a", "shop.start", followers=(("b", "shop.bind"),)), run("b", "shop.bind", root="a", parent="a"))
     for asked, is_there in (
         ({"task": "shop.bind"}, True),
         ({"task": "shop.other"}, False),

@@ -14,7 +14,7 @@ import pytest
 from kit.browser import NARROW, Window, until
 
 from celery_fdb.history.options import History
-from celery_fdb.history.run import Follower, Run
+from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.schedules import Told, schedule_of
 from kombu_fdb import Broker
@@ -60,7 +60,7 @@ def fill(broker: Broker) -> None:
     now_ms = SystemClock().wall_ms()
     texts = {"queue": NAME, "worker": ERROR, "key": NAME, "error_class": ERROR, "error": ERROR, "traceback": ERROR}
     run = Run("r1", ERROR[:200], state="FAILURE", start_ms=now_ms, end_ms=now_ms, args=ERROR, kwargs=ERROR, **texts)
-    child = run._replace(id="r2", root="r1", parent="r1", group=SCRIPTS[1], followers=(Follower("r3", ERROR[:200]),))
+    child = run._replace(id="r2", root="r1", parent="r1", group=SCRIPTS[1], followers=(("r3", ERROR[:200]),))
     for unwritten in store.packed([run, child]):
         store.write(unwritten, History())
     entry = Told(NAME, ERROR[:400], ERROR[:400], NAME, now_ms, now_ms, 1, now_ms, 60.0)
