@@ -181,10 +181,10 @@ def holders(url):
     from celery_fdb.cli.where import Where
     from celery_fdb.contrib.django.conf import Settings as DjangoSettings
     from celery_fdb.web.application import opening
-    from celery_fdb.web.settings import settings_of
+    from celery_fdb.web.settings import Settings
     from kombu_fdb import aio
 
-    settings = settings_of(url, anonymous=True, options={"cluster_file": url})
+    settings = Settings.of(url, anonymous=True, options={"cluster_file": url})
     where = Where(url=url, options={"prefix": url})
     django = DjangoSettings(broker_url=url, options={"prefix": url})
     return [settings, where, where.open, django, opening(settings)._open, aio.Broker.open(url, prefix=url)._open]

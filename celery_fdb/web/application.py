@@ -23,9 +23,9 @@ from celery_fdb.brokers import Holding, broker_of, open_existing
 from celery_fdb.inspection.overview import LOOPBACK
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.live import Stream
-from celery_fdb.web.page import READING, Guard, Pages, Threads
+from celery_fdb.web.page import READING, Pages, Threads, guarded
 from celery_fdb.web.pages import actions, messages, queues, schedules, tasks, workers
-from celery_fdb.web.settings import Login, Settings, settings_of
+from celery_fdb.web.settings import Login, Settings
 from celery_fdb.web.visit import HERE, PATHS
 
 
@@ -91,7 +91,7 @@ def dashboard(
     Raises ``OptionError``.
     """
     url, configured = broker_of(broker) if isinstance(broker, Celery) else (broker, {})
-    settings = settings_of(
+    settings = Settings.of(
         url,
         options={**configured, **(options or {})},
         app=app or (broker if isinstance(broker, Celery) else None),
@@ -104,7 +104,7 @@ def dashboard(
         hosts=LOOPBACK if hosts is None and anonymous else None if hosts is None else tuple(hosts),
         **further,
     )
-    return Guard(_assembled(settings), settings.hosts)
+    return guarded(_assembled(settings), settings.hosts)
 
 
 def _assembled(settings: Settings) -> Starlette:

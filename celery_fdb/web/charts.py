@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from celery_fdb.history.layout import Counters
-from celery_fdb.history.views.runs import DAY_S, HOUR_S, WEEK_S, HistoryOff, SlotView, look_at_series
+from celery_fdb.history.views.runs import DAY_S, HistoryOff, SlotView, look_at_series
 from celery_fdb.inspection.overview import Overview
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Span
@@ -28,20 +28,8 @@ from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.model import is_internal
 from kombu_fdb.primitives.clock import Clock
 
-
-class Period(NamedTuple):
-    """As a page names it, and the samples that it is drawn from."""
-
-    label: str
-    seconds: int
-    series: Series
-
-
-SPANS: Mapping[Span, Period] = {
-    "hour": Period("1 h", HOUR_S, HOUR),
-    "day": Period("1 d", DAY_S, DAY),
-    "week": Period("7 d", WEEK_S, WEEK),
-}
+#: The samples that a period is drawn from; they are as long as it.
+SPANS: Mapping[Span, Series] = {"hour": HOUR, "day": DAY, "week": WEEK}
 #: Queues with a line of their own, those with the longest backlogs; the others are added up.
 MOST_LINES = 5
 #: Of the drawing, which is stretched to the room there is.
@@ -92,7 +80,6 @@ class Charts(NamedTuple):
     ticks: list[float]
     trends: Mapping[str, str]
     lacks_history: bool
-    spans: Mapping[Span, Period] = SPANS
 
     def latest(self, label: str) -> float | None:
         """Of the rates of messages, which are the first chart: that since the last sample."""
@@ -111,14 +98,14 @@ def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue
     ``seen``: the queues as the page shows them, which is where the charts end.
     """
     span: Span = next((each for each in SPANS if each == asked), "hour")
-    period, slots, lacks_history = SPANS[span], [], False
+    series, slots, lacks_history = SPANS[span], [], False
     kept = _samples(broker, span, clock)
     if queue is None:
         try:
-            slots = look_at_series(broker, period_s=period.seconds, clock=clock)
+            slots = look_at_series(broker, period_s=series.span_ms // 1000, clock=clock)
         except HistoryOff:
             lacks_history = True
-    plot, samples = _plot(period, clock, kept, slots), _until_now(kept, seen, clock, period)
+    plot, samples = _plot(series, clock, kept, slots), _until_now(kept, seen, clock, series)
     ticks = [plot.begin + at * (plot.end - plot.begin) / (TICKS - 1) for at in range(TICKS)]
     if queue is not None:
         return Charts(span, _of_queue(plot, samples, queue), ticks, {}, lacks_history)
@@ -130,16 +117,16 @@ def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue
 
 def trends(broker: Broker, clock: Clock, seen: Overview) -> dict[str, str]:
     """What was ready in each queue in the last hour, as paths, each to its own scale."""
-    kept, period = _samples(broker, "hour", clock), SPANS["hour"]
-    return _trends(_plot(period, clock, kept), _until_now(kept, seen, clock, period))
+    kept = _samples(broker, "hour", clock)
+    return _trends(_plot(HOUR, clock, kept), _until_now(kept, seen, clock, HOUR))
 
 
 def _samples(broker: Broker, span: Span, clock: Clock) -> list[Sample]:
-    begin_ms = clock.wall_ms() - SPANS[span].seconds * 1000
+    begin_ms = clock.wall_ms() - SPANS[span].span_ms
     return [each for each in broker.inspect.samples(span) if each.taken_ms > begin_ms]
 
 
-def _until_now(kept: list[Sample], seen: Overview, clock: Clock, period: Period) -> list[Sample]:
+def _until_now(kept: list[Sample], seen: Overview, clock: Clock, series: Series) -> list[Sample]:
     """With one of now, if there are any. It takes the place of one that is hardly older."""
     if not kept:
         return []
@@ -149,17 +136,17 @@ def _until_now(kept: list[Sample], seen: Overview, clock: Clock, period: Period)
         oldest_ms = None if each.oldest_age_s is None else int(each.oldest_age_s * 1000)
         sample = QueueSample(each.ready, each.delayed, each.leased, oldest_ms, each.totals)
         queues[name] = queues[name] + sample if name in queues else sample
-    is_of_now = now_ms - last.taken_ms < period.series.step_s * 500
+    is_of_now = now_ms - last.taken_ms < series.step_s * 500
     return [*(kept[:-1] if is_of_now else kept), Sample(now_ms, queues)]
 
 
-def _plot(period: Period, clock: Clock, samples: Sequence[Sample], slots: Sequence[SlotView] = ()) -> _Plot:
+def _plot(series: Series, clock: Clock, samples: Sequence[Sample], slots: Sequence[SlotView] = ()) -> _Plot:
     """Of the period, or from where something is known: a slot with runs, or a step before the first sample."""
-    end, step_s = clock.wall_ms() / 1000, period.series.step_s
+    end, step_s = clock.wall_ms() / 1000, series.step_s
     first = samples[0].taken_ms / 1000 if samples else end
     ended = [float(each.begin_s) for each in slots if each.counted and each.begin_s + each.seconds <= first]
     known = min([first - step_s if samples else end, *ended])
-    begin = end - period.seconds
+    begin = end - series.span_ms // 1000
     is_young = begin < known < end
     return _Plot(min(known, end - LEAST_STEPS * step_s) if is_young else begin, end, 2 * step_s, is_young)
 

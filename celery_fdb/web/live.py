@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from celery_fdb.brokers import Holding
 from celery_fdb.history.views.runs import history_of
@@ -278,13 +278,13 @@ class Stream:
         self._threads = threads
         self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = WeakKeyDictionary()
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, request: Request) -> ASGIApp:
         _, refusal = await self._authentication.visit(request)
         if refusal is not None:
             return PlainTextResponse("log in first\n", 401)
         if request.method == "HEAD":
             return PlainTextResponse("", media_type="text/event-stream")
-        return _Live(self.feed(), f"retry: {AGAIN_MS}\n\n")
+        return _live(self.feed())
 
     def feed(self) -> Feed:
         """Of the running event loop."""
@@ -306,27 +306,26 @@ class Stream:
             raise
 
 
-class _Live(StreamingResponse):
-    """Of one client, if there is room when its answer begins; its place is free again when it has gone."""
+def _live(feed: Feed) -> ASGIApp:
+    """The answer to one client, if there is room when it begins; its place is free again when it has gone."""
 
-    def __init__(self, feed: Feed, welcome: str) -> None:
-        headers = {"x-accel-buffering": "no"}
-        self._feed, self._events = feed, feed.events(welcome)
-        super().__init__(self._events, media_type="text/event-stream", headers=headers)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._feed.place() as is_free:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        with feed.place() as is_free:
             if not is_free:
                 await _full(scope, receive, send)
                 return
-            async with aclosing(self._events):
+            async with aclosing(feed.events(f"retry: {AGAIN_MS}\n\n")) as events:
+                headers = {"x-accel-buffering": "no"}
+                stream = StreamingResponse(events, media_type="text/event-stream", headers=headers)
                 try:
                     async with asyncio.timeout(LONGEST_S):
-                        await super().__call__(scope, receive, send)
+                        await stream(scope, receive, send)
                 except TimeoutError:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(END_S):
                             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return answer
 
 
 _full = PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})

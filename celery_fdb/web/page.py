@@ -80,17 +80,16 @@ HEADERS = {
 }
 
 
-class Guard:
-    """Around the application: see the module."""
+def guarded(app: ASGIApp, hosts: tuple[str, ...] | None) -> ASGIApp:
+    """The application with the guard around it: see the module.
 
-    def __init__(self, app: ASGIApp, hosts: tuple[str, ...] | None) -> None:
-        """``hosts``: names without ports; None: any, as whatever it is mounted into has looked already."""
-        self._app = app
-        self._hosts = None if hosts is None else {each.lower() for each in hosts}
+    ``hosts``: names without ports; None: any, as whatever it is mounted into has looked already.
+    """
+    names = None if hosts is None else {each.lower() for each in hosts}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
 
         async def send_guarded(message: Message) -> None:
@@ -101,9 +100,11 @@ class Guard:
             await send(message)
 
         headers = Headers(scope=scope)
-        is_ours_ = self._hosts is None or is_ours(headers.get("host", ""), self._hosts)
-        app = other_site(headers) or (self._app if is_ours_ else _misdirected)
-        await app(scope, receive, send_guarded)
+        is_known = names is None or is_ours(headers.get("host", ""), names)
+        answer = other_site(headers) or (app if is_known else _misdirected)
+        await answer(scope, receive, send_guarded)
+
+    return guard
 
 
 def other_site(headers: Headers) -> Response | None:

@@ -66,18 +66,18 @@ class Settings:
     fix_app: str = FIX_APP
     clock: Clock = field(default_factory=SystemClock)
 
-
-def settings_of(url: str, **given: Any) -> Settings:
-    """Raises ``OptionError``."""
-    unknown = given.keys() - {each.name for each in dataclasses.fields(Settings)}
-    if unknown:
-        raise OptionError("unknown argument of the dashboard", given=sorted(unknown))
-    settings = Settings(url, **given)
-    _check_access(settings)
-    for name, (least, most, unit) in RANGES.items():
-        if not least <= getattr(settings, name) <= most:
-            raise OptionError("unusable value for the dashboard", option=name, fix=f"Use {least} to {most} {unit}.")
-    return settings
+    @classmethod
+    def of(cls, url: str, **given: Any) -> Settings:
+        """Raises ``OptionError``."""
+        unknown = given.keys() - {each.name for each in dataclasses.fields(cls)}
+        if unknown:
+            raise OptionError("unknown argument of the dashboard", given=sorted(unknown))
+        settings = cls(url, **given)
+        _check_access(settings)
+        for name, (least, most, unit) in RANGES.items():
+            if not least <= getattr(settings, name) <= most:
+                raise OptionError("unusable value for the dashboard", option=name, fix=f"Use {least} to {most} {unit}.")
+        return settings
 
 
 def _check_access(settings: Settings) -> None:

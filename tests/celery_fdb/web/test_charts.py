@@ -39,7 +39,7 @@ def keep(broker: Broker, clock: ManualClock, span: Any, *at: tuple[float, dict[s
             for name, (ready, acked) in queues.items()
         }
         sample = Sample(clock.wall_ms() - int(ago_s * 1000), found)
-        broker._engine.transactions.write(lambda work, one=sample: write(work, [SPANS[span].series], one))
+        broker._engine.transactions.write(lambda work, one=sample: write(work, [SPANS[span]], one))
 
 
 def kept_runs(broker: Broker, clock: ManualClock, *runs: Run) -> None:
@@ -83,7 +83,7 @@ def lines(chart: Chart) -> dict[str, list[list[tuple[float, float]]]]:
 @pytest.mark.parametrize("span", SPANS)
 def test_a_gap_is_a_gap(broker: Broker, clock: ManualClock, span: str) -> None:
     """While no process consumed there was no sample: there is neither a zero nor a line across."""
-    step_s, seconds = SPANS[span].series.step_s, 101 * SPANS[span].series.step_s  # type: ignore[index]  # it is one of them
+    step_s, seconds = SPANS[span].step_s, 101 * SPANS[span].step_s  # type: ignore[index]  # it is one of them
     keep(broker, clock, span, *((each * step_s, {"q": (each, 500 - each * step_s)}) for each in (100, 99, 51, 50, 3)))
     found = charts(broker, clock, span)
     pieces = lines(found["Backlog"])["q"]
