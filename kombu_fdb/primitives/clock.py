@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import Protocol
 
 #: Returns 16 bytes, different ones each time.
@@ -28,6 +29,20 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Block the calling thread."""
+
+
+#: Into how many steps an interval is divided.
+STEPS = 20
+
+
+def in_step(clock: Clock, rng: Random, interval_s: float) -> float:
+    """A pause no longer than the interval, that ends on a step of the wall clock; which one is drawn.
+
+    So what each process of a fleet asks of the store every few seconds comes to it in step, and a cluster takes many
+    transactions at once for little more than what one costs. A wrong clock costs that saving and no more.
+    """
+    pause_s = rng.uniform(0.9, 1.0) * interval_s
+    return pause_s - (clock.wall_ms() / 1000 + pause_s) % (interval_s / STEPS)
 
 
 class SystemClock:

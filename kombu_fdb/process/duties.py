@@ -146,7 +146,7 @@ FULL_INTERVAL_S = 10.0
 TIDY_INTERVAL_S = 60.0
 EXPIRED_INTERVAL_S = 60.0
 #: Pause between looks at what older processes keep for this one.
-NEWER_INTERVAL_S = 10.0
+NEWER_INTERVAL_S = 5.0
 
 #: The part of the time that sampling may take, where there are very many queues.
 SAMPLING = 1 / 50
@@ -240,15 +240,15 @@ class Walk(Duty):
         return bool(cursor)
 
 
-def newer(engine: Engine, guard: Guard) -> Duty:
-    """Bring back what older processes kept for this version.
+def newer(engine: Engine, guard: Guard, may_be: Callable[[], bool]) -> Duty:
+    """Bring back what older processes kept for this version, where there may be any.
 
     Not at once if the budget is spent: an older consumer may keep them again, as fast as they come.
     """
     return Routine(
         "bring back newer messages",
         guard,
-        _whole,
+        lambda: _whole() if may_be() else [],
         lambda _: engine.upkeep.regain_part(),
         NEWER_INTERVAL_S,
         at_once=False,

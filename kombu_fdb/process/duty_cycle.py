@@ -2,7 +2,9 @@
 
 Model. What a consumer process does besides consuming, as steps without the threads. ``session_threads.py`` runs
 :meth:`SessionSteps.beat` in one thread, :meth:`SessionSteps.serve` in another, so that a long sweep never delays a
-beat. In a *beat* the session shows that it lives; if it was fenced, the membership is lost. In a *turn* of the duties
+beat. In a *beat* the session shows that it lives, and sees what the duties have to know: its neighbours in the ring,
+the promoter's record, and whether messages are kept for a newer version. So an idle process makes one transaction where
+the heartbeat and each duty made its own. If the session was fenced, the membership is lost. In a *turn* of the duties
 an alarm is set, so that a message delayed from then on rings; claims of unknown outcome are recovered; the duties have
 one round; and the client's deferred calls are made. A step that fails has changed nothing that the next one depends on,
 so its thread repeats it after a pause.
@@ -17,8 +19,8 @@ Who does what. Every process sweeps its neighbours in the ring; if several want 
 conflict. Every process brings back what older ones kept for its version: the promoter may be one of those. One process
 does all else. It holds the role ``promoter`` and renews its record each second; another takes the role when it saw the
 record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that observe the holder in the ring look at
-the record each second, and so do those that saw it unchanged; all others look each :data:`ROLE_TTL_S`, or a fleet
-would do little else. Two holders at once are harmless: their transactions conflict.
+the record each second, and so do those that saw it unchanged; all others see it with their beats, and look each
+:data:`ROLE_TTL_S` if these come more seldom. Two holders at once are harmless: their transactions conflict.
 
 The ring: which session observes which, so that a dead one is found although not all observe all. Each process observes
 the sessions that follow its own in the order of their ids, which are random: as many as it takes to see :data:`LIVING`
@@ -45,7 +47,7 @@ died, by the rule of all sweeps (``sweep.FailureDetector``). It remembers what i
 again. A process that gives up at once has seen nothing.
 
 A process that can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So each
-look includes a write of the kind of a beat.
+of its looks includes a write of the kind of a beat.
 
 What happens at each failure:
 
@@ -64,12 +66,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from random import Random
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.engine.stored.session import PROMOTER, Beat, Surroundings
 from kombu_fdb.engine.upkeep.sweep import FailureDetector
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
@@ -124,10 +127,15 @@ def _busy_s(description: dict[str, object]) -> float | None:
 #: How many living sessions each process observes.
 LIVING = 8
 LEAST_PAUSE_S = 0.001
+#: Looks that wait for the duties thread; of older ones only the time between them is lost.
+MOST_LOOKS = 32
 
 
 class Sweep(Duty):
     """End dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
+
+    Its looks at the ring are those that the session's beats bring. It looks by itself if none was brought for its
+    interval, or when the time of a silent session is over.
 
     A process that can't beat can't judge: a store that answers reads and takes no commits makes every session look
     silent.
@@ -135,16 +143,16 @@ class Sweep(Duty):
 
     name = "sweep"
 
-    def __init__(
-        self, engine: Engine, clock: Clock, guard: Guard, rng: Random, session_id: SessionId, interval_s: float
-    ) -> None:
+    def __init__(self, engine: Engine, clock: Clock, guard: Guard, session_id: SessionId, interval_s: float) -> None:
         super().__init__(engine, clock, guard)
+        #: What beats have seen, and when; another thread puts it here.
+        self.brought: deque[tuple[list[Beat], float]] = deque(maxlen=MOST_LOOKS)
+        #: How many sessions to look at.
+        self.window = LIVING
         self._session_id = session_id
         self._interval_s = interval_s
-        self._rng = rng
         self._observer: FailureDetector[SessionId] = FailureDetector()
         self._busy = BusyProcesses()
-        self._window = LIVING
         self._cursors: dict[str, bytes] = {}
         #: The sessions of the last look; None before the first one.
         self._observed: set[SessionId] | None = None
@@ -158,22 +166,24 @@ class Sweep(Duty):
         }
         self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in silent}
         self._subjects.run(silent.keys(), lambda name: self._end(name, silent[name]), budget)
-        # Jitter, so that the processes of a fleet don't sweep in step, but no sweep is too late. A sum of times has a
-        # rounding error, by which no clock moves on: hence the least pause.
-        pause_s = min(
-            self._interval_s * self._rng.uniform(0.8, 1.0), max(LEAST_PAUSE_S, self._observer.next_silent_s())
-        )
+        # A sum of times has a rounding error, by which no clock moves on: hence the least pause.
+        pause_s = min(self._interval_s, max(LEAST_PAUSE_S, self._observer.next_silent_s()))
         return 0.0 if budget.is_spent else pause_s
 
     def _look(self) -> None:
-        found = self._engine.sessions.neighbours(self._session_id, self._window)
-        self._observer.look(found, self._clock.monotonic())
-        if self._session_id in dict(self._observer.half_silent()):
-            self._observer.forget()
+        if not self.brought:
+            ring = self._engine.sessions.neighbours(self._session_id, self.window)
+            self.brought.append((ring, self._clock.monotonic()))
+        found: list[Beat] = []
+        while self.brought:
+            found, at_s = self.brought.popleft()
+            self._observer.look(found, at_s)
+            if self._session_id in dict(self._observer.half_silent()):
+                self._observer.forget()
         self._busy.spare(self._engine, self._observer)
         others = [session_id for session_id, _, _ in found if session_id != self._session_id]
         self._observed = set(others)
-        self._window = self._next_window(others)
+        self.window = self._next_window(others)
 
     def observes(self, session_id: SessionId) -> bool:
         """Whether this process observes the session, as far as is known."""
@@ -184,7 +194,7 @@ class Sweep(Duty):
         living = [number for number, each in enumerate(others, 1) if self._observer.is_alive(each)]
         if len(living) >= LIVING:
             return living[LIVING - 1]
-        return max(LIVING, self._window if len(others) < self._window else self._window * 2)
+        return max(LIVING, self.window if len(others) < self.window else self.window * 2)
 
     def _end(self, name: str, last_beat: bytes) -> bool:
         """Do one step of ending a session. True if there is more to do."""
@@ -279,9 +289,14 @@ class SessionSteps:
 
     def beat(self) -> bool:
         """Show that the session lives, and what it consumes. False if it was fenced: stop, all its leases are lost."""
-        membership = self._membership
-        if not self._engine.sessions.beat(membership.session_id, ttl_s=self._ttl_s, consumed=membership.queues):
+        membership, duties = self._membership, self._duties
+        seen = self._engine.sessions.beat(
+            membership.session_id, ttl_s=self._ttl_s, consumed=membership.queues, most=duties.window
+        )
+        if seen is None:
             membership.lose()
+        else:
+            duties.bring(seen)
         return not self.lost
 
     def serve(self, *, rang: bool) -> float:
@@ -321,7 +336,6 @@ class SessionSteps:
 # -- the rounds of the duties ------------------------------------------------------------------------------------------
 
 
-PROMOTER = "promoter"
 #: Longest time between two looks of the promoter at its role, and of its observers at the promoter, in seconds.
 ROLE_INTERVAL_S = 1.0
 #: How long a promoter may be silent, in seconds. After its death a delayed message is late by that and two looks at the
@@ -344,6 +358,8 @@ class Role:
         self._session_id = session_id
         self._observes = observes
         self._observer: FailureDetector[str] = FailureDetector()
+        #: The record as a beat has seen it, and when; another thread puts it here.
+        self.brought: tuple[bytes | None, float] | None = None
         #: When it was renewed; 0.0 while another process has the role.
         self._renew_at = 0.0
         #: When to look again at a role that another process has.
@@ -359,11 +375,14 @@ class Role:
         now = self._clock.monotonic()
         if now < self._renew_at:
             return True  # held, and renewed a moment ago
-        if now < self._look_at:
+        brought, self.brought = self.brought, None
+        if brought is None and now < self._look_at:
             return False
+        if brought is None or self.held:  # its own record may have changed since the beat
+            brought = self._engine.sessions.role_record(PROMOTER), now
         self._renew_at = 0.0
-        record = self._engine.sessions.role_record(PROMOTER)
-        self._observer.look([] if record is None else [(PROMOTER, record, ROLE_TTL_S)], now)
+        record, at_s = brought
+        self._observer.look([] if record is None else [(PROMOTER, record, ROLE_TTL_S)], at_s)
         if record is not None and not record.startswith(self._session_id) and not self._observer.silent():
             holder = SessionId(record[: len(self._session_id)])
             seldom = self._observer.is_alive(PROMOTER) and not self._observes(holder)
@@ -386,7 +405,6 @@ class Duties:
         self,
         engine: Engine,
         clock: Clock,
-        rng: Random,
         session_id: SessionId,
         *,
         sweep_interval_s: float,
@@ -395,9 +413,11 @@ class Duties:
         """``report`` gets, once, what is set aside: duty, subject and error; by default it goes to the log."""
         guard = Guard(engine.upkeep, clock, report or _warn)
         self._clock = clock
-        self._sweep = Sweep(engine, clock, guard, rng, session_id, sweep_interval_s)
+        self._sweep = Sweep(engine, clock, guard, session_id, sweep_interval_s)
         self._role = Role(engine, clock, session_id, self._sweep.observes)
-        self._newer = duties.newer(engine, guard)
+        self._newer = duties.newer(engine, guard, self._may_be_newer)
+        #: Until when no message is kept for a newer version, as far as the last beat has seen.
+        self._none_newer_until = 0.0
         self._duties: list[Duty] = [
             duties.Promotion(engine, clock, guard),
             self._sweep,
@@ -418,13 +438,28 @@ class Duties:
         """Whether this process makes delayed messages ready, and does all else that one does for all."""
         return self._role.held
 
+    @property
+    def window(self) -> int:
+        """At how many others of the ring to look."""
+        return self._sweep.window
+
+    def bring(self, seen: Surroundings) -> None:
+        """What the session's beat has seen, so that no duty need look itself. For the thread that beats."""
+        now = self._clock.monotonic()
+        self._none_newer_until = 0.0 if seen.newer else now + duties.NEWER_INTERVAL_S
+        self._role.brought = seen.promoter, now
+        self._sweep.brought.append((seen.ring, now))
+
+    def _may_be_newer(self) -> bool:
+        return self._clock.monotonic() >= self._none_newer_until
+
     def run_once(self) -> float:
         """One round. Returns in how many seconds to call again, at the latest. Raises a ``StoreError``."""
         order = [*range(self._first, len(self._duties)), *range(self._first)]
         self._due_at[0] = 0.0  # a message may have been delayed meanwhile
         held: bool | None = None  # not asked yet
         for number in order:
-            if self._clock.monotonic() < self._due_at[number]:
+            if not self._is_due(number):
                 continue
             self._first = (number + 1) % len(order)  # unless all goes well
             is_own = self._duties[number] in (self._sweep, self._newer)
@@ -436,6 +471,10 @@ class Duties:
                 self._turn(0)
         self._first = 0
         return self._pause(held=bool(held))
+
+    def _is_due(self, number: int) -> bool:
+        was_brought = self._duties[number] is self._sweep and self._sweep.brought
+        return bool(was_brought) or self._clock.monotonic() >= self._due_at[number]
 
     def _turn(self, number: int) -> None:
         # A duty that fails is due again in a while, not at once.

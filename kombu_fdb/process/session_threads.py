@@ -38,7 +38,7 @@ from typing import TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import SystemClock, in_step
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.threads import Signal, instead_of_threads, move, start, start_native
 from kombu_fdb.primitives.wakeup import Bell
@@ -238,9 +238,9 @@ class SessionThreads:
             self._engine.transactions.patience.wasted(self._clock.monotonic() - began)
 
     def _beat(self, turns: SessionSteps) -> None:
-        trouble = Trouble("the heartbeat to the store")
+        trouble, rng = Trouble("the heartbeat to the store"), random.Random()
         interval_s = self._options.session_ttl / BEATS
-        while not self.stopped.wait(interval_s):
+        while not self.stopped.wait(in_step(self._clock, rng, interval_s)):
             self._ran_s = self._clock.monotonic()
             try:
                 if not turns.beat():
@@ -283,7 +283,7 @@ def open_session(engine: Engine, options: Options, deferred: Callable[[], None])
     session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
     threads = SessionThreads(engine, options)
     membership = Membership(engine, options, session_id, threads, SystemClock())
-    duties = Duties(engine, SystemClock(), random.Random(), session_id, sweep_interval_s=options.sweep_interval)
+    duties = Duties(engine, SystemClock(), session_id, sweep_interval_s=options.sweep_interval)
     threads.start(SessionSteps(engine, membership, duties, deferred, ttl_s=options.session_ttl))
     return membership
 

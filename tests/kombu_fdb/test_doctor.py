@@ -13,6 +13,7 @@ from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.connect import Opened
+from kombu_fdb.process.duty_cycle import LIVING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.testing.clock import ManualClock
@@ -325,21 +326,21 @@ def test_the_distance_is_that_of_one_round_trip_and_nothing_is_left_in_the_store
 
 
 def test_timeouts_that_hold_what_must_fit_are_right():
-    """At 100 ms the longest call takes 700 ms, and a beat 300 ms."""
-    found, _ = at_a_distance(0.1, operation_timeout=2.81, session_ttl=1.81)
+    """At 100 ms the longest call takes 700 ms, and a beat 400 ms."""
+    found, _ = at_a_distance(0.1, operation_timeout=2.81, session_ttl=2.41)
     assert found.level == "ok"
 
 
 def test_a_timeout_that_is_too_short_for_the_distance_is_named_with_one_that_is_not():
-    found, _ = at_a_distance(0.1, operation_timeout=2.79, session_ttl=1.81)
+    found, _ = at_a_distance(0.1, operation_timeout=2.79, session_ttl=2.41)
     assert found.level == "warn"
     assert "set operation_timeout to at least 3, or run" in found.fix
-    found, _ = at_a_distance(0.1, operation_timeout=2.81, session_ttl=1.79)
-    assert "set session_ttl to at least 2, or run" in found.fix
+    found, _ = at_a_distance(0.1, operation_timeout=2.81, session_ttl=2.39)
+    assert "set session_ttl to at least 3, or run" in found.fix
     found, _ = at_a_distance(0.4)
     assert "set operation_timeout to at least 12, or run" in found.fix
     found, _ = at_a_distance(0.4, session_ttl=2)
-    assert "set operation_timeout to at least 12 and session_ttl to at least 8, or run" in found.fix
+    assert "set operation_timeout to at least 12 and session_ttl to at least 10, or run" in found.fix
 
 
 def test_a_call_and_a_beat_cost_what_the_rule_says():
@@ -347,7 +348,7 @@ def test_a_call_and_a_beat_cost_what_the_rule_says():
     database = CountingDatabase(MemoryDatabase(clock=clock))
     engine = Engine(database, "celery", Environment(clock, random_id, random.Random(0)))
     session = engine.sessions.open({}, ttl_s=30.0)
-    assert cost(database, lambda: engine.sessions.beat(session)).round_trips == doctor.BEAT_TRIPS + 1
+    assert cost(database, lambda: engine.sessions.beat(session, most=LIVING)).round_trips == doctor.BEAT_TRIPS + 1
     engine.queues.declare(QueueDeclaration("jobs"))
     engine.publisher.publish([Publication("", "jobs", b"x", key="acme")])
     assert cost(database, lambda: engine.messages.claim(session, ["jobs"], 1)).round_trips == doctor.CALL_TRIPS + 1

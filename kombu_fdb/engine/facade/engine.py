@@ -32,6 +32,7 @@ from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 from kombu_fdb.engine.metrics.totals import KeyTotals
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import session
+from kombu_fdb.engine.stored.session import Beat, Surroundings
 from kombu_fdb.engine.stored.work import Policy, Work
 from kombu_fdb.engine.transactions import Environment, Group, Timeouts, Transactions, read, write
 from kombu_fdb.engine.transfer import Transfer
@@ -144,17 +145,22 @@ class Sessions(Group):
         self._run.write(lambda work: session.open_session(work, session_id, description, ttl_s))
         return session_id
 
-    def beat(self, session_id: SessionId, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = ()) -> bool:
-        """Show that the session is alive, and which queues it consumes. False if it was fenced: its leases are lost."""
-        try:
-            return self._run.write(lambda work: session.beat(work, session_id, ttl_s, consumed))
-        except (StoreFull, LimitExceeded):  # the first beat's row, without queues, always has room
-            return self._run.write(lambda work: session.beat(work, session_id, ttl_s, ()))
+    def beat(
+        self, session_id: SessionId, *, ttl_s: float = SESSION_TTL_S, consumed: Sequence[str] = (), most: int = 0
+    ) -> Surroundings | None:
+        """Show that the session is alive, and which queues it consumes. None if it was fenced: its leases are lost.
 
-    def beats_of_a_writer(self) -> list[tuple[SessionId, bytes, float]]:
+        ``most``: how many of the ring to look at, besides itself.
+        """
+        try:
+            return self._run.write(lambda work: session.beat(work, session_id, ttl_s, consumed, most))
+        except (StoreFull, LimitExceeded):  # the first beat's row, without queues, always has room
+            return self._run.write(lambda work: session.beat(work, session_id, ttl_s, (), most))
+
+    def beats_of_a_writer(self) -> list[Beat]:
         """:meth:`beats` for a caller without a session: rewrites one beat as it is. Raises if the store can't write."""
 
-        def body(work: Work) -> list[tuple[SessionId, bytes, float]]:
+        def body(work: Work) -> list[Beat]:
             found = session.beats(work)
             for session_id, _, _ in found[:1]:
                 session.seal_beat(work, session_id)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import SessionLost
@@ -45,6 +45,19 @@ _TTL = struct.Struct(">I")
 _STAMP_BYTES = 10
 #: The time to live after a beat that can't be read: long enough for the slowest next beat, as the session may live.
 UNREADABLE_TTL_S = 600.0
+#: The role that one process holds for all.
+PROMOTER = "promoter"
+
+#: A session, its last beat, and its time to live in seconds.
+Beat = tuple[SessionId, bytes, float]
+
+
+class Surroundings(NamedTuple):
+    """What a session saw as it beat: the ring, the promoter's record, and whether a message is kept for a newer one."""
+
+    ring: list[Beat]
+    promoter: bytes | None
+    newer: bool
 
 
 def open_session(
@@ -131,28 +144,48 @@ def seal(work: Work, session_id: SessionId) -> None:
     work.tr.set(key, record)
 
 
-def beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str]) -> bool:
-    """Show a sign of life, and the queues consumed; False if the session was fenced."""
-    if work.tr.get(work.keys.session(session_id)) is None:
-        return False
+def beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str], most: int) -> Surroundings | None:
+    """Show a sign of life, and the queues consumed; None if the session was fenced.
+
+    An idle process needs no other transaction to know what it has to do for others, so this one reads it as well.
+    """
+    keys = work.keys
+    key = keys.session(session_id)
+    work.tr.add_read_conflict_key(key)
+    ranges = [_behind(keys, session_id, most), (*keys.all_newer, 1)]
+    (own, promoter), (behind, newer) = work.tr.get_together([key, keys.role(PROMOTER)], ranges, snapshot=True)
+    if own is None:
+        return None
+    ring = _ring(work, session_id, most, behind)
     _beat(work, session_id, ttl_s, consumed)
-    return True
+    return Surroundings(ring, promoter, bool(newer))
 
 
-def beats(work: Work) -> list[tuple[SessionId, bytes, float]]:
+def beats(work: Work) -> list[Beat]:
     """Every session that is open or not yet cleaned up, with its last beat and its time to live in seconds."""
     return _known(work.keys, work.tr.get_range(*work.keys.all_beats, snapshot=True))
 
 
-def neighbours(work: Work, session_id: SessionId, most: int) -> list[tuple[SessionId, bytes, float]]:
+def neighbours(work: Work, session_id: SessionId, most: int) -> list[Beat]:
     """The session itself and up to ``most`` that follow it in the ring of ids; the last id is followed by the first."""
-    begin, end = work.keys.all_beats
-    own = work.keys.beat(session_id)
-    behind, before = work.tr.get_ranges([(own, end, most + 1), (begin, own, most)], snapshot=True)
-    return _known(work.keys, (behind + before)[: most + 1])
+    (behind,) = work.tr.get_ranges([_behind(work.keys, session_id, most)], snapshot=True)
+    return _ring(work, session_id, most, behind)
 
 
-def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[tuple[SessionId, bytes, float]]:
+def _behind(keys: Keyspace, session_id: SessionId, most: int) -> tuple[bytes, bytes, int]:
+    """The part of the ring up to its last id: a range, and how many rows of it."""
+    return keys.beat(session_id), keys.all_beats[1], most + 1
+
+
+def _ring(work: Work, session_id: SessionId, most: int, behind: list[KeyValue]) -> list[Beat]:
+    """``behind``: the rows of :func:`_behind`. If they are not enough, the others follow the first id."""
+    if len(behind) <= most:
+        first, own = work.keys.all_beats[0], work.keys.beat(session_id)
+        behind = behind + work.tr.get_range(first, own, limit=most + 1 - len(behind), snapshot=True)
+    return _known(work.keys, behind)
+
+
+def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[Beat]:
     return [(SessionId(session_id), value, _ttl_s(value)) for (session_id,), value in keys.read(rows, bytes)]
 
 

@@ -68,7 +68,6 @@ class Bench:
         return SingleDuties(
             self.engine,
             self.clock,
-            random.Random(7),
             self.session if session is None else session,
             sweep_interval_s=5.0,
         )

@@ -226,7 +226,6 @@ class World:
         return SimulatedDuties(
             engine,
             clock,
-            Dice(self.frames),
             session,
             sweep_interval_s=SWEEP_INTERVAL_S,
             report=_no_aside,

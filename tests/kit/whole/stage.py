@@ -95,7 +95,7 @@ class Stage:
         return self.engine.keys
 
     def duties(self, engine: Engine, session: SessionId, **given: Any) -> Duties:
-        return Duties(engine, self.clock, random.Random(7), session, sweep_interval_s=5.0, **given)
+        return Duties(engine, self.clock, session, sweep_interval_s=5.0, **given)
 
     def tidy(self) -> None:
         """The process that acts is dead; the other one does its duties, for most of an hour."""

@@ -105,7 +105,7 @@ def test_no_turn_of_a_duty_is_longer_than_its_budget(bench: Bench, monkeypatch: 
     monkeypatch.setattr(totals, "KEYS_KEPT", 5)
     environment = Environment(bench.clock, random_id, random.Random(7))
     engine = Engine(SlowDatabase(bench.database, bench.clock), bench.namespace, environment)  # type: ignore[arg-type]  # a bench has any store
-    duties = Duties(engine, bench.clock, random.Random(7), bench.session, sweep_interval_s=5.0)
+    duties = Duties(engine, bench.clock, bench.session, sweep_interval_s=5.0)
     turns: defaultdict[str, list[float]] = defaultdict(list)
 
     def timed(duty: Duty) -> Callable[[Budget], float]:

@@ -214,10 +214,18 @@ def beat(world: World, frame: Frame) -> None:
     process = frame.actor
     session = process.session
     turns = process.turns
-    alive = process.engine.sessions.beat(session, ttl_s=SESSION_TTL_S) if turns is None else turns.beat()
+    alive = turns.beat() if turns is not None else _beat(process, session)
     process.last_beat = world.clock.monotonic()
     if not alive:
         lose_session(world, process, session)
+
+
+def _beat(process: Process, session: SessionId) -> bool:
+    duties = process.duties
+    seen = process.engine.sessions.beat(session, ttl_s=SESSION_TTL_S, most=duties.window)
+    if seen is not None:
+        duties.bring(seen)
+    return seen is not None
 
 
 def lose_session(world: World, process: Process, session: SessionId) -> None:

@@ -25,10 +25,12 @@ def test_where_there_is_no_room_for_what_it_consumes_it_says_only_that_it_lives(
 ) -> None:
     real = session.beat
 
-    def refuse(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str]) -> bool:
+    def refuse(
+        work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str], most: int
+    ) -> session.Surroundings | None:
         if consumed:
             raise StoreFull
-        return real(work, session_id, ttl_s, consumed)
+        return real(work, session_id, ttl_s, consumed, most)
 
     monkeypatch.setattr(session, "beat", refuse)
     before = bench.beats()[bench.session]

@@ -39,7 +39,7 @@ class Host:
         self.engine.publisher.publish([Publication("", "q", b"", dedup_id="d", dedup_window_ms=WINDOW_MS)])
 
     def duties(self) -> Duties:
-        return Duties(self.engine, self.clock, random.Random(1), self.session, sweep_interval_s=5.0)
+        return Duties(self.engine, self.clock, self.session, sweep_interval_s=5.0)
 
 
 def pass_time(hosts: list[Host], seconds: float) -> None:

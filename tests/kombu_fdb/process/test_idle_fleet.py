@@ -1,0 +1,106 @@
+"""What an idle session costs, exactly, and that it does not grow with the fleet."""
+
+from __future__ import annotations
+
+import random
+from unittest.mock import MagicMock
+
+import pytest
+from kit.conformance.queue import Bench
+from kit.costs import Cost, CountingDatabase
+
+from kombu_fdb.model import SessionId
+from kombu_fdb.primitives.clock import STEPS, in_step
+from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, SessionSteps
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.memory import MemoryDatabase
+
+#: Of a session with the default time to live.
+BEAT_S, BEATS = 5, 12
+#: Each beat sets a commit token as well.
+TOKEN = 1
+
+
+class Member:
+    """An idle process: its two threads' steps, each second, and a beat when it is due."""
+
+    def __init__(self, bench: Bench, session: SessionId) -> None:
+        self.session = session
+        self.duties = bench.duties(session)
+        membership = MagicMock(lost=False, session_id=session, queues=["q"])
+        self.steps = SessionSteps(bench.engine, membership, self.duties, lambda: None, ttl_s=30.0)
+
+
+class Fleet:
+    """Idle processes; the cost of each is counted."""
+
+    def __init__(self, size: int) -> None:
+        self.counted = CountingDatabase(MemoryDatabase())
+        self.bench = Bench(self.counted)
+        self.bench.engine.sessions.close(self.bench.session)
+        opened = sorted(self.bench.engine.sessions.open({}) for _ in range(size))
+        self.members = [Member(self.bench, session) for session in opened]
+        self.paid: dict[SessionId, list[Cost]] = {}
+
+    def pass_seconds(self, seconds: int) -> None:
+        """In the order of the ring, so that each sees the beats of this round behind it."""
+        self.paid = {member.session: [] for member in self.members}
+        for second in range(seconds):
+            self.bench.later(1)
+            for member in self.members:
+                self.counted.reset()
+                if second % BEAT_S == 0:
+                    member.steps.beat()
+                member.steps.serve(rang=False)
+                self.paid[member.session] += self.counted.transactions
+
+    @property
+    def far(self) -> list[SessionId]:
+        """Those that neither hold the role nor observe its holder, nor stand at the end of the ring."""
+        ring = [member.session for member in self.members]
+        promoter = next(number for number, member in enumerate(self.members) if member.duties.promotes)
+        near = {(promoter - before) % len(ring) for before in range(LIVING + 1)}
+        return [session for number, session in enumerate(ring[:-LIVING]) if number not in near]
+
+
+@pytest.mark.parametrize("size", [20, 60])
+def test_an_idle_session_makes_one_transaction_a_beat_whatever_the_fleet(size: int) -> None:
+    """Heartbeat, sweep, the look at the promoter and that for kept messages were four."""
+    fleet = Fleet(size)
+    fleet.pass_seconds(6 * BEAT_S)
+    fleet.pass_seconds(BEATS * BEAT_S)
+    assert fleet.far
+    for session in fleet.far:
+        paid = fleet.paid[session]
+        assert len(paid) == BEATS
+        total = sum(paid, Cost())
+        assert (total.point_reads, total.range_reads, total.rows) == (2 * BEATS, 2 * BEATS, (1 + LIVING) * BEATS)
+        assert (total.commits, total.stamps, total.sets, total.watches) == (BEATS, BEATS, TOKEN * BEATS, 0)
+        assert total.round_trips == 3 * BEATS
+
+
+def test_an_observer_of_the_promoter_looks_at_its_record_besides() -> None:
+    fleet = Fleet(20)
+    fleet.pass_seconds(6 * BEAT_S)
+    ring = [member.session for member in fleet.members]
+    promoter = next(number for number, member in enumerate(fleet.members) if member.duties.promotes)
+    fleet.pass_seconds(BEATS * BEAT_S)
+    total = sum(fleet.paid[ring[promoter - 1]], Cost())
+    looks = total.point_reads - 2 * BEATS
+    assert 0 < looks <= BEATS * BEAT_S / ROLE_INTERVAL_S
+    assert total.commits == BEATS
+
+
+@pytest.mark.parametrize("interval_s", [0.08, 5.0])
+def test_what_processes_do_every_few_seconds_falls_on_steps_of_the_clock(interval_s: float) -> None:
+    """Wherever it begins, and however long it took: else each has a commit of the cluster's to itself."""
+    clock, rng = ManualClock(), random.Random(3)
+    pauses, ends = [], []
+    for _ in range(200):
+        clock.advance(rng.uniform(0, interval_s))
+        pauses.append(in_step(clock, rng, interval_s))
+        ends.append((clock.wall_ms() / 1000 + pauses[-1]) / (interval_s / STEPS))
+    assert max(pauses) <= interval_s
+    assert min(pauses) >= 0.8 * interval_s
+    assert all(abs(end - round(end)) < 0.01 for end in ends)
+    assert len({round(end) % STEPS for end in ends}) == STEPS
