@@ -14,7 +14,7 @@ from kombu_fdb.errors import InvalidArgument
 PAGE = (Path(__file__).parents[3] / "docs" / "queue-arguments.md").read_text()
 
 #: https://www.rabbitmq.com/docs/queues#optional-arguments, and those of quorum queues and streams.
-QUEUE_ARGUMENTS = {
+RABBITMQ = {
     "x-message-ttl": (1, "honoured"),
     "x-expires": (1, "honoured"),
     "x-max-length": (1, "honoured"),
@@ -39,7 +39,7 @@ QUEUE_ARGUMENTS = {
 
 
 def test_queue_arguments(channel: Any) -> None:
-    for argument, (value, what_of_it) in QUEUE_ARGUMENTS.items():
+    for argument, (value, what_of_it) in RABBITMQ.items():
         queue = f"with {argument}"
         if what_of_it == "refused":
             with pytest.raises(PreconditionFailed, match=argument):
