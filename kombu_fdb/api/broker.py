@@ -44,7 +44,7 @@ from kombu_fdb.engine import transfer
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, Sample
 from kombu_fdb.engine.metrics.totals import KeyTotals
-from kombu_fdb.engine.topology import QUEUE_ARGUMENTS
+from kombu_fdb.engine.topology import ARGUMENT_KINDS
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import (
@@ -244,7 +244,7 @@ def _check_declaration(given: Collection[str]) -> None:
     known = Declaration.__optional_keys__
     for name in sorted(set(given) - known):
         amqp = f"x-{name.replace('_', '-')}"
-        fix = f'Pass arguments={{"{amqp}": ...}}.' if amqp in QUEUE_ARGUMENTS else f"Known: {', '.join(sorted(known))}."
+        fix = f'Pass arguments={{"{amqp}": ...}}.' if amqp in ARGUMENT_KINDS else f"Known: {', '.join(sorted(known))}."
         raise InvalidArgument("a queue is declared with no such argument", name=name, fix=fix)
 
 

@@ -51,7 +51,7 @@ def _whole(what: str, least: int, most: int = MOST) -> Kind:
     return Kind.whole(f"a whole number of {what}", least, most)
 
 
-QUEUE_ARGUMENTS = {
+ARGUMENT_KINDS = {
     "x-message-ttl": _whole("milliseconds, 0 or more", 0),
     "x-expires": _whole("milliseconds, at least 1", 1),
     "x-max-length": _whole("messages, 0 or more", 0),
@@ -98,9 +98,9 @@ def check(declaration: QueueDeclaration) -> None:
     """Raises ``InvalidArgument``, which names the argument and what it accepts. An argument of None counts as unset."""
     check_flags(declaration, "durable", "exclusive", "auto_delete")
     given = {name: value for name, value in declaration.arguments.items() if value is not None}
-    for name in given.keys() - QUEUE_ARGUMENTS.keys():
+    for name in given.keys() - ARGUMENT_KINDS.keys():
         _check_name(declaration.name, name)
-    for name, value, kind in refused(QUEUE_ARGUMENTS, given):
+    for name, value, kind in refused(ARGUMENT_KINDS, given):
         raise InvalidArgument(
             "unusable queue argument", queue=declaration.name, fix=f"{name} is {kind.what}", **{name: value}
         )
@@ -114,7 +114,7 @@ def check(declaration: QueueDeclaration) -> None:
 
 def _check_name(queue: str, name: str) -> None:
     own = name.startswith(OWN)
-    ours = [each for each in QUEUE_ARGUMENTS if each.startswith(OWN)] if own else QUEUE_ARGUMENTS
+    ours = [each for each in ARGUMENT_KINDS if each.startswith(OWN)] if own else ARGUMENT_KINDS
     near = difflib.get_close_matches(name, ours, n=1, cutoff=0 if own else LIKE)
     if near:
         raise InvalidArgument("unknown queue argument", queue=queue, name=name, fix=f"Did you mean {near[0]}?")

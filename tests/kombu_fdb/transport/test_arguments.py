@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from amqp.exceptions import NotFound, PreconditionFailed
 
-from kombu_fdb.engine.topology import QUEUE_ARGUMENTS
+from kombu_fdb.engine.topology import ARGUMENT_KINDS
 from kombu_fdb.errors import InvalidArgument
 
 PAGE = (Path(__file__).parents[3] / "docs" / "queue-arguments.md").read_text()
@@ -48,7 +48,7 @@ def test_queue_arguments(channel: Any) -> None:
         else:
             channel.queue_declare(queue, arguments={argument: value})
             assert f"`{argument}`" in PAGE
-            assert (argument in QUEUE_ARGUMENTS) or what_of_it == "harmless", argument
+            assert (argument in ARGUMENT_KINDS) or what_of_it == "harmless", argument
 
 
 def test_a_stream_is_refused(channel: Any) -> None:

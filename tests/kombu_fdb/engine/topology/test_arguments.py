@@ -8,7 +8,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb import InvalidArgument
-from kombu_fdb.engine.topology import QUEUE_ARGUMENTS, check
+from kombu_fdb.engine.topology import ARGUMENT_KINDS, check
 from kombu_fdb.primitives.ranges import MOST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -42,7 +42,7 @@ def test_the_edges_are_accepted_and_what_is_beyond_is_not(name: str) -> None:
 
 
 def test_there_are_no_other_numbers() -> None:
-    assert {name for name, kind in QUEUE_ARGUMENTS.items() if kind.what.startswith("a whole number")} == EDGES.keys()
+    assert {name for name, kind in ARGUMENT_KINDS.items() if kind.what.startswith("a whole number")} == EDGES.keys()
 
 
 @pytest.mark.parametrize(
