@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from itertools import count
 from typing import Any
 
@@ -41,6 +43,12 @@ REFUSALS = (InvalidArgument, QueueError, RolledBack)
 DOUBTS = (StoreError, OperationalError, BatchPublishError, OSError)
 PUBLISH_S = OPTIONS["publish_timeout"]
 WINDOW_S = 300.0
+#: A page of the dashboard says within that time that the store is away (docs/dashboard.md).
+PAGE_S = 10.0
+PAGES = (
+    *("/", "/queues", "/queue?queue=fair", "/keys?queue=fair", "/messages?queue=tasks", "/dead?queue=tasks.dead"),
+    *("/causes", "/tasks", "/workflows", "/schedules", "/sessions", "/workers"),
+)
 
 
 def publish(name: str, queue: str, send: Callable[[], Any], **fields: Any) -> Answer:
@@ -185,6 +193,23 @@ def as_a_person(over: threading.Event, rng: random.Random) -> None:
             )
 
 
+def at_the_dashboard(over: threading.Event, rng: random.Random) -> None:
+    while not over.wait(0.5):
+        page = rng.choice(PAGES)
+        recorder.call("page", partial(show, page), doubts=(OSError, HTTPException), page=page, deadline=PAGE_S)
+
+
+def show(page: str) -> None:
+    """Raises ``OSError`` if the store is away, or the dashboard: it was killed."""
+    with closing(HTTPConnection("127.0.0.1", 9810, timeout=3 * PAGE_S)) as connection:
+        connection.request("GET", page, headers={"accept": "text/html"})
+        answer = connection.getresponse()
+        text = answer.read()
+    if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        raise ConnectionError(page)
+    assert answer.status == HTTPStatus.OK, text
+
+
 def opened(over: threading.Event) -> Broker:
     """As soon as the store answers."""
     while True:
@@ -197,7 +222,9 @@ def opened(over: threading.Event) -> Broker:
 
 
 def main(seed: int) -> None:
-    acts = [by_celery, by_groups, by_kombu, by_api] + ([as_a_person] if recorder.who.startswith("producer1") else [])
+    acts = [by_celery, by_groups, by_kombu, by_api]
+    if recorder.who.startswith("producer1"):
+        acts += [as_a_person, at_the_dashboard]
     work(recorder, [lambda over, act=act, s=seed: act(over, random.Random(f"{s} {act.__name__}")) for act in acts])
     app.pool.force_close_all()
 

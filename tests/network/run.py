@@ -53,6 +53,7 @@ ROLES = {
     "taker1": "b",
     "taker2": "c",
     "relay": "a",
+    "web1": "a",
     "beat1": "a",
     "beat2": "c",
     "producer1": "a",
@@ -60,9 +61,9 @@ ROLES = {
 }
 #: They only publish, and end before the others.
 PUBLISHERS = ("beat", "producer")
-#: What a program, a worker, a relay or a beat says when it has. (Celery's beat starts before it can be told to end: in
-#: the handler of the signal it makes the scheduler that it is making.)
-BEGUN = ("begun", " ready.", "relay started", "Scheduler: Sending")
+#: What a program, a worker, a relay, a dashboard or a beat says when it has. (Celery's beat says that it starts before
+#: it can be told to end: the handler of the signal makes the scheduler that it is making.)
+BEGUN = ("begun", " ready.", "relay started", "serving http", "Scheduler: Sending")
 POOLS = ("threads", "solo", "gevent")
 CLOCKS, CLOCKS_SHARE = "clocks off", 0.3
 #: Below 100 MB of free disk the cluster slows its clients down; a server writes some 100 MB a minute here.
@@ -285,8 +286,8 @@ def play(seed: int, seconds: float, folder: Path, names: Sequence[str] | None = 
 
 
 def _machine(role: str) -> str:
-    """Its publishers are a shop's."""
-    return f"shop{role[-1]}" if role.startswith(PUBLISHERS) else role
+    """Its publishers and its dashboard are a shop's."""
+    return f"shop{role[-1]}" if role.startswith((*PUBLISHERS, "web")) else role
 
 
 def _command(role: str, who: str, pool: str, seed: int) -> list[str]:
@@ -298,6 +299,8 @@ def _command(role: str, who: str, pool: str, seed: int) -> list[str]:
     if role.startswith("taker"):
         return ["-m", "tests.network.taker"]
     celery = ["-m", "kit.celery_program", "-A", "tests.network.app"]
+    if role.startswith("web"):
+        return [*celery, "fdb", "web"]
     if role.startswith("beat"):
         return [*celery, "beat", "-S", "tests.network.ticks:Ticks", "-l", "INFO"]
     options = ["-P", pool, "-c", "2", "-n", f"{who}@run", "--without-mingle", "--without-gossip", "-l", "INFO"]
