@@ -19,6 +19,7 @@ from kit.history.report import render
 
 from .box import box_unavailable_reason
 from .faults import FAULTS
+from .release import release_unavailable_reason
 from .run import play
 
 
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := box_unavailable_reason():
         print(f"skipped: {reason}")
         return 0
+    if reason := release_unavailable_reason():
+        print(f"no upgrade: {reason}")
     faults, bad = Counter[str](), list[int]()
     for seed in range(given.seed, given.seed + given.runs):
         folder = Path(given.keep, str(seed)) if given.keep else Path(tempfile.mkdtemp(prefix="run-"))

@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import threading
+from pathlib import Path
 from typing import Any, NoReturn
 
 from celery import Celery, Task
@@ -16,7 +17,7 @@ from kit.history.record import Recorder
 from kombu import Queue
 from kombu.exceptions import OperationalError
 
-import kombu_fdb.transport  # noqa: F401 - a source tree has no entry point
+import kombu_fdb.transport
 from celery_fdb import install
 from celery_fdb.contrib import outbox
 from kombu_fdb.errors import KombuFDBError
@@ -29,6 +30,7 @@ DATABASE = os.environ["RUN_DATABASE"]
 #: Between two of beat's.
 TICK_S = 1.0
 recorder = Recorder(os.environ["RUN_HISTORY"], os.environ["RUN_WHO"])
+recorder.note("code", folder=str(Path(kombu_fdb.transport.__file__).parents[2]))
 
 outbox.LEASE_S = 1.0
 app = install(Celery("run", broker=URL, set_as_current=False))

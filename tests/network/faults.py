@@ -98,13 +98,25 @@ def locked(run: Run, rng: Random) -> Strike:
 
 def rolling_restart(run: Run, rng: Random) -> Strike:
     """Each process is told to end, and starts again."""
+    return Strike([], 1, _until(lambda: None, lambda: _roll(run)))
 
-    def roll() -> None:
-        for actor in list(run.actors):
-            run.stop(actor)
-            run.start(actor.role)
 
-    return Strike([], 1, _until(lambda: None, roll))
+def _roll(run: Run) -> None:
+    for actor in list(run.actors):
+        run.stop(actor)
+        run.start(actor.role)
+
+
+def upgraded(run: Run, rng: Random) -> Strike:
+    """A rolling restart from the release with which the run began to this version."""
+
+    def begin() -> None:
+        if run.released is None:
+            raise RuntimeError("all have been upgraded")
+        run.released = None
+        _roll(run)
+
+    return Strike([], 1, _until(lambda: None, begin))
 
 
 def killed(run: Run, rng: Random) -> Strike:
@@ -135,6 +147,7 @@ FAULTS: dict[str, Fault] = {
     "clocks off": clocks_off,
     "locked": locked,
     "rolling restart": rolling_restart,
+    "upgrade": upgraded,
     "kill": killed,
     "disk full": disk_full,
 }

@@ -19,13 +19,12 @@ from typing import Any
 from celery import chord
 from kit.history.record import Answer
 from kombu import Connection
-from kombu.exceptions import OperationalError
+from kombu.exceptions import BatchPublishError, OperationalError
 
 from celery_fdb import publish_many
 from celery_fdb.contrib.outbox import Outbox
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError, StoreError
-from kombu_fdb.transport import BatchPublishError
 
 from .app import OPTIONS, URL, app, connect, counted, failing, plain, recorder, retried
 from .programs import work
@@ -204,10 +203,10 @@ def show(page: str) -> None:
     with closing(HTTPConnection("127.0.0.1", 9810, timeout=3 * PAGE_S)) as connection:
         connection.request("GET", page, headers={"accept": "text/html"})
         answer = connection.getresponse()
-        text = answer.read()
+        answer.read()
     if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
         raise ConnectionError(page)
-    assert answer.status == HTTPStatus.OK, text
+    assert answer.status == HTTPStatus.OK, f"{page}: {answer.status}"
 
 
 def opened(over: threading.Event) -> Broker:

@@ -34,8 +34,8 @@ from celery_fdb.contrib.outbox import DDL, INDEX_DDL
 
 from .box import Box, Client
 from .faults import FAULTS
+from .release import ROOT, release_unavailable_reason, unpack
 
-ROOT = Path(__file__).parents[2]
 OPTIONS = {
     "session_ttl": 10.0,
     "sweep_interval": 1.0,
@@ -46,14 +46,14 @@ OPTIONS = {
 #: How long a worker, a relay or a beat may take to end.
 STOP_S = 15.0
 PATIENCE_S = 180.0
-#: Role, zone.
+#: Role, zone; in the order in which docs/how-to/upgrade.md upgrades.
 ROLES = {
+    "web1": "a",
     "prefork": "a",
     "other": "b",
     "taker1": "b",
     "taker2": "c",
     "relay": "a",
-    "web1": "a",
     "beat1": "a",
     "beat2": "c",
     "producer1": "a",
@@ -66,6 +66,7 @@ PUBLISHERS = ("beat", "producer")
 BEGUN = ("begun", " ready.", "relay started", "serving http", "Scheduler: Sending")
 POOLS = ("threads", "solo", "gevent")
 CLOCKS, CLOCKS_SHARE = "clocks off", 0.3
+UPGRADE, UPGRADE_SHARE = "upgrade", 0.5
 #: Below 100 MB of free disk the cluster slows its clients down; a server writes some 100 MB a minute here.
 DISK_MB = 2048
 MOST_AT_ONCE = 2
@@ -112,6 +113,8 @@ class Run:
         self._numbers = count(1)
         self._generations = Counter[str]()
         self._pool = self.rng.choice(POOLS)
+        #: The release with which all begin, until they are upgraded; it has no dashboard.
+        self.released = unpack(folder) if UPGRADE in self._names else None
         self._observer = box.client("observer")
         self._clients = {
             role: box.machines.get(name := _machine(role)) or box.client(name, zone) for role, zone in ROLES.items()
@@ -123,10 +126,12 @@ class Run:
         return list(dict.fromkeys(self._clients.values()))
 
     def _compatible(self, names: Sequence[str]) -> list[str]:
-        """A run has clocks that jump, or pauses.
+        """A run has clocks that jump, or pauses; and it begins with a release or with this version.
 
         libfaketime lets a sleep fail whose end is over when it begins, as after a pause.
         """
+        if release_unavailable_reason() or (len(names) > 1 and self.rng.random() > UPGRADE_SHARE):
+            names = [each for each in names if each != UPGRADE]
         pauses = {each for each in names if each.startswith("pause")}
         if CLOCKS not in names or not pauses:
             return list(names)
@@ -135,7 +140,7 @@ class Run:
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
-    def _env(self, who: str, pool: str = "") -> dict[str, str]:
+    def _env(self, who: str, pool: str = "", code: Path = ROOT) -> dict[str, str]:
         faked = [str(Path(__file__).with_name("faked"))] if CLOCKS in self._names else []
         return {
             **os.environ,
@@ -145,7 +150,7 @@ class Run:
             "RUN_WHO": who,
             "RUN_POOL": pool,
             "RUN_DATABASE": str(self.folder / "shop.db"),
-            "PYTHONPATH": os.pathsep.join([*faked, str(ROOT), str(ROOT / "tests")]),
+            "PYTHONPATH": os.pathsep.join([*faked, str(code), str(ROOT), str(ROOT / "tests")]),
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -155,13 +160,14 @@ class Run:
         pool = {"prefork": "prefork", "other": self._pool}.get(role, "")
         command = _command(role, who, pool, self.rng.randrange(10**6))
         log = self.folder / f"{who}.log"
+        code = ROOT if self.released is None or role.startswith("web") else self.released
         client = self._clients[role]
         with log.open("w") as output:
             process = client.popen(
                 [sys.executable, *command],
-                self._env(who, pool),
+                self._env(who, pool, code),
                 clock=0 if CLOCKS in self._names else None,
-                cwd=ROOT,
+                cwd=code,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -245,8 +251,11 @@ class Run:
             database.commit()
 
     def _strike(self, seconds: float) -> None:
-        """One fault after the other, each kind as often; sometimes two at once."""
-        end_s, bag = time.monotonic() + seconds, list[str]()
+        """One fault after the other, each kind as often; sometimes two at once.
+
+        An upgrade is the first: what the release does under the others is not the question.
+        """
+        end_s, bag = time.monotonic() + seconds, [UPGRADE] * (self.released is not None)
         while time.monotonic() < end_s:
             _pause(self.rng.uniform(*QUIET_S))
             with ExitStack() as stack:
@@ -264,7 +273,7 @@ class Run:
         stack.callback(self.recorder.note, "healed", fault=fault)
         try:
             stack.enter_context(strike.hold)
-        except RuntimeError:  # another fault is in its way: a coordinator that was chosen can't be reached
+        except RuntimeError:  # it can't be: a coordinator that was chosen can't be reached, all have been upgraded
             return 0.0
         self.faults[name] += 1
         return strike.lasts_s

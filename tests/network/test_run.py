@@ -11,7 +11,8 @@ from kit.history.events import History, read
 from kit.history.report import judge, render
 
 from .box import box_unavailable_reason
-from .run import Run, play
+from .release import RELEASED, ROOT, release_unavailable_reason
+from .run import ROLES, Run, play
 
 pytestmark = [
     pytest.mark.foundationdb,
@@ -51,6 +52,19 @@ def test_its_history_without_what_came_of_a_message_is_one_of_a_loss(folder: Pat
         if not (each.kind == "ok" and (each["call"] in taken or each["message"] == message))
     ]
     assert {each.guarantee for each in judge(History(cut)) if each.violations} >= {"DURABLE"}
+
+
+@pytest.mark.night
+def test_an_upgrade_begins_with_the_release_and_ends_with_this_version(tmp_path: Path) -> None:
+    if reason := box_unavailable_reason() or release_unavailable_reason():
+        pytest.skip(reason)
+    result = play(7, 8, tmp_path, ["upgrade"])
+    assert result.is_good, "\n".join([render(result.lines), *result.complaints])
+    assert result.faults == {"upgrade": 1}
+    code = {each.who: each["folder"] for each in read(tmp_path).events if each.kind == "code"}
+    released = str(tmp_path / RELEASED)
+    assert {who for who, folder in code.items() if folder == released} == {f"{role}.1" for role in ROLES} - {"web1.1"}
+    assert {who for who, folder in code.items() if folder == str(ROOT)} >= {f"{role}.2" for role in ROLES}
 
 
 def test_a_fault_that_another_one_keeps_from_beginning_is_not_counted(tmp_path: Path) -> None:
