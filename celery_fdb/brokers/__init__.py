@@ -11,8 +11,8 @@ from typing import Any
 from celery import Celery
 from kombu.utils.url import maybe_sanitize_url
 
-from kombu_fdb import Broker, OptionError
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb import Broker
+from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.model import SessionFacts
 from kombu_fdb.settings.location import SCHEMES, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from celery_fdb import brokers
-from kombu_fdb import Broker, OptionError
+from kombu_fdb import Broker
+from kombu_fdb.errors import OptionError
 from kombu_fdb.settings.location import Location, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 

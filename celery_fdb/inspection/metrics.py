@@ -32,9 +32,10 @@ from prometheus_client.registry import Collector
 
 from celery_fdb.brokers import Holding
 from celery_fdb.inspection.overview import Overview, QueueView, look
-from kombu_fdb import Broker, KombuFDBError
+from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
 from kombu_fdb.engine.stored.work import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
+from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 
 # -- counters of keys --------------------------------------------------------------------------------------------------

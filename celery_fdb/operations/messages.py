@@ -34,11 +34,12 @@ from celery_fdb.inspection.filters import dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment, seconds_of
 from celery_fdb.operations.action import Field, Outcome, Request, in_parts
-from kombu_fdb import Broker, DeadLetters, Spot
+from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Conditions
+from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import FormatError, InvalidArgument, QueueError, QueueNotFound
-from kombu_fdb.model import Listed, Part, Peeked
+from kombu_fdb.model import Listed, Part, Peeked, Spot
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown

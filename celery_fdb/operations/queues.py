@@ -10,7 +10,8 @@ from celery_fdb.inspection.overview import QueueView, look
 from celery_fdb.inspection.time_formats import limit as written
 from celery_fdb.inspection.time_formats import rate_of
 from celery_fdb.operations.action import WAITING, Asked, AskedAnew, Field, Outcome, Request, in_parts, listed
-from kombu_fdb import Broker, Queue
+from kombu_fdb import Broker
+from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.plural import plural

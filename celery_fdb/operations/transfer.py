@@ -34,11 +34,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
-from kombu_fdb import Broker, Queue, QueueError
+from kombu_fdb import Broker
+from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.messages.publish import parts
 from kombu_fdb.engine.stored.work import DELAYED, READY
 from kombu_fdb.engine.transfer import MOST_BYTES, MOST_MESSAGES
-from kombu_fdb.errors import FormatError, KombuFDBError
+from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
 from kombu_fdb.keyspace.codec import Record, decode_control, decode_limits, encode_json, way_of
 from kombu_fdb.model import (
     LONGEST_KEY,

@@ -182,12 +182,8 @@ class ResultStore:
         record = self._read(lambda tr: records.read(tr, self.keys.body(group_id)))
         return None if record is None else record.payload
 
-    def finish_chord(self, group_id: str) -> None:
-        """Raises ``ChordOver`` if another process has."""
-        self._write(self.finishing(group_id))
-
     def finishing(self, group_id: str) -> Callable[[Transaction], None]:
-        """The same as part of another transaction."""
+        """What deletes the chord, in the transaction that publishes its body. Raises ``ChordOver`` if another has."""
         return lambda tr: chords.finish(tr, self.keys, group_id)
 
     def abandoned_chords(self) -> list[str]:

@@ -55,8 +55,9 @@ from celery import Task
 from celery.utils.time import rate
 
 from celery_fdb.tasks import failures
-from kombu_fdb import Broker, Queue
+from kombu_fdb import Broker
 from kombu_fdb.api.job import backoff_s as seconds
+from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, Kind, is_number, refused
 from kombu_fdb.transport.channel import Channel

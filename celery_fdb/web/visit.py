@@ -25,7 +25,7 @@ from celery_fdb.history.run import LOST
 from celery_fdb.inspection.time_formats import age, limit, moment, rate
 from celery_fdb.operations.action import Action, Audit
 from celery_fdb.web.settings import Settings, User
-from kombu_fdb import Spot
+from kombu_fdb.model import Spot
 from kombu_fdb.primitives.masking import plain
 
 # -- addresses ---------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class Stage:
         for pause_s in (0.0, LIFE_S, chords.LONGEST_LOOK_MS / 1000, KEPT_S, LIFE_S):
             self.clock.advance(pause_s)
             for chord in self.results.abandoned_chords():
-                self.results.finish_chord(chord)
+                self.results._write(self.results.finishing(chord))
             self.results.sweep()
             self.upkeep(self.history)(opened=True)
             self.schedules.forget_old(self.clock.wall_ms())
@@ -189,7 +189,6 @@ VERBS: dict[str, Verb] = {
     "results.renew_claim": lambda _, of: of.renew_claim("complete"),
     "results.parts": lambda _, of: of.parts("complete"),
     "results.chord_body": lambda _, of: of.chord_body("complete"),
-    "results.finish_chord": lambda _, of: of.finish_chord("complete"),
     "results.finishing": lambda _, of: of._write(of.finishing("complete")),
     "results.abandoned_chords": lambda stage, of: stage.later() and of.abandoned_chords(),
     "results.sweep": lambda stage, of: stage.later() and of.sweep(),
@@ -274,6 +273,6 @@ def test_the_stage_has_rows_of_each_kind() -> None:
 def test_a_row_that_no_duty_can_find_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chords.records, "delete_record", lambda *_: None)
     stage = Stage(1)
-    act(stage, "results.finish_chord")
+    act(stage, "results.finishing")
     stage.tidy()
     assert any("'group', 'complete'" in each for each in stage.unexplained())

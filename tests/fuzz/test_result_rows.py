@@ -124,7 +124,7 @@ def go_on(store: ResultStore, clock: ManualClock) -> None:
             with suppress(FormatError, ChordOver):
                 store.parts(group_id)
                 store.chord_body(group_id)
-                store.finish_chord(group_id)
+                store._write(store.finishing(group_id))
                 published.append(group_id)
         assert store.abandoned_chords() == [], "the claim is held by the call that found it"
     assert published.count("safe") == 1
@@ -167,6 +167,6 @@ def begin_anew(store: ResultStore, clock: ManualClock) -> None:
         assert store.claim_chord(ChordPart(group_id, 1, "t1")) is ChordStep.PUBLISH
         assert [each.payload for each in store.parts(group_id)] == [b"1", LARGE]
         assert store.chord_body(group_id) == b"anew"
-        store.finish_chord(group_id)
+        store._write(store.finishing(group_id))
     clock.advance(chords.LONGEST_LOOK_MS / 1000)
     assert not {*store.abandoned_chords()} & {*CHORDS, "safe"}

@@ -17,10 +17,10 @@ from typing import Any
 from celery import Task, shared_task
 from celery.exceptions import Reject
 
-from celery_fdb.contrib.django.conf import RUN
+from celery_fdb.contrib.django import conf
 
 
-@shared_task(bind=True, name=RUN, acks_late=True, typing=False)
+@shared_task(bind=True, name=conf.RUN, acks_late=True, typing=False)
 def run(self: Task, path: str, args: list[Any], kwargs: dict[str, Any], alias: str, enqueued_at: str) -> dict[str, Any]:
     """Returns what ``backend.py`` makes a result of. Raises what the task raises, so that Celery knows it failed.
 

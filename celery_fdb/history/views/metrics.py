@@ -27,7 +27,8 @@ from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.metrics import OTHER
-from kombu_fdb import Broker, KombuFDBError
+from kombu_fdb import Broker
+from kombu_fdb.errors import KombuFDBError
 
 #: Tasks with series of their own.
 TASKS = 100

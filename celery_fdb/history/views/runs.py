@@ -13,8 +13,8 @@ from celery_fdb.history.layout import SLOTS, Counters
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import ENDED, STATES, Run
 from celery_fdb.history.store import HistoryStore
-from kombu_fdb import Broker, KombuFDBError
-from kombu_fdb.errors import InvalidArgument
+from kombu_fdb import Broker
+from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.masking import masked_text
 

@@ -18,8 +18,9 @@ from celery_fdb.history.run import ACTIVE, LOST, PUBLISHED, bounded
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import RunView, history_of
 from celery_fdb.inspection.message import describe, reason_of
-from kombu_fdb import Broker, KombuFDBError
+from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.keyspace.codec import headers_of
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.masking import masked_text

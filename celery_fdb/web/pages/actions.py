@@ -19,8 +19,9 @@ from celery_fdb.operations.action import Action, AskedAnew, Request, perform
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.web.page import MOST_BYTES, READING
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, carried, spot_of
-from kombu_fdb import Broker, Spot
+from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError, StoreError
+from kombu_fdb.model import Spot
 
 #: Messages that one action may be asked for.
 MOST_SELECTED = 500

@@ -257,10 +257,10 @@ def test_a_chord_is_finished_once_and_leaves_no_key(store: ResultStore, clock: M
     store.open_chord("c", b"x" * 200_000, clock.wall_ms() + 1000)
     store.enlarge_chord("c", size=1)
     assert add(store, part("c", 0, b"x" * 200_000)) is ChordStep.PUBLISH
-    store.finish_chord("c")
+    store._write(store.finishing("c"))
     assert scan(store) == []
     with pytest.raises(ChordOver):
-        store.finish_chord("c")
+        store._write(store.finishing("c"))
     with pytest.raises(ChordOver):
         store.parts("c")
     assert add(store, part("c", 0)) is ChordStep.LATE
@@ -274,7 +274,7 @@ def test_a_chord_takes_the_structure_of_its_header_along(store: ResultStore, sca
         store.save_group("c", b"x" * 200_000, expires_ms)
         store.enlarge_chord("c", size=1)
         assert add(store, part("c", 0)) is ChordStep.PUBLISH
-        store.finish_chord("c")
+        store._write(store.finishing("c"))
         assert scan(store) == []
 
 
@@ -305,7 +305,7 @@ def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> No
     store.enlarge_chord("c", joined=f"{599:0180d}")
     store.enlarge_chord("c", size=1)
     assert [add(store, part("c", place)) for place in range(601)] == [ChordStep.NOTHING] * 600 + [ChordStep.PUBLISH]
-    store.finish_chord("c")
+    store._write(store.finishing("c"))
     assert scan(store) == []
 
 
@@ -315,7 +315,7 @@ def test_a_frozen_chord_that_is_applied_again_begins_anew(store: ResultStore, sc
         assert add(store, part("c", 0)) is ChordStep.NOTHING
         store.enlarge_chord("c", size=2)
         assert add(store, part("c", 1)) is ChordStep.PUBLISH
-    store.finish_chord("c")
+    store._write(store.finishing("c"))
     assert scan(store) == []
 
 
@@ -340,7 +340,7 @@ def test_of_parts_that_return_at_the_same_time_one_publishes(running: ResultStor
 def test_of_two_that_finish_at_the_same_time_one_does(running: ResultStore) -> None:
     def finish(_: int) -> bool:
         try:
-            running.finish_chord("c")
+            running._write(running.finishing("c"))
         except ChordOver:
             return False
         return True
@@ -439,7 +439,7 @@ def test_chords_of_a_faulty_store_complete_exactly_once(seed: int) -> None:
 def _publish(store: ResultStore, published: list[int]) -> None:
     parts = len(store.parts("c"))
     with suppress(ChordOver):  # an earlier run of this commit, whose answer was lost, has done it
-        store.finish_chord("c")
+        store._write(store.finishing("c"))
     published.append(parts)
 
 
@@ -463,7 +463,7 @@ def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(store: ResultStore
     store.enlarge_chord("g", size=1)
     store.add_part(part("g", 0))
     assert store.claim_chord(ChordPart("g", 0, "t0")) is ChordStep.PUBLISH
-    store.finish_chord("g")
+    store._write(store.finishing("g"))
 
 
 def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_next_one(
