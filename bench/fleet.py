@@ -36,6 +36,7 @@ _fork = multiprocessing.get_context("fork")
 #: Of a program that asks for all the server gives: transactions under way at once, and reads in each.
 UNDER_WAY, READS = 200, 4
 DEADLINE_S = 300.0
+FAILED = (OSError, OperationalError, KombuFDBError)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -118,10 +119,7 @@ def idle(cluster: SingleNodeCluster, sessions: int) -> Callable[[int, Any], None
         def consume(which: int) -> None:
             options = {"operation_timeout": 5 + which / 1e6, "connect_timeout": 60}
             while True:
-                with (
-                    suppress(OSError, OperationalError, KombuFDBError),
-                    Connection(url, transport_options=options) as connection,
-                ):
+                with suppress(*FAILED), Connection(url, transport_options=options) as connection:
                     _, queue = declared(connection)
                     with Consumer(connection, [queue], on_message=lambda message: message.ack()):
                         ready.release()

@@ -399,14 +399,6 @@ def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str, *, dec
     work.tr.set(work.keys.consumer(queue, session_id, tag), b"")
 
 
-def forgotten(work: Work, session_id: SessionId, consumers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those of a session's ``consumers``, by queue and tag, whose queues were deleted. Raises ``SessionLost``."""
-    rows, _ = session.require(
-        work, session_id, and_read=[work.keys.consumer(q, session_id, tag) for q, tag in consumers]
-    )
-    return [each for each, row in zip(consumers, rows, strict=True) if row is None]
-
-
 def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bytes | None:
     """Remove a consumer, and delete an auto-delete queue whose last one it was. Returns as :func:`delete_queue`.
 

@@ -31,6 +31,7 @@ from random import Random
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.line import WAITING, Standing, Waiter
+from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
@@ -55,6 +56,8 @@ NEXT_S = 0.4
 NEAR_S = 1.0
 UNHURRIED = 1.5
 SELDOM_S = 4.0
+#: How many longest pauses a look is put off that a glance of the owner's has made needless: until after its next one.
+SPARED = 1.25
 #: How much longer each next look may take to come.
 GROWTH = 2.0
 #: How many lines are remembered as contested.
@@ -151,6 +154,8 @@ class CombinerClient:
         self._rung = True
         self._fired = False
         self._due_s = 0.0
+        #: Behind the first, or work lies there: its own looks go on.
+        self._is_near = self._has_to_ask = False
         self._pause_s = PATIENCE_S
         #: The line as seen when this became the first; after its first service that found nothing, only its own row.
         self._rows: list[Waiter] | None = None
@@ -171,6 +176,11 @@ class CombinerClient:
     def queues(self) -> tuple[str, ...]:
         """The queues in whose line it stands."""
         return self._queues if self._demand is not None else ()
+
+    @property
+    def demand(self) -> Demand | None:
+        """What it waits with."""
+        return self._demand
 
     @property
     def want(self) -> int:
@@ -231,6 +241,7 @@ class CombinerClient:
         if self._rows is None or len(sight.rows) > 1:
             self._rows = sight.rows
         self._server = sight.server
+        self._is_near = self._has_to_ask = False
         self._due_s = self._clock() + self._longest_s
 
     def _wait(self, engine: Engine, demand: Demand, sight: Standing, timed: bool) -> None:
@@ -243,7 +254,7 @@ class CombinerClient:
         is_back, self._has_just_joined = self._has_just_joined and sight.first == first.row, False
         if sight.first != first.row:
             first.row, first.work_s = sight.first, None
-        if asks and (timed or is_back) and self._is_idle(engine, first, now):
+        if (self._has_to_ask or (asks and (timed or is_back))) and self._is_idle(engine, first, now):
             engine.messages.evict(demand, sight.first, _bounded(2 * self._patience_s))  # which rings it
             self._pause_s = PATIENCE_S
         if sight.is_next:
@@ -252,6 +263,7 @@ class CombinerClient:
             pause_s = max(pause_s if sight.behind is None else min(pause_s, NEAR_S), UNHURRIED * self._patience_s)
         if first.work_s is not None:
             pause_s = min(pause_s, self._patience_s)
+        self._is_near = sight.behind is not None or first.work_s is not None
         self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)
         self._watches = sight.watches
         for watch in sight.watches:
@@ -262,7 +274,8 @@ class CombinerClient:
     def _is_idle(self, engine: Engine, first: FirstOne, now: float) -> bool:
         """Whether the first one had work for as long as the patience lasts, and let it lie."""
         first.ask_at = now + SELDOM_S
-        if not engine.messages.has_work(self._queues):
+        has_work, self._has_to_ask = engine.messages.has_work(self._queues), False
+        if not has_work:
             first.work_s = None
             return False
         if first.work_s is None:
@@ -272,6 +285,23 @@ class CombinerClient:
     def _fire(self) -> None:
         self._rung = self._fired = True
         self._ring()
+
+    def look_again(self) -> None:
+        """Have the next turn look at the line, and ask for work: a bell may have rung for a first one that is dead."""
+        self._due_s, self._has_to_ask = 0.0, True
+
+    def is_spared(self) -> None:
+        """Its owner has read what :meth:`watched` names, and nothing has changed: no look for the longest pause.
+
+        Those right behind the first look at the line itself, to replace it in time if it dies.
+        """
+        if not (self._is_near or self._has_to_ask):
+            self._due_s = max(self._due_s, self._clock() + self._longest_s * SPARED)
+
+    def watched(self, keys: Keyspace) -> list[bytes]:
+        """The keys of which one changes before there is anything to do: how it stands, and bells of its queues."""
+        demand = self._demand
+        return [] if demand is None else [keys.demand(demand.session, demand.first), *map(keys.bell, self._queues)]
 
     def serve(self, queues: Sequence[str], consumers: Mapping[str, str], hand: list[Delivery]) -> None:
         """As the first one, claim from ``queues`` for all in the line; its own part comes into ``hand``.

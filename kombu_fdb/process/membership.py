@@ -209,6 +209,19 @@ class Membership:
             self._failed(demand.first, error, hand)
             raise
 
+    def glance(
+        self, consumers: Sequence[tuple[str, str]], keys: Sequence[bytes], demand: Demand | None
+    ) -> tuple[list[tuple[str, str]], dict[bytes, bytes | None]]:
+        """:meth:`~kombu_fdb.engine.facade.messages.Messages.glance` of the owner of this demand, if it has one."""
+        underway = None if demand is None else self._claims.get(demand.first)
+        if underway is not None:
+            underway.seen_s = self._clock.monotonic()
+        try:
+            return self._engine.messages.glance(self.session_id, consumers, keys)
+        except SessionLost:
+            self.lose()
+            raise
+
     def serve(
         self,
         demand: Demand,

@@ -240,7 +240,7 @@ class SessionThreads:
     def _beat(self, turns: SessionSteps) -> None:
         trouble, rng = Trouble("the heartbeat to the store"), random.Random()
         interval_s = self._options.session_ttl / BEATS
-        while not self.stopped.wait(in_step(self._clock, rng, interval_s)):
+        while not self.stopped.wait(in_step(self._clock.wall_ms(), rng, interval_s)):
             self._ran_s = self._clock.monotonic()
             try:
                 if not turns.beat():

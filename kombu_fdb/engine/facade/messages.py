@@ -33,6 +33,7 @@ class Messages(Group):
     has_work = read(watch.has_work)
     arm_empty = read(watch.arm)
     arm = read(watch.arm_all)
+    glance = read(watch.glance)
     join = write(claim.join)
     holds = read(session.holds)
     delete_at = write(browse.delete_at)

@@ -29,7 +29,6 @@ class Queues(Group):
     expiring = read(topology.expiring)
     being_deleted = read(topology.queues_being_deleted)
     add_consumer = write(topology.add_consumer)
-    forgotten = read(topology.forgotten)
     delete_exchange = write(topology.delete_exchange)
     unbind = write(topology.unbind)
     follow_limits_part = write(limit_changes.part)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from kombu_fdb.engine.messages.claim import states_of
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.scheduling.window import QueueState
+from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.layout import range_of, read_or
 from kombu_fdb.model import NO_SESSION, SessionId
@@ -37,6 +38,20 @@ def arm_all(
     """
     hungry, others = _probe(work, queues, session_id, consumers or {})
     return None if hungry else [_watch(work, queue, others) for queue in queues]
+
+
+def glance(
+    work: Work, session_id: SessionId, consumers: Sequence[tuple[str, str]], keys: Sequence[bytes]
+) -> tuple[list[tuple[str, str]], dict[bytes, bytes | None]]:
+    """What an idle consumer reads now and then, in case that it was told of no change. One round trip.
+
+    Returns which of the session's ``consumers``, by queue and tag, have lost their queues, and the values of these
+    keys: while none of them changes, there is nothing to look at. Raises ``SessionLost``.
+    """
+    rows = [work.keys.consumer(queue, session_id, tag) for queue, tag in consumers]
+    values, _ = session.require(work, session_id, and_read=[*rows, *keys])
+    forgotten = [each for each, row in zip(consumers, values, strict=False) if row is None]
+    return forgotten, dict(zip(keys, values[len(rows) :], strict=True))
 
 
 def has_work(work: Work, queues: Sequence[str]) -> bool:

@@ -51,6 +51,7 @@ from random import Random
 from kombu_fdb import errors
 from kombu_fdb.errors import Outrun, StoreError, StoreUnavailable
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
+from kombu_fdb.primitives.clock import in_step
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.threads import Signal
 from kombu_fdb.primitives.wakeup import Bell, weakly
@@ -261,6 +262,8 @@ class Fetcher:
         self.ended: deque[Subscription] = deque()
         self._first_ack: float | None = None
         self._next_look = 0.0
+        #: What the last glance has seen of the keys that are watched.
+        self._glanced: dict[bytes, bytes | None] = {}
         self._fruitless = 0
         #: A queue may have messages, and there is room for them that waits for more of it.
         self._room_waits = False
@@ -424,6 +427,7 @@ class Fetcher:
     def recover(self) -> None:
         """Go on after an error."""
         self.error = self._entered = None  # and what is consumed is shown again
+        self._glanced = {}
         self._watch_set.hungry.update(self.dispatch.queues)
         self.asleep = True
 
@@ -443,9 +447,9 @@ class Fetcher:
             if membership is not self._entered:
                 self._enter(membership)
             if now >= self._next_look:
-                self._next_look = now + self._client.options.poll_interval * self._rng.uniform(0.75, 1.0)
-                self._watch_set.disarm()
-                self._end_forgotten(membership)
+                wall_ms = self._client.engine.transactions.now()
+                self._next_look = now + in_step(wall_ms, self._rng, self._client.options.poll_interval)
+                self._glance(membership)
             return self._serve_consumers(membership, now)
         except errors.SessionLost:
             return 0  # the next step opens another session
@@ -628,21 +632,26 @@ class Fetcher:
             raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
         subscription.session_id = membership.session_id
 
-    def _end_forgotten(self, membership: Membership) -> None:
-        """Consumers end with their queue, as in RabbitMQ: who deleted it has made the store forget them."""
+    def _glance(self, membership: Membership) -> None:
+        """Look again, if what is watched has changed; but it takes two glances to know.
+
+        Consumers end with their queue, as in RabbitMQ: who deleted it has made the store forget them.
+        """
         own = {
             (each.queue, each.tag): each
             for each in self.dispatch.subscriptions
             if each.session_id
             == membership.session_id  # one that comes just now may have been entered in another's name
         }
-        if not own:
-            return
-        try:
-            forgotten = self._client.engine.queues.forgotten(membership.session_id, [*own])
-        except errors.SessionLost:
-            membership.lose()
-            raise
+        watch_set, combiner = self._watch_set, self._claiming.combiner
+        watched = [*watch_set.keys, *combiner.watched(self._client.engine.keys)]
+        forgotten, values = membership.glance([*own], watched, combiner.demand)
+        if values != self._glanced:
+            watch_set.disarm()
+            combiner.look_again()
+        else:
+            combiner.is_spared()
+        self._glanced = values
         for each in forgotten:
             self.ended.append(own[each])  # before: interrupted in between, it is told twice, and hears it once
             self.cancel(own[each], leave=True)

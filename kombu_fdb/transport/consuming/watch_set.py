@@ -124,6 +124,11 @@ class WatchSet:
             if watch is not None:
                 watch.cancel()
 
+    @property
+    def keys(self) -> list[bytes]:
+        """What is watched."""
+        return [watch.key for watch in list(self._armed.values())]
+
     def report(self, membership: Membership, queues: Collection[str]) -> None:
         """Show the session's heartbeat what is consumed."""
         if self._membership is not membership:

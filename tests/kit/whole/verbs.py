@@ -275,6 +275,7 @@ VERBS: dict[str, Verb] = {
     "messages.reserve": lambda s: s.engine.messages.reserve(),
     "messages.arm": lambda s: s.engine.messages.arm(["q", "fair"], s.session),
     "messages.arm_empty": lambda s: s.engine.messages.arm_empty(["q", "fair"], s.session, {}),
+    "messages.glance": lambda s: s.engine.messages.glance(s.session, [("shared", "tag")], []),
     "messages.has_work": lambda s: s.engine.messages.has_work(["q", "fair"]),
     "messages.join": _join,
     "messages.look": lambda s: s.engine.messages.look(_first_demand(s)),
@@ -306,7 +307,6 @@ VERBS: dict[str, Verb] = {
     "queues.expire": _expire,
     "queues.touch": lambda s: s.engine.queues.touch("expires"),
     "queues.add_consumer": lambda s: s.engine.queues.add_consumer(s.session, "shared", "another"),
-    "queues.forgotten": lambda s: s.engine.queues.forgotten(s.session, [("shared", "tag")]),
     "queues.remove_consumer": _in_turn(
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "own0", "tag"),
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "shared", "tag0"),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 from unittest.mock import MagicMock
 
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
+from kit.simulation.connection import SimulatedClient, SimulatedTransport
 
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import STEPS, in_step
 from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, SessionSteps
+from kombu_fdb.process.membership import Membership
+from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -98,9 +103,85 @@ def test_what_processes_do_every_few_seconds_falls_on_steps_of_the_clock(interva
     pauses, ends = [], []
     for _ in range(200):
         clock.advance(rng.uniform(0, interval_s))
-        pauses.append(in_step(clock, rng, interval_s))
+        pauses.append(in_step(clock.wall_ms(), rng, interval_s))
         ends.append((clock.wall_ms() / 1000 + pauses[-1]) / (interval_s / STEPS))
     assert max(pauses) <= interval_s
     assert min(pauses) >= 0.8 * interval_s
     assert all(abs(end - round(end)) < 0.01 for end in ends)
     assert len({round(end) % STEPS for end in ends}) == STEPS
+
+
+class Crowd:
+    """Idle consumers of one queue, each of a process of its own; their receivers turn when they are awake."""
+
+    def __init__(self, size: int) -> None:
+        self.counted = CountingDatabase(MemoryDatabase())
+        self.bench = Bench(self.counted)
+        self.bench.put(b"the queue is there")
+        self.bench.engine.queues.purge("q")
+        self.consumers = [self._consumer(number) for number in range(size)]
+        self.paid: dict[SimulatedTransport, list[Cost]] = {}
+        self.pass_seconds(60)
+
+    def _consumer(self, number: int) -> SimulatedTransport:
+        engine, clock, options = self.bench.another(), self.bench.clock, Options()
+
+        def join() -> Membership:
+            return Membership(engine, options, engine.sessions.open({}), MagicMock(), clock)
+
+        client = SimulatedClient(engine, self.counted, options, join)
+        rng = random.Random(number)
+        transport = SimulatedTransport(client, clock.monotonic, rng, 1, clock.wall_ms)
+        transport.consume("q", f"tag-{number}")
+        transport.fetcher.attend_loop(registered=True)
+        return transport
+
+    def pass_seconds(self, seconds: int) -> None:
+        self.paid = {each: [] for each in self.consumers}
+        for _ in range(seconds * 20):
+            self.bench.later(0.05)
+            for each in self.consumers:
+                while each.is_awake:
+                    self.counted.reset()
+                    each.turn()
+                    self.paid[each] += self.counted.transactions
+
+    def in_line(self) -> list[SimulatedTransport]:
+        rows = {row[0]: each for each in self.consumers for row in self._rows(each)}
+        return [rows[key] for key in sorted(rows)]
+
+    def _rows(self, each: SimulatedTransport) -> list[tuple[bytes, bytes]]:
+        demand, keys = each.fetcher._claiming.combiner.demand, self.bench.engine.keys
+        assert demand is not None
+        rows = self.bench.engine.transactions.read(lambda work: work.tr.get_range(*range_of(keys.line(demand.line))))
+        return [row for row in rows if row[1][:16] == demand.session]
+
+
+@pytest.mark.parametrize("size", [8, 24])
+def test_an_idle_consumer_reads_four_keys_each_poll_interval_whatever_the_fleet(size: int) -> None:
+    """It asked whether its queue is there, how its line stands, and for work, and armed its watches again."""
+    crowd = Crowd(size)
+    far = crowd.in_line()[4:]
+    crowd.pass_seconds(60)
+    for each in far:
+        paid = crowd.paid[each]
+        assert len(paid) + 1 >= 60 / 5
+        assert len(paid) <= 60 / (0.8 * 5)
+        # Its session, its entry at the queue, how it stands in the line, the queue's bell.
+        assert {(one.point_reads, one.range_reads, one.watches, one.commits) for one in paid} == {(4, 0, 0, 0)}
+        assert {one.round_trips for one in paid} == {2}
+
+
+def test_work_is_found_although_all_that_look_for_it_in_a_line_are_dead() -> None:
+    """The first one, and the three behind it. No sweep ends their sessions here."""
+    crowd = Crowd(8)
+    line = crowd.in_line()
+    crowd.consumers = line[4:]
+    for each in line[4:]:
+        combiner = each.fetcher._claiming.combiner
+        assert combiner.demand is not None
+        combiner.rivalry.first_of(combiner.demand.line).ask_at = math.inf  # as if it had asked a moment ago
+    crowd.bench.put(b"work")
+    crowd.pass_seconds(20)
+    assert crowd.bench.counts() == (0, 0, 1)
+    assert sum(each.fetcher.next([]) is not None for each in line[4:]) == 1
