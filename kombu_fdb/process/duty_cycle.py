@@ -154,6 +154,7 @@ class Sweep(Duty):
         self._observer: FailureDetector[SessionId] = FailureDetector()
         self._busy = BusyProcesses()
         self._cursors: dict[str, bytes] = {}
+        self._looked_s = 0.0
         #: The sessions of the last look; None before the first one.
         self._observed: set[SessionId] | None = None
         #: How many messages were brought back so far.
@@ -167,8 +168,8 @@ class Sweep(Duty):
         self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in silent}
         self._subjects.run(silent.keys(), lambda name: self._end(name, silent[name]), budget)
         # A sum of times has a rounding error, by which no clock moves on: hence the least pause.
-        pause_s = min(self._interval_s, max(LEAST_PAUSE_S, self._observer.next_silent_s()))
-        return 0.0 if budget.is_spent else pause_s
+        look_at = self._looked_s + min(self._interval_s, self._observer.next_silent_s())
+        return 0.0 if budget.is_spent else max(LEAST_PAUSE_S, look_at - self._clock.monotonic())
 
     def _look(self) -> None:
         if not self.brought:
@@ -176,8 +177,8 @@ class Sweep(Duty):
             self.brought.append((ring, self._clock.monotonic()))
         found: list[Beat] = []
         while self.brought:
-            found, at_s = self.brought.popleft()
-            self._observer.look(found, at_s)
+            found, self._looked_s = self.brought.popleft()
+            self._observer.look(found, self._looked_s)
             if self._session_id in dict(self._observer.half_silent()):
                 self._observer.forget()
         self._busy.spare(self._engine, self._observer)

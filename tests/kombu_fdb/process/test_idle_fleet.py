@@ -111,6 +111,28 @@ def test_what_processes_do_every_few_seconds_falls_on_steps_of_the_clock(interva
     assert len({round(end) % STEPS for end in ends}) == STEPS
 
 
+def test_a_dead_session_is_ended_in_time_although_the_duties_see_what_a_beat_brought_a_second_later() -> None:
+    """Its time is counted from the beat that has seen it, not from the turn that was told."""
+    fleet = Fleet(6)
+    fleet.pass_seconds(6 * BEAT_S)
+    *living, dead = fleet.members
+    for member in living:  # a moment too early to see its last beat
+        member.steps.beat()
+        member.steps.serve(rang=False)
+    dead.steps.beat()
+    died_s = fleet.bench.clock.monotonic()
+    half_seconds = 0
+    while dead.session in fleet.bench.beats():
+        half_seconds += 1
+        fleet.bench.later(0.5)
+        for member in living:
+            if half_seconds % 2 == 1:
+                member.steps.serve(rang=False)
+            if half_seconds % 9 == 0:
+                member.steps.beat()
+    assert fleet.bench.clock.monotonic() - died_s <= 30.0 + BEAT_S
+
+
 class Crowd:
     """Idle consumers of one queue, each of a process of its own; their receivers turn when they are awake."""
 
