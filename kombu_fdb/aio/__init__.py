@@ -35,6 +35,7 @@ import asyncio
 import functools
 import os
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -604,6 +605,12 @@ class Broker(Face[SyncBroker]):
     def transfer(self) -> Transfer:
         """Everything out of this broker, and into it."""
         return Transfer(self._sync.transfer, self._calls)
+
+    @property
+    def migration(self) -> Transfer:
+        """The name that :attr:`transfer` had in 0.2.0; it goes with 0.4."""
+        warnings.warn("Broker.migration is called Broker.transfer", DeprecationWarning, stacklevel=2)
+        return self.transfer
 
     # -- taking ----------------------------------------------------------------------------------------------------
 

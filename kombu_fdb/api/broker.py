@@ -31,6 +31,7 @@ For its operator a broker has three more parts:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Self, Unpack, get_args
 
@@ -185,6 +186,12 @@ class Broker:
     def transfer(self) -> Transfer:
         """Everything out of this broker, and into it."""
         return Transfer(self.connection)
+
+    @property
+    def migration(self) -> Transfer:
+        """The name that :attr:`transfer` had in 0.2.0; it goes with 0.4."""
+        warnings.warn("Broker.migration is called Broker.transfer", DeprecationWarning, stacklevel=2)
+        return self.transfer
 
     # -- tasks by their ids ----------------------------------------------------------------------------------------
 

@@ -453,8 +453,10 @@ def test_topology(broker):
     assert shape.delete_exchange("x")
 
 
-def test_migration(broker, jobs):
+def test_transfer(broker, jobs):
     jobs.put_many("ab")
+    with pytest.warns(DeprecationWarning, match=r"Broker\.transfer"):
+        assert repr(broker.migration).split(" at ")[0] == repr(broker.transfer).split(" at ")[0]
     moved = broker.transfer
     messages = list(moved.dump("jobs"))
     assert [each.payload for each in messages] == [b"a", b"b"]
