@@ -39,7 +39,6 @@ from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate
 from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.channel import BatchingChannel, Channel
-from kombu_fdb.transport.consuming.loop import LoopRegistration
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
@@ -73,6 +72,9 @@ def url_parts_of(connection: Connection) -> UrlParts:
 
 logger = get_logger(__name__)
 
+#: How many messages are handed to an event loop in one go, and for how long, so that other descriptors get their turn.
+LOOP_TURN = 64
+LOOP_TURN_S = 0.01
 #: How long a drain that must not wait gives the receiver for its first look, in seconds.
 FIRST_LOOK_S = 1.0
 
@@ -109,7 +111,7 @@ class Transport(virtual.Transport):
         #: Kombu asks the class whether it takes URLs apart itself, and this whether the transport writes them.
         self.can_parse_url = True
         self._options: Options | None = None
-        self._registration: LoopRegistration | None = None
+        self._loop: Any = None
         self._declared: dict[str, QueueDeclaration] = {}
         self._exclusive_queues = ExclusiveQueues()
         #: How a message's fairness key is found.
@@ -258,7 +260,7 @@ class Transport(virtual.Transport):
 
     def _disown(self) -> None:
         """In a forked child: forget what is the parent's."""
-        self._store = self._receiver = self._registration = None
+        self._store = self._receiver = self._loop = None
         self._exclusive_queues.forget()
         self._declared.clear()
         for channel in list(self.channels):
@@ -288,8 +290,8 @@ class Transport(virtual.Transport):
             if self._store is not store:  # another thread has closed the connection: the receiver would have no end
                 self._receiver = None
                 raise StoreUnavailable("the connection is closed")
-            if self._registration is not None:
-                self.register_with_event_loop(self, self._registration.loop)
+            if self._loop is not None:
+                self.register_with_event_loop(self, self._loop)
         return self._receiver
 
     @property
@@ -331,15 +333,38 @@ class Transport(virtual.Transport):
 
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
         """From now on ``loop`` delivers. May be called again, also after the loop was reset."""
-        self._registration = LoopRegistration(loop, self.receiver, lambda: self.receiver_if_any)
+        self._loop = loop
+        loop.add_reader(self.receiver.fetcher.arrived, self._on_arrived)
+        self.receiver.fetcher.attend_loop(registered=True)
 
     def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
         self._leave_loop()
 
+    def _on_arrived(self) -> None:
+        """Deliver what has arrived. Raises connection errors, on which Celery reconnects."""
+        receiver = self.receiver_if_any
+        if receiver is None:
+            return
+        until_s = time.monotonic() + LOOP_TURN_S
+        for _ in range(LOOP_TURN):
+            if not deliver_next(receiver.fetcher):
+                receiver.fetcher.arrived.clear()
+                if not deliver_next(receiver.fetcher):
+                    return
+            if time.monotonic() >= until_s:  # with the solo pool, a delivery is the task itself
+                break
+        # The bell is still rung: the loop comes back at once.
+
     def _leave_loop(self) -> None:
-        registration, self._registration = self._registration, None
-        if registration is not None:
-            registration.leave()
+        loop, self._loop = self._loop, None
+        if loop is None or self._receiver is None:
+            return
+        self._receiver.fetcher.attend_loop(registered=False)
+        descriptor = self._receiver.fetcher.arrived.fileno()
+        # After a reset, the loop may use the number for another reader.
+        callback, _ = loop.readers.get(descriptor) or (None, None)
+        if callback == self._on_arrived:
+            loop.remove_reader(descriptor)
 
     # -- calls of channels about their messages ------------------------------------------------------------------------
 

@@ -368,15 +368,8 @@ class Fetcher:
         if self._first_ack is None:
             self._first_ack = self._clock()
             self._watch_set.bell.ring()
-            self.hasten()
         elif pending >= min(enough, MANY_ACKS):
             self._watch_set.bell.ring()
-
-    def hasten(self) -> None:
-        """An event loop that takes the turns may be stuck in a callback: the thread watches over acks that wait."""
-        first = self._first_ack
-        if first is not None:
-            self._watch_set.rest_until_owed(first + BUSY * self._ack_delay_s)
 
     @property
     def owes_acks(self) -> bool:

@@ -5,9 +5,12 @@ for as long as the turn said, or until the fetcher's bell rings. It is
 
 * a *drain*, on a store whose writers take turns, unless threads are greenlets: a thread that drains and finds nothing
   to deliver claims by itself, as long as it waits. So no message passes from one thread to another.
-* likewise the thread of an *event loop* that serves the connection (``loop.py``).
 * the receiver's own *thread*, which the first consumer starts: on a store whose writers don't take turns, always.
-  Elsewhere while neither a drain nor a loop does it.
+  Elsewhere while no drain does it.
+
+An event loop, which mostly is that of a Celery worker, takes none. It would save a sixth of the worker's CPU; but Celery
+runs its cold and its soft shutdown inside a signal handler. That handler would wait for seconds inside a write
+transaction that it has interrupted, and each other process with it; and what it asked of the broker would be refused.
 
 The thread is in one of three states. It *works*: takes turns, and sleeps between them. A drain that takes a turn sends
 it to *rest*, for as long as that drain waits; and for a moment longer, as the next drain mostly follows soon. If none
@@ -28,8 +31,7 @@ What happens at each failure:
 * an exception ends the thread (a signal handler's, where threads are greenlets): the fetcher has failed, and
   ``restart`` begins another thread.
 * a turn of a drain's takes long, as another process has the write lock: the drain is late, by ``operation_timeout`` at
-  most, and for :data:`SPARED_S` the turns are the thread's. A loop's ends after :data:`SLOW_S`: the thread's next one
-  goes on with what it had in hand, and finds out whether the store has failed.
+  most, and for :data:`SPARED_S` the turns are the thread's.
 * the connection is closed by another thread: that waits for the turn that is under way, and no other one begins.
 * the connection is dropped: :meth:`Receiver.stop` waits for nothing, and returns what was waiting; what is being
   claimed goes back when it arrives.
@@ -47,7 +49,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from kombu_fdb.errors import KombuFDBError, StoreUnavailable
+from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.threads import (
     Ticket,
@@ -137,8 +139,6 @@ CANCEL_S = 1.0
 #: just now, and a drain has a deadline of its own.
 SLOW_S = 0.1
 SPARED_S = 5.0
-#: For how long an event loop leaves the turns to another thread that is in the middle of one.
-MOMENT_S = 0.02
 
 
 class Receiver:
@@ -170,11 +170,6 @@ class Receiver:
     @property
     def failed(self) -> bool:
         return self.fetcher.error is not None
-
-    @property
-    def bell(self) -> Bell:
-        """Rings when a turn is due."""
-        return self._watch_set.bell
 
     def subscribe(self, subscription: Subscription) -> None:
         """Begin to claim for a consumer, from the next drain on."""
@@ -253,19 +248,14 @@ class Receiver:
         if self._may_drive():
             surely(lambda: self._drive(turn, 0), lambda: self._end_drive(turn))
 
-    @property
-    def may_be_driven(self) -> bool:
-        """Whether other threads than its own may take turns."""
-        # Eventlet lets only one greenlet wait for a descriptor.
-        return self._client.engine.writers_take_turns and not instead_of_threads()
-
-    @property
-    def spared_s(self) -> float:
-        """For how long the turns are the thread's."""
-        return max(self._spared_until - monotonic(), 0.0)
-
     def _may_drive(self) -> bool:
-        return self.running and self.may_be_driven and not self.spared_s and not len(self._watch_set.turns)
+        return (
+            self.running
+            and self._client.engine.writers_take_turns
+            and monotonic() >= self._spared_until
+            and not len(self._watch_set.turns)
+            and not instead_of_threads()  # eventlet lets only one greenlet wait for a descriptor
+        )
 
     def _drive(self, turn: Ticket, timeout_s: float | None) -> bool:
         """Take one turn, and sleep for as long as it says. False if another thread was faster."""
@@ -285,45 +275,6 @@ class Receiver:
             pauses = [each for each in (pause_s, None if timeout_s is None else timeout_s - took_s) if each is not None]
             wait_for((watch_set.bell, self.fetcher.arrived), max(min(pauses), 0) if pauses else None)
         return True
-
-    def take_turn(self) -> float | None:
-        """An event loop's, if it may. Returns when the next one is due, in seconds; None: when the bell rings."""
-        watch_set, turn = self._watch_set, Ticket()
-        if not self.running:
-            watch_set.bell.clear()  # as no turn does
-            return None
-        return surely(lambda: self._take_turn(turn), lambda: self._end_turn(turn))
-
-    def _take_turn(self, turn: Ticket) -> float | None:
-        watch_set, began = self._watch_set, monotonic()
-        if self.spared_s or not watch_set.turns.acquire(turn, 0):
-            self._spare(MOMENT_S)
-            return None
-        watch_set.begin_drive()
-        step = partial(self.turn, (KombuFDBError, *CONNECTION_ERRORS), late=(StoreUnavailable,))
-        try:
-            pause_s = self._client.patience.within(SLOW_S, step)
-            is_late = monotonic() - began > SLOW_S
-        except StoreUnavailable:  # another process writes, or the store has failed: the thread finds out
-            pause_s, is_late = None, True
-        watch_set.turns.release(turn)
-        if is_late:
-            self._spare(SPARED_S)
-        elif self.failed:
-            watch_set.call_thread()
-        else:
-            watch_set.rest_while_looped(pause_s)
-            self.fetcher.hasten()
-        return pause_s
-
-    def _end_turn(self, turn: Ticket) -> None:
-        self._watch_set.turns.release(turn)
-        if self._watch_set.rest_until == inf:  # interrupted: the thread is not told when the next one is due
-            self._watch_set.end_drive()
-
-    def _spare(self, seconds: float) -> None:
-        self._spared_until = max(self._spared_until, monotonic() + seconds)
-        self._watch_set.call_thread()
 
     def _end_drive(self, turn: Ticket) -> None:
         self._watch_set.turns.release(turn)
@@ -346,15 +297,10 @@ class Receiver:
         turn, turns = Ticket(), self._watch_set.turns
         return surely(lambda: self.turn() if turns.acquire(turn, self._rest_s) else 0, lambda: turns.release(turn))
 
-    def turn(
-        self, failures: tuple[type[BaseException], ...] = (Exception,), *, late: tuple[type[BaseException], ...] = ()
-    ) -> float | None:
-        """``late``: what says that there was too little time."""
+    def turn(self, failures: tuple[type[BaseException], ...] = (Exception,)) -> float | None:
         self._cancels_wait = True
         try:
             return self.fetcher.turn()
-        except late:
-            raise
         except failures as error:  # the next drain raises it
             self._watch_set.leave()
             self.fetcher.fail(error)

@@ -88,8 +88,8 @@ class WatchSet:
         self._nap_s = SHORTEST_REST_S
         #: Wakes the thread alone.
         self.relief = Bell()
-        #: The thread rests, and until when if it is not relieved.
-        self._rests, self._rests_to = False, -inf
+        #: The thread rests; and it does so until it is relieved.
+        self._rests = self._rests_for_ever = False
         #: Queues that may have messages.
         self.hungry: set[str] = set()
         self._armed: dict[str, Watch] = {}
@@ -148,18 +148,16 @@ class WatchSet:
     def rest(self) -> bool:
         """The thread's, while drains take the turns. False if it shall take them."""
         self.relief.clear()
-        self._rests, self._rests_to = True, inf  # before the look: a drain that ends after it rings
+        self._rests = self._rests_for_ever = True  # before the look: a drain that ends after it rings
         left_s = self.rest_until - monotonic()
         rests, rang = not self.stopped and left_s > 0, False
         naps, self._nap_s = self._nap_s, min(2 * self._nap_s, LONGEST_NAP_S)
-        if left_s < inf or naps < LONGEST_NAP_S:
-            naps = max(left_s, naps) if left_s < inf else naps
-            self._rests_to = monotonic() + naps
+        self._rests_for_ever = left_s == inf and naps >= LONGEST_NAP_S
         if rests:
-            rang = self.relief.wait(None if self._rests_to == inf else naps)
+            rang = self.relief.wait(None if self._rests_for_ever else naps if left_s == inf else max(left_s, naps))
         if not rests or rang:
             self._nap_s = SHORTEST_REST_S
-        self._rests, self._rests_to = False, -inf
+        self._rests = self._rests_for_ever = False
         return rests
 
     def begin_drive(self) -> None:
@@ -170,20 +168,8 @@ class WatchSet:
 
     def end_drive(self) -> None:
         """It does so no more. If no drain follows soon, the thread takes the turns. May be repeated."""
-        self._rest_for(self.rest_s)
-
-    def rest_while_looped(self, pause_s: float | None) -> None:
-        """An event loop has taken a turn, and takes the next one in ``pause_s``. If it is late, the thread does."""
-        self._rest_for(inf if pause_s is None else pause_s + BUSY * self.rest_s)
-
-    def rest_until_owed(self, moment: float) -> None:
-        """Acks are overdue then: the thread takes a turn if the event loop that takes them does not before."""
-        if moment < self.rest_until < inf:
-            self._rest_for(moment - monotonic())
-
-    def _rest_for(self, seconds: float) -> None:
-        self.rest_until = monotonic() + seconds
-        if self._rests_to > self.rest_until + LONGEST_NAP_S:
+        self.rest_until = monotonic() + self.rest_s
+        if self._rests_for_ever:
             self.relief.ring()
 
     def prolong_rest(self) -> None:
