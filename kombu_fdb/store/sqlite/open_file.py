@@ -76,9 +76,11 @@ CLOSE_S = 1.0
 AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
-def _try_for_a_turn(fd: int) -> bool:
+def _try_for_a_turn(fd: int, is_late: Callable[[], bool]) -> bool:
     for _ in range(SPINS):
         os.sched_yield()
+        if is_late():  # on a busy machine, each yield may take as long as all others' slices together
+            return False
         try:
             flock(fd, AT_ONCE)
         except BlockingIOError:
@@ -116,7 +118,7 @@ class WriteLock:
             raise would_wait_for_itself() if self._writers.mine else self._too_late()
         if self._closed:
             raise StoreUnavailable("the database was closed")
-        if self._busy or not (self._taken or self._take_at_once()):
+        if self._busy or not (self._taken or self._take_at_once(deadline)):
             self._wait(ticket, deadline)
 
     def held_by(self, ticket: Ticket) -> bool:
@@ -154,7 +156,7 @@ class WriteLock:
         while self._files:
             os.close(self._files.pop())
 
-    def _take_at_once(self) -> bool:
+    def _take_at_once(self, deadline: float) -> bool:
         if not self._files:
             raise StoreUnavailable("the database was closed")
         self._at_gate = True
@@ -166,7 +168,7 @@ class WriteLock:
         try:
             flock(self._main, AT_ONCE)
         except BlockingIOError:
-            if not _try_for_a_turn(self._main):
+            if not _try_for_a_turn(self._main, lambda: self._clock.monotonic() > deadline):
                 return False
         flock(self._gate, fcntl.LOCK_UN)
         self._at_gate = False
@@ -182,7 +184,7 @@ class WriteLock:
             return
         signal = ticket.listen()
         self._asker, self._error = ticket, None
-        while self._busy or not (self._taken or self._take_at_once()):
+        while self._busy or not (self._taken or self._take_at_once(deadline)):
             self._ask_helper()
             if not signal.wait(deadline - self._clock.monotonic()):
                 raise self._too_late()
@@ -191,7 +193,7 @@ class WriteLock:
 
     def _poll(self, deadline: float) -> None:
         pause = 0.0001
-        while not self._take_at_once():
+        while not self._take_at_once(deadline):
             if self._clock.monotonic() > deadline:
                 raise self._too_late()
             self._clock.sleep(pause)

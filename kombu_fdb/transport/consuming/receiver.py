@@ -8,9 +8,9 @@ for as long as the turn said, or until the fetcher's bell rings. It is
 * the receiver's own *thread*, which the first consumer starts: on a store whose writers don't take turns, always.
   Elsewhere while no drain does it.
 
-An event loop, which mostly is that of a Celery worker, takes none. It would save a sixth of the worker's CPU; but Celery
-runs its cold and its soft shutdown inside a signal handler. That handler would wait for seconds inside a write
-transaction that it has interrupted, and each other process with it; and what it asked of the broker would be refused.
+An event loop, which mostly is a Celery worker's, takes none. It would save a sixth of the worker's CPU. But Celery runs
+its cold and its soft shutdown inside a signal handler: that would sleep inside the write transaction that it has
+interrupted, while no other process can write, and what it asks of the broker would be refused.
 
 The thread is in one of three states. It *works*: takes turns, and sleeps between them. A drain that takes a turn sends
 it to *rest*, for as long as that drain waits; and for a moment longer, as the next drain mostly follows soon. If none

@@ -235,12 +235,32 @@ def test_an_abandoned_wait_gives_the_lock_back(database: SqliteDatabase, path: s
             assert other.hear() == "holding"
 
 
+def test_a_try_for_a_turn_ends_by_the_deadline(
+    database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the machine's other threads take when this one yields: an event loop has 0.1 s for a turn."""
+    yields: list[None] = []
+
+    def slow() -> None:
+        yields.append(None)
+        threading.Event().wait(0.05)
+
+    with Program(HOLDER, path) as holder:
+        assert holder.hear() == "holding"
+        monkeypatch.setattr(open_file.os, "sched_yield", slow)
+        with pytest.raises(StoreUnavailable):
+            database.begin(timeout_s=0.1).get(b"a")
+        assert 0 < len(yields) <= 3
+        holder.tell()
+        assert holder.hear() == "committed"
+
+
 def test_an_interrupted_wait_leaves_the_gate_open(
     database: SqliteDatabase, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a signal handler of the application interrupts it: Celery's soft time limit is one."""
 
-    def interrupted(fd: int) -> bool:
+    def interrupted(*args: object) -> bool:
         raise KeyboardInterrupt
 
     with Program(HOLDER, path) as holder, open_gate(path) as gate:
