@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.utils.imports import symbol_by_name
 
-from celery_fdb.history.options import History, as_options
+from celery_fdb.history.options import History
 from celery_fdb.tasks import failures
 from celery_fdb.tasks.task import FdbTask
 from kombu_fdb.errors import OptionError
@@ -43,7 +43,7 @@ def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool |
     if not isinstance(app, Celery):
         fix = 'Pass the app itself: app = Celery("shop", ...), then celery_fdb.install(app).'
         raise OptionError("not a Celery app", given=shown(app), fix=fix)
-    bounds = as_options(history)
+    bounds = History.of(history)
     early = sorted(name for name, task in app._tasks.items() if _is_users(name, task))
     if early:
         raise OptionError(

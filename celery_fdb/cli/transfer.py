@@ -40,7 +40,7 @@ def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
         if file.exists() and not force:
             raise Refused("the file exists", path=str(file), fix="Name another file, or add --force.")
         source = transfer.broker_source(run.broker, leased=leased)
-        with bar(run, "export", source.header.messages) as advance:
+        with bar(run, "export", source[0].messages) as advance:
             number = transfer.export_to(file, source, advance)
     except OSError as error:
         raise _file_error(file, error) from error
@@ -67,11 +67,11 @@ def import_(
             source = transfer.file_source(file)
         else:
             source = transfer.broker_source(run.also(_existing(Where(url=url, options=from_options))), leased=leased)
-        with bar(run, "import", source.header.messages) as advance:
+        with bar(run, "import", source[0].messages) as advance:
             number, stored = transfer.import_from(source, run.made(), advance, again=again)
     except OSError as error:
         raise _file_error(file, error) from error
-    document = {"source": source.header.source, "messages": number, "stored": stored}
+    document = {"source": source[0].source, "messages": number, "stored": stored}
     before = f" ({number - stored:,} were already there)" if stored < number else ""
     return Answer(document, [f"imported {plural(number, 'message')}{before}"])
 

@@ -39,6 +39,15 @@ class History:
         for name, value, kind in refused(_KINDS, {name: getattr(self, name) for name in _KINDS}):
             raise _unusable(name, value, kind.what)
 
+    @classmethod
+    def of(cls, given: Any) -> History | None:
+        """What ``install`` was given as ``history``: a :class:`History`, True for its defaults, False for none."""
+        if isinstance(given, History):
+            return given
+        if given is True or given is False or given is None:
+            return cls() if given else None
+        raise _unusable("history", given, "True, False, or celery_fdb.History(runs=..., max_age=...)")
+
     @property
     def segment_runs(self) -> int:
         """When a segment is full."""
@@ -48,15 +57,6 @@ class History:
     def segment_ms(self) -> int:
         """How long one is written to."""
         return max(int(self.max_age * 1000) // SEGMENTS, 1)
-
-
-def as_options(given: Any) -> History | None:
-    """What ``install`` was given as ``history``: a :class:`History`, True for its defaults, False for none."""
-    if isinstance(given, History):
-        return given
-    if given is True or given is False or given is None:
-        return History() if given else None
-    raise _unusable("history", given, "True, False, or celery_fdb.History(runs=..., max_age=...)")
 
 
 def _unusable(name: str, value: Any, accepted: str) -> OptionError:

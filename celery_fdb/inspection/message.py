@@ -52,6 +52,18 @@ class MessageView:
     due_ms: int
     spot: Spot | None = None
 
+    @classmethod
+    def of(cls, found: Listed | Peeked, now_ms: int) -> MessageView:
+        """Of one that was listed, or peeked at."""
+        message = found.message if isinstance(found, Listed) else found
+        try:
+            envelope = open_payload(message.payload)
+        except FormatError:
+            envelope = None
+        if isinstance(found, Listed):
+            return cls(message, now_ms, envelope, found.size, found.priority, found.due_ms, found.spot)
+        return cls(message, now_ms, envelope, len(message.payload), message.priority, message.due_ms)
+
     @property
     def id(self) -> str:
         """Celery's task id if it has one, else the queue's own."""
@@ -206,21 +218,9 @@ class MessageView:
         return found
 
 
-def view_of(found: Listed | Peeked, now_ms: int) -> MessageView:
-    """The view of a message that was listed, or peeked at."""
-    message = found.message if isinstance(found, Listed) else found
-    try:
-        envelope = open_payload(message.payload)
-    except FormatError:
-        envelope = None
-    if isinstance(found, Listed):
-        return MessageView(message, now_ms, envelope, found.size, found.priority, found.due_ms, found.spot)
-    return MessageView(message, now_ms, envelope, len(message.payload), message.priority, message.due_ms)
-
-
 def describe(message: Peeked, *, body: bool = False) -> dict[str, Any]:
     """The message now, ready for JSON (:meth:`MessageView.as_json`)."""
-    return view_of(message, SystemClock().wall_ms()).as_json(body=body)
+    return MessageView.of(message, SystemClock().wall_ms()).as_json(body=body)
 
 
 # -- deaths ------------------------------------------------------------------------------------------------------------

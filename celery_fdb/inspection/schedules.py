@@ -74,6 +74,10 @@ class Told(NamedTuple):
     told_ms: int
     again_s: float
 
+    def has(self, timing: Any) -> bool:
+        """Whether this is its timing, as far as the text tells."""
+        return fit(text_of(timing)) == self.timing
+
 
 def configured(app: Celery) -> dict[str, Any]:
     """The entries of the app's ``beat_schedule``, by name, each as it is written there."""

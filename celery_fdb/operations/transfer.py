@@ -32,7 +32,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, TypeVar
 
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
@@ -294,14 +294,9 @@ T = TypeVar("T")
 KEYS = 1_000
 #: Told how many messages are done.
 Progress = Callable[[int], object]
-
-
-class Source(NamedTuple):
-    """Where an import comes from."""
-
-    header: Header
-    #: Everything in an order in which it can be stored; a message with a mark that is its alone, and stays so.
-    entries: Callable[[], Iterator[tuple[bytes, Entry]]]
+#: Where an import comes from: its header, and everything in an order in which it can be stored; a message with a mark
+#: that is its alone, and stays so.
+Source = tuple[Header, Callable[[], Iterator[tuple[bytes, Entry]]]]
 
 
 # -- from a store ------------------------------------------------------------------------------------------------------
@@ -319,7 +314,7 @@ def broker_source(broker: Broker, *, leased: bool = False) -> Source:
     place = name_of(broker)
     expected = min(max(0, number), MOST)  # a damaged counter tells anything
     header = Header(hashlib.sha256(place.encode()).digest()[:16], place, SystemClock().wall_ms(), expected)
-    return Source(header, lambda: _entries(broker, leased=leased))
+    return header, lambda: _entries(broker, leased=leased)
 
 
 def _entries(broker: Broker, *, leased: bool) -> Iterator[tuple[bytes, Entry]]:
@@ -403,21 +398,22 @@ def _mark(message: StoredMessage, number: int) -> bytes:
 def file_source(path: Path) -> Source:
     """An export file. Raises ``FormatError`` unless it is whole, and ``OSError``."""
     verify(path)
-    return Source(read_header(path), lambda: read_entries(path))
+    return read_header(path), lambda: read_entries(path)
 
 
 def export_to(path: Path, source: Source, progress: Progress) -> int:
     """Write an export file; it is there when it is complete. Returns the number of messages. Raises ``OSError``."""
+    header, marked = source
 
     def entries() -> Iterator[Entry]:
         number = 0
-        for _, entry in source.entries():
+        for _, entry in marked():
             yield entry
             if isinstance(entry, StoredMessage):
                 number += 1
                 progress(number)
 
-    return write(path, dataclasses.replace(source.header, id=random_id()), entries())
+    return write(path, dataclasses.replace(header, id=random_id()), entries())
 
 
 # -- into a store ------------------------------------------------------------------------------------------------------
@@ -430,12 +426,13 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
     and how many were stored by this call; the others were there from earlier ones. Raises ``QueueError``; nothing is
     changed then.
     """
-    import_id = _choose_id(source, target, again=again)
+    header, entries = source
+    import_id = _choose_id(header, target, again=again)
     transfer = target.transfer
 
     def messages() -> Iterator[tuple[bytes, StoredMessage]]:
         """What is no message is applied on the way."""
-        for mark, entry in source.entries():
+        for mark, entry in entries():
             if isinstance(entry, StoredMessage):
                 yield mark, dataclasses.replace(entry, message_id=b"") if again else entry
             else:
@@ -446,7 +443,7 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
         stored += transfer.restore(import_id, part)
         number += len(part)
         progress(number)
-    facts = {"messages": number, "source": source.header.source, "finished_ms": SystemClock().wall_ms()}
+    facts = {"messages": number, "source": header.source, "finished_ms": SystemClock().wall_ms()}
     transfer.finish(import_id, facts)
     return number, stored
 
@@ -456,15 +453,15 @@ def _weight(message: StoredMessage) -> int:
     return len(message.payload) + sum(len(json.dumps(each.details)) for each in message.deaths)
 
 
-def _choose_id(source: Source, target: Broker, *, again: bool) -> bytes:
+def _choose_id(header: Header, target: Broker, *, again: bool) -> bytes:
     """The export's id; with ``again`` one made of it that is not finished yet."""
-    if source.header.source == name_of(target) and not again:
+    if header.source == name_of(target) and not again:
         raise QueueError(
             "source and target are the same store",
-            source=source.header.source,
+            source=header.source,
             fix="Name another target, or add --again.",
         )
-    transfer, import_id = target.transfer, source.header.id
+    transfer, import_id = target.transfer, header.id
     facts = transfer.finished(import_id)
     if facts is None and not again:
         return import_id

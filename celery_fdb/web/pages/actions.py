@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from starlette.responses import Response
 
-from celery_fdb.inspection.message import view_of
+from celery_fdb.inspection.message import MessageView
 from celery_fdb.operations.action import Action, AskedAnew, Request, perform
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.web.page import MOST_BYTES, READING
@@ -97,7 +97,7 @@ def _request(visit: Visit, broker: Broker, action: Action, spots: Sequence[Spot]
 def _names_of(broker: Broker, queue: str, spots: Sequence[Spot], now_ms: int) -> dict[bytes, str]:
     """Task and id of the messages that are still there, by message id."""
     seen = [broker.queue(queue).at(each) for each in spots]
-    rows = [view_of(each, now_ms) for each in seen if each is not None]
+    rows = [MessageView.of(each, now_ms) for each in seen if each is not None]
     return {row.message.message_id: f"{row.title} {row.id}" for row in rows}
 
 

@@ -24,7 +24,7 @@ from celery_fdb.inspection.filters import (
     group_all,
     search,
 )
-from celery_fdb.inspection.message import MessageView, view_of
+from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
@@ -48,7 +48,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
     size = visit.settings.page_size
     found = search(broker.queue(name), wanted, size, state=state, reverse=reverse, after=_after(visit))
     now_ms = visit.settings.clock.wall_ms()
-    rows = [view_of(each, now_ms) for each in found.messages]
+    rows = [MessageView.of(each, now_ms) for each in found.messages]
     kept = {"queue": name, "state": state, "order": "newest" if reverse else None, **wanted.fields()}
     return visit.page(
         "messages",
@@ -81,7 +81,7 @@ def message(visit: Visit, broker: Broker) -> Response:
     listed = broker.queue(name).at(spot)
     if listed is None:
         raise NotThere("The message is no longer here: a worker took it, or it was moved or deleted.")
-    row = view_of(listed, visit.settings.clock.wall_ms())
+    row = MessageView.of(listed, visit.settings.clock.wall_ms())
     asked = visit.may_see_bodies and bool(visit.asked("body"))
     return visit.page(
         "message",

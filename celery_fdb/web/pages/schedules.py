@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
-from celery_fdb.inspection.schedules import BROKEN, Told, configured, entry_of, fit, schedule_of, text_of
+from celery_fdb.inspection.schedules import BROKEN, Told, configured, entry_of, schedule_of, text_of
 from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
@@ -118,7 +118,7 @@ def _timing(app: Celery | None, told: Told, written: Any) -> Any:
     """As the app configures it, if that is what beat tells of; else None."""
     try:
         timing = None if written is None else entry_of(app, told.name, written).schedule
-        return timing if timing is not None and fit(text_of(timing)) == told.timing else None
+        return timing if timing is not None and told.has(timing) else None
     except BROKEN:
         return None
 

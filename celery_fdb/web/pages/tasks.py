@@ -19,7 +19,7 @@ from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, RunsPage, a
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
 from celery_fdb.history.views.workflows import DONE, Node, Workflow, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
-from celery_fdb.inspection.message import view_of
+from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
@@ -81,7 +81,7 @@ def task(visit: Visit, broker: Broker) -> Response:
     task_id = visit.asked("id").strip()
     life = _life(visit, broker, task_id) if task_id else None
     now_ms = visit.settings.clock.wall_ms()
-    rows = [view_of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
+    rows = [MessageView.of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
     if life is None and not rows and len(task_id) >= SESSION_DIGITS:
         for each in look(broker, queues=()).sessions:
             if each.id.startswith(task_id):

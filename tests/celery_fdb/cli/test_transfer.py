@@ -78,7 +78,7 @@ def reopened(another, url):
 def contents(broker):
     """Everything that is to come over, in order."""
     source = broker_source(broker, leased=True)
-    return [entry for _, entry in source.entries()]
+    return [entry for _, entry in source[1]()]
 
 
 def same(entries):
@@ -350,8 +350,8 @@ def test_what_was_consumed_meanwhile_does_not_come_again(run, another, broker, s
 def test_a_message_that_became_due_between_two_tries_is_not_doubled(another, broker, source, source_url, monkeypatch):
     source.queue("jobs").put("due", delay=0.05)
     transfer = broker._engine.transfer
-    header = broker_source(source).header
-    for mark, entry in broker_source(source).entries():
+    header = broker_source(source)[0]
+    for mark, entry in broker_source(source)[1]():
         if isinstance(entry, StoredMessage):
             transfer.restore(header.id, [(mark, entry)])
     until(lambda: source._engine.upkeep.promote()[0])
@@ -483,20 +483,17 @@ def test_a_link_in_the_way_is_not_written_through(run, source, source_url, tmp_p
     assert precious.read_text() == "precious"
 
 
-class Letters:
-    """A source whose messages have long histories."""
-
-    header = Header(b"letters".ljust(16), "elsewhere", 0, 200)
-
-    def entries(self):
-        death = Death("jobs", "rejected", 1, 0, details={"traceback": "x" * 60_000})
-        for number in range(200):
-            mark = number.to_bytes(16, "big")
-            yield mark, StoredMessage("jobs.dead", "ready", b"a", 0, key="k", message_id=mark, deaths=(death,))
+def letters():
+    """Messages with long histories, as a source has them."""
+    death = Death("jobs", "rejected", 1, 0, details={"traceback": "x" * 60_000})
+    for number in range(200):
+        mark = number.to_bytes(16, "big")
+        yield mark, StoredMessage("jobs.dead", "ready", b"a", 0, key="k", message_id=mark, deaths=(death,))
 
 
 def test_long_histories_are_spread_over_transactions(run, broker):
     """A transaction of FoundationDB holds 10 MB; all of them together are 12 MB."""
-    assert import_from(Letters(), broker, lambda _: None)[1] == 200
+    header = Header(b"letters".ljust(16), "elsewhere", 0, 200)
+    assert import_from((header, letters), broker, lambda _: None)[1] == 200
     assert run("move", "jobs.dead", "graveyard", "--new", "--json").json["moved"] == 200
     check_counts(broker._engine)

@@ -11,7 +11,7 @@ from kit.costs import cost
 
 from celery_fdb.inspection import filters as module
 from celery_fdb.inspection.filters import Filter, group, search
-from celery_fdb.inspection.message import view_of
+from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import find_keys
 from celery_fdb.tasks.failures import _attempts
 from kombu_fdb import Broker, Queue
@@ -136,8 +136,8 @@ def test_a_task_is_found_by_the_name_that_its_publisher_gave_it_and_by_its_own(b
     publish(broker, *(Publication("", "q", envelope("django.run", shadow=each)) for each in ("shop.greet", None)))
     for wanted, found in (("shop.*", ["shop.greet"]), ("django.run", ["shop.greet", "django.run"])):
         matching = search(broker.queue("q"), Filter(task=wanted), 10).messages
-        assert [view_of(each, 0).title for each in matching] == found
-        assert [view_of(each, 0).as_json()["task"] for each in matching] == found
+        assert [MessageView.of(each, 0).title for each in matching] == found
+        assert [MessageView.of(each, 0).as_json()["task"] for each in matching] == found
 
 
 def test_moments(broker: Broker) -> None:

@@ -15,7 +15,7 @@ from celery import Celery
 from kombu import Consumer
 
 from celery_fdb.inspection.filters import Cause, Filter, dead_queues, group, group_all
-from celery_fdb.inspection.message import view_of
+from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action as action_module
 from celery_fdb.operations import queues
@@ -48,7 +48,7 @@ def receive(app: Celery, queue: str) -> Any:
 def headers(broker: Broker, spot: Any, queue: str = "q") -> dict[str, Any]:
     listed = broker.queue(queue).at(spot)
     assert listed is not None
-    row = view_of(listed, 0)
+    row = MessageView.of(listed, 0)
     assert row.envelope is not None
     return row.envelope.headers
 
@@ -92,7 +92,7 @@ def test_reschedule(app: Celery, broker: Broker, do: Do, spots: Do, due: str) ->
         at = datetime.fromtimestamp(listed.due_ms / 1000, UTC)
         wanted = datetime.fromisoformat(expected[due]) if due in expected else before + timedelta(hours=2)
         assert abs((at - wanted).total_seconds()) < 60
-    of_task = next(each for each in spots("delayed") if view_of(broker.queue("q").at(each), 0).envelope)
+    of_task = next(each for each in spots("delayed") if MessageView.of(broker.queue("q").at(each), 0).envelope)
     assert abs((datetime.fromisoformat(headers(broker, of_task)["eta"]) - at).total_seconds()) < 60
 
 
@@ -221,7 +221,7 @@ def test_a_group_is_replayed_and_nothing_else(app: Celery, broker: Broker, do: D
     outcome = do("replay_all", "q.dead", fields=wanted.fields())
     assert outcome.text.startswith("Replayed 3 dead letters of q.dead (task='shop.pay'")
     assert (broker.queue("q").count(), broker.queue("q.dead").count()) == (3, 6)
-    assert {view_of(each, 0).title for each in broker.queue("q").page().messages} == {"shop.pay"}
+    assert {MessageView.of(each, 0).title for each in broker.queue("q").page().messages} == {"shop.pay"}
 
 
 HOSTILE = ("shop.pay ", "shop.pay\u00a0", "shop.*", "*", "-", "pay", 'a", "b', "", "shop.pay\r\n")

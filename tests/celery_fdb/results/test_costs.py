@@ -90,11 +90,8 @@ def test_a_chord_of_any_size(store: ResultStore, paid: Paid, size: int) -> None:
     assert reads_and_writes(paid(lambda: store.load_group("c"))) == (1, 0, 2)  # is there a group in the header?
     pages = 1 + size // chords.PART_ROWS
     assert reads_and_writes(paid(lambda: store.parts("c"))) == (2 * pages, 0, 3 * pages)
-    assert reads_and_writes(paid(lambda: store._write(store.finishing("c")))) == (
-        2,
-        4,
-        3,
-    )  # chord, and the group in its header
+    finished = paid(lambda: store._write(store.finishing("c")))
+    assert reads_and_writes(finished) == (2, 4, 3)  # chord, and the group in its header
 
 
 def test_parts_do_not_conflict(store: ResultStore, counted: CountingDatabase) -> None:
