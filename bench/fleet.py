@@ -30,7 +30,7 @@ from workloads import declared
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.process import connect
 from kombu_fdb.store.foundationdb.binding import binding
-from kombu_fdb.testing.fdbserver import SingleNodeCluster
+from kombu_fdb.testing.fdbserver import Cluster
 
 _fork = multiprocessing.get_context("fork")
 #: Of a program that asks for all the server gives: transactions under way at once, and reads in each.
@@ -40,7 +40,7 @@ FAILED = (OSError, OperationalError, KombuFDBError)
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def server_counts(cluster: SingleNodeCluster) -> Counter[str]:
+def server_counts(cluster: Cluster) -> Counter[str]:
     """What the server has done since it started."""
     asked = ["fdbcli", "-C", cluster.cluster_file, "--exec", "status json"]
     told = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)["cluster"]["workload"]
@@ -55,7 +55,7 @@ def server_counts(cluster: SingleNodeCluster) -> Counter[str]:
     )
 
 
-def counted(cluster: SingleNodeCluster, seconds: float) -> dict[str, float]:
+def counted(cluster: Cluster, seconds: float) -> dict[str, float]:
     """What the server does a second; ``cpu``: of a core."""
     before, began = server_counts(cluster), time.monotonic()
     time.sleep(seconds)
@@ -82,7 +82,7 @@ def crowd(processes: int, work: Callable[[int, Any], None]) -> Iterator[Any]:
             each.join()
 
 
-def busy(cluster: SingleNodeCluster) -> Callable[[int, Any], None]:
+def busy(cluster: Cluster) -> Callable[[int, Any], None]:
     """Asks for all the server gives."""
 
     def work(number: int, pipe: Any) -> None:
@@ -109,7 +109,7 @@ def busy(cluster: SingleNodeCluster) -> Callable[[int, Any], None]:
     return work
 
 
-def idle(cluster: SingleNodeCluster, sessions: int) -> Callable[[int, Any], None]:
+def idle(cluster: Cluster, sessions: int) -> Callable[[int, Any], None]:
     """So many sessions in each process; each is a client of its own because its options are."""
     url = f"fdb:///{cluster.cluster_file}"
 
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--settle", type=float, default=15.0, help="seconds that a fleet has before it is counted")
     given = parser.parse_args()
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         if shutil.which("chrt"):
             subprocess.run(["chrt", "-r", "-a", "-p", "1", str(cluster.pid)], check=False)
         show("by itself", counted(cluster, given.seconds))

@@ -46,7 +46,7 @@ from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.foundationdb.binding import binding
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.store.sqlite.database import SqliteDatabase
-from kombu_fdb.testing.fdbserver import SingleNodeCluster
+from kombu_fdb.testing.fdbserver import Cluster
 from kombu_fdb.transport.envelope import encode
 
 ROUNDS = 9
@@ -160,7 +160,7 @@ class FdbFloor:
 
 
 def on_foundationdb(messages: int) -> None:
-    with SingleNodeCluster() as cluster:
+    with Cluster() as cluster:
         floor = FdbFloor(cluster.cluster_file)
         sides = {
             "floor": Side(behind(floor.publish)),

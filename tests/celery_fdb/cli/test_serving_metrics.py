@@ -14,7 +14,7 @@ from kit.processes import DEADLINE_S
 
 from celery_fdb.cli import serving
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_name_that_was_made_to_lead_here_reads_nothing(url, broker):

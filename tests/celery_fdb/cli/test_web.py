@@ -21,7 +21,7 @@ from kombu_fdb import Broker
 
 pytest.importorskip("uvicorn", reason="the dashboard's libraries are not installed")
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 TOKEN = "a token of enough letters"
 
 
