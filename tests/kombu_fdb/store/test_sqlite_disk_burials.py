@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def test_a_dead_worker_s_message_that_cant_be_buried_delays_none_of_its_others(b
     reported: list[str] = []
     clock = SystemClock()
     guard = Guard(engine.upkeep, clock, lambda duty, subject, error: reported.append(duty))
-    sweep = Sweep(engine, clock, guard, random.Random(0), engine.transactions.ids(), 0.1)
+    sweep = Sweep(engine, clock, guard, engine.transactions.ids(), 0.1)
     until = clock.monotonic() + PATIENCE_S
     while other.stats().ready < 5 and clock.monotonic() < until:
         sweep.run(Budget(clock))

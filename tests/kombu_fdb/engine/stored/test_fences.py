@@ -153,7 +153,7 @@ IN_NAME = {
 }
 #: These only look, or are called for a session that has ended, or begin one.
 OTHERS = {
-    "messages": {"arm", "arm_empty", "holds"},
+    "messages": {"arm", "arm_empty", "glance", "holds"},
     "queues": {"drop_consumers_part", "forgotten"},
     "sessions": {"describe", "fence", "forget_part", "neighbours", "release", "release_part", "skip_lease"},
 }
