@@ -127,8 +127,6 @@ def _busy_s(description: dict[str, object]) -> float | None:
 #: How many living sessions each process observes.
 LIVING = 8
 LEAST_PAUSE_S = 0.001
-#: Looks that wait for the duties thread; of older ones only the time between them is lost.
-MOST_LOOKS = 32
 
 
 class Sweep(Duty):
@@ -145,8 +143,9 @@ class Sweep(Duty):
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard, session_id: SessionId, interval_s: float) -> None:
         super().__init__(engine, clock, guard)
-        #: What beats have seen, and when; another thread puts it here.
-        self.brought: deque[tuple[list[Beat], float]] = deque(maxlen=MOST_LOOKS)
+        #: What the last beat has seen, and when; another thread puts it here. Several at once could make a session
+        #: silent without a look at its process in between.
+        self.brought: deque[tuple[list[Beat], float]] = deque(maxlen=1)
         #: How many sessions to look at.
         self.window = LIVING
         self._session_id = session_id
@@ -175,12 +174,10 @@ class Sweep(Duty):
         if not self.brought:
             ring = self._engine.sessions.neighbours(self._session_id, self.window)
             self.brought.append((ring, self._clock.monotonic()))
-        found: list[Beat] = []
-        while self.brought:
-            found, self._looked_s = self.brought.popleft()
-            self._observer.look(found, self._looked_s)
-            if self._session_id in dict(self._observer.half_silent()):
-                self._observer.forget()
+        found, self._looked_s = self.brought.popleft()
+        self._observer.look(found, self._looked_s)
+        if self._session_id in dict(self._observer.half_silent()):
+            self._observer.forget()
         self._busy.spare(self._engine, self._observer)
         others = [session_id for session_id, _, _ in found if session_id != self._session_id]
         self._observed = set(others)
@@ -363,8 +360,9 @@ class Role:
         self.brought: tuple[bytes | None, float] | None = None
         #: When it was renewed; 0.0 while another process has the role.
         self._renew_at = 0.0
-        #: When to look again at a role that another process has.
+        #: When to look again at a role that another process has; and whether that is so seldom that a beat may do it.
         self._look_at = 0.0
+        self._is_seldom = False
 
     @property
     def held(self) -> bool:
@@ -377,17 +375,19 @@ class Role:
         if now < self._renew_at:
             return True  # held, and renewed a moment ago
         brought, self.brought = self.brought, None
+        if not self._is_seldom:  # in the place of a look that is due, an older one would lose time
+            brought = None
         if brought is None and now < self._look_at:
             return False
-        if brought is None or self.held:  # its own record may have changed since the beat
+        if brought is None:
             brought = self._engine.sessions.role_record(PROMOTER), now
-        self._renew_at = 0.0
+        self._renew_at, self._is_seldom = 0.0, False
         record, at_s = brought
         self._observer.look([] if record is None else [(PROMOTER, record, ROLE_TTL_S)], at_s)
         if record is not None and not record.startswith(self._session_id) and not self._observer.silent():
             holder = SessionId(record[: len(self._session_id)])
-            seldom = self._observer.is_alive(PROMOTER) and not self._observes(holder)
-            self._look_at = now + (ROLE_TTL_S if seldom else ROLE_INTERVAL_S)
+            self._is_seldom = self._observer.is_alive(PROMOTER) and not self._observes(holder)
+            self._look_at = now + (ROLE_TTL_S if self._is_seldom else ROLE_INTERVAL_S)
             return False
         if self._engine.sessions.hold_role(PROMOTER, self._session_id, record):
             self._renew_at = now + ROLE_INTERVAL_S / 2

@@ -14,7 +14,8 @@ from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import STEPS, in_step
-from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, SessionSteps
+from kombu_fdb.process import duty_cycle
+from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, ROLE_TTL_S, SessionSteps
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
@@ -131,6 +132,47 @@ def test_a_dead_session_is_ended_in_time_although_the_duties_see_what_a_beat_bro
             if half_seconds % 9 == 0:
                 member.steps.beat()
     assert fleet.bench.clock.monotonic() - died_s <= 30.0 + BEAT_S
+
+
+def test_a_session_that_computes_is_spared_by_an_observer_whose_duties_were_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its silence was seen by beats meanwhile, but no look at its process came between half of its time and the end."""
+    fleet = Fleet(4)
+    fleet.pass_seconds(6 * BEAT_S)
+    *living, computing = fleet.members
+    monkeypatch.setattr(duty_cycle, "_busy_s", lambda _: fleet.bench.clock.monotonic())
+    for _ in range(12):
+        fleet.bench.later(BEAT_S)
+        for member in living:
+            member.steps.beat()
+    for member in living:
+        member.steps.serve(rang=False)
+    assert fleet.bench.engine.queues.add_consumer(computing.session, "q", "tag") is None
+
+
+def test_an_observer_takes_the_role_in_time_whatever_its_beats_have_seen() -> None:
+    """What a beat had seen took the place of a look that was due, and was up to a second older than that."""
+    fleet = Fleet(2)
+    fleet.pass_seconds(6 * BEAT_S)
+    (promoter,) = (member for member in fleet.members if member.duties.promotes)
+    (observer,) = (member for member in fleet.members if member is not promoter)
+    turn_s = 1.05 * ROLE_INTERVAL_S
+    promoter.steps.serve(rang=False)
+    observer.steps.serve(rang=False)
+    late_s = 0.0
+    next_beat_s = 0.1
+    while not observer.duties.promotes:
+        if next_beat_s < late_s + turn_s:
+            fleet.bench.later(next_beat_s - late_s)
+            observer.steps.beat()
+            fleet.bench.later(late_s + turn_s - next_beat_s)
+            next_beat_s += 2.0
+        else:
+            fleet.bench.later(turn_s)
+        late_s += turn_s
+        observer.steps.serve(rang=False)
+    assert late_s <= ROLE_TTL_S + 2 * turn_s
 
 
 class Crowd:
