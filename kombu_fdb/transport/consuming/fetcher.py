@@ -605,6 +605,7 @@ class Fetcher:
     def _enter_all(self, previous: Membership | None, membership: Membership) -> None:
         if previous is not None and previous is not membership:
             self.dispatch.drop_session(previous.session_id)
+            self._watch_set.disarm()  # the look that found the session gone has looked at nothing else
             if any(each.transient for each in self.dispatch.subscriptions):
                 raise SessionLost("the session was ended by another process, and its temporary queues with it")
         for subscription in self.dispatch.subscriptions:

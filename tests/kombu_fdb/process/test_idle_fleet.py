@@ -19,6 +19,7 @@ from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, ROLE_TTL_S, Se
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.faults import Fault
 from kombu_fdb.testing.memory import MemoryDatabase
 
 #: Of a session with the default time to live.
@@ -179,7 +180,8 @@ class Crowd:
     """Idle consumers of one queue, each of a process of its own; their receivers turn when they are awake."""
 
     def __init__(self, size: int) -> None:
-        self.counted = CountingDatabase(MemoryDatabase())
+        self.database = MemoryDatabase()
+        self.counted = CountingDatabase(self.database)
         self.bench = Bench(self.counted)
         self.bench.put(b"the queue is there")
         self.bench.engine.queues.purge("q")
@@ -195,7 +197,7 @@ class Crowd:
 
         client = SimulatedClient(engine, self.counted, options, join)
         rng = random.Random(number)
-        transport = SimulatedTransport(client, clock.monotonic, rng, 1, clock.wall_ms)
+        transport = SimulatedTransport(client, clock.monotonic, rng, 2, clock.wall_ms)
         transport.consume("q", f"tag-{number}")
         transport.fetcher.attend_loop(registered=True)
         return transport
@@ -249,3 +251,17 @@ def test_work_is_found_although_all_that_look_for_it_in_a_line_are_dead() -> Non
     crowd.pass_seconds(20)
     assert crowd.bench.counts() == (0, 0, 1)
     assert sum(each.fetcher.next([]) is not None for each in line[4:]) == 1
+
+
+def test_a_consumer_whose_session_was_ended_looks_at_its_queue_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look that found the session gone was the one of its poll interval: a lost watch cost another."""
+    monkeypatch.setattr(MemoryDatabase, "writers_take_turns", True)  # each consumer watches by itself
+    crowd = Crowd(1)
+    (consumer,) = crowd.consumers
+    crowd.bench.put(b"work")
+    crowd.pass_seconds(1)
+    assert consumer.fetcher.next([]) is not None
+    crowd.database.faults.at_watches(Fault.WATCH_LOST)
+    crowd.bench.engine.sessions.close(consumer.fetcher.session_id)  # which brings its message back
+    crowd.pass_seconds(5)
+    assert consumer.fetcher.next([]) is not None
