@@ -51,7 +51,7 @@ def server_counts(cluster: Cluster) -> Counter[str]:
         rows=int(told["keys"]["read"]["counter"]),
         writes=int(told["operations"]["writes"]["counter"]),
         commits=int(told["transactions"]["committed"]["counter"]),
-        cpu=(int(times[11]) + int(times[12])) / TICKS,  # type: ignore[call-overload]
+        cpu=(int(times[11]) + int(times[12])) / TICKS,  # type: ignore[call-overload]  # a Counter of floats
     )
 
 

@@ -154,7 +154,7 @@ IN_NAME = {
 #: These only look, or are called for a session that has ended, or begin one.
 OTHERS = {
     "messages": {"arm", "arm_empty", "glance", "holds"},
-    "queues": {"drop_consumers_part", "forgotten"},
+    "queues": {"drop_consumers_part"},
     "sessions": {"describe", "fence", "forget_part", "neighbours", "release", "release_part", "skip_lease"},
 }
 
