@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable
 from statistics import median_low
 from typing import Any
@@ -94,26 +93,31 @@ def common_ms(sessions: Iterable[SessionFacts], own_ms: int) -> int:
 
 
 class Holding:
-    """Thread-safe. ``open_`` opens the broker; what it raises comes out of :meth:`broker`."""
+    """Thread-safe. ``open_`` opens the broker; what it raises comes out of :meth:`broker`.
+
+    It has no lock: a signal handler closes it while its own thread opens it, as at the end of Celery's beat, and a
+    child may be forked while another thread does.
+    """
 
     def __init__(self, open_: Callable[[], Broker]) -> None:
         self._open = open_
-        self._lock = threading.Lock()
         #: By process: a forked child opens its own, and leaves its parent's alone.
         self._held: dict[int, Broker] = {}
 
     def broker(self) -> Broker:
         """The open broker. Raises ``OptionError`` or a ``StoreError``."""
-        with self._lock:
-            found = self._held.get(os.getpid())
-            if found is None:
-                found = self._held[os.getpid()] = self._open()
+        found = self._held.get(os.getpid())
+        if found is not None:
             return found
+        opened = self._open()
+        found = self._held.setdefault(os.getpid(), opened)
+        if found is not opened:  # another thread was faster
+            opened.close()
+        return found
 
     def forget(self) -> Broker | None:
         """After an error: the next call opens it anew. The old one closes when it is unused."""
-        with self._lock:
-            return self._held.pop(os.getpid(), None)
+        return self._held.pop(os.getpid(), None)
 
     def close(self) -> None:
         """The same, and it closes now: no other thread uses it."""

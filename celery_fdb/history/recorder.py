@@ -401,7 +401,8 @@ class Recorder:
         self._store: HistoryStore | None = None
         self._session: Callable[[], bytes] | None = None
         self._upkeep: Upkeep | None = None
-        self._lock = threading.Lock()
+        #: Reentrant: Celery ends tasks in a signal handler, which may have interrupted :meth:`note`.
+        self._lock = threading.RLock()
         self._flushing = threading.Lock()
         self._waiting: list[Facts] = []
         self._weight = 0
@@ -433,7 +434,7 @@ class Recorder:
         if self.is_open:
             return
         self._pid, self._stopped = os.getpid(), False
-        self._lock, self._flushing, self._wake = threading.Lock(), threading.Lock(), threading.Event()
+        self._lock, self._flushing, self._wake = threading.RLock(), threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="celery-fdb-history", daemon=True)
         start(self._thread)
 

@@ -80,6 +80,26 @@ def test_what_ended_is_written_by_a_flush(recorder: Recorder, store: HistoryStor
     assert (recorder.waiting, kept(store)) == (0, ["t"])
 
 
+def test_a_signal_handler_that_ends_tasks_notes_them_in_the_middle_of_another_note(
+    recorder: Recorder, store: HistoryStore, run: Make
+) -> None:
+    """Celery's cold shutdown is such a handler."""
+    ended = threading.Event()
+
+    class Interrupted(list[Any]):
+        def append(self, facts: Any) -> None:
+            super().append(facts)
+            recorder._waiting = [*self]
+            Request(run("revoked")).end(recorder)
+            ended.set()
+
+    recorder._waiting = Interrupted()
+    threading.Thread(target=Request(run("t")).end, args=[recorder], daemon=True).start()
+    assert ended.wait(60)
+    recorder.flush()
+    assert sorted(kept(store)) == ["revoked", "t"]
+
+
 def test_many_runs_wake_the_thread(
     recorder: Recorder, store: HistoryStore, run: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
 
 from celery_fdb.beat import Scheduler
+from celery_fdb.brokers import Holding
 from celery_fdb.inspection.schedules import (
     ALL_S,
     KEPT_S,
@@ -243,3 +246,43 @@ def test_the_next_run_of_a_crontab_is_on_its_minute(app: Celery) -> None:
     following_ms = told_of("nightly", made, now_ms, 60.0).next_ms
     assert following_ms is not None
     assert following_ms % 60_000 == 0
+
+
+def test_a_signal_handler_closes_it_while_its_own_thread_opens_the_broker(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SIGTERM does to a beat whose cluster does not answer: seed 4001 of the box waited for itself."""
+    sync, ended = ScheduleSync(app, 300.0), threading.Event()
+
+    def interrupted(*_: Any, **__: Any) -> Broker:
+        sync.close()
+        raise SystemExit
+
+    def tick() -> None:
+        with pytest.raises(SystemExit):
+            sync.skips(entry(app))
+        ended.set()
+
+    monkeypatch.setattr(Broker, "open", interrupted)
+    threading.Thread(target=tick, daemon=True).start()
+    assert ended.wait(60)
+
+
+def test_threads_that_open_it_at_the_same_time_share_one(broker: Broker) -> None:
+    """None waits for another's attempt; what is opened too much is closed."""
+    opened, together = list[Broker](), threading.Barrier(2)
+
+    def open_() -> Broker:
+        together.wait(60)
+        opened.append(each := Broker.open(str(broker.location)))
+        together.wait(60)
+        return each
+
+    holding = Holding(open_)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: holding.broker(), range(2))
+    assert first is second is holding.broker()
+    assert [each.connection.closed for each in opened if each is not first] == [True]
+    assert not first.connection.closed
+    holding.close()
+    assert first.connection.closed
