@@ -61,9 +61,19 @@ def drain(broker: Broker) -> None:
             before, deadline = counts, time.monotonic() + PATIENCE_S
         if time.monotonic() > deadline:
             if waiting or any(each.ready or each.leased or each.newer for each in counts.values()):
-                print("not drained:", counts, waiting)
+                print(
+                    "not drained:",
+                    waiting,
+                    *(f"\n{name}: {each} {about(broker, name)}" for name, each in counts.items()),
+                )
             return  # what a clock that was ahead delays: the check of what is left knows when it is due
         threading.Event().wait(LOOK_S)
+
+
+def about(broker: Broker, name: str) -> list[object]:
+    """What explains why a queue's messages stay."""
+    queue, facts = broker.queue(name), broker.inspect.facts([name])
+    return [facts.get(name), queue.consumers(), [each._replace(payload=b"") for each in queue.each("ready")][:3]]
 
 
 def name_in(message: Peeked) -> str:

@@ -86,6 +86,14 @@ def fault(name: str, begin_s: float, end_s: float | None, *struck: str) -> list[
     return [begun] if end_s is None else [begun, at(end_s, "runner", "healed", fault=name)]
 
 
+def stopped(begin_s: float, end_s: float, who: str = "w") -> list[Event]:
+    return called("stop", begin_s, end_s, who="runner", target=who)
+
+
+def locked(begin_s: float, end_s: float) -> list[Event]:
+    return fault("locked", begin_s, end_s)
+
+
 def final(*messages: tuple[str, str, str], **fields: Any) -> list[Event]:
     return [at(1_000.0, "observer", "final", messages=messages, **fields)]
 
@@ -151,7 +159,7 @@ CASES: dict[str, tuple[checks.Check, list[list[Event]], list[list[Event]]]] = {
     ),
     "begun by two while the first lived": (
         checks.doubled,
-        [published("m", 1), ran("m", 2, 9, "w"), ran("m", 3, 9, "v"), fault("kill", 2.5, None, "v")],
+        [published("m", 1), ran("m", 2, 9, "w"), ran("m", 3, 9, "v"), fault("kill", 2.5, None, "u")],
         [published("m", 1), ran("m", 2, 9, "w"), ran("m", 3, 9, "v"), fault("kill", 2.5, None, "w")],
     ),
     "a pause shorter than the TTL": (
@@ -178,6 +186,16 @@ CASES: dict[str, tuple[checks.Check, list[list[Event]], list[list[Event]]]] = {
         checks.doubled,
         [published("m", 1), took("m", 2, 3, "release", held_s=9), took("m", 4, 5, who="u")],
         [published("m", 1), took("m", 2, 3, "release", held_s=1), took("m", 4, 5, who="u")],
+    ),
+    "begun at once after a pause in which another had it": (
+        checks.doubled,
+        [published("m", 1), ran("m", 12, 13, "v"), fault("pause", 11, 14, "w"), ran("m", 14, 15, "w")],
+        [published("m", 1), ran("m", 12, 13, "v"), fault("pause", 2, 14, "w"), ran("m", 14, 15, "w")],
+    ),
+    "ended before the store took its acks": (
+        checks.doubled,
+        [published("m", 1), ran("m", 2, 3), stopped(4, 5), locked(2, 4.5), ran("m", 9, 10, "v")],
+        [published("m", 1), ran("m", 2, 3), stopped(4, 5), locked(2, 8), ran("m", 9, 10, "v")],
     ),
     "dead, and back without a replay": (
         checks.doubled,

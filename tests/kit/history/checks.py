@@ -155,11 +155,17 @@ def doubled(history: History) -> Finding:
         exercised += 1
         kept = 1
         for one, following in pairwise(deliveries):
-            kept += not _given_up(history, one, following.begun)
+            kept += not (_given_up(history, one, following.begun) or _is_late(history, following))
         if kept > max(1, history.attempts(message)):
             owners = ", ".join(each.owner for each in deliveries)
             violations.append(Violation(f"{message} was begun by {owners}", _events(history, message)))
     return Finding(exercised, violations)
+
+
+def _is_late(history: History, delivery: Delivery) -> bool:
+    """Whether its owner may have lost the message between the claim and the beginning, which alone is recorded."""
+    parted = history.parted(delivery)
+    return parted is not None and parted.precedes(delivery.begun)
 
 
 def _given_up(history: History, delivery: Delivery, now: Event) -> bool:

@@ -35,6 +35,8 @@ SETTLED = {
 }
 #: What each event has.
 COMMON = ("who", "clock", "mono_s", "wall_s", "kind", "pid", "number")
+#: Faults in which the store answers, and takes no writes.
+REFUSING = {"locked", "disk full"}
 #: A session beats six times in its TTL.
 BEATS = 6
 
@@ -229,7 +231,8 @@ class History:
         """When its owner may have lost the message without knowing, if it may.
 
         A severe fault counts while it holds the message, and shortly before: what its process had claimed by then it
-        still begins. With Celery's prefork pool a lost connection counts, too (guarantees.md says which moment).
+        still begins. With Celery's prefork pool a lost connection counts, too (guarantees.md says which moment). So
+        does its end, where the store refused what it had to say of its messages.
         """
         before_s = delivery.begun.mono_s - 2 * self.ttl_s
         excuses = [
@@ -242,7 +245,22 @@ class History:
             for each in self._lost_connections[delivery.owner]
             if each.clock != delivery.begun.clock or each.mono_s > before_s
         ]
+        excuses += [
+            stop.answered
+            for stop in self.calls["stop"]
+            if stop.answered is not None and stop.invoked["target"] == delivery.owner and self._refused(stop)
+        ]
         return min(excuses, key=lambda each: each.mono_s, default=None)
+
+    def _refused(self, call: Call) -> bool:
+        """Whether the store took no writes for as long as the call lasted."""
+        assert call.answered is not None
+        return any(
+            each.name in REFUSING
+            and each.begun.precedes(call.invoked)
+            and (each.over is None or call.answered.precedes(each.over))
+            for each in self.faults
+        )
 
     @cached_property
     def _lost_connections(self) -> defaultdict[str, list[Event]]:
