@@ -17,26 +17,31 @@ does what Celery's does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from celery import Celery, states
 from celery.app.control import Control as CeleryControl
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
+from kombu.exceptions import OperationalError
 from kombu.message import Message
 from kombu.serialization import loads, prepare_accept_content
 
 from kombu_fdb import Broker
-from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.model import Peeked
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import open_peeked, task_id_of
-from kombu_fdb.transport.errors import operational_errors
+from kombu_fdb.transport.errors import CONNECTION_ERRORS, operational_errors
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 REASON = "revoked"
+#: What asking the workers raises where the broker carries no question, or no answer.
+UNASKED: tuple[type[BaseException], ...] = (OperationalError, *CONNECTION_ERRORS)
 
 
 class NotTold(KombuFDBError):
@@ -75,6 +80,18 @@ class Control(CeleryControl):
         if destination is None:
             self.cancel(task_id, kwargs.get("connection"))
         return super().revoke(task_id, destination, *args, **kwargs)
+
+
+def ask_workers(app: Celery, question: Callable[[CeleryControl], T]) -> T:
+    """What the running workers answer to ``question``, which is asked of ``app.control``.
+
+    Raises ``StoreUnavailable`` if the broker carried no question or no answer: it did not answer in time, or the
+    process was taken for dead meanwhile, and its queue for replies deleted.
+    """
+    try:
+        return question(app.control)
+    except UNASKED as error:
+        raise StoreUnavailable("the workers could not be asked", reason=str(error)) from error
 
 
 # -- who waits for the result ------------------------------------------------------------------------------------------

@@ -26,10 +26,9 @@ from uuid import UUID
 
 from celery import Celery
 from celery.utils.saferepr import saferepr
-from kombu.exceptions import OperationalError
 from kombu.utils.json import loads as loads_types
 
-from celery_fdb.control import NotTold, tell
+from celery_fdb.control import NotTold, ask_workers, tell
 from celery_fdb.inspection.filters import dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment, seconds_of
@@ -38,7 +37,7 @@ from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.api.dead_letters import DeadLetters
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.errors import FormatError, InvalidArgument, QueueError, QueueNotFound
+from kombu_fdb.errors import FormatError, InvalidArgument, QueueError, QueueNotFound, StoreUnavailable
 from kombu_fdb.model import Listed, Part, Peeked, Spot
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.primitives.plural import plural
@@ -214,8 +213,8 @@ def unknown(request: Request) -> str:
     if request.app is None or not task:
         return ""
     try:
-        answers = request.app.control.inspect(timeout=ANSWER_S).registered() or {}
-    except OperationalError:
+        answers = ask_workers(request.app, lambda control: control.inspect(timeout=ANSWER_S).registered()) or {}
+    except StoreUnavailable:
         return ""
     known = {str(each).partition(" ")[0] for registered in answers.values() for each in registered}
     if not answers or task in known:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery.beat import Scheduler
-from kombu.exceptions import OperationalError
 
+from celery_fdb.control import ask_workers
 from celery_fdb.inspection.schedules import BROKEN, configured, entry_of, schedule_of
 from celery_fdb.inspection.time_formats import seconds_of
 from celery_fdb.operations import queues
 from celery_fdb.operations.action import Action, Field, Outcome, Request
 from kombu_fdb import Broker
-from kombu_fdb.errors import InvalidArgument, QueueError, StoreUnavailable
+from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
 
@@ -139,10 +139,7 @@ def _answered(request: Request, call: Callable[[Any, list[str]], Any]) -> Outcom
 def _told(request: Request, call: Callable[[Any, list[str]], Any]) -> Any:
     if request.app is None:
         raise QueueError("no Celery app is known here", fix=request.fix_app or None)
-    try:
-        return call(request.app.control, [request.queue])
-    except OperationalError as error:
-        raise StoreUnavailable("the worker could not be told", reason=str(error)) from error
+    return ask_workers(request.app, lambda control: call(control, [request.queue]))
 
 
 _TASK = Field("task", "Task", "task", "Its name, as shop.tasks.charge.", required=True)

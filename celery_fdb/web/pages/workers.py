@@ -15,15 +15,15 @@ from threading import Lock
 from typing import Any
 
 from celery import Celery
-from kombu.exceptions import OperationalError
+from celery.app.control import Control
 from starlette.responses import Response
 
+from celery_fdb.control import ask_workers
 from celery_fdb.inspection.overview import SessionView, look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
-from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import controlled_worker, is_internal
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
@@ -112,13 +112,14 @@ def _offered(pool: str) -> list[Action]:
 
 def ask(app: Celery, now_s: float) -> list[Worker]:
     """Those that answered, by name. Raises ``StoreUnavailable``."""
-    inspect = app.control.inspect(timeout=TIMEOUT_S)
-    try:
-        stats, active, queues = inspect.stats() or {}, inspect.active() or {}, inspect.active_queues() or {}
-    except OperationalError as error:
-        raise StoreUnavailable("the workers could not be asked", reason=str(error)) from error
+    stats, active, queues = ask_workers(app, _ask)
     names = sorted({str(each) for each in (*stats, *active, *queues)})
     return [worker_of(name, stats.get(name), active.get(name), queues.get(name), now_s) for name in names]
+
+
+def _ask(control: Control) -> tuple[dict[Any, Any], ...]:
+    inspect = control.inspect(timeout=TIMEOUT_S)
+    return inspect.stats() or {}, inspect.active() or {}, inspect.active_queues() or {}
 
 
 def worker_of(name: str, stats: Any, active: Any, queues: Any, now_s: float) -> Worker:

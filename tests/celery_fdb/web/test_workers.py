@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from amqp.exceptions import ConsumerCancelled
 from celery import Celery
 from celery.app.control import Inspect
 from celery.schedules import crontab, schedule
@@ -21,6 +22,8 @@ from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import SessionView
 from celery_fdb.inspection.schedules import Told, schedule_of, text_of
+from celery_fdb.operations.action import Request
+from celery_fdb.operations.messages import unknown
 from celery_fdb.web import User
 from celery_fdb.web.pages.schedules import rows_of
 from celery_fdb.web.pages.workers import FRESH_S, row_of, worker_of
@@ -28,6 +31,7 @@ from celery_fdb.web.visit import NOTHING
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.transport.errors import SessionLost
 
 STATS = {
     "pool": {"implementation": "celery.concurrency.prefork:TaskPool", "max-concurrency": 4},
@@ -133,12 +137,22 @@ def test_a_session_tells_the_name_of_its_worker() -> None:
         assert row_of(replace(view, queues=others), 1.0)["worker"] == ""
 
 
-def test_workers_that_cannot_be_asked_are_a_page(operator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Any) -> Any:
-        raise OperationalError("gone")
+@pytest.mark.parametrize("error", [OperationalError, SessionLost, ConsumerCancelled])
+def test_workers_that_cannot_be_asked_are_a_page(
+    operator: Any, app: Celery, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Whatever ends the way of a question: seed 4006 of the box was fenced while it waited for the answers."""
 
-    monkeypatch.setattr(Inspect, "stats", fail)
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error("gone")
+
+    for verb in ("stats", "registered"):
+        monkeypatch.setattr(Inspect, verb, fail)
+    monkeypatch.setattr(app.control, "pool_grow", fail)
     assert "could not be asked" in operator.see("/workers", 503)
+    given = {"action": "worker_grow", "queue": "w@h", "by": "1", "confirmed": "yes"}
+    assert "could not be asked" in operator.submit("/act", status=503, **given)
+    assert unknown(Request("jobs", fields={"task": "shop.pay"}, app=app)) == ""
 
 
 @pytest.mark.parametrize(
