@@ -47,6 +47,7 @@ app.conf.update(
     result_backend=URL,
     beat_schedule={"tick": {"task": "plain", "schedule": TICK_S}},
     beat_schedule_filename=f"{DATABASE}.{recorder.who.partition('.')[0]}",
+    control_queue_ttl=5.0,  # of answers to pages that were cut off
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_hijack_root_logger=False,
 )

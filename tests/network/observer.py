@@ -13,6 +13,7 @@ from kit.history.record import Recorder
 
 from kombu_fdb import Broker
 from kombu_fdb.model import Peeked
+from kombu_fdb.process.duties import EXPIRED_INTERVAL_S
 
 from .app import OPTIONS, URL, connect, recorder
 
@@ -33,6 +34,8 @@ QUEUES = {
 }
 ARGUMENTS = {"line": {"x-single-active-consumer": True}, "poison": {"x-delivery-limit": 2}}
 PATIENCE_S = 60.0
+#: Expired messages that no consumer claims are dropped by a walk.
+STILL_S = PATIENCE_S + EXPIRED_INTERVAL_S
 LOOK_S = 0.5
 
 
@@ -47,7 +50,7 @@ def declare(broker: Broker) -> None:
 
 def drain(broker: Broker) -> None:
     """Wait until all has ended, for as long as anything moves."""
-    before, deadline = {}, time.monotonic() + PATIENCE_S
+    before, deadline = {}, time.monotonic() + STILL_S
     while True:
         counts = {
             name: each
@@ -58,7 +61,7 @@ def drain(broker: Broker) -> None:
         if not waiting and not counts:
             return
         if counts != before:
-            before, deadline = counts, time.monotonic() + PATIENCE_S
+            before, deadline = counts, time.monotonic() + STILL_S
         if time.monotonic() > deadline:
             if waiting or any(each.ready or each.leased or each.newer for each in counts.values()):
                 print(
