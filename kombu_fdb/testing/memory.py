@@ -249,7 +249,7 @@ class MemoryTransaction:
     def __init__(self, database: MemoryDatabase, timeout_s: float, read_only: bool) -> None:
         self._db = database
         self._deadline = database.clock.monotonic() + timeout_s
-        self._born: float | None = None
+        self.born_s: float | None = None
         self._declared_read_only = read_only
         self._size = 0
         self._ended = False
@@ -347,7 +347,7 @@ class MemoryTransaction:
 
     def _ensure_read_version(self) -> None:
         if self.read_version is None:
-            self._born = self._db.clock.monotonic()
+            self.born_s = self._db.clock.monotonic()
             self.read_version = self._db.take_read_version(self)
         self._check_age()
 
@@ -479,7 +479,7 @@ class MemoryTransaction:
 
     def is_too_old(self, now_s: float) -> bool:
         """Whether its read version will be out of the store's window at that moment of the clock."""
-        return self._born is not None and now_s - self._born > TRANSACTION_AGE_S
+        return self.born_s is not None and now_s - self.born_s > TRANSACTION_AGE_S
 
     def _check_age(self) -> None:
         if self.is_too_old(self._db.clock.monotonic()):

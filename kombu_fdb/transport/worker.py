@@ -254,8 +254,30 @@ def join_workers(driver_type: str) -> None:
 def see_to_the_worker(sender: Any, **_: Any) -> None:
     """For the signal that the worker is about to consume."""
     guard_pool(sender.pool)
+    drop_cancelled(sender)
     read_results_to_the_end(sender)
     warn(sender.app)
+
+
+def drop_cancelled(consumer: Any) -> None:
+    """Let a worker that lost its connection drop the tasks that waited for their ETA, so that their messages go back.
+
+    Celery (5.7, ``Consumer.on_close``) cancels their entries in its timer, "since the broker may redeliver", and
+    refers to the entries: in the timer until their time, and for a comparison until the next lost connection. Through
+    an entry's arguments the message would stay in use, and its channel takes it for a task that is under way
+    (``unacked.py``, *orphaned*).
+    """
+    on_close, state = consumer.on_close, sys.modules["celery.worker.state"]
+
+    def closed() -> None:
+        waiting = [*getattr(state, "scheduled_requests", ())]
+        on_close()
+        for request in waiting:
+            entry, request._eta_timer_entry = request._eta_timer_entry, None
+            if getattr(entry, "canceled", False):
+                entry.args = ()
+
+    consumer.on_close = closed
 
 
 def read_results_to_the_end(sender: Any) -> None:

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import pytest
+from celery.worker import strategy
 from kit.celery_versions import CELERY
 from kombu.exceptions import OperationalError
 
@@ -220,6 +221,18 @@ def test_eta_tasks_wait_in_the_store(broker: Any, app: Any, start: Any, until: A
     times = [mark.time for mark in broker.marks("run")]
     assert min(times) >= due - 0.05
     assert max(times) < due + 20
+
+
+@pytest.mark.skipif(not hasattr(strategy, "task_scheduled"), reason="Celery before 5.7 clears its timer")
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
+def test_a_task_with_an_eta_outlives_a_lost_connection(
+    broker: Any, app: Any, start: Any, until: Any, pool: str
+) -> None:
+    """Celery drops it, and keeps it in its timer (transport/worker.py): seed 4007 of the box never ran two."""
+    worker = start(pool=pool, app="lost_connection_app")
+    app.note.apply_async(("x",), countdown=0.2)
+    until(lambda: worker.said("the test has cut the connection"))
+    until(lambda: broker.marks("run", "x"))
 
 
 def test_retries_wait_in_the_store(broker: Any, app: Any, start: Any, until: Any) -> None:

@@ -23,9 +23,10 @@ Of many consumers the one that looks may not have seen the row before. So the pr
 began to wait, puts the tokens that have come into the bucket (:func:`credit`), before it rings for the key.
 
 The moment moves on by what was added, so no time is counted twice. Guarantee SKEW: in any time T at most ``burst +
-rate * (T + skew)`` tokens are used, where ``skew`` is how far the wall clocks of consumers and duties are apart; not
-more with more consumers or claims. This holds up to :data:`FULL_FOR_MS` of skew. A moment that lies more than a day
-ahead is taken for a broken clock's, and brought back, or the key would wait for it after each restart.
+rate * (T + skew)`` tokens are used, where ``skew`` is how far the wall clocks of consumers and duties are apart, and
+how long a claim took from its look at the clock to its commit; not more with more consumers or claims. This holds up
+to :data:`FULL_FOR_MS` of skew. A moment that lies more than a day ahead is taken for a broken clock's, and brought
+back, or the key would wait for it after each restart.
 
 The duties clear a bucket that has been full for :data:`FULL_FOR_MS`: no row means a full bucket, too.
 """

@@ -197,7 +197,8 @@ class World:
         author = getattr(transaction, "author", None)
         now_s = self.clock.monotonic()
         self.ledger.note(author, changes, now_s - self.hidden_s)
-        self.clocks.note(changes, now_s)
+        born_s = getattr(transaction, "born_s", None)
+        self.clocks.note(changes, now_s, took_s=0.0 if born_s is None else now_s - born_s)
 
     # -- processes and time ------------------------------------------------------------------------------------------
 

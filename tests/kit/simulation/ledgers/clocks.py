@@ -1,7 +1,8 @@
 """What wall clocks decide, held against the true time (SKEW). Model: ``docs/guarantees.md``, "What clocks decide".
 
-The skew is how far the processes' wall clocks were ever apart in this run, and jumped. In any time T a key is served
-``burst + rate * (T + skew)`` messages at most; and what waits for a rate is looked at in time, whatever the promoter's
+The skew is how far the processes' wall clocks were ever apart in this run, and jumped, and how long a transaction took
+from its first read, where it reads its clock, to its commit. In any time T a key is served ``burst + rate * (T +
+skew)`` messages at most; and what waits for a rate is looked at in time, whatever the promoter's
 clock says. Times to live, delays and dedup windows are judged message by message (``rights.py``), by the clocks of the
 very processes that took part.
 """
@@ -26,10 +27,11 @@ LATE_S = 20.0
 
 @dataclass
 class Skew:
-    """The wall clocks that were seen, as they differ from the true time."""
+    """The wall clocks that were seen, as they differ from the true time, and the slowest transaction."""
 
     lowest_ms: int = 0
     highest_ms: int = 0
+    took_s: float = 0.0
 
     def note(self, offset_ms: int) -> None:
         self.lowest_ms = min(self.lowest_ms, offset_ms)
@@ -37,7 +39,7 @@ class Skew:
 
     @property
     def seconds(self) -> float:
-        return (self.highest_ms - self.lowest_ms) / 1000
+        return (self.highest_ms - self.lowest_ms) / 1000 + self.took_s
 
 
 @dataclass
@@ -59,8 +61,9 @@ class ClockLedger:
         #: When each entry of a key that waits for its rate was written, and how long it is to wait.
         self._waits: dict[bytes, tuple[float, float]] = {}
 
-    def note(self, changes: Sequence[tuple[bytes, bytes | None, bytes | None]], now_s: float) -> None:
+    def note(self, changes: Sequence[tuple[bytes, bytes | None, bytes | None]], now_s: float, *, took_s: float) -> None:
         """A commit that the other books have entered. Raises ``Violation``."""
+        self._skew.took_s = max(self._skew.took_s, took_s)
         first, end = self._turns.keys.all_unparks
         for key, _, value in changes:
             if first <= key < end:
