@@ -29,6 +29,7 @@ from time import monotonic
 from typing import Any
 
 from kombu.connection import Connection
+from kombu.exceptions import OperationalError
 from kombu.log import get_logger
 from kombu.transport import virtual
 
@@ -171,10 +172,10 @@ class Transport(virtual.Transport):
         began = monotonic()
         try:
             store.attach(self, timeout_s=store.patience.allow(self.options.connect_timeout))
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             store.patience.wasted(monotonic() - began)
             if store.patience.is_over:
-                end_stopping_worker()
+                end_stopping_worker(error)
             raise
 
     def verify_connection(self, connection: Transport) -> bool:
@@ -419,10 +420,13 @@ def is_stopping() -> bool:
     return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
 
 
-def end_stopping_worker() -> None:
-    """Raise ``WorkerShutdown`` in a worker that was told to stop, as Celery does where it connects itself.
+def end_stopping_worker(error: StoreUnavailable) -> None:
+    """End what repeats until there is a connection, in a worker that was told to stop: its heartbeat event would.
 
-    Otherwise its event loop would repeat the heartbeat event for ever, until there is a connection.
+    In the main thread, raise ``WorkerShutdown``, as Celery does where it connects itself. In another thread or greenlet
+    raise an error that kombu does not repeat: with gevent, the main one waits for a lock that the heartbeat holds.
     """
-    if is_stopping() and threading.current_thread() is threading.main_thread():
-        sys.modules["celery.worker.state"].maybe_shutdown()
+    if is_stopping():
+        if threading.current_thread() is threading.main_thread():
+            sys.modules["celery.worker.state"].maybe_shutdown()
+        raise OperationalError(str(error)) from error
