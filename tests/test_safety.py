@@ -179,12 +179,12 @@ def holders(url):
     pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
     pytest.importorskip("django")
     from celery_fdb.cli.where import Where
-    from celery_fdb.contrib.django.conf import Settings as DjangoSettings
+    from celery_fdb.contrib.django.conf import DjangoSettings
     from celery_fdb.web.application import opening
-    from celery_fdb.web.settings import Settings
+    from celery_fdb.web.settings import DashboardSettings
     from kombu_fdb import aio
 
-    settings = Settings.of(url, anonymous=True, options={"cluster_file": url})
+    settings = DashboardSettings.of(url, anonymous=True, options={"cluster_file": url})
     where = Where(url=url, options={"prefix": url})
     django = DjangoSettings(broker_url=url, options={"prefix": url})
     return [settings, where, where.open, django, opening(settings)._open, aio.Broker.open(url, prefix=url)._open]

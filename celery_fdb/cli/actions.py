@@ -11,7 +11,7 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, message_table
-from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, rate, table, yes_option
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, clean, command, rate, table, yes_option
 from celery_fdb.inspection.filters import Filter, Found
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe
@@ -45,15 +45,23 @@ from kombu_fdb.primitives.plural import plural
 @click.option("--most", type=click.IntRange(1), default=100_000, show_default=True, help="Messages to look through.")
 @body_option
 def search(
-    run: Run, *, queue: str, state: State, newest: bool, limit: int, most: int, body: bool, **given: str | None
+    invocation: Invocation,
+    *,
+    queue: str,
+    state: State,
+    newest: bool,
+    limit: int,
+    most: int,
+    body: bool,
+    **given: str | None,
 ) -> Answer:
     """Find messages of QUEUE that match all the options, dead letters too: name QUEUE.dead."""
-    known(run, queue)
+    known(invocation, queue)
     wanted = Filter.of({name: _moment(name, value) for name, value in given.items() if value is not None})
     found, looked_at, is_whole = _search(
-        partial(search_page, run.broker.queue(queue), wanted, state=state, reverse=newest), limit, most
+        partial(search_page, invocation.broker.queue(queue), wanted, state=state, reverse=newest), limit, most
     )
-    described = [_described(run, each, body=body) for each in found]
+    described = [_described(invocation, each, body=body) for each in found]
     through = f"looked through {plural(looked_at, 'message')}{', all there are' if is_whole else ''}"
     return Answer(described, [message_table(described), through])
 
@@ -77,33 +85,35 @@ def _search(find: Callable[..., Found], limit: int, most: int) -> tuple[list[Lis
         following = page.following
 
 
-def _described(run: Run, listed: Listed, *, body: bool) -> dict[str, Any]:
-    whole = run.broker.queue(listed.message.queue).at(listed.spot) if body else None
+def _described(invocation: Invocation, listed: Listed, *, body: bool) -> dict[str, Any]:
+    whole = invocation.broker.queue(listed.message.queue).at(listed.spot) if body else None
     return {**describe((whole or listed).message, body=body), "size": listed.size}
 
 
 @command("run-now")
 @click.argument("task_id")
-def run_now(run: Run, *, task_id: str) -> Answer:
+def run_now(invocation: Invocation, *, task_id: str) -> Answer:
     """Make the delayed messages of the task TASK_ID ready now."""
-    return _each(run, task_id, "run_now", ("delayed",))
+    return _each(invocation, task_id, "run_now", ("delayed",))
 
 
 @command()
 @click.argument("task_id")
 @click.argument("due")
-def reschedule(run: Run, *, task_id: str, due: str) -> Answer:
+def reschedule(invocation: Invocation, *, task_id: str, due: str) -> Answer:
     """Make the waiting messages of the task TASK_ID due at DUE: 2031-12-31T23:59, in UTC, or in 90s, 10m, 2h, 7d."""
-    return _each(run, task_id, "reschedule", ("ready", "delayed"), due=due)
+    return _each(invocation, task_id, "reschedule", ("ready", "delayed"), due=due)
 
 
-def _each(run: Run, task_id: str, name: str, states: tuple[str, ...], **fields: str) -> Answer:
+def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ...], **fields: str) -> Answer:
     """Raises ``Refused`` if the task has no message in such a state."""
-    found = [each for each in run.broker.spots(task_id) if each.message.state in states and not each.message.deaths]
+    found = [
+        each for each in invocation.broker.spots(task_id) if each.message.state in states and not each.message.deaths
+    ]
     if not found:
         fix = "`find` shows where its messages are."
         raise Refused(f"the task has no {' or '.join(states)} message", task_id=task_id, fix=fix)
-    done = [_do(run, name, Request(each.message.queue, [each.spot], fields=fields)) for each in found]
+    done = [_do(invocation, name, Request(each.message.queue, [each.spot], fields=fields)) for each in found]
     number = sum(1 - each.missed for each in done)
     return Answer({"task_id": task_id, "changed": number}, [each.text for each in done])
 
@@ -116,52 +126,52 @@ def _each(run: Run, task_id: str, name: str, states: tuple[str, ...], **fields: 
 @click.option("--key", "fair_key", default="", help="The fairness key.")
 @click.option("--delay", default="", help="Seconds; 10m, 12h or 7d also work.")
 @click.option("--priority", default="", help="0 to 9.")
-def publish(run: Run, *, queue: str, **fields: str) -> Answer:
+def publish(invocation: Invocation, *, queue: str, **fields: str) -> Answer:
     """Publish a task named TASK to QUEUE, as Celery would: to try a worker out."""
-    outcome = _do(run, "publish", Request(queue, fields=fields))
+    outcome = _do(invocation, "publish", Request(queue, fields=fields))
     return Answer({"queue": queue, "task": fields["task"], "task_id": outcome.text.split()[2]}, [outcome.text])
 
 
 @command()
 @click.argument("queue")
 @yes_option
-def delete(run: Run, *, queue: str, yes: bool) -> Answer:
+def delete(invocation: Invocation, *, queue: str, yes: bool) -> Answer:
     """Delete QUEUE with its bindings, limits and waiting messages. Refused while a process uses it."""
-    known(run, queue)
-    request = _asked(run, "delete_queue", queue, yes=yes)
-    outcome = _do(run, "delete_queue", request)
+    known(invocation, queue)
+    request = _asked(invocation, "delete_queue", queue, yes=yes)
+    outcome = _do(invocation, "delete_queue", request)
     return Answer({"queue": queue, "deleted": request.asked.number}, [outcome.text])
 
 
 @command()
 @click.argument("queue")
 @yes_option
-def purge(run: Run, *, queue: str, yes: bool) -> Answer:
+def purge(invocation: Invocation, *, queue: str, yes: bool) -> Answer:
     """Delete all ready and delayed messages of QUEUE. Leased ones stay."""
-    known(run, queue)
-    outcome = _do(run, "purge", _asked(run, "purge", queue, yes=yes))
+    known(invocation, queue)
+    outcome = _do(invocation, "purge", _asked(invocation, "purge", queue, yes=yes))
     return Answer({"queue": queue, "deleted": outcome.number}, [outcome.text])
 
 
 @command()
 @click.argument("queue")
 @click.argument("key", required=False)
-def pause(run: Run, *, queue: str, key: str | None) -> Answer:
+def pause(invocation: Invocation, *, queue: str, key: str | None) -> Answer:
     """Stop delivering messages of QUEUE, or of one KEY of it. Messages that workers hold are not affected."""
-    return _switch(run, "pause", queue, key)
+    return _switch(invocation, "pause", queue, key)
 
 
 @command()
 @click.argument("queue")
 @click.argument("key", required=False)
-def resume(run: Run, *, queue: str, key: str | None) -> Answer:
+def resume(invocation: Invocation, *, queue: str, key: str | None) -> Answer:
     """Deliver messages of QUEUE, or of one KEY of it, again. Waiting consumers wake up."""
-    return _switch(run, "resume", queue, key)
+    return _switch(invocation, "resume", queue, key)
 
 
-def _switch(run: Run, name: str, queue: str, key: str | None) -> Answer:
-    known(run, queue)
-    outcome = _do(run, name, Request(queue, key=key))
+def _switch(invocation: Invocation, name: str, queue: str, key: str | None) -> Answer:
+    known(invocation, queue)
+    outcome = _do(invocation, name, Request(queue, key=key))
     return Answer({"queue": queue, "key": key, "paused": name == "pause"}, [outcome.text])
 
 
@@ -200,17 +210,17 @@ def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
     help="Priority of the whole key, 0 to 9 (9 is the most urgent).",
 )
 @click.option("--remove", is_flag=True, help="Remove the key's own limits; those of every key apply again.")
-def limit(run: Run, *, queue: str, key: str | None, remove: bool, **given: Any) -> Answer:
+def limit(invocation: Invocation, *, queue: str, key: str | None, remove: bool, **given: Any) -> Answer:
     """Show or change the limits of KEY in QUEUE; without KEY, of every key that has no limits of its own.
 
     Only the limits you name change; none removes a limit. Changes apply from the next message on.
     """
-    known(run, queue)
+    known(invocation, queue)
     named = {name: value for name, value in given.items() if value is not None}
     changes: dict[str, Any] = {name: None if value == "none" else value for name, value in named.items()}
     if remove and (changes or key is None):
         raise click.UsageError("--remove needs a KEY and no other option")
-    target = run.broker.queue(queue)
+    target = invocation.broker.queue(queue)
     if remove and key is not None:
         target.unlimit(key)
     elif changes and key is None:
@@ -231,23 +241,23 @@ def _limit(name: str, value: Any) -> str:
 # -- how an action is done ---------------------------------------------------------------------------------------------
 
 
-def _asked(run: Run, name: str, queue: str, *, yes: bool) -> Request:
+def _asked(invocation: Invocation, name: str, queue: str, *, yes: bool) -> Request:
     """The request, once its question is answered; an empty queue needs no question. Raises ``click.Abort``."""
     action = ACTIONS[name]
-    request = action.ask(run.broker, Request(queue))
+    request = action.ask(invocation.broker, Request(queue))
     if not yes and (request.asked.number or name == "delete_queue"):
         click.confirm(clean(action.question(request)), abort=True, err=True)
     return request
 
 
-def _do(run: Run, name: str, request: Request) -> Outcome:
+def _do(invocation: Invocation, name: str, request: Request) -> Outcome:
     """All parts of it, with a bar if there is more than one."""
     action = ACTIONS[name]
-    outcome = action.run(run.broker, request)
+    outcome = action.run(invocation.broker, request)
     if outcome.following:
-        with bar(run, name, request.asked.number) as advance:
+        with bar(invocation, name, request.asked.number) as advance:
             advance(outcome.number)
             while outcome.following:
-                outcome = action.run(run.broker, request._replace(mark=outcome.following))
+                outcome = action.run(invocation.broker, request._replace(mark=outcome.following))
                 advance(outcome.number)
     return outcome

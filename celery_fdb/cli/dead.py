@@ -11,7 +11,7 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
-from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, duration, rate, table, yes_option
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, clean, command, duration, rate, table, yes_option
 from celery_fdb.inspection.filters import REASONS, group
 from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
@@ -55,10 +55,10 @@ def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
 id_arguments = click.argument("ids", metavar="[ID]...", nargs=-1)
 
 
-def _letters(run: Run, queue: str, *, in_queue: bool) -> DeadLetters:
+def _letters(invocation: Invocation, queue: str, *, in_queue: bool) -> DeadLetters:
     """``<queue>.dead``, as the tables name it, is where the dead letters are. Raises ``QueueNotFound``."""
-    view = known(run, queue)
-    return run.broker.dead_letters(queue if in_queue or view.dead_of is not None else queue + DEAD_SUFFIX)
+    view = known(invocation, queue)
+    return invocation.broker.dead_letters(queue if in_queue or view.dead_of is not None else queue + DEAD_SUFFIX)
 
 
 def _given(conditions: dict[str, Any]) -> dict[str, Any]:
@@ -76,13 +76,20 @@ def _given(conditions: dict[str, Any]) -> dict[str, Any]:
 @_conditions
 @body_option
 def list_(
-    run: Run, *, queue: str | None, limit: int, by: str | None, in_queue: bool, body: bool, **conditions: Any
+    invocation: Invocation,
+    *,
+    queue: str | None,
+    limit: int,
+    by: str | None,
+    in_queue: bool,
+    body: bool,
+    **conditions: Any,
 ) -> Answer:
     """Count the dead letters of each queue; with QUEUE, list its dead letters, oldest first."""
     if queue is None:
-        having = {view.name: view.dead for view in look(run.broker).live_queues if view.dead}
+        having = {view.name: view.dead for view in look(invocation.broker).live_queues if view.dead}
         return Answer(having, [table("queue >dead", having.items())])
-    letters = _letters(run, queue, in_queue=in_queue)
+    letters = _letters(invocation, queue, in_queue=in_queue)
     if by is not None:
         counts = dict(letters.count(by, **_given(conditions)).most_common())
         return Answer(counts, [table(f"{by} >dead", counts.items())])
@@ -94,9 +101,9 @@ def list_(
 @click.argument("message_id", metavar="ID")
 @in_option
 @body_option
-def show(run: Run, *, queue: str, message_id: str, in_queue: bool, body: bool) -> Answer:
+def show(invocation: Invocation, *, queue: str, message_id: str, in_queue: bool, body: bool) -> Answer:
     """Show one dead letter with its whole history. ID is as in the list, or the task's id."""
-    answer = shown([_find(run, _letters(run, queue, in_queue=in_queue), message_id)], body=body)
+    answer = shown([_find(invocation, _letters(invocation, queue, in_queue=in_queue), message_id)], body=body)
     deaths = answer.document[0]["deaths"]
     return Answer(answer.document[0], [*answer.shown, *(line for each in deaths for line in _story(each))])
 
@@ -127,7 +134,7 @@ def _attempt(told: Any) -> str:
 @click.option("--rate", type=rate, metavar="RATE", help="At most this many a second; 100/m and 1000/h also work.")
 @click.option("--yes", is_flag=True, help="Don't ask for confirmation; scripts are never asked.")
 def replay(
-    run: Run,
+    invocation: Invocation,
     *,
     queue: str,
     ids: tuple[str, ...],
@@ -143,8 +150,8 @@ def replay(
     Without IDs, conditions or --limit you are asked first. Ctrl-C stops between two messages: the dead letters replayed
     so far are back in their queues, and the others stay.
     """
-    letters = _letters(run, queue, in_queue=in_queue)
-    wanted = _wanted(run, letters, ids, _given(conditions))
+    letters = _letters(invocation, queue, in_queue=in_queue)
+    wanted = _wanted(invocation, letters, ids, _given(conditions))
     if wanted == [{}] and limit is None and _is_terminal():
         limit = letters.count().total()
         question = f"Replay all {plural(limit, 'dead letter')} of {clean(letters.dead_queue)}?"
@@ -153,7 +160,7 @@ def replay(
     _check_reason(letters, conditions["reason"])
     count = 0
     try:
-        with bar(run, "replay", None) as advance:
+        with bar(invocation, "replay", None) as advance:
             for each in wanted:
                 count += letters.replay(limit, to=to, rate=rate, progress=advance, **each)
     except QueueNotFound as error:
@@ -169,16 +176,23 @@ def replay(
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @yes_option
 def discard(
-    run: Run, *, queue: str, ids: tuple[str, ...], in_queue: bool, everything: bool, yes: bool, **conditions: Any
+    invocation: Invocation,
+    *,
+    queue: str,
+    ids: tuple[str, ...],
+    in_queue: bool,
+    everything: bool,
+    yes: bool,
+    **conditions: Any,
 ) -> Answer:
     """Delete dead letters for good: those with the IDs, those that match the conditions, or --all."""
     given = _given(conditions)
     if everything == bool(ids or given):
         raise click.UsageError("give IDs, conditions or --all")
-    letters = _letters(run, queue, in_queue=in_queue)
-    wanted = _wanted(run, letters, ids, given)
+    letters = _letters(invocation, queue, in_queue=in_queue)
+    wanted = _wanted(invocation, letters, ids, given)
     _check_reason(letters, conditions["reason"])
-    mark = run.broker.queue(letters.dead_queue).mark()
+    mark = invocation.broker.queue(letters.dead_queue).mark()
     if not yes:
         number = sum(letters.count(**each).total() for each in wanted)
         question = f"Delete {plural(number, 'dead letter')} of {clean(queue)} for good?"
@@ -225,16 +239,18 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _wanted(run: Run, letters: DeadLetters, ids: tuple[str, ...], given: dict[str, Any]) -> list[dict[str, Any]]:
+def _wanted(
+    invocation: Invocation, letters: DeadLetters, ids: tuple[str, ...], given: dict[str, Any]
+) -> list[dict[str, Any]]:
     """The conditions of one walk, or of one walk for each id. Raises ``Refused`` for an id that is not there."""
     if not ids:
         return [given]
-    return [{**given, "message_id": _find(run, letters, each).message_id} for each in ids]
+    return [{**given, "message_id": _find(invocation, letters, each).message_id} for each in ids]
 
 
-def _find(run: Run, letters: DeadLetters, wanted: str) -> Peeked:
+def _find(invocation: Invocation, letters: DeadLetters, wanted: str) -> Peeked:
     """By its id, or by its task's. Raises ``Refused``."""
-    of_task = [each for each in run.broker.find(wanted) if each.queue == letters.dead_queue]
+    of_task = [each for each in invocation.broker.find(wanted) if each.queue == letters.dead_queue]
     if of_task:
         return of_task[0]
     try:
@@ -250,9 +266,9 @@ def _find(run: Run, letters: DeadLetters, wanted: str) -> Peeked:
 @click.argument("queue")
 @in_option
 @click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Dead letters to count.")
-def causes(run: Run, *, queue: str, in_queue: bool, most: int) -> Answer:
+def causes(invocation: Invocation, *, queue: str, in_queue: bool, most: int) -> Answer:
     """Count the dead letters of QUEUE by task, error and reason, with the first and the last death of each."""
-    found = group(run.broker, _letters(run, queue, in_queue=in_queue).dead_queue, most=most)
+    found = group(invocation.broker, _letters(invocation, queue, in_queue=in_queue).dead_queue, most=most)
     rows = [
         (each.task, each.said, each.reason, each.count, _at(each.first_ms), _at(each.last_ms)) for each in found.groups
     ]
@@ -278,7 +294,9 @@ def _at(ms: float) -> str:
 @in_option
 @click.option("--args", help="A JSON list; default: as they are.")
 @click.option("--kwargs", help="A JSON object; default: as they are.")
-def edit(run: Run, *, queue: str, message_id: str, in_queue: bool, args: str | None, kwargs: str | None) -> Answer:
+def edit(
+    invocation: Invocation, *, queue: str, message_id: str, in_queue: bool, args: str | None, kwargs: str | None
+) -> Answer:
     """Replay the dead letter ID with other arguments. It has to be a Celery task in JSON, not compressed."""
     from celery_fdb.operations import messages  # imports much of Celery
     from celery_fdb.operations.action import Request
@@ -286,11 +304,13 @@ def edit(run: Run, *, queue: str, message_id: str, in_queue: bool, args: str | N
     fields = _given({"args": args, "kwargs": kwargs})
     if not fields:
         raise click.UsageError("give --args or --kwargs")
-    letter = _find(run, _letters(run, queue, in_queue=in_queue), message_id)
-    found = [each.spot for each in run.broker.spots(letter.task_id) if each.message.message_id == letter.message_id]
+    letter = _find(invocation, _letters(invocation, queue, in_queue=in_queue), message_id)
+    found = [
+        each.spot for each in invocation.broker.spots(letter.task_id) if each.message.message_id == letter.message_id
+    ]
     if not found:
         raise Refused("not a task that can be edited", id=message_id, fix="Replay it as it is, or discard it.")
-    outcome = messages.edit(run.broker, Request(letter.queue, found, fields=fields))
+    outcome = messages.edit(invocation.broker, Request(letter.queue, found, fields=fields))
     return Answer({"queue": queue, "id": message_id, "replayed": 1 - outcome.missed}, [outcome.text])
 
 

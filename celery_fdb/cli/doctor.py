@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from celery_fdb.cli.terminal import Answer, Run, command, table
+from celery_fdb.cli.terminal import Answer, Invocation, command, table
 from celery_fdb.history.views.runs import history_of
 from kombu_fdb import Broker
 from kombu_fdb.doctor import Finding, examine
@@ -16,13 +16,13 @@ from kombu_fdb.transport.worker import without_effect
 
 
 @command()
-def doctor(run: Run) -> Answer:
+def doctor(invocation: Invocation) -> Answer:
     """Check versions, options, files, cluster and clock, and name the next step for every problem."""
-    url, options = run.where.resolve()
-    findings = [*examine(url, options, dict(os.environ)), *_tasks(run.where.app_of_broker)]
+    url, options = invocation.where.resolve()
+    findings = [*examine(url, options, dict(os.environ)), *_tasks(invocation.where.app_of_broker)]
     failed = any(each.level == "fail" for each in findings)
     if not failed:
-        findings += _history(run)
+        findings += _history(invocation)
     rows = [(each.level, each.what, each.found, each.fix) for each in findings]
     document = [each._asdict() for each in findings]
     return Answer(document, [table("level what found fix", rows)], ok=not failed)
@@ -42,9 +42,9 @@ def _tasks(app: Any) -> Iterator[Finding]:
         yield Finding("warn", "tasks", f"options of celery-fdb without effect: {', '.join(found)}", fix)
 
 
-def _history(run: Run) -> Iterator[Finding]:
+def _history(invocation: Invocation) -> Iterator[Finding]:
     try:
-        yield check_history(run.made())
+        yield check_history(invocation.made())
     except KombuFDBError:  # the store has just answered; what it says of the history is no failure of the set-up
         return
 

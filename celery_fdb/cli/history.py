@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 from rich.console import RenderableType
 
-from celery_fdb.cli.terminal import Answer, Run, command, duration, table
+from celery_fdb.cli.terminal import Answer, Invocation, command, duration, table
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ENDED, STATES
 from celery_fdb.history.views.runs import RunsPage, RunView, active_runs, page_of_runs
@@ -40,7 +40,7 @@ SECONDS = "SECONDS"
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many, newest first.")
 @click.option("--after", metavar="CURSOR", help="Go on where a list ended that named this cursor.")
 def history(
-    run: Run,
+    invocation: Invocation,
     *,
     state: str | None,
     since: float | None,
@@ -58,9 +58,9 @@ def history(
         **texts,
     )
     if state == STATES[0]:
-        page = RunsPage(active_runs(run.broker, wanted, limit=limit), None)
+        page = RunsPage(active_runs(invocation.broker, wanted, limit=limit), None)
     else:
-        page = _page(run.broker, wanted, limit, after)
+        page = _page(invocation.broker, wanted, limit, after)
     more = [] if page.cursor is None else [f"There is more: --after {page.cursor}"]
     return Answer(dataclasses.asdict(page), [_table(page.runs), *more])
 
@@ -118,15 +118,15 @@ def _error(run: RunView) -> str:
 @command()
 @click.argument("task_id")
 @click.option("--tree", is_flag=True, help="Show the chain, group or chord that it belongs to.")
-def task(run: Run, *, task_id: str, tree: bool) -> Answer:
+def task(invocation: Invocation, *, task_id: str, tree: bool) -> Answer:
     """Show the life of the task TASK_ID: published, delayed, leased, started, retried, done; from all that is known.
 
     Known are its messages in the broker, its runs in the history and, with an app (celery -A), the state of its result.
     """
     if tree:
-        workflow = workflow_of(run.broker, task_id)
+        workflow = workflow_of(invocation.broker, task_id)
         return Answer(dataclasses.asdict(workflow), list(_tree(workflow)))
-    life = timeline_of(run.broker, task_id, run.where.app_of_broker)
+    life = timeline_of(invocation.broker, task_id, invocation.where.app_of_broker)
     return Answer(dataclasses.asdict(life), list(_life(life)))
 
 

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from celery_fdb.cli.terminal import Answer, Run, command, in_json, table
+from celery_fdb.cli.terminal import Answer, Invocation, command, in_json, table
 from celery_fdb.inspection.overview import (
     KeyView,
     Overview,
@@ -41,9 +41,9 @@ RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growt
 
 
 @command()
-def status(run: Run) -> Answer:
+def status(invocation: Invocation) -> Answer:
     """Count the ready, delayed, leased and dead messages of each queue, and the sessions."""
-    overview = look(run.broker)
+    overview = look(invocation.broker)
     totals = {name: overview.total(name) for name in ("ready", "delayed", "leased", "dead")}
     about = summary(overview)
     if newer := sum(queue.newer for queue in overview.queues):  # an older worker could not read them
@@ -98,9 +98,9 @@ def key_speeds(speeds: dict[str, float] | None) -> list[str]:
 
 @command()
 @click.option("--all", "everything", is_flag=True, help="Include the queues of dead letters, and Celery's own.")
-def queues(run: Run, *, everything: bool) -> Answer:
+def queues(invocation: Invocation, *, everything: bool) -> Answer:
     """List every queue and how it was declared."""
-    overview = look(run.broker)
+    overview = look(invocation.broker)
     shown = overview.queues if everything else overview.own_queues
     rows = [
         (
@@ -118,22 +118,22 @@ def queues(run: Run, *, everything: bool) -> Answer:
     return Answer(document, [table(headings, rows)])
 
 
-def known(run: Run, queue: str) -> QueueView:
+def known(invocation: Invocation, queue: str) -> QueueView:
     """Raises ``QueueNotFound``."""
-    return look(run.broker, queues=[queue]).queues[0]
+    return look(invocation.broker, queues=[queue]).queues[0]
 
 
 @command()
 @click.argument("queue")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="How many.")
 @click.option("--prefix", help="Only keys that begin with this, by name.")
-def keys(run: Run, *, queue: str, limit: int, prefix: str | None) -> Answer:
+def keys(invocation: Invocation, *, queue: str, limit: int, prefix: str | None) -> Answer:
     """List the fairness keys of QUEUE that have messages or limits, longest first."""
-    known(run, queue)
+    known(invocation, queue)
     if prefix is None:
-        found = look_at_keys(run.broker, queue, top=limit)
+        found = look_at_keys(invocation.broker, queue, top=limit)
     else:
-        found = find_keys(run.broker, queue, limit, prefix=prefix)[0]
+        found = find_keys(invocation.broker, queue, limit, prefix=prefix)[0]
     rows = [(view.key or NO_KEY, view.ready, view.leased, limits_of(view)) for view in found]
     return Answer([dataclasses.asdict(each) for each in found], [table("key >ready >leased limits", rows)])
 
@@ -149,9 +149,9 @@ def limits_of(view: KeyView) -> str:
 
 
 @command()
-def sessions(run: Run) -> Answer:
+def sessions(invocation: Invocation) -> Answer:
     """List the consumer processes, and how many messages each one holds."""
-    overview = look(run.broker, held=True)
+    overview = look(invocation.broker, held=True)
     found = overview.sessions
     return Answer(
         [dataclasses.asdict(each) for each in found],
@@ -195,35 +195,35 @@ Look = tuple[Overview, Speeds, KeySpeeds, dict[str, float]]
 @click.option("--iterations", type=click.IntRange(1), help="How many refreshes; default: until you press Ctrl-C.")
 @click.option("--once", is_flag=True, help="The same as --iterations 1.")
 @click.option("--keys", type=click.IntRange(0), default=5, show_default=True, help="How many keys of each queue.")
-def top(run: Run, *, interval: float, iterations: int | None, once: bool, keys: int) -> None:
+def top(invocation: Invocation, *, interval: float, iterations: int | None, once: bool, keys: int) -> None:
     """Watch the counts, ages and rates of queues and keys, and the sessions.
 
     With --json, print one document per refresh, one per line.
     """
     with suppress(KeyboardInterrupt):  # how one leaves it
-        _watch(run, _looks(run, interval, 1 if once else iterations, keys))
+        _watch(invocation, _looks(invocation, interval, 1 if once else iterations, keys))
 
 
-def _watch(run: Run, looks: Iterator[Look]) -> None:
-    if run.as_json:
+def _watch(invocation: Invocation, looks: Iterator[Look]) -> None:
+    if invocation.as_json:
         for overview, speeds, by_key, silent_s in looks:
             found = {**overview.as_json(), "rates": speeds, "key_rates": by_key, "silent_s": silent_s}
             click.echo(in_json(found))
         return
-    with Live(console=run.console, auto_refresh=False, screen=False) as live:
+    with Live(console=invocation.console, auto_refresh=False, screen=False) as live:
         for each in looks:
             live.update(_screen(*each), refresh=True)
-    if not run.console.is_terminal:
-        run.console.line()  # Live ends only a terminal's last line
+    if not invocation.console.is_terminal:
+        invocation.console.line()  # Live ends only a terminal's last line
 
 
-def _looks(run: Run, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
+def _looks(invocation: Invocation, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
     before = None
     #: By session: its beat, and the moment of the first look that saw it, by our own clock.
     seen: dict[str, tuple[str, float]] = {}
     pause = threading.Event()
     for looks in count(1):
-        overview = look(run.broker, top_keys=keys, held=True)
+        overview = look(invocation.broker, top_keys=keys, held=True)
         before = overview if before is None else before
         now_s = monotonic()
         beats = [(each.id, each.beat, seen.get(each.id, ("", now_s))) for each in overview.sessions]

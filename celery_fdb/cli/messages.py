@@ -10,7 +10,7 @@ import click
 from rich.console import RenderableType
 
 from celery_fdb.cli.look import known
-from celery_fdb.cli.terminal import Answer, Refused, Run, bar, clean, command, table
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, clean, command, table
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.time_formats import age
 from kombu_fdb.api.arguments import State
@@ -37,18 +37,18 @@ body_option = click.option(
     "--state", type=click.Choice(["ready", "delayed", "leased"]), default="ready", show_default=True, help="Which ones."
 )
 @body_option
-def peek(run: Run, *, queue: str, limit: int, key: str | None, state: State, body: bool) -> Answer:
+def peek(invocation: Invocation, *, queue: str, limit: int, key: str | None, state: State, body: bool) -> Answer:
     """Show what a consumer of QUEUE would get next, without taking it."""
-    known(run, queue)
-    return shown(run.broker.queue(queue).peek(limit, state=state, key=key), body=body)
+    known(invocation, queue)
+    return shown(invocation.broker.queue(queue).peek(limit, state=state, key=key), body=body)
 
 
 @command()
 @click.argument("task_id")
 @body_option
-def find(run: Run, *, task_id: str, body: bool) -> Answer:
+def find(invocation: Invocation, *, task_id: str, body: bool) -> Answer:
     """Find the messages of the task TASK_ID, in every queue and state."""
-    found = run.broker.find(task_id)
+    found = invocation.broker.find(task_id)
     if not found:
         raise _no_task(task_id)
     return shown(found, body=body)
@@ -108,13 +108,13 @@ def _content_lines(described: dict[str, Any]) -> list[str]:
 
 @command()
 @click.argument("task_id")
-def cancel(run: Run, *, task_id: str) -> Answer:
+def cancel(invocation: Invocation, *, task_id: str) -> Answer:
     """Delete the messages of the task TASK_ID that no worker holds. No worker needs to run.
 
     With an app (celery -A), its result becomes REVOKED and its chord fails.
     """
-    app = run.where.app_of_broker
-    if taken := run.broker.cancel(task_id):
+    app = invocation.where.app_of_broker
+    if taken := invocation.broker.cancel(task_id):
         if app is not None:
             from celery_fdb.control import tell  # imports much of Celery
 
@@ -122,7 +122,7 @@ def cancel(run: Run, *, task_id: str) -> Answer:
         told = "its result, if it has one, is REVOKED" if app else UNTOLD
         document = {"task_id": task_id, "cancelled": len(taken), "revoked": app is not None}
         return Answer(document, [f"cancelled: {plural(len(taken), 'message')} deleted; {told}"])
-    if run.broker.find(task_id):
+    if invocation.broker.find(task_id):
         raise Refused(
             "a worker holds this task",
             task_id=task_id,
@@ -137,21 +137,21 @@ def cancel(run: Run, *, task_id: str) -> Answer:
 @click.option("--limit", type=click.IntRange(1), help="How many; default: all.")
 @click.option("--key", help="Only ready messages with this fairness key.")
 @click.option("--new", is_flag=True, help="Allow a TARGET that is not declared.")
-def move(run: Run, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
+def move(invocation: Invocation, *, source: str, target: str, limit: int | None, key: str | None, new: bool) -> Answer:
     """Move the ready and delayed messages of SOURCE to the end of TARGET, unchanged."""
     from celery_fdb.operations import queues  # imports much of Celery
     from celery_fdb.operations.action import Asked
 
-    known(run, source)
-    waiting = Asked.of(run.broker, source, key).number
+    known(invocation, source)
+    waiting = Asked.of(invocation.broker, source, key).number
     total = min(waiting, limit or waiting)
     try:
-        queues.check_room(known(run, target), total)
+        queues.check_room(known(invocation, target), total)
     except QueueNotFound:
         if not new:
             raise QueueNotFound(queue=target, fix="Check its name, or add --new to move them to a new queue.") from None
-    queue, count, moved = run.broker.queue(source), 0, 1
-    with bar(run, "move", total) as advance:
+    queue, count, moved = invocation.broker.queue(source), 0, 1
+    with bar(invocation, "move", total) as advance:
         while moved and count < total:
             moved = queue.move(target, min(total - count, MOVED_AT_ONCE), key=key)
             count += moved

@@ -28,7 +28,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import click
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from celery_fdb.cli.terminal import Answer, Refused, Run, command
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, command
 from celery_fdb.inspection.overview import LOOPBACK, is_ours
 
 # -- connections -------------------------------------------------------------------------------------------------------
@@ -53,8 +53,8 @@ BACKLOG = 64
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 60\r\ncontent-length: 0\r\n\r\n"
 
 
-class Connection(H11Protocol):
-    """Of one client."""
+class TimedProtocol(H11Protocol):
+    """One client's connection, which ends if the client is too slow."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -110,7 +110,7 @@ MISDIRECTED = b"These metrics are not known by that name: ask for http://127.0.0
     "--keys", type=click.IntRange(0), default=10, show_default=True, help="How many keys of each queue get series."
 )
 @click.option("--once", is_flag=True, help="Print the metrics and exit.")
-def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answer | None:
+def metrics(invocation: Invocation, *, port: int, address: str, keys: int, once: bool) -> Answer | None:
     """Serve Prometheus metrics of the broker on http://ADDRESS:PORT/metrics until stopped.
 
     Anyone who can connect can read the metrics: by default, the users of this machine.
@@ -122,11 +122,11 @@ def metrics(run: Run, *, port: int, address: str, keys: int, once: bool) -> Answ
         from celery_fdb.inspection.metrics import BrokerCollector
     except ImportError as error:
         raise Refused("prometheus-client is not installed", fix="Run: pip install prometheus-client") from error
-    run.where.location()  # wrong usage is told now, an unreachable store at each scrape
+    invocation.where.location()  # wrong usage is told now, an unreachable store at each scrape
     registry = CollectorRegistry()
     with (
-        closing(BrokerCollector(run.where.open, keys=keys)) as of_broker,
-        closing(TaskCollector(run.where.open)) as of_tasks,
+        closing(BrokerCollector(invocation.where.open, keys=keys)) as of_broker,
+        closing(TaskCollector(invocation.where.open)) as of_tasks,
     ):
         registry.register(of_broker)
         registry.register(of_tasks)
@@ -256,12 +256,12 @@ GRACE_S = 1
     help="Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas.",
 )
 @click.option("--without-login", is_flag=True, help="No token: all who can connect may do what the pages offer.")
-def web(run: Run, **given: Any) -> None:
+def web(invocation: Invocation, **given: Any) -> None:
     """Serve the dashboard on http://ADDRESS:PORT/ until stopped.
 
     By default for the users of this machine, and read-only.
     """
-    run.where.location()  # wrong usage is told now, an unreachable store on each page
+    invocation.where.location()  # wrong usage is told now, an unreachable store on each page
     token = _token(given["token_file"], given["token"])
     is_local = _is_loopback(given["address"])
     if token is None and (not is_local or given["allow_host"] or given["root_path"]):
@@ -270,7 +270,7 @@ def web(run: Run, **given: Any) -> None:
             raise Refused("other hosts could open the dashboard without logging in", address=given["address"], fix=fix)
         may = "look and act" if given["write"] else "look"
         click.echo(f"Note: anyone who can connect to {given['address']} may {may}; there is no login.", err=True)
-    application = _application(run, given, token, is_local=is_local)
+    application = _application(invocation, given, token, is_local=is_local)
     with closing(_listen(given["address"], given["port"])) as listener:
         _serve(application, listener, given)
 
@@ -289,20 +289,20 @@ def _token(file: Path | None, given: str | None) -> str | None:
         raise Refused("the token can't be read", path=str(file), reason=str(error), fix="Name a text file.") from error
 
 
-def _application(run: Run, given: dict[str, Any], token: str | None, *, is_local: bool) -> Any:
+def _application(invocation: Invocation, given: dict[str, Any], token: str | None, *, is_local: bool) -> Any:
     try:
         from celery_fdb.web import dashboard
     except ImportError as error:
         fix = "Run: pip install 'celery-fdb[web]'"
         raise Refused("the dashboard's libraries are not installed", missing=error.name, fix=fix) from error
-    url, options = run.where.resolve()
+    url, options = invocation.where.resolve()
     named = (given["address"], socket.gethostname(), *given["allow_host"])
     # Without a token, a foreign site whose name is made to lead here would be let in as a visitor.
     checked = is_local or token is None or bool(given["allow_host"])
     return dashboard(
         url,
         options=options,
-        app=run.where.app_of_broker,
+        app=invocation.where.app_of_broker,
         token=token,
         anonymous=token is None,
         read_only=not given["write"],
@@ -326,7 +326,7 @@ def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> 
         application,
         proxy_headers=bool(given["forwarded_allow_ips"]),
         forwarded_allow_ips=given["forwarded_allow_ips"] or None,
-        http=Connection,
+        http=TimedProtocol,
         ws="none",
         backlog=BACKLOG,
         log_level="warning",

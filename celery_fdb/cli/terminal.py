@@ -25,11 +25,11 @@ from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, Limi
 
 
 @contextmanager
-def bar(run: Run, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def bar(invocation: Invocation, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """``total``: None if it is unknown. Gives a function that is told how many are done."""
     shape = (TimeElapsedColumn(),) if total is None else (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = run.as_json or not sys.stderr.isatty()
-    with Progress(TextColumn("{task.description}"), *shape, console=run.errors, disable=hidden) as progress:
+    hidden = invocation.as_json or not sys.stderr.isatty()
+    with Progress(TextColumn("{task.description}"), *shape, console=invocation.errors, disable=hidden) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, completed=done)
 
@@ -55,8 +55,8 @@ class Refused(KombuFDBError):
     text = "refused"
 
 
-class Run:
-    """One run of a command."""
+class Invocation:
+    """One invocation of a command: its options, its output, its broker."""
 
     def __init__(self, where: Where, *, as_json: bool) -> None:
         self.where = where
@@ -88,7 +88,7 @@ class Run:
         return self._broker
 
     def also(self, where: Where) -> Broker:
-        """Another broker, closed with the run."""
+        """Another broker, closed with the invocation."""
         return self._open.enter_context(where.open())
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ def _console(where: Where, *, stderr: bool) -> Console:
 
 
 def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Answer | None]], click.Command]:
-    """Make a function a command: it is given the ``Run`` and its options. What it returns is printed."""
+    """Make a function a command: it is given the ``Invocation`` and its options. What it returns is printed."""
 
     def decorate(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
@@ -113,7 +113,7 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
             url, settings = options.pop("broker"), options.pop("broker_options")
             # What stands behind the command counts more than what stands before it.
             named = replace(where, url=where.url if url is None else url, options=settings or where.options)
-            sys.exit(_run(function, Run(named, as_json=as_json), options))
+            sys.exit(_run(function, Invocation(named, as_json=as_json), options))
 
         as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
         made: click.Command = click.command(name or function.__name__.strip("_"), **settings)(
@@ -135,25 +135,25 @@ def _naming_a_broker() -> list[click.Parameter]:
     return [click.Option([name], allow_from_autoenv=False, **settings) for name, settings in about]
 
 
-def _run(function: Callable[..., Answer | None], run: Run, options: dict[str, Any]) -> int:
+def _run(function: Callable[..., Answer | None], invocation: Invocation, options: dict[str, Any]) -> int:
     try:
-        answer = function(run, **options)
+        answer = function(invocation, **options)
         if answer is None:
             return DONE
-        _print(run, answer)
+        _print(invocation, answer)
         return DONE if answer.ok else NOT_DONE
     except KombuFDBError as error:
-        return _complain(run, error)
+        return _complain(invocation, error)
     finally:
-        run.close()
+        invocation.close()
 
 
-def _print(run: Run, answer: Answer) -> None:
-    if run.as_json:
+def _print(invocation: Invocation, answer: Answer) -> None:
+    if invocation.as_json:
         click.echo(in_json(answer.document))
         return
     for each in answer.shown:
-        run.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
+        invocation.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
 
 
 def in_json(document: Any) -> str:
@@ -161,7 +161,7 @@ def in_json(document: Any) -> str:
     return json.dumps(json.loads(json.dumps(document, default=str), parse_constant=str))
 
 
-def _complain(run: Run, error: KombuFDBError) -> int:
+def _complain(invocation: Invocation, error: KombuFDBError) -> int:
     """One line that names the fix."""
     if isinstance(error, InvalidArgument):
         code = WRONG_USAGE
@@ -170,7 +170,7 @@ def _complain(run: Run, error: KombuFDBError) -> int:
     else:
         code = NOT_DONE
     text = clean(SECRET.sub("**", str(error)))
-    if run.as_json:
+    if invocation.as_json:
         click.echo(json.dumps({"error": text, "kind": type(error).__name__, "code": code}))
     else:
         click.echo(f"Error: {text}", err=True)

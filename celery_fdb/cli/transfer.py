@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from celery_fdb.cli import json_object
-from celery_fdb.cli.terminal import Answer, Refused, Run, bar, command
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, command
 from celery_fdb.cli.where import Where
 from celery_fdb.operations import transfer
 from kombu_fdb.primitives.plural import plural
@@ -30,17 +30,17 @@ def _no_dash(ctx: click.Context, param: click.Parameter, value: Path | None) -> 
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), callback=_no_dash)
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @leased_option
-def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
+def export(invocation: Invocation, *, file: Path, force: bool, leased: bool) -> Answer:
     """Write everything in the broker to FILE: queues, bindings, limits and all messages. The broker stays as it is.
 
     Stop the workers and publishers first. Only the owner can read FILE.
     """
-    _existing(run.where)
+    _existing(invocation.where)
     try:
         if file.exists() and not force:
             raise Refused("the file exists", path=str(file), fix="Name another file, or add --force.")
-        source = transfer.broker_source(run.broker, leased=leased)
-        with bar(run, "export", source[0].messages) as advance:
+        source = transfer.broker_source(invocation.broker, leased=leased)
+        with bar(invocation, "export", source[0].messages) as advance:
             number = transfer.export_to(file, source, advance)
     except OSError as error:
         raise _file_error(file, error) from error
@@ -54,7 +54,13 @@ def export(run: Run, *, file: Path, force: bool, leased: bool) -> Answer:
 @click.option("--again", is_flag=True, help="Import again what was imported before.")
 @leased_option
 def import_(
-    run: Run, *, file: Path | None, url: str | None, from_options: dict[str, Any], again: bool, leased: bool
+    invocation: Invocation,
+    *,
+    file: Path | None,
+    url: str | None,
+    from_options: dict[str, Any],
+    again: bool,
+    leased: bool,
 ) -> Answer:
     """Import everything from an export FILE, or from another store, into the broker.
 
@@ -66,9 +72,11 @@ def import_(
         if file is not None:
             source = transfer.file_source(file)
         else:
-            source = transfer.broker_source(run.also(_existing(Where(url=url, options=from_options))), leased=leased)
-        with bar(run, "import", source[0].messages) as advance:
-            number, stored = transfer.import_from(source, run.made(), advance, again=again)
+            source = transfer.broker_source(
+                invocation.also(_existing(Where(url=url, options=from_options))), leased=leased
+            )
+        with bar(invocation, "import", source[0].messages) as advance:
+            number, stored = transfer.import_from(source, invocation.made(), advance, again=again)
     except OSError as error:
         raise _file_error(file, error) from error
     document = {"source": source[0].source, "messages": number, "stored": stored}

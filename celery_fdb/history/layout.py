@@ -251,7 +251,7 @@ def _encoder() -> Callable[[Any], str]:
 _dumps = _encoder()
 
 
-class Group:
+class RunGroup:
     """Runs that stand in one row, under the same key however often it is written."""
 
     def __init__(self) -> None:
@@ -299,12 +299,12 @@ class Group:
         return bytes((GROUP_VERSION,)) + f"[{_dumps(list(self._texts))},[{','.join(self._rows)}]]".encode()
 
 
-def pack_groups(runs: Iterable[Run]) -> list[Group]:
+def pack_groups(runs: Iterable[Run]) -> list[RunGroup]:
     """Sorted by their ends, in as few groups as hold them."""
-    groups: list[Group] = []
+    groups: list[RunGroup] = []
     for run in sorted(runs, key=lambda run: run.end_ms):
         if not groups or not groups[-1].add(run):
-            groups.append(Group())
+            groups.append(RunGroup())
             groups[-1].add(run)
     return groups
 

@@ -1,4 +1,4 @@
-"""From a task in a worker to the history: what is noted of its run, the buffer, what is written, and the upkeep.
+"""From a task in a worker to the history: what is noted of its run, the buffer, what is written, and the duty.
 
 Whatever stands in a message was written by another program: names of 100 kB, errors of 10 MB, texts that have no UTF-8
 form. What is held until the flush is cut at once, so that a hostile message costs no more than another.
@@ -33,7 +33,7 @@ What happens at each failure:
 * the store does not answer: groups stay unwritten, runs wait, up to :data:`MOST_BYTES`; what comes then is dropped and
   counted, and the count is stored with a later flush. No task waits, none fails.
 * the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
-  finds that their session has ended (:class:`Upkeep`).
+  finds that their session has ended (:class:`HistoryDuty`).
 * the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S`, and no longer than the process is
   patient with a store that does not answer (``kombu_fdb/store/retry.py``).
 * the process forks: the child has no thread, and never writes what its parent has buffered.
@@ -71,7 +71,7 @@ from celery.utils.log import get_logger
 from celery.worker import state as worker_state
 
 from celery_fdb.brokers import common_ms
-from celery_fdb.history.layout import Group
+from celery_fdb.history.layout import RunGroup
 from celery_fdb.history.options import History
 from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Run, bounded
 from celery_fdb.history.store import ActiveKey, HistoryStore
@@ -400,13 +400,13 @@ class Recorder:
         self._pid = 0
         self._store: HistoryStore | None = None
         self._session: Callable[[], bytes] | None = None
-        self._upkeep: Upkeep | None = None
+        self._duty: HistoryDuty | None = None
         #: Reentrant: Celery ends tasks in a signal handler, which may have interrupted :meth:`note`.
         self._lock = threading.RLock()
         self._flushing = threading.Lock()
         self._waiting: list[Facts] = []
         self._weight = 0
-        self._unwritten: list[Group] = []
+        self._unwritten: list[RunGroup] = []
         self._numbers = 0
         self._ended: list[ActiveKey] = []
         #: Keys of runs that have not ended, whose rows may be written or not.
@@ -424,13 +424,13 @@ class Recorder:
         """In this process."""
         return self._pid == os.getpid() and not self._stopped
 
-    def open(self, store: HistoryStore, session: Callable[[], bytes], upkeep: Upkeep | None = None) -> None:
+    def open(self, store: HistoryStore, session: Callable[[], bytes], duty: HistoryDuty | None = None) -> None:
         """Begin to write into ``store``; again after a reconnection.
 
-        ``session``: of the process, for the rows of active runs; raises a ``StoreError``. ``upkeep``: called after each
+        ``session``: of the process, for the rows of active runs; raises a ``StoreError``. ``duty``: called after each
         flush.
         """
-        self._store, self._session, self._upkeep = store, session, upkeep
+        self._store, self._session, self._duty = store, session, duty
         if self.is_open:
             return
         self._pid, self._stopped = os.getpid(), False
@@ -463,8 +463,8 @@ class Recorder:
     def _flush_safely(self) -> None:
         try:
             self.flush()
-            if self._upkeep is not None and not self._stopped:
-                self._upkeep(opened=self._opened)
+            if self._duty is not None and not self._stopped:
+                self._duty(opened=self._opened)
                 self._opened = False
             self._failing = False
         except Exception as error:  # whatever it is, the next flush may succeed
@@ -587,7 +587,7 @@ class Recorder:
             request.active_key = None
 
 
-# -- upkeep ------------------------------------------------------------------------------------------------------------
+# -- the duty ---------------------------------------------------------------------------------------------------------
 
 
 #: Seconds between two looks that no new segment makes necessary.
@@ -598,7 +598,7 @@ TRIM_PARTS = 5
 MOST_ACTIVE = 1_000
 
 
-class Upkeep:
+class HistoryDuty:
     """Of one recorder. Not thread-safe."""
 
     def __init__(
@@ -668,7 +668,7 @@ class Keeper(bootsteps.StartStopStep):
         self.recorder.open(
             store,
             lambda: bytes(client.membership().session_id),
-            Upkeep(store, self.recorder.bounds, Broker.of(client).inspect.sessions, clock=CLOCK),
+            HistoryDuty(store, self.recorder.bounds, Broker.of(client).inspect.sessions, clock=CLOCK),
         )
         self._client = client
 

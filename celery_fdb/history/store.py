@@ -24,7 +24,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from celery_fdb.history import layout, reading
-from celery_fdb.history.layout import Counters, Group, HistoryKeys, decode
+from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup, decode
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
@@ -45,7 +45,7 @@ INDEXES = ("task", "state")
 LOST_RUNS = 100
 
 
-def write(tr: Transaction, keys: HistoryKeys, group: Group, *, bounds: History, now_ms: int) -> bool:
+def write(tr: Transaction, keys: HistoryKeys, group: RunGroup, *, bounds: History, now_ms: int) -> bool:
     """Store a group, its index entries, and what it adds to the counters. Returns whether a segment was opened."""
     tr.fill()
     number, opened = _open_segment(tr, keys, bounds, now_ms)
@@ -72,7 +72,7 @@ def _open_segment(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: i
     return number, True
 
 
-def _index_runs(tr: Transaction, keys: HistoryKeys, number: int, group: Group) -> None:
+def _index_runs(tr: Transaction, keys: HistoryKeys, number: int, group: RunGroup) -> None:
     by_id, by_root, packed = keys.index_by(number, "id"), keys.index_by(number, "root"), group.id.packed
     for at, run in enumerate(group.runs):
         place = packed + pack_int(at)
@@ -180,7 +180,7 @@ class HistoryStore:
 
     packed = staticmethod(layout.pack_groups)
 
-    def write(self, group: Group, bounds: History) -> bool:
+    def write(self, group: RunGroup, bounds: History) -> bool:
         """Store a group, once. Returns whether a segment was opened for it."""
 
         def body(tr: Transaction) -> bool:
@@ -191,7 +191,7 @@ class HistoryStore:
 
         return self._write(body)
 
-    def _stands(self, tr: Transaction, group: Group) -> bool:
+    def _stands(self, tr: Transaction, group: RunGroup) -> bool:
         """In the newest segments: an earlier try wrote it there. Read serializably, in case it is still on its way."""
         numbers = [each.number for each in reading.segments(tr, self.keys, limit=2)]
         found = tr.get_many([self.keys.group(number, group.id) for number in numbers])

@@ -309,7 +309,7 @@ MOST_PARTS = 2 * MOST_COUNTED // COUNTED_AT_ONCE
 
 
 @dataclass(slots=True)
-class Group:
+class LetterGroup:
     """Letters of one cause.
 
     ``example``: where the latest of them stands, and in which queue; ``said``: what its error said. ``reason``:
@@ -362,23 +362,23 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class LetterGroups:
     """The largest first, among ``counted`` of ``total`` letters. ``is_whole``: among all of them."""
 
-    groups: list[Group]
+    groups: list[LetterGroup]
     counted: int
     total: int
     is_whole: bool
 
 
-def group(broker: Broker, queue: str, wanted: Filter | None = None, *, most: int = MOST_COUNTED) -> Groups:
+def group(broker: Broker, queue: str, wanted: Filter | None = None, *, most: int = MOST_COUNTED) -> LetterGroups:
     """The dead letters of the queue that holds them, such as ``celery.dead``."""
     return _count(broker, [queue], wanted, most, parts=-(-most // COUNTED_AT_ONCE))
 
 
 def group_all(
     broker: Broker, queues: Sequence[str], wanted: Filter | None = None, *, most: int = MOST_COUNTED
-) -> Groups:
+) -> LetterGroups:
     """The dead letters of all these queues, a part of each in turn.
 
     Where a dead-letter exchange leads to a queue that has messages of its own, those are not counted.
@@ -388,9 +388,9 @@ def group_all(
 
 def _count(
     broker: Broker, queues: Sequence[str], wanted: Filter | None, most: int, *, parts: int, only_dead: bool = False
-) -> Groups:
+) -> LetterGroups:
     wanted = wanted or Filter()
-    groups: dict[Cause, Group] = {}
+    groups: dict[Cause, LetterGroup] = {}
     counted = 0
     todo = deque((each, b"") for each in queues)
     while todo and counted < most and parts:
@@ -400,12 +400,12 @@ def _count(
         for each in page.messages:
             if wanted.matches(each.message) and (not only_dead or died_elsewhere(each.message, queue)):
                 cause = cause_of(each.message)
-                groups.setdefault(cause, Group(cause, each.spot, queue)).add(queue, each)
+                groups.setdefault(cause, LetterGroup(cause, each.spot, queue)).add(queue, each)
         if page.following:
             todo.append((queue, page.following))
         parts -= 1
     total = sum(broker.queue(each).count() for each in queues[:MOST_PARTS])
-    return Groups(sorted(groups.values(), key=lambda each: (-each.count, each.cause)), counted, total, not todo)
+    return LetterGroups(sorted(groups.values(), key=lambda each: (-each.count, each.cause)), counted, total, not todo)
 
 
 def died_elsewhere(message: Peeked, queue: str) -> bool:

@@ -86,7 +86,7 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlEntry:
     queue: str
     control: QueueControl
 
@@ -108,7 +108,7 @@ class Dedup:
     end_ms: int
 
 
-Entry = Exchange | QueueDeclaration | Binding | Control | Limits | Dedup | StoredMessage
+Entry = Exchange | QueueDeclaration | Binding | ControlEntry | Limits | Dedup | StoredMessage
 
 
 # -- one line ----------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ _KINDS: dict[type, tuple[str, Callable[[dict[str, Any]], Entry]]] = {
     Exchange: ("exchange", lambda of: Exchange.decode(_text(of["name"]), Exchange(**of).encode())),
     QueueDeclaration: ("queue", lambda of: QueueDeclaration.decode(_text(of["name"]), QueueDeclaration(**of).encode())),
     Binding: ("binding", lambda of: Binding(**{name: _text(text) for name, text in of.items()})),
-    Control: ("control", lambda of: Control(_text(of["queue"]), decode_control(encode_json(of["control"])))),
+    ControlEntry: ("control", lambda of: ControlEntry(_text(of["queue"]), decode_control(encode_json(of["control"])))),
     Limits: (
         "limits",
         lambda of: Limits(_text(of["queue"]), _text(of["key"]), decode_limits(encode_json(of["limits"]))),
@@ -340,7 +340,7 @@ def _topology(broker: Broker) -> Iterator[Entry]:
     for queue in queues:
         control = _asked(queue.control, queue.name)
         if control != QueueControl():
-            yield Control(queue.name, control)
+            yield ControlEntry(queue.name, control)
         if control.limited:
             yield from _limits(queue)
 
@@ -491,7 +491,7 @@ def _apply(target: Broker, entry: Entry) -> None:
             transfer.restore_queue(entry)
         case Binding():
             transfer.restore_binding(entry.queue, entry.exchange, entry.routing_key)
-        case Control():
+        case ControlEntry():
             transfer.restore_control(entry.queue, entry.control)
         case Limits():
             transfer.restore_limits(entry.queue, entry.key, entry.limits)

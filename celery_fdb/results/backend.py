@@ -268,7 +268,7 @@ class FdbBackend(BaseBackend):
             return {"status": states.PENDING, "result": None}
         return self._meta(record)
 
-    def _meta(self, record: records.Record) -> dict[str, Any]:
+    def _meta(self, record: records.StoredResult) -> dict[str, Any]:
         meta: dict[str, Any] = self.decode_result(record.payload)
         return meta
 

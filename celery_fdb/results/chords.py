@@ -284,7 +284,7 @@ def parts(
     return found, rows[-1][0] + b"\0" if len(rows) == PART_ROWS else None
 
 
-def _returned(keys: records.ResultKeys, group_id: str, key: bytes, record: records.Record) -> Return:
+def _returned(keys: records.ResultKeys, group_id: str, key: bytes, record: records.StoredResult) -> Return:
     part = records.ChordPart(group_id, *keys.split_part(group_id, key))
     if record.state.startswith(ELSEWHERE):
         return Return(part, record.state.removeprefix(ELSEWHERE), None)

@@ -173,7 +173,7 @@ _HEAD = struct.Struct(">BHHQI")
 _STAMP_BYTES = 10
 
 
-class Record(NamedTuple):
+class StoredResult(NamedTuple):
     """``expires_ms`` is 0 for never. ``payload`` is empty as long as it stands in ``chunks``."""
 
     state: str
@@ -199,7 +199,7 @@ def write(tr: Transaction, key: bytes, state: str, payload: bytes, *, expires_ms
         tr.set(key + pack_int(number), piece)
 
 
-def decode(value: bytes) -> Record:
+def decode(value: bytes) -> StoredResult:
     """Raises ``FormatError``."""
     try:
         version, chunks, name, expires_ms, size = _HEAD.unpack_from(value)
@@ -210,12 +210,12 @@ def decode(value: bytes) -> Record:
     if version != RECORD_VERSION or len(payload) != (0 if chunks else size):
         raise FormatError("unreadable result", version=version, length=len(value))
     try:
-        return Record(state.decode(), payload, expires_ms, chunks, size, value[_HEAD.size : begin])
+        return StoredResult(state.decode(), payload, expires_ms, chunks, size, value[_HEAD.size : begin])
     except UnicodeDecodeError as error:
         raise FormatError("unreadable result", state=state[:80]) from error
 
 
-def readable(value: bytes) -> Record | None:
+def readable(value: bytes) -> StoredResult | None:
     """None for bytes that can't be read: they are replaced or deleted all the same."""
     try:
         return decode(value)
@@ -223,7 +223,7 @@ def readable(value: bytes) -> Record | None:
         return None
 
 
-def read(tr: Transaction, key: bytes) -> Record | None:
+def read(tr: Transaction, key: bytes) -> StoredResult | None:
     """The record with its whole payload."""
     value = tr.get(key)
     if value is None:
@@ -232,7 +232,7 @@ def read(tr: Transaction, key: bytes) -> Record | None:
     return join(record, tr.get_range(*range_of(key), limit=record.chunks)) if record.chunks else record
 
 
-def join(record: Record, rows: list[KeyValue]) -> Record:
+def join(record: StoredResult, rows: list[KeyValue]) -> StoredResult:
     """A record with its chunks."""
     payload = b"".join([piece for _, piece in rows])
     if len(rows) != record.chunks or len(payload) != record.size:

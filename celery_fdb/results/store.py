@@ -49,7 +49,7 @@ ASK_S = 60.0
 
 
 #: A result as it stands, and a watch on it unless it is ready.
-Sighting = tuple[records.Record | None, Watch | None]
+Sighting = tuple[records.StoredResult | None, Watch | None]
 
 
 class ResultStore:
@@ -105,7 +105,7 @@ class ResultStore:
         records.move_expiry(tr, self.keys, kind, id_, old.expires_ms if old else 0, expires_ms)
         records.write(tr, key, state, payload, expires_ms=expires_ms, ring=kind == "task")
 
-    def load(self, task_id: str) -> records.Record | None:
+    def load(self, task_id: str) -> records.StoredResult | None:
         return self._read(lambda tr: records.read(tr, self.keys.task(task_id)))
 
     def exists(self, task_id: str) -> bool:
@@ -140,7 +140,7 @@ class ResultStore:
     def save_group(self, group_id: str, payload: bytes, expires_ms: int) -> None:
         self._write(lambda tr: self._replace(tr, "group", group_id, "", payload, expires_ms))
 
-    def load_group(self, group_id: str) -> records.Record | None:
+    def load_group(self, group_id: str) -> records.StoredResult | None:
         return self._read(lambda tr: records.read(tr, self.keys.group(group_id)))
 
     def delete_group(self, group_id: str) -> None:

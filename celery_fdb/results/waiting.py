@@ -67,7 +67,7 @@ class Waiting:
         """Whether there is still something to wait for."""
         return bool(self._open)
 
-    def changes(self, deadline: float | None) -> list[tuple[str, records.Record]]:
+    def changes(self, deadline: float | None) -> list[tuple[str, records.StoredResult]]:
         """Some of what has changed; empty if nothing has: then sleep. A ready one is not waited for any longer.
 
         ``deadline``: by ``time.monotonic``.
@@ -76,7 +76,7 @@ class Waiting:
         if monotonic() >= self._safety:
             self._fired.extend(self._watches)
             self._safety = monotonic() + SAFETY_S
-        changed: list[tuple[str, records.Record]] = []
+        changed: list[tuple[str, records.StoredResult]] = []
         while not changed and (task_ids := self._next()):
             try:
                 sightings = self._look(task_ids, _look_s(deadline))

@@ -23,13 +23,13 @@ from celery_fdb.brokers import Holding, broker_of, open_existing
 from celery_fdb.inspection.overview import LOOPBACK
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.live import Stream
-from celery_fdb.web.page import READING, Pages, Threads, guarded
+from celery_fdb.web.page import READING, Pages, ThreadPool, guarded
 from celery_fdb.web.pages import actions, messages, queues, schedules, tasks, workers
-from celery_fdb.web.settings import Login, Settings
+from celery_fdb.web.settings import DashboardSettings, Login
 from celery_fdb.web.visit import HERE, PATHS
 
 
-def opening(settings: Settings) -> Holding:
+def opening(settings: DashboardSettings) -> Holding:
     """Opens it within ``connect_timeout_s``."""
     timeout_s = settings.connect_timeout_s
     return Holding(lambda: open_existing(settings.url, **{"connect_timeout": timeout_s, **settings.options}))
@@ -91,7 +91,7 @@ def dashboard(
     Raises ``OptionError``.
     """
     url, configured = broker_of(broker) if isinstance(broker, Celery) else (broker, {})
-    settings = Settings.of(
+    settings = DashboardSettings.of(
         url,
         options={**configured, **(options or {})},
         app=app or (broker if isinstance(broker, Celery) else None),
@@ -107,9 +107,9 @@ def dashboard(
     return guarded(_assembled(settings), settings.hosts)
 
 
-def _assembled(settings: Settings) -> Starlette:
+def _assembled(settings: DashboardSettings) -> Starlette:
     authentication, holding = Authentication(settings), opening(settings)
-    threads, asking = Threads(settings.threads, settings.timeout_s), Threads(1, settings.timeout_s)
+    threads, asking = ThreadPool(settings.threads, settings.timeout_s), ThreadPool(1, settings.timeout_s)
     pages = Pages(authentication, holding, threads)
 
     @asynccontextmanager

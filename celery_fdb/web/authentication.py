@@ -39,7 +39,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from celery_fdb.operations.action import log, log_audit
-from celery_fdb.web.settings import Settings, User
+from celery_fdb.web.settings import DashboardSettings, User
 from celery_fdb.web.visit import FORM_COOKIE, Visit, signature
 from kombu_fdb.primitives.clock import Clock
 
@@ -53,7 +53,7 @@ LONGEST_NOTICE = 2_000
 class Authentication:
     """Who asks, the login page, and the attempts to pass it; of one dashboard."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DashboardSettings) -> None:
         self._settings = settings
         self._attempts = Attempts(settings.clock)
         self._ended = Ended()

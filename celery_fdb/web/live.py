@@ -33,8 +33,8 @@ from celery_fdb.brokers import Holding
 from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.overview import Overview, QueueView, look
 from celery_fdb.web.authentication import Authentication
-from celery_fdb.web.page import Busy, Threads
-from celery_fdb.web.settings import Settings
+from celery_fdb.web.page import Busy, ThreadPool
+from celery_fdb.web.settings import DashboardSettings
 from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
@@ -271,7 +271,9 @@ AGAIN_MS = 3_000
 class Stream:
     """One feed for each event loop; a server has one loop."""
 
-    def __init__(self, settings: Settings, authentication: Authentication, holding: Holding, threads: Threads) -> None:
+    def __init__(
+        self, settings: DashboardSettings, authentication: Authentication, holding: Holding, threads: ThreadPool
+    ) -> None:
         self._settings = settings
         self._authentication = authentication
         self._holding = holding

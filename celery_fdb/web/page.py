@@ -135,7 +135,7 @@ class Busy(KombuFDBError):
     text = "nothing was done, as all threads are busy: too many pages are asked for at once, or the store hangs. Reload"
 
 
-class Threads:
+class ThreadPool:
     """The threads of one dashboard, in whatever event loops it answers."""
 
     def __init__(self, number: int, timeout_s: float) -> None:
@@ -191,12 +191,12 @@ FORM_S = 20.0
 class Pages:
     """Makes endpoints of views."""
 
-    def __init__(self, authentication: Authentication, holding: Holding, threads: Threads) -> None:
+    def __init__(self, authentication: Authentication, holding: Holding, threads: ThreadPool) -> None:
         self._authentication = authentication
         self._holding = holding
         self._threads = threads
 
-    def shows(self, view: View, threads: Threads | None = None) -> Endpoint:
+    def shows(self, view: View, threads: ThreadPool | None = None) -> Endpoint:
         """A page that changes nothing. ``threads``: of its own."""
         return partial(self._answer, view, threads or self._threads)
 
@@ -225,7 +225,7 @@ class Pages:
             refusal = await _take_form(visit)
         return await self._run(view, self._threads, visit) if refusal is None else refusal
 
-    async def _answer(self, view: View, threads: Threads, request: Request) -> Response:
+    async def _answer(self, view: View, threads: ThreadPool, request: Request) -> Response:
         visit, refusal = await self._authentication.visit(request)
         return refusal if refusal is not None else await self._run(view, threads, visit)
 
@@ -251,7 +251,7 @@ class Pages:
             return refusal
         return visit.page("error", 500, title="A mistake of ours", text="The server's log has the details.")
 
-    async def _run(self, view: View, threads: Threads, visit: Visit) -> Response:
+    async def _run(self, view: View, threads: ThreadPool, visit: Visit) -> Response:
         try:
             made = await threads.run(partial(answer, view, visit, self._holding))
         except Busy as error:

@@ -44,7 +44,7 @@ RANGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DashboardSettings:
     """The arguments of :func:`celery_fdb.web.dashboard`, which describes them; its ``repr`` holds no secret."""
 
     url: str = field(repr=False)
@@ -67,7 +67,7 @@ class Settings:
     clock: Clock = field(default_factory=SystemClock)
 
     @classmethod
-    def of(cls, url: str, **given: Any) -> Settings:
+    def of(cls, url: str, **given: Any) -> DashboardSettings:
         """Raises ``OptionError``."""
         unknown = given.keys() - {each.name for each in dataclasses.fields(cls)}
         if unknown:
@@ -80,7 +80,7 @@ class Settings:
         return settings
 
 
-def _check_access(settings: Settings) -> None:
+def _check_access(settings: DashboardSettings) -> None:
     if settings.token is not None and len(settings.token) < SHORTEST_TOKEN:
         fix = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe())'"
         raise OptionError(f"the token has fewer than {SHORTEST_TOKEN} characters", fix=fix)

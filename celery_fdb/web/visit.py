@@ -24,7 +24,7 @@ from starlette.responses import RedirectResponse, Response
 from celery_fdb.history.run import LOST
 from celery_fdb.inspection.time_formats import age, limit, moment, rate
 from celery_fdb.operations.action import Action, Audit
-from celery_fdb.web.settings import Settings, User
+from celery_fdb.web.settings import DashboardSettings, User
 from kombu_fdb.model import Spot
 from kombu_fdb.primitives.masking import plain
 
@@ -261,7 +261,7 @@ class Visit:
     """
 
     request: Request
-    settings: Settings
+    settings: DashboardSettings
     user: User
     audit: Audit
     form_token: str = ""

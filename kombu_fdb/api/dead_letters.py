@@ -29,7 +29,7 @@ from typing import Any, Unpack
 
 from kombu_fdb.api.arguments import Conditions, Stop, check_limit, check_name, never, seconds
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, LetterWalk, Wanted, task_of
+from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, LetterFilter, LetterWalk, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import Part, Peeked, Spot
 from kombu_fdb.primitives.clock import Clock, SystemClock
@@ -225,7 +225,7 @@ class DeadLetters:
             if age_s is not None:
                 moments[condition] = self._clock.wall_ms() - int(seconds(name, age_s) * 1000)
         try:
-            wanted = Wanted(**conditions, **moments)
+            wanted = LetterFilter(**conditions, **moments)
         except TypeError:
             known = "error, key, message_id, older_than, queue, reason, task, where, younger_than"
             raise InvalidArgument(

@@ -39,7 +39,7 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
 from kombu_fdb.engine.messages.message import Subqueue, delete, forget, put_ready, take_out, with_payload
 from kombu_fdb.engine.messages.publish import expires_at
 from kombu_fdb.engine.stored.work import READY, Work
-from kombu_fdb.engine.transactions import Group, read, write
+from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, headers_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, priority_of, range_of, read_or
@@ -59,7 +59,7 @@ NO_LAST = b"\xff" * VERSION_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LetterFilter:
     """Which dead letters; by default all. All conditions must hold; those on a death apply to the last one.
 
     ``error``: the class of the exception, with or without its module. ``task``: a Celery task's name. ``key``: the
@@ -83,7 +83,7 @@ class Wanted:
     def matches(self, record: Record | None) -> bool:
         """Whether the record matches, as far as it tells. An unreadable one matches if there are no conditions."""
         if record is None:
-            return self == Wanted()
+            return self == LetterFilter()
         return (
             self.message_id in (b"", record.message_id)
             and self.key in (None, record.key)
@@ -142,7 +142,7 @@ class LetterWalk(NamedTuple):
     """The queue, the letters wanted, and the version of the last one that had come when the walk began."""
 
     dead: str
-    wanted: Wanted
+    wanted: LetterFilter
     last: bytes
 
     def mark(self, cursor: bytes) -> bytes | None:
@@ -169,7 +169,7 @@ def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tup
 
     Snapshot reads, and all of them before the caller's first write. What ``where`` raises is passed on.
     """
-    most = LETTERS_PER_TRANSACTION if walk.wanted != Wanted() else min(limit + 1, LETTERS_PER_TRANSACTION)
+    most = LETTERS_PER_TRANSACTION if walk.wanted != LetterFilter() else min(limit + 1, LETTERS_PER_TRANSACTION)
     rows, following = _rows(work, walk.dead, cursor, most)
     found: list[Letter] = []
     size = 0
@@ -313,7 +313,7 @@ def trim(work: Work, limit: int, queue: str) -> int:
 # -- the verbs ---------------------------------------------------------------------------------------------------------
 
 
-class DeadLetters(Group):
+class DeadLetters(Verbs):
     """The verbs on dead letters."""
 
     look = read(look)
@@ -331,10 +331,10 @@ class DeadLetters(Group):
                 break
         return total
 
-    def walk(self, dead: str, wanted: Wanted | None = None) -> LetterWalk:
+    def walk(self, dead: str, wanted: LetterFilter | None = None) -> LetterWalk:
         """A walk through a queue of dead letters as it is now: what comes later is behind its end."""
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
-        return LetterWalk(dead, wanted or Wanted(), NO_LAST if last is None else last)
+        return LetterWalk(dead, wanted or LetterFilter(), NO_LAST if last is None else last)
 
     def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
         """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.

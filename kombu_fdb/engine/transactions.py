@@ -190,7 +190,7 @@ class Transactions:
 # -- groups of verbs ---------------------------------------------------------------------------------------------------
 
 
-class Group:
+class Verbs:
     """Verbs on one subject, each of which runs in transactions of ``run``."""
 
     def __init__(self, run: Transactions) -> None:
@@ -198,20 +198,20 @@ class Group:
 
 
 def read(verb: Callable[Concatenate[Work, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A group's method: the verb, in a transaction that only looks."""
+    """A method of :class:`Verbs`: the verb, in a transaction that only looks."""
 
     @wraps(verb)
-    def method(self: Group, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: Verbs, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run.read(lambda work: verb(work, *args, **kwargs))
 
     return method
 
 
 def write(verb: Callable[Concatenate[Work, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A group's method: the verb, in a transaction that is repeated until it commits."""
+    """A method of :class:`Verbs`: the verb, in a transaction that is repeated until it commits."""
 
     @wraps(verb)
-    def method(self: Group, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: Verbs, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run.write(lambda work: verb(work, *args, **kwargs))
 
     return method

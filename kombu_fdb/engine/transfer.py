@@ -34,7 +34,7 @@ from kombu_fdb.engine.messages import message, publish
 from kombu_fdb.engine.messages.message import Subqueue, put_delayed, put_ready
 from kombu_fdb.engine.messages.publish import BATCH_BYTES
 from kombu_fdb.engine.stored.work import DELAYED, NEWER, READY, Work
-from kombu_fdb.engine.transactions import Group, Transactions, read, write
+from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     UPGRADE,
@@ -285,7 +285,7 @@ def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
 MOST_MESSAGES, MOST_BYTES = MESSAGES_PER_TRANSACTION, BATCH_BYTES
 
 
-class Transfer(Group):
+class Transfer(Verbs):
     """The verbs on one store as the source or the target. Each may be called again after any failure."""
 
     restore_dedups = write(publish.restore)

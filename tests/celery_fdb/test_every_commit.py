@@ -19,7 +19,7 @@ from celery_fdb.history import store as history_store
 from celery_fdb.history.layout import decode
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.recorder import Upkeep
+from celery_fdb.history.recorder import HistoryDuty
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection import schedules as schedule_store
@@ -98,9 +98,9 @@ class Stage:
         self.schedules.tell([self.told(f"e{number}") for number in range(2 * PART + 1)])
         self.schedules.pause("e0")
 
-    def upkeep(self, history: HistoryStore) -> Upkeep:
+    def upkeep(self, history: HistoryStore) -> HistoryDuty:
         live = [SessionFacts(SessionId(LIVE), {}, b"", 30.0, open=True, consumed=[])]
-        return Upkeep(history, BOUNDS, lambda: live, clock=self.clock)
+        return HistoryDuty(history, BOUNDS, lambda: live, clock=self.clock)
 
     def tidy(self) -> None:
         """What other workers and another beat do, for days."""

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.prompt import Prompt
 from rich.table import Table
 
-from celery_fdb.cli.terminal import Answer, Refused, Run, command
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, command
 from kombu_fdb import Broker
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Check(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Evidence:
     """All there is to judge by: what was sent, what ran, the worker that was killed, and the chord's result."""
 
     sent: Sequence[str]
@@ -235,7 +235,7 @@ class Tour:
         self._sent: list[str] = []
         self._orders = 0
 
-    def run(self, home: Path, url: str, port: int) -> Outcome:
+    def run(self, home: Path, url: str, port: int) -> Evidence:
         """All acts, on that broker, which is empty. Raises ``Refused``."""
         os.environ.update(TOUR_HOME=str(home), TOUR_BROKER=url)
         from celery_fdb.cli.tour import shop  # reads the environment; the workers import it the same way
@@ -349,22 +349,22 @@ class Tour:
         self._say(f"The service works again: {replayed} replayed, each with what its workflow still has to do.")
         self._wait_for("the replayed orders", sent)
 
-    def _closing_time(self, killed: int, counted: object) -> Outcome:
+    def _closing_time(self, killed: int, counted: object) -> Evidence:
         self._act(5, "Closing time")
         self._wait_for("the photos", self._sent)
         wait("an empty store", self._is_empty)
         articles = sum(map(self.shop.articles, range(SHELVES)))
-        outcome = Outcome(self._sent, self._journal(), killed, articles, counted)
+        evidence = Evidence(self._sent, self._journal(), killed, articles, counted)
         headings = ("task", "sent", "ended once", "more than once", "median wait, s")
         table = Table(*headings, box=None, padding=(0, 2, 0, 3))
-        for row in outcome.rows():
+        for row in evidence.rows():
             table.add_row(*row)
         self.console.print(table)
-        for check in outcome.checks():
+        for check in evidence.checks():
             mark = "[green]ok  [/]" if check.holds else "[bold red]FAIL[/]"
             self._say(f"{mark} {check.claim}: {check.found}")
         self._look("/tasks", "shows how often each task ran, how long, and how often in vain.")
-        return outcome
+        return evidence
 
     def _is_empty(self) -> bool:
         counts = self.broker.queues()[QUEUE]
@@ -379,7 +379,7 @@ class Tour:
 @click.option("--store", type=click.Choice(["sqlite", "fdb"]), default="sqlite", help="fdb starts a FoundationDB node.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=0, help="The dashboard's. By default a free one.")
 @click.option("--go-on", is_flag=True, help="Stop nowhere, as without a terminal.")
-def tour(run: Run, store: str, port: int, *, go_on: bool) -> Answer:
+def tour(invocation: Invocation, store: str, port: int, *, go_on: bool) -> Answer:
     """Show a shop with two workers on a broker of its own: a flood, a killed worker, an outage; ends with a verdict."""
     try:
         import celery_fdb.web  # noqa: F401 - told now, and not by the process of the dashboard
@@ -389,10 +389,13 @@ def tour(run: Run, store: str, port: int, *, go_on: bool) -> Answer:
             missing=error.name,
             fix="Run: pip install 'celery-fdb[web]'",
         ) from error
-    stops = sys.stdin.isatty() and sys.stdout.isatty() and not (go_on or run.as_json)
+    stops = sys.stdin.isatty() and sys.stdout.isatty() and not (go_on or invocation.as_json)
     # As in other commands, but for the markup, which is all the tour's own.
     console = Console(
-        highlight=False, quiet=run.as_json, no_color=run.where.no_color or None, width=None if stops else 110
+        highlight=False,
+        quiet=invocation.as_json,
+        no_color=invocation.where.no_color or None,
+        width=None if stops else 110,
     )
 
     def pause(_: Tour, __: str) -> None:
@@ -400,10 +403,10 @@ def tour(run: Run, store: str, port: int, *, go_on: bool) -> Answer:
             Prompt.ask("   [dim]Enter goes on[/]", default="", show_default=False, console=console)
 
     with tempfile.TemporaryDirectory(prefix="celery-fdb-tour-") as home, broker(store, Path(home)) as url:
-        outcome = Tour(console, pause).run(Path(home), url, port)
-    checks = outcome.checks()
+        evidence = Tour(console, pause).run(Path(home), url, port)
+    checks = evidence.checks()
     holds = all(check.holds for check in checks)
-    shown = f"{len(outcome.sent):,} sent, {outcome.lost} lost." + ("" if holds else " The verdict: FAILED.")
+    shown = f"{len(evidence.sent):,} sent, {evidence.lost} lost." + ("" if holds else " The verdict: FAILED.")
     return Answer([check._asdict() for check in checks], [f"\n{shown}"], ok=holds)
 
 

@@ -128,7 +128,7 @@ class CeleryBackend(BaseTaskBackend):
     def app(self) -> Celery:
         """Raises ``OptionError``."""
         named = self.options.get("app")
-        return conf.celery_app(conf.Settings(app=named) if named else conf.read())
+        return conf.celery_app(conf.DjangoSettings(app=named) if named else conf.read())
 
     @property
     def supports_get_result(self) -> bool:  # type: ignore[override]  # Django asks the instance

@@ -242,7 +242,7 @@ def _check_atomic_requests() -> Messages:
 # -- how ---------------------------------------------------------------------------------------------------------------
 
 
-def _read() -> tuple[conf.Settings | None, Location | None, list[CheckMessage]]:
+def _read() -> tuple[conf.DjangoSettings | None, Location | None, list[CheckMessage]]:
     """The settings and where they lead, each None unless it is right; and what is wrong, if anything is."""
     settings = None
     kind: type[Error | Warning] = Error

@@ -48,7 +48,7 @@ RUN = "celery_fdb.django.run"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DjangoSettings:
     """Field names in capitals are the setting's keys.
 
     ``app``: the Celery app, ``"shop.celery:app"``; unset, the current one. ``broker_url``: instead of the app's, and
@@ -77,12 +77,12 @@ _KINDS = {
 }
 
 
-def read(given: object = None) -> Settings:
+def read(given: object = None) -> DjangoSettings:
     """``settings.CELERY_FDB``, or what is given instead. Raises ``OptionError``."""
     given = getattr(django_settings, NAME, {}) if given is None else given
     if not isinstance(given, Mapping):
         raise OptionError(f"{NAME} is not a dict", fix=f"Set {NAME} = {{}}, or remove it.")
-    return Settings(**{_field(name): _accept(name, value) for name, value in given.items()})
+    return DjangoSettings(**{_field(name): _accept(name, value) for name, value in given.items()})
 
 
 def _field(name: object) -> str:
@@ -102,7 +102,7 @@ def _accept(name: str, value: Any) -> Any:
     return value
 
 
-def celery_app(settings: Settings) -> Celery:
+def celery_app(settings: DjangoSettings) -> Celery:
     """The project's Celery app. Raises ``OptionError`` if its name leads nowhere."""
     if settings.app is None:
         return current_app._get_current_object()
@@ -122,12 +122,12 @@ def celery_app(settings: Settings) -> Celery:
     return app
 
 
-def app_of_broker(settings: Settings) -> Celery | None:
+def app_of_broker(settings: DjangoSettings) -> Celery | None:
     """The Celery app whose broker the pages show; None if only the broker is named. Raises as :func:`celery_app`."""
     return None if settings.broker_url is not None and settings.app is None else celery_app(settings)
 
 
-def broker_of(settings: Settings) -> tuple[str, dict[str, Any]]:
+def broker_of(settings: DjangoSettings) -> tuple[str, dict[str, Any]]:
     """The broker's URL and options. Raises ``OptionError``."""
     if settings.broker_url is not None:
         return brokers.ours(settings.broker_url), dict(settings.options)

@@ -28,7 +28,7 @@ from celery_fdb.web.application import A_YEAR, SHOWN
 from celery_fdb.web.live import Poll
 from celery_fdb.web.page import HEADERS, READING, answer, other_site
 from celery_fdb.web.pages import actions, workers
-from celery_fdb.web.settings import Settings, User
+from celery_fdb.web.settings import DashboardSettings, User
 from celery_fdb.web.visit import HERE, PATHS, READ_ONLY, Visit, fields_of
 from kombu_fdb.errors import OptionError
 
@@ -107,15 +107,15 @@ def _visit(request: HttpRequest, path: str) -> Visit:
     return visit
 
 
-def _settings() -> Settings:
+def _settings() -> DashboardSettings:
     """Opening the broker reports unusable settings."""
     try:
         given = conf.read()
         url, options = conf.broker_of(given)
         app = conf.app_of_broker(given)
     except OptionError:
-        return Settings("", anonymous=True)
-    return Settings(
+        return DashboardSettings("", anonymous=True)
+    return DashboardSettings(
         url,
         options,
         app,

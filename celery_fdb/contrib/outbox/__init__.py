@@ -86,7 +86,7 @@ CLOCKS = (
 _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 
 
-class Row(NamedTuple):
+class ClaimedRow(NamedTuple):
     """A claimed row: ``due_ms`` is what it was before, ``lease_ms`` what it is now."""
 
     id: str
@@ -96,7 +96,7 @@ class Row(NamedTuple):
     lease_ms: int
 
 
-class Rows:
+class OutboxTable:
     """``transaction`` gives a cursor in a transaction, which it commits; ``mark`` is the driver's placeholder."""
 
     def __init__(
@@ -114,14 +114,14 @@ class Rows:
         self.skip_locked = skip_locked
 
     @classmethod
-    def of(cls, connection: Any, mark: str | None, clock: str | None, skip_locked: bool | None) -> Rows:
+    def of(cls, connection: Any, mark: str | None, clock: str | None, skip_locked: bool | None) -> OutboxTable:
         """Through a DB-API connection; what is None is asked of it. Raises its errors, and ``OptionError``."""
         if skip_locked is None:
             skip_locked = has_skip_locked(connection)
         clock = clock or clock_of(connection)
         return cls(partial(in_transaction, connection), mark or mark_of(connection), clock, skip_locked=skip_locked)
 
-    def claim(self, limit: int, lease_ms: int, ids: Sequence[str] = ()) -> list[Row]:
+    def claim(self, limit: int, lease_ms: int, ids: Sequence[str] = ()) -> list[ClaimedRow]:
         """Claim the rows that have been due for longest, or those of ``ids``. Each is the caller's for ``lease_ms``."""
         query = "SELECT id, signature, attempts, due_ms FROM celery_outbox WHERE due_ms <= ?"
         if ids:
@@ -132,21 +132,21 @@ class Rows:
         with self._transaction() as cursor:
             now_ms = self._now(cursor)
             self._run(cursor, query, now_ms, *ids, limit)
-            found = [Row._make((*values, now_ms + lease_ms)) for values in cursor.fetchall()]
+            found = [ClaimedRow._make((*values, now_ms + lease_ms)) for values in cursor.fetchall()]
             return [row for row in found if self._move(cursor, row, row.due_ms, row.lease_ms)]
 
-    def release(self, rows: Sequence[Row]) -> None:
+    def release(self, rows: Sequence[ClaimedRow]) -> None:
         """Put the rows back as they were before they were claimed."""
         with self._transaction() as cursor:
             for row in rows:
                 self._move(cursor, row, row.lease_ms, row.due_ms)
 
-    def delete(self, rows: Sequence[Row]) -> None:
+    def delete(self, rows: Sequence[ClaimedRow]) -> None:
         with self._transaction() as cursor:
             marks = ", ".join("?" * len(rows))
             self._run(cursor, f"DELETE FROM celery_outbox WHERE id IN ({marks})", *(row.id for row in rows))  # noqa: S608
 
-    def fail(self, row: Row, error: str, pause_ms: int | None) -> None:
+    def fail(self, row: ClaimedRow, error: str, pause_ms: int | None) -> None:
         """One more attempt has failed; the next is due after a pause, or never."""
         statement = (
             "UPDATE celery_outbox SET attempts = attempts + 1, error = ?, due_ms = ? WHERE id = ? AND due_ms = ?"
@@ -176,7 +176,7 @@ class Rows:
         self._run(cursor, f"SELECT {self.clock}")
         return int(cursor.fetchone()[0])
 
-    def _move(self, cursor: Any, row: Row, due_ms: int, to_ms: int) -> bool:
+    def _move(self, cursor: Any, row: ClaimedRow, due_ms: int, to_ms: int) -> bool:
         self._run(cursor, "UPDATE celery_outbox SET due_ms = ? WHERE id = ? AND due_ms = ?", to_ms, row.id, due_ms)
         return bool(cursor.rowcount)
 
@@ -295,53 +295,53 @@ class Outbox:
 
     def relay(self, limit: int = 100) -> int:
         """Publish up to ``limit`` rows that are due. Returns how many. Raises kombu's ``OperationalError``."""
-        with self.opened() as rows:
-            return self.relay_some(rows, limit)
+        with self.opened() as table:
+            return self.relay_some(table, limit)
 
     @contextmanager
-    def opened(self) -> Iterator[Rows]:
+    def opened(self) -> Iterator[OutboxTable]:
         """The table, through a connection of its own. Raises the driver's errors."""
         with closing(self._connect()) as connection:
-            rows = Rows.of(connection, self._mark, self._db_clock, self._skip_locked)
-            self._db_clock, self._skip_locked = rows.clock, rows.skip_locked
-            yield rows
+            table = OutboxTable.of(connection, self._mark, self._db_clock, self._skip_locked)
+            self._db_clock, self._skip_locked = table.clock, table.skip_locked
+            yield table
 
-    def relay_some(self, rows: Rows, limit: int, ids: Sequence[str] = ()) -> int:
+    def relay_some(self, table: OutboxTable, limit: int, ids: Sequence[str] = ()) -> int:
         """As :meth:`relay`; only rows of ``ids``, if there are any."""
-        return self._publish(rows, rows.claim(limit, int(LEASE_S * 1000), ids))
+        return self._publish(table, table.claim(limit, int(LEASE_S * 1000), ids))
 
-    def _publish(self, rows: Rows, claimed: Sequence[Row]) -> int:
+    def _publish(self, table: OutboxTable, claimed: Sequence[ClaimedRow]) -> int:
         if not claimed:
             return 0
         try:
             send(self.app, claimed)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one row, the others go on
-            self._unless_brokers(rows, claimed, error)
-            return sum(self._publish_one(rows, claimed[at:]) for at in range(len(claimed)))
-        rows.delete(claimed)
+            self._unless_brokers(table, claimed, error)
+            return sum(self._publish_one(table, claimed[at:]) for at in range(len(claimed)))
+        table.delete(claimed)
         return len(claimed)
 
-    def _publish_one(self, rows: Rows, left: Sequence[Row]) -> bool:
+    def _publish_one(self, table: OutboxTable, left: Sequence[ClaimedRow]) -> bool:
         row = left[0]
         try:
             send(self.app, [row])
         except Exception as error:  # as above
-            self._unless_brokers(rows, left, error)
+            self._unless_brokers(table, left, error)
             attempt = row.attempts + 1
             logger.exception("outbox row %s can't be published, attempt %d of %d", row.id, attempt, MOST_ATTEMPTS)
             pause_ms = int(seconds(BACKOFF, attempt) * 1000) if attempt < MOST_ATTEMPTS else None
             try:
-                rows.fail(row, _told(error), pause_ms)
+                table.fail(row, _told(error), pause_ms)
             except Exception:  # a character that the database does not know; if it does not answer, nor does it now
                 logger.exception("the error of outbox row %s can't be stored", row.id)
-                rows.fail(row, UNTOLD, pause_ms)
+                table.fail(row, UNTOLD, pause_ms)
             return False
-        rows.delete([row])
+        table.delete([row])
         return True
 
-    def _unless_brokers(self, rows: Rows, claimed: Sequence[Row], error: Exception) -> None:
+    def _unless_brokers(self, table: OutboxTable, claimed: Sequence[ClaimedRow], error: Exception) -> None:
         if is_brokers(self.app, error):
-            rows.release(claimed)
+            table.release(claimed)
             raise OperationalError(str(error)) from error
 
     def now_ms(self) -> int:
@@ -388,7 +388,7 @@ def _first_parts(signature: dict[str, Any]) -> Iterable[dict[str, Any]]:
     return tasks[:1] if kind == "chain" else tasks
 
 
-def send(app: Celery, rows: Iterable[Row]) -> None:
+def send(app: Celery, rows: Iterable[ClaimedRow]) -> None:
     """Publish in as few transactions as there can be: none, if building a message fails.
 
     Raises whatever building and publishing raise; :func:`is_brokers` tells them apart.
@@ -404,7 +404,7 @@ def send(app: Celery, rows: Iterable[Row]) -> None:
                 _signature(app, row).apply_async(producer=once)
 
 
-def _signature(app: Celery, row: Row) -> Signature:
+def _signature(app: Celery, row: ClaimedRow) -> Signature:
     return Signature.from_dict(loads(row.signature), app=app)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from celery_fdb.contrib.outbox import TABLE, Outbox, Rows
+from celery_fdb.contrib.outbox import TABLE, Outbox, OutboxTable
 from kombu_fdb.primitives.plural import plural
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ class Relay:
         logger.info("relay started")
         while not self._is_stopped:
             try:
-                with self._outbox.opened() as rows:
-                    self._work(rows)
+                with self._outbox.opened() as table:
+                    self._work(table)
             except Exception as error:  # noqa: BLE001 - each SQL driver has classes of its own
                 self._rest(error)
         logger.info("relay stopped, %d published", self.published)
@@ -73,9 +73,9 @@ class Relay:
     def run_once(self) -> int:
         """Publish what is due. Returns the exit code: 1 if there are rows that could not be published."""
         try:
-            with self._outbox.opened() as rows:
-                while rows.has_due():
-                    self.published += self._outbox.relay_some(rows, self._limit)
+            with self._outbox.opened() as table:
+                while table.has_due():
+                    self.published += self._outbox.relay_some(table, self._limit)
         except Exception as error:  # noqa: BLE001 - as above
             self._complain(error)
             return UNREACHABLE
@@ -86,17 +86,17 @@ class Relay:
     def retry_poison(self) -> bool:
         """Have the rows that failed for good tried again. False if the table can't be read."""
         try:
-            with self._outbox.opened() as rows:
-                number = rows.retry_poison()
+            with self._outbox.opened() as table:
+                number = table.retry_poison()
         except Exception as error:  # noqa: BLE001 - as above
             self._complain(error)
             return False
         logger.info("to be retried: %s", plural(number, "row"))
         return True
 
-    def _work(self, rows: Rows) -> None:
+    def _work(self, table: OutboxTable) -> None:
         while not self._is_stopped:
-            number = self._outbox.relay_some(rows, self._limit)
+            number = self._outbox.relay_some(table, self._limit)
             self._pause_s = 0.0
             self.published += number
             if number:
@@ -113,8 +113,8 @@ class Relay:
     def _failed(self) -> int | None:
         """How many rows have failed; None if the table can't be read."""
         try:
-            with self._outbox.opened() as rows:
-                number = rows.count_failed()
+            with self._outbox.opened() as table:
+                number = table.count_failed()
         except Exception as error:  # noqa: BLE001 - as above
             self._complain(error)
             return None

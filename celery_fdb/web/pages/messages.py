@@ -18,7 +18,7 @@ from celery_fdb.inspection.filters import (
     REASONS,
     SPOKEN,
     Filter,
-    Groups,
+    LetterGroups,
     dead_queues,
     group,
     group_all,
@@ -170,7 +170,7 @@ def causes(visit: Visit, broker: Broker) -> Response:
     return _causes(visit, found, queue=None, home="all queues")
 
 
-def _causes(visit: Visit, found: Groups, *, queue: str | None, home: str) -> Response:
+def _causes(visit: Visit, found: LetterGroups, *, queue: str | None, home: str) -> Response:
     """``queue``: None for all."""
     return visit.page(
         "causes",

@@ -36,7 +36,7 @@ MOST_FOLLOWING, SECOND = 3, timedelta(seconds=1)
 LastRun = Callable[[str], RunView | None]
 
 
-class Row(NamedTuple):
+class ScheduleView(NamedTuple):
     """``timing``: as Celery writes it. ``problem``: why there is no more to say of the entry.
 
     ``last``: when beat published it last, ``run``: the last run of its task in the history. ``heard``: when a beat told
@@ -65,7 +65,7 @@ def schedules(visit: Visit, broker: Broker) -> Response:
     return visit.page("schedules", rows=rows, has_app=app is not None, most=MOST_ENTRIES)
 
 
-def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[Row]:
+def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[ScheduleView]:
     """Each entry. ``now``: with a time zone."""
     written = {} if app is None else configured(app)
     store = schedule_of(broker)
@@ -88,7 +88,7 @@ def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[Row]:
     return [_acted_on(row, paused=row.name in paused, configured=row.name in written) for row in rows]
 
 
-def _acted_on(row: Row, *, paused: bool, configured: bool) -> Row:
+def _acted_on(row: ScheduleView, *, paused: bool, configured: bool) -> ScheduleView:
     """With what can be done to it: a beat that obeys pauses has to have told of it, or the app to say what it is."""
     pausing = ["schedule_resume"] if paused else ["schedule_pause"] if row.state in {"beat", "silent"} else []
     actions = named(*pausing, *(["schedule_run"] if configured and not row.problem else []))
@@ -123,13 +123,15 @@ def _timing(app: Celery | None, told: Told, written: Any) -> Any:
         return None
 
 
-def _told_row(told: Told, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> Row:
+def _told_row(told: Told, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> ScheduleView:
     """``gone``: what an entry is that no beat tells of any more; else beat is silent."""
     state = "beat" if _is_heard(told, now) else "gone" if gone else "silent"
     last, first = (None if each is None else moment(each) for each in (told.last_ms, told.next_ms))
     following = _from(timing, first) if state == "beat" else []
     heard = moment(told.told_ms)
-    return Row(told.name, told.task, told.timing, told.queue, last, last_run(told.task), following, state, heard)
+    return ScheduleView(
+        told.name, told.task, told.timing, told.queue, last, last_run(told.task), following, state, heard
+    )
 
 
 def _is_heard(told: Told, now: datetime) -> bool:
@@ -139,15 +141,15 @@ def _is_heard(told: Told, now: datetime) -> bool:
 # -- what is configured ------------------------------------------------------------------------------------------------
 
 
-def _configured_row(app: Celery | None, name: str, written: Any, last_run: LastRun, now: datetime) -> Row:
+def _configured_row(app: Celery | None, name: str, written: Any, last_run: LastRun, now: datetime) -> ScheduleView:
     try:
         entry = entry_of(app, name, written)
         task, timing = str(entry.task), entry.schedule
         run = last_run(task)
         queue = str((entry.options or {}).get("queue", ""))
-        return Row(name, task, text_of(timing), queue, None, run, _from(timing, _first(timing, run, now)))
+        return ScheduleView(name, task, text_of(timing), queue, None, run, _from(timing, _first(timing, run, now)))
     except BROKEN as error:
-        return Row(name, problem=f"{type(error).__name__}: {error}")
+        return ScheduleView(name, problem=f"{type(error).__name__}: {error}")
 
 
 # -- next runs ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.session import Beat, Surroundings
 from kombu_fdb.engine.stored.work import Policy, Work
-from kombu_fdb.engine.transactions import Environment, Group, Timeouts, Transactions, read, write
+from kombu_fdb.engine.transactions import Environment, Timeouts, Transactions, Verbs, read, write
 from kombu_fdb.engine.transfer import Transfer
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import LimitExceeded, StoreFull
@@ -45,7 +45,7 @@ from kombu_fdb.store.protocol import Database, Watch
 QUEUES_PER_FORGET = 200
 
 
-class Metrics(Group):
+class Metrics(Verbs):
     """The verbs on totals."""
 
     _key_totals = read(totals.read_keys)
@@ -124,7 +124,7 @@ class Metrics(Group):
 SESSION_TTL_S = 30.0
 
 
-class Sessions(Group):
+class Sessions(Verbs):
     """The verbs of consumer processes, and of those that clean up after them."""
 
     beats = read(session.beats)

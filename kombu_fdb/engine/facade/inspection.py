@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.scheduling import limit_changes, single
-from kombu_fdb.engine.transactions import Group, read
+from kombu_fdb.engine.transactions import Verbs, read
 from kombu_fdb.model import Peeked, QueueFacts
 from kombu_fdb.store.protocol import KeyValue
 
@@ -14,7 +14,7 @@ from kombu_fdb.store.protocol import KeyValue
 QUEUES_PER_LOOK = 50
 
 
-class Inspection(Group):
+class Inspection(Verbs):
     """The verbs that only read."""
 
     queues = read(inspect.queues)

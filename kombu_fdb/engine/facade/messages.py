@@ -11,14 +11,13 @@ from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import claim, move, settle, watch
-from kombu_fdb.engine.messages.bury import Cause
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import CONFLICTS, CONTESTED, Effects, Event, Work
-from kombu_fdb.engine.transactions import Group, Transactions, read, write
+from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
@@ -27,7 +26,7 @@ from kombu_fdb.store.retry import Doubt
 NO_TERMS = ClaimTerms()
 
 
-class Messages(Group):
+class Messages(Verbs):
     """The verbs on messages that are in the store."""
 
     has_work = read(watch.has_work)
@@ -127,7 +126,7 @@ class Messages(Group):
         """
         sight, (deliveries, malformed) = self._look(demand, fired=fired)
         for lease, error in malformed:
-            self._settle([lease], partial(settle.reject, cause=Cause.malformed(error)))
+            self.reject([lease], reason="malformed", error=str(error))
         return sight, deliveries
 
     def serve(
@@ -209,8 +208,7 @@ class Messages(Group):
 
     def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: Any) -> list[bool]:
         """Dead-letter messages with this reason. False for each lost lease."""
-        cause = Cause(reason, details)
-        return self._settle(leases, lambda work, part: settle.reject(work, part, cause))
+        return self._settle(leases, lambda work, part: settle.reject(work, part, reason, details))
 
     def _settle(self, leases: Sequence[Lease], verb: Callable[[Work, Sequence[Lease]], list[bool]]) -> list[bool]:
         settled: list[bool] = []

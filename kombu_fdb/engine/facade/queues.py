@@ -10,7 +10,7 @@ from kombu_fdb.engine import topology
 from kombu_fdb.engine.scheduling import limit_changes, single
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.engine.transactions import Group, read, write
+from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
 from kombu_fdb.primitives.ranges import check_text, utf8
@@ -22,7 +22,7 @@ T = TypeVar("T")
 MOST_PARTS = 2_000
 
 
-class Queues(Group):
+class Queues(Verbs):
     """The verbs of declarations, and of operators."""
 
     touch = write(topology.touch)

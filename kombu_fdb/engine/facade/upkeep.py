@@ -12,7 +12,7 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling import key_limits, limit_changes
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.engine.transactions import Group, Transactions, read, write
+from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.engine.upkeep import due, quarantine, regain
 from kombu_fdb.keyspace.layout import Range
 from kombu_fdb.store.protocol import KeyValue
@@ -23,7 +23,7 @@ ROWS_PER_TRANSACTION = 1_000
 MOST_TRIMS = 100
 
 
-class Upkeep(Group):
+class Upkeep(Verbs):
     """The verbs that keep the store in order."""
 
     relimited_queues = read(limit_changes.relimited_queues)

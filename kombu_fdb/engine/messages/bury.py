@@ -28,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu_fdb.engine.messages.message import Subqueue, delete_rest, forget, put_delayed, put_ready, unindex
 from kombu_fdb.engine.stored import copies, newer
@@ -52,30 +52,26 @@ MOST_LETTERS = 1_000
 REST_MS = 60_000
 
 
-class Cause(NamedTuple):
-    """Why a message dies. ``details`` stand in its history, cut to :data:`DETAILS_BYTES`."""
-
-    reason: str
-    details: dict[str, Any] | None = None
-
-    @classmethod
-    def malformed(cls, error: FormatError) -> Cause:
-        """The message can't be read."""
-        return cls("malformed", {"error": str(error)})
-
-
 def drop_expired(work: Work, message: Message[bytes], record: Record) -> None:
     """A message outlived its time: dead-lettered if an exchange is set, else gone."""
     if work.routing.queue(work.tr, message.queue).dead_letter_exchange is None:
         delete_rest(work, record, message.place)
     else:
-        bury(work, message, Cause("expired"))
+        bury(work, message, "expired")
 
 
-def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = b"") -> None:
+def bury_malformed(work: Work, message: Message[bytes], error: FormatError) -> None:
+    """:func:`bury` a message that can't be read."""
+    bury(work, message, "malformed", {"error": str(error)})
+
+
+def bury(
+    work: Work, message: Message[bytes], reason: str, details: dict[str, Any] | None = None, *, payload: bytes = b""
+) -> None:
     """Move a message, which its caller has taken out of its queue, to where that queue's dead letters go.
 
-    ``payload``: that of a message from outside, if it may be copied beforehand. Raises ``CopiesMissing``.
+    ``details`` stand in its history, cut to :data:`DETAILS_BYTES`. ``payload``: that of a message from outside, if it
+    may be copied beforehand. Raises ``CopiesMissing``.
     """
     queue, place, value = message
     if newer.keep(work, queue, value, place):
@@ -84,7 +80,7 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     record = record._replace(priority=record.priority or priority_of(place))
     came = _came(work, queue, record, payload)
     queues, way, is_declared = _way(work, queue, came)
-    targets = [target for target in queues if not _goes_in_circles(record.deaths, queue, target, cause.reason)]
+    targets = [target for target in queues if not _goes_in_circles(record.deaths, queue, target, reason)]
     if targets and work.rests:
         _rest(work, message, record)
         return
@@ -95,9 +91,9 @@ def bury(work: Work, message: Message[bytes], cause: Cause, *, payload: bytes = 
     work.tr.fill(moving=True)
     unindex(work, record.task_id, place)
     most_bytes = min(HISTORY_BYTES, HISTORIES_BYTES // len(targets))
-    details = fitted(cause.details or {}, min(DETAILS_BYTES, most_bytes // 2))
+    details = fitted(details or {}, min(DETAILS_BYTES, most_bytes // 2))
     keys = (came.routing_key,)
-    death = Death(queue, cause.reason, 1, work.now_ms, came.exchange, keys, details, first=not record.deaths)
+    death = Death(queue, reason, 1, work.now_ms, came.exchange, keys, details, first=not record.deaths)
     deaths = _remember(record.deaths, death, most_bytes)
     record = record._replace(redeliveries=0, seen=False, deaths=deaths, way=way)
     for target, copy in zip(targets, _copies(work, record, targets, place, payload), strict=True):

@@ -37,7 +37,7 @@ from itertools import chain, cycle, repeat
 from typing import NamedTuple
 
 from kombu_fdb.engine.messages import settle
-from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
+from kombu_fdb.engine.messages.bury import bury_malformed, drop_expired
 from kombu_fdb.engine.messages.message import delete_rest, open_records, put_leased, read_all, take_run
 from kombu_fdb.engine.scheduling import fair, line, single
 from kombu_fdb.engine.scheduling.key_limits import control_keys, note_unlimited
@@ -206,10 +206,10 @@ def take(
     try:
         fair_key = split_place(place)[0]
     except FormatError as error:  # left there, it would be at the head of every claim
-        bury(work, Message(queue, key, value), Cause.malformed(error))
+        bury_malformed(work, Message(queue, key, value), error)
         return None
     if isinstance(record, FormatError):
-        bury(work, Message(queue, key, value), Cause.malformed(record))
+        bury_malformed(work, Message(queue, key, value), record)
     elif 0 < record.expires_ms <= work.now_ms:
         drop_expired(work, Message(queue, key, value), record)
     else:

@@ -33,7 +33,7 @@ from collections.abc import Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import delete, take_out
 from kombu_fdb.engine.stored.work import READY, Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
@@ -237,4 +237,4 @@ def _give_way(work: Work, message: Message[bytes]) -> None:
     if work.routing.queue(work.tr, message.queue).dead_letter_exchange is None:
         delete(work, message)
     else:
-        bury(work, message, Cause("maxlen"))
+        bury(work, message, "maxlen")

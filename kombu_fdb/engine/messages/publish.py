@@ -59,7 +59,7 @@ from threading import RLock
 from typing import Any, NamedTuple, TypeVar
 
 from kombu_fdb.engine.messages import overflow
-from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
 from kombu_fdb.engine.messages.overflow import NO_LIMIT, NOTHING, Load, judge
 from kombu_fdb.engine.scheduling import limit_changes
@@ -87,14 +87,11 @@ BATCH_MESSAGES = 2_000
 MOST_STAMPED = 65_000
 
 
-class Published(NamedTuple):
-    """The queues each message reached, and the queues in which the oldest must give way, with the load that came."""
-
-    reached: list[list[str]]
-    overfull: Mapping[str, Load]
+#: The queues each message reached, and the queues in which the oldest must give way, with the load that came.
+Reached = tuple[list[list[str]], Mapping[str, Load]]
 
 
-def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool = False) -> Published:
+def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool = False) -> Reached:
     """Store all of them in order. Raises ``CapacityExceeded``, and ``LimitExceeded`` if they have too many copies.
 
     ``beforehand``: a refused message that is too large for several queues may be copied beforehand; then
@@ -130,10 +127,10 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
             else:
                 refused = one if one.message_id else one._replace(message_id=work.ids())
                 copied = refused.payload if beforehand else b""
-                bury(work, dead_of(work, name, refused), Cause("maxlen"), payload=copied)
+                bury(work, dead_of(work, name, refused), "maxlen", payload=copied)
     if keys:
         limit_changes.check_capacity(work, keys)
-    return Published(reached, overfull)
+    return reached, overfull
 
 
 def route(work: Work, publications: Sequence[Publication]) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
@@ -345,14 +342,14 @@ MOST_MESSAGES = 10_000
 class Doubted(NamedTuple):
     """A message that may be stored: the ``number``-th of a transaction."""
 
-    doubt: Doubt[Published]
+    doubt: Doubt[Reached]
     number: int
 
     @property
     def reached(self) -> list[str]:
         """The queues it is in, if its transaction has happened."""
         result = self.doubt.result
-        return result.reached[self.number] if result is not None else []
+        return result[0][self.number] if result is not None else []
 
 
 @dataclass(slots=True)
@@ -389,7 +386,7 @@ class Doubts:
     def __len__(self) -> int:
         return sum(map(len, list(self.found.values())))
 
-    def note(self, publications: Sequence[Publication], doubt: Doubt[Published]) -> None:
+    def note(self, publications: Sequence[Publication], doubt: Doubt[Reached]) -> None:
         """Note that these may be stored, or may still be."""
         for number, publication in enumerate(publications):
             self.keep(publication, Doubted(doubt, number))
@@ -570,7 +567,7 @@ class Publisher:
         self,
         publications: Sequence[Publication],
         timeout_s: float | None,
-        together: Callable[..., Published] | None = None,
+        together: Callable[..., Reached] | None = None,
     ) -> list[list[str]]:
         """``together``: runs :func:`publish`, and does something else in the same transaction."""
         run = self._run
@@ -582,7 +579,7 @@ class Publisher:
                 run.routing.prepare(each.exchange, each.routing_key)
             if len(each.payload) > INLINE_BYTES and not each.message_id:
                 stored[number] = each._replace(message_id=run.ids())
-        doubt: Doubt[Published] | None = Doubt() if run.may_be_unknown else None
+        doubt: Doubt[Reached] | None = Doubt() if run.may_be_unknown else None
         body = partial(together or publish, publications=stored, beforehand=True)
         try:
             reached, overfull = run.write(body, timeout_s, doubt=doubt, now_ms=run.clock.wall_ms())
@@ -652,14 +649,14 @@ class Publisher:
         self.check(burial.publication)
         if not burial.begin(self._run.clock, self._run.ids):
             return
-        dead, cause = burial.publication, Cause(reason, details)
+        dead = burial.publication
 
         def body(work: Work) -> None:
-            bury(work, dead_of(work, queue, dead, deaths), cause, payload=dead.payload)
+            bury(work, dead_of(work, queue, dead, deaths), reason, details, payload=dead.payload)
 
         self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt, now_ms=self._run.now())
 
 
-def _with(verb: Callable[[Transaction], None], work: Work, **publishing: Any) -> Published:
+def _with(verb: Callable[[Transaction], None], work: Work, **publishing: Any) -> Reached:
     verb(work.tr)
     return publish(work, **publishing)

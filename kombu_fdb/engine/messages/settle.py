@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import Subqueue, delete, end_lease, forget, put_delayed, put_in_place
 from kombu_fdb.engine.stored.batches import runs_of
 from kombu_fdb.engine.stored.work import ACKED, LATE, RETURNED, Work
@@ -50,9 +50,9 @@ def release(work: Work, leases: Sequence[Lease], how: Release) -> list[bool]:
     return _end_each(work, leases, lambda message: release_message(work, message, how))
 
 
-def reject(work: Work, leases: Sequence[Lease], cause: Cause) -> list[bool]:
+def reject(work: Work, leases: Sequence[Lease], reason: str, details: dict[str, Any]) -> list[bool]:
     """Dead-letter the messages, in the transaction that takes their leases away."""
-    return _end_each(work, leases, lambda message: bury(work, message, cause))
+    return _end_each(work, leases, lambda message: bury(work, message, reason, details))
 
 
 def _end_each(work: Work, leases: Sequence[Lease], end: Callable[[Message[Place]], None]) -> list[bool]:
@@ -69,7 +69,7 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
         is_over = over_limit(work, message)
         message = message._replace(value=redelivered(message.value))
         if is_over:
-            bury(work, message, Cause("delivery_limit", how.details))
+            bury(work, message, "delivery_limit", how.details)
             return
     elif how.seen:
         message = message._replace(value=marked_seen(message.value))

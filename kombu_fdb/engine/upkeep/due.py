@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kombu_fdb.engine.messages.bury import Cause, bury, drop_expired
+from kombu_fdb.engine.messages.bury import bury_malformed, drop_expired
 from kombu_fdb.engine.messages.message import Subqueue, forget, put_ready, take_out, take_run
 from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.scheduling.key_limits import Sightings
@@ -94,7 +94,7 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
     try:
         due_ms, rank = work.keys.split_delayed(queue, message.place)
     except FormatError as error:
-        bury(work, message, Cause.malformed(error))
+        bury_malformed(work, message, error)
         return
     forget(work, message)
     put_ready(work, Subqueue(queue, Record.known(message.value).key, rank), due_from(message.value, due_ms))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kombu_fdb.engine.messages import settle
-from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.bury import bury, bury_malformed
 from kombu_fdb.engine.messages.settle import Release
 from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import NEWER, Work
@@ -41,7 +41,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
     if is_lease:
         _return(work, message)
     elif settle.over_limit(work, message, again=0):
-        bury(work, message, Cause("delivery_limit"))
+        bury(work, message, "delivery_limit")
     else:
         settle.release_message(work, message, Release(counted=False))
 
@@ -51,6 +51,6 @@ def _return(work: Work, kept: Message[Place]) -> None:
     try:
         record = Message.of_lease(kept.value).value
     except FormatError as error:
-        bury(work, kept, Cause.malformed(error))
+        bury_malformed(work, kept, error)
         return
     settle.release_message(work, kept._replace(value=record), Release(counted=True))

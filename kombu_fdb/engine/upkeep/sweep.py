@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kombu_fdb.engine.messages.bury import Cause, bury
+from kombu_fdb.engine.messages.bury import bury_malformed
 from kombu_fdb.engine.messages.message import end_lease
 from kombu_fdb.engine.messages.settle import Release, release_message
 from kombu_fdb.engine.scheduling import line, single
@@ -148,7 +148,7 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
     try:
         message = Message.of_lease(lease)
     except FormatError as error:  # its queue is unknown; it is kept for a person to look at
-        bury(work, Message("unreadable", b"", lease), Cause.malformed(error))
+        bury_malformed(work, Message("unreadable", b"", lease), error)
         return
     if counted:  # otherwise its owner gave it back
         work.effects.note(message.queue, LOST, split_place(message.place)[0])

@@ -47,7 +47,7 @@ def site() -> Site:
 def connect(site: Site) -> Iterator[Connect]:
     """To a server with these connections."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(site, http=connections.Connection, log_level="warning", lifespan="off")
+    config = uvicorn.Config(site, http=connections.TimedProtocol, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=[listener]),))
     thread.start()

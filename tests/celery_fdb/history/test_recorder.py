@@ -16,7 +16,7 @@ from kombu import Connection
 from celery_fdb.history import recorder as module
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.recorder import INTERVAL_S, Recorder, Upkeep, step
+from celery_fdb.history.recorder import INTERVAL_S, HistoryDuty, Recorder, step
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
@@ -340,7 +340,7 @@ def test_active_runs_move_to_the_next_session(
     assert [each for each, _ in store.active()] == [b"next"]
 
 
-# -- upkeep ------------------------------------------------------------------------------------------------------------
+# -- the duty ---------------------------------------------------------------------------------------------------------
 
 
 def session_facts(session_id: bytes, beat_ms: int) -> SessionFacts:
@@ -360,11 +360,11 @@ def test_one_clock_that_is_wrong_trims_nothing_of_the_others(
     clock.jump_wall(wrong_s)
     right = [right_ms, right_ms] if wrong_s < 0 else [right_ms]
     sessions = [session_facts(str(at).encode(), at_ms) for at, at_ms in enumerate([*right, clock.wall_ms()])]
-    Upkeep(store, bounds, lambda: sessions, clock=clock)(opened=True)
+    HistoryDuty(store, bounds, lambda: sessions, clock=clock)(opened=True)
     assert set(kept(store)) == {"old", "new"}
     assert sum(counters.runs for *_, counters in store.slots(3600, 0, 2**40)) == 2
     late = [session_facts(each.session_id, each.beat_ms + int(bounds.max_age * 1000)) for each in sessions]
-    Upkeep(store, bounds, lambda: late, clock=clock)(opened=True)
+    HistoryDuty(store, bounds, lambda: late, clock=clock)(opened=True)
     assert kept(store) == ["new"]
 
 
@@ -375,19 +375,19 @@ def test_upkeep_now_and_then_and_when_a_segment_was_opened(
     trims: list[int] = []
     trim = store.trim
     monkeypatch.setattr(store, "trim", lambda *given, **named: (trims.append(1), trim(*given, **named))[1])
-    upkeep = Upkeep(store, History(), lambda: open_, clock=clock)
+    duty = HistoryDuty(store, History(), lambda: open_, clock=clock)
     for session in (b"alive", b"dead"):
         store.activity(session, {1: run(session.decode(), state="STARTED", end_ms=0)})
-    upkeep(opened=False)
+    duty(opened=False)
     assert [each.id for _, each in store.active()] == ["alive"]
     assert kept(store) == ["dead"]
     open_.clear()
-    upkeep(opened=False)  # not yet
+    duty(opened=False)  # not yet
     assert (len(store.active()), len(trims)) == (1, 1)
-    upkeep(opened=True)
+    duty(opened=True)
     assert (len(store.active()), len(trims)) == (1, 2)
     clock.advance(2 * INTERVAL_S)
-    upkeep(opened=False)
+    duty(opened=False)
     assert (len(store.active()), len(trims)) == (0, 3)
     assert set(kept(store)) == {"alive", "dead"}
 
@@ -396,10 +396,10 @@ def test_lost_runs_are_found_behind_any_number_of_others(
     store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_ACTIVE", 2)
-    upkeep = Upkeep(store, History(), lambda: [session_facts(b"alive", clock.wall_ms())], clock=clock)
+    duty = HistoryDuty(store, History(), lambda: [session_facts(b"alive", clock.wall_ms())], clock=clock)
     for session, runs in ((b"alive", 5), (b"dead", 1)):
         store.activity(session, {number: run(state="STARTED", end_ms=0) for number in range(runs)})
-    assert [upkeep.find_lost() for _ in range(6)] == [0, 0, 1, 0, 0, 0]
+    assert [duty.find_lost() for _ in range(6)] == [0, 0, 1, 0, 0, 0]
     store.activity(b"dead", {1: run(state="STARTED", end_ms=0)})
-    assert sum(upkeep.find_lost() for _ in range(4)) == 1
+    assert sum(duty.find_lost() for _ in range(4)) == 1
     assert {session for session, _ in store.active()} == {b"alive"}

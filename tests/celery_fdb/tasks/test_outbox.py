@@ -15,7 +15,7 @@ from kit.processes import fork
 from kombu.exceptions import OperationalError
 
 from celery_fdb.contrib import outbox as module
-from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox, Rows
+from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox, OutboxTable
 from celery_fdb.contrib.published import BrokerInTest
 from kombu_fdb import InvalidArgument
 from kombu_fdb.engine.messages.publish import Publisher
@@ -133,7 +133,7 @@ def test_a_tasks_own_dedup_id_makes_two_rows_one_message(box, database, sent, ta
 def test_the_rows_id_holds_though_the_window_of_the_tasks_own_is_over(box, database, sent, task, hurry, monkeypatch):
     add(box, database, task.s(1, 2).set(dedup_id="order-1", dedup_window=0.001))
     with monkeypatch.context() as killed:
-        killed.setattr("celery_fdb.contrib.outbox.Rows.delete", lambda *_: None)
+        killed.setattr("celery_fdb.contrib.outbox.OutboxTable.delete", lambda *_: None)
         assert [box.relay(), box.relay()] == [1, 1]
     assert len(sent()) == 1
 
@@ -187,7 +187,7 @@ def test_a_relay_killed_between_publish_and_delete_publishes_once(box, database,
         def kill(*args):
             os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr("celery_fdb.contrib.outbox.Rows.delete", kill)
+        monkeypatch.setattr("celery_fdb.contrib.outbox.OutboxTable.delete", kill)
         box.relay()
 
     killed(die)
@@ -215,7 +215,7 @@ class Validation(ValueError):
 
 def test_an_error_that_the_database_does_not_take_stops_no_other(box, database, sent, task, monkeypatch):
     """It is cut, and without NUL; if it can't be stored all the same, the attempt counts without it."""
-    real, told = Rows.fail, []
+    real, told = OutboxTable.fail, []
 
     def fail(self, row, error, pause_ms):
         told.append(error)
@@ -223,7 +223,7 @@ def test_an_error_that_the_database_does_not_take_stops_no_other(box, database, 
             raise ValueError("no room")
         real(self, row, error, pause_ms)
 
-    monkeypatch.setattr(Rows, "fail", fail)
+    monkeypatch.setattr(OutboxTable, "fail", fail)
     send = module.send
 
     def refuse(app, claimed):

@@ -20,7 +20,7 @@ from celery_fdb.inspection import overview
 from celery_fdb.inspection.overview import Overview
 from celery_fdb.web import application
 from celery_fdb.web.pages import actions, messages, queues, workers
-from celery_fdb.web.settings import Settings
+from celery_fdb.web.settings import DashboardSettings
 from celery_fdb.web.visit import PATHS
 from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
@@ -271,7 +271,7 @@ def test_a_store_that_hangs_is_told_in_time(visit: Any, monkeypatch: pytest.Monk
 
     end = threading.Event()
     monkeypatch.setattr(module, "look", lambda *_, **__: end.wait(60))
-    usual = Settings("")
+    usual = DashboardSettings("")
     assert (usual.timeout_s, usual.threads) == (10, 8), "as the docs say"
     person = visit(timeout_s=0.1, threads=2)
     try:
@@ -285,9 +285,9 @@ def test_a_store_that_hangs_is_told_in_time(visit: Any, monkeypatch: pytest.Monk
 
 FORKS = """
 import asyncio, os
-from celery_fdb.web.page import Threads
+from celery_fdb.web.page import ThreadPool
 
-threads = Threads(1, 30.0)
+threads = ThreadPool(1, 30.0)
 assert asyncio.run(threads.run(os.getpid)) == os.getpid()
 child = os.fork()
 if not child:

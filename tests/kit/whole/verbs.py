@@ -13,7 +13,7 @@ from typing import Any
 
 from kit.whole.stage import LARGE, Stage
 from kombu_fdb.engine import topology, transfer
-from kombu_fdb.engine.dead_letters import Wanted
+from kombu_fdb.engine.dead_letters import LetterFilter
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics.samples import HOUR
 from kombu_fdb.engine.scheduling import limit_changes
@@ -353,7 +353,7 @@ VERBS: dict[str, Verb] = {
     "dead_letters.discard_part": lambda s: _walk(
         s, lambda walk, cursor: s.engine.dead_letters.discard_part(walk, cursor, ALL)
     ),
-    "dead_letters.walk": lambda s: s.engine.dead_letters.walk("q.dead", Wanted(reason="rejected")),
+    "dead_letters.walk": lambda s: s.engine.dead_letters.walk("q.dead", LetterFilter(reason="rejected")),
     "dead_letters.look": lambda s: s.engine.dead_letters.look(s.engine.dead_letters.walk("q.dead"), b"", 50),
     "dead_letters.queues": lambda s: s.engine.dead_letters.queues(),
     "dead_letters.trim": _in_turn(_much_later, lambda s: s.engine.dead_letters.trim()),

@@ -129,7 +129,7 @@ def test_an_exported_message(message: StoredMessage) -> None:
         Exchange("e", "topic", True, False, {"a": [1]}),
         QueueDeclaration("q", True, False, True, {"x-expires": 5}),
         transfer.Binding("e", "q", "a.#"),
-        transfer.Control("q", QueueControl(paused=True, every_key=KeyLimits(rate=0.5), ageing=2.0)),
+        transfer.ControlEntry("q", QueueControl(paused=True, every_key=KeyLimits(rate=0.5), ageing=2.0)),
         transfer.Limits("q", "k", KeyLimits(capacity=0)),
         transfer.Dedup("e", "k", "d", 5),
     ],

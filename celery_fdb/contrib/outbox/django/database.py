@@ -22,7 +22,7 @@ from django.db import connections, router, transaction
 from kombu.exceptions import OperationalError
 
 from celery_fdb.contrib.django import conf
-from celery_fdb.contrib.outbox import CLOCKS, Outbox, Rows
+from celery_fdb.contrib.outbox import CLOCKS, Outbox, OutboxTable
 from celery_fdb.contrib.outbox.django.models import OutboxRow
 from kombu_fdb.errors import OptionError
 
@@ -76,8 +76,8 @@ class DjangoOutbox(Outbox):
         if not ids or self._clock.monotonic() < self._quiet_until:
             return
         try:
-            with self.opened() as rows:
-                self.relay_some(rows, len(ids), ids)
+            with self.opened() as table:
+                self.relay_some(table, len(ids), ids)
         except OperationalError as error:
             self._quiet_until = self._clock.monotonic() + QUIET_S
             logger.warning("the broker does not answer, fdb_relay will publish the tasks: %s", error)
@@ -85,13 +85,13 @@ class DjangoOutbox(Outbox):
             logger.exception("fdb_relay will publish the tasks")
 
     @contextmanager
-    def opened(self) -> Iterator[Rows]:
+    def opened(self) -> Iterator[OutboxTable]:
         """Through the connection of this thread, which stays as it is unless it broke."""
         connection = connections[self._using]
         features: Any = connection.features
         try:
             skip_locked = bool(features.has_select_for_update_skip_locked)
-            yield Rows(partial(_cursor, self._using), _MARK, _clock(connection.vendor), skip_locked=skip_locked)
+            yield OutboxTable(partial(_cursor, self._using), _MARK, _clock(connection.vendor), skip_locked=skip_locked)
         except Exception:
             connection.close_if_unusable_or_obsolete()
             raise

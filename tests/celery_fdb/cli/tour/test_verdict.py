@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_fdb.cli.tour import Entry, Outcome, entries
+from celery_fdb.cli.tour import Entry, Evidence, entries
 
 KILLED, ALIVE = 7, 8
 LOST = "all that was sent has run"
@@ -18,7 +18,7 @@ def ran(*ends):
     return [Entry(what, waited_s, worker) for what, waited_s, worker in ends]
 
 
-GOOD = Outcome(
+GOOD = Evidence(
     sent=["pay 1", "survey 1", "stocktaking 0", "inventory 0"],
     ran=ran(
         ("try 1", 0.1, ALIVE),
@@ -37,8 +37,8 @@ GOOD = Outcome(
 )
 
 
-def failures(outcome):
-    return [check.claim for check in outcome.checks() if not check.holds]
+def failures(evidence):
+    return [check.claim for check in evidence.checks() if not check.holds]
 
 
 def test_a_good_run_passes():

@@ -242,4 +242,4 @@ def test_the_broker_shown_is_the_one_that_workers_read_from(app: Celery) -> None
     from celery_fdb.contrib.django import conf
 
     app.conf.broker_read_url, app.conf.broker_write_url = "fdb:///read", "fdb:///written"
-    assert conf.broker_of(conf.Settings()) == broker_of(app) == ("fdb:///read", {})
+    assert conf.broker_of(conf.DjangoSettings()) == broker_of(app) == ("fdb:///read", {})

@@ -38,10 +38,12 @@ def test_the_table_of_checks_is_that_of_the_code() -> None:
 
 
 def test_the_table_of_settings_is_that_of_the_code() -> None:
-    from celery_fdb.contrib.django.conf import Settings
+    from celery_fdb.contrib.django.conf import DjangoSettings
 
     found = re.findall(r"^\| `([A-Z_]+)` \| `(.*?)` \|", PAGE.read_text(), re.MULTILINE)
-    assert found == [(each.name.upper(), repr(getattr(Settings(), each.name))) for each in dataclasses.fields(Settings)]
+    assert found == [
+        (each.name.upper(), repr(getattr(DjangoSettings(), each.name))) for each in dataclasses.fields(DjangoSettings)
+    ]
 
 
 def test_the_permissions_are_those_of_the_models() -> None:
