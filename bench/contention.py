@@ -1,7 +1,7 @@
 """Rival consumers on a real FoundationDB: ``make bench-contention``.
 
 Throughput: consumers are threads of 4 processes. Each has a session, claims windows of 10 from one queue that never
-runs empty, alone or in a line with its rivals as every consumer does (``kombu_fdb/process/combiner_client.py``), and
+runs empty, alone or in a line with its rivals as every consumer does (``kombu_fdb/process/line_member.py``), and
 acknowledges them with its next claim. Shown are the medians of some rounds: messages per second, lost races per claim,
 the processor time that a message costs its client, and how the throughput compares with that of fewer consumers.
 
@@ -30,7 +30,7 @@ from kombu_fdb.errors import Outrun, StoreUnavailable
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
 from kombu_fdb.primitives.clock import SystemClock, random_id
-from kombu_fdb.process.combiner_client import CombinerClient, Rivalry
+from kombu_fdb.process.line_member import Contention, LineMember
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
@@ -83,8 +83,8 @@ class Rival:
         self._rung = threading.Event()
         session = engine.sessions.open({}, ttl_s=3_600)
         self._membership = Membership(engine, Options(), session, NoThreads(), SystemClock())
-        self._standing = CombinerClient(self._rung.set, time.monotonic, random.Random(), 1.0, Rivalry())
-        self._standing.rivalry.suspect(QUEUES)
+        self._member = LineMember(self._rung.set, time.monotonic, random.Random(), 1.0, Contention())
+        self._member.contention.suspect(QUEUES)
         self._acks: list[Lease] = []
         self._services = 0
 
@@ -110,26 +110,26 @@ class Rival:
         tallies.append(Tally(*(late - early for late, early in zip(now, before, strict=True))))
 
     def _claim(self, hand: list[Delivery]) -> None:
-        if self._standing.rivalry.is_contested(QUEUES):
+        if self._member.contention.is_contested(QUEUES):
             self._stand(hand)
             return
         try:
             self._membership.claim(QUEUES, WINDOW, acks=self._acks, gives_way=True, hand=hand)
             self._acks = []
         except Outrun:
-            self._standing.rivalry.contest(QUEUES)
+            self._member.contention.contest(QUEUES)
 
     def _stand(self, hand: list[Delivery]) -> None:
-        if not self._standing.in_line:
-            self._standing.join(self._membership, QUEUES, WINDOW, self._acks)
+        if not self._member.in_line:
+            self._member.join(self._membership, QUEUES, WINDOW, self._acks)
             self._acks = []
         self._rung.clear()
-        self._standing.attend(self._engine, hand)
-        if self._standing.is_first:
+        self._member.attend(self._engine, hand)
+        if self._member.is_first:
             self._services += 1
-            self._standing.serve(QUEUES, {}, hand)
-        elif not hand and self._standing.in_line:
-            self._rung.wait(self._standing.next_look_s())
+            self._member.serve(QUEUES, {}, hand)
+        elif not hand and self._member.in_line:
+            self._rung.wait(self._member.next_look_s())
 
 
 def open_engine(cluster_file: str, namespace: str) -> Engine:

@@ -255,8 +255,8 @@ async def take_many(
         bell = LoopBell()
         with Wait(take, bell.ring) as wait:
             while not jobs and await _sleep(calls, wait, bell, stopped):
-                jobs = await run(partial(take.now, wait.combiner))
-            jobs = jobs or await run(partial(take.leave, wait.combiner))
+                jobs = await run(partial(take.now, wait.member))
+            jobs = jobs or await run(partial(take.leave, wait.member))
     return jobs
 
 

@@ -27,7 +27,7 @@ from kombu_fdb.model import Delivery, Lease
 from kombu_fdb.primitives.threads import unless_mine
 from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.combiner_client import Rivalry
+from kombu_fdb.process.line_member import Contention
 from kombu_fdb.settings.options import Options
 
 #: Stands in the history of a job that was dropped too often.
@@ -54,8 +54,8 @@ class Connection:
         self.tag = f"broker-{next(_connections)}"
         #: Something was asked for: it may be somewhere's active consumer.
         self.taken = False
-        #: What its consumers know of others who take from the same queues (``process/combiner_client.py``).
-        self.rivalry = Rivalry()
+        #: What its consumers know of others who take from the same queues (``process/line_member.py``).
+        self.contention = Contention()
         self._turns: dict[str, int] = {}
         self._services = count(1)
         self._lock = RLock()

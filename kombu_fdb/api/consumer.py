@@ -7,7 +7,7 @@ in the same transaction, so nothing falls between a claim and a watch.
 A take ends ``operation_timeout`` after its own time, whatever the store does: each step gets what is left of that
 (:meth:`Take.in_time`). One without a time waits for as long as the store answers.
 
-Who waits while others take from the same queues stands in a line with them (``process/combiner_client.py``): then a
+Who waits while others take from the same queues stands in a line with them (``process/line_member.py``): then a
 look is one at the line, only its first one arms watches on the queues, and a take that stops waiting leaves it. A take
 that does not wait (``timeout=0``) claims past the line.
 
@@ -47,7 +47,7 @@ from kombu_fdb.errors import InvalidArgument, Outrun, SessionLost, StoreUnavaila
 from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.primitives.wakeup import Bell
-from kombu_fdb.process.combiner_client import CombinerClient
+from kombu_fdb.process.line_member import LineMember
 from kombu_fdb.store.protocol import Watch
 
 # -- taking ------------------------------------------------------------------------------------------------------------
@@ -71,8 +71,8 @@ def take_many(
         bell = Bell()
         with closing(bell), Wait(take, bell.ring) as wait:
             while not jobs and _sleep(wait, bell, stopped):
-                jobs = take.now(wait.combiner)
-            jobs = jobs or take.leave(wait.combiner)
+                jobs = take.now(wait.member)
+            jobs = jobs or take.leave(wait.member)
     return jobs
 
 
@@ -101,7 +101,7 @@ class Wait:
         self._queues = take.queues
         self._consumed: dict[object, Collection[str]] | None = None
         longest_s = min(connection.options.poll_interval, connection.options.operation_timeout)
-        self.combiner = CombinerClient(ring, connection.now_s, SystemRandom(), longest_s, connection.rivalry)
+        self.member = LineMember(ring, connection.now_s, SystemRandom(), longest_s, connection.contention)
 
     def __enter__(self) -> Self:
         return self
@@ -120,15 +120,15 @@ class Wait:
         connection, membership = self._connection, self._connection.client.membership()
         if self._consumed is None:
             self._begin(membership.consumed)
-        if self.is_in_line and not self.combiner.is_first:
-            return [] if self.combiner.in_line else None
+        if self.is_in_line and not self.member.is_first:
+            return [] if self.member.in_line else None
         consumers = dict.fromkeys(self._queues, connection.tag)
         return connection.engine.messages.arm(self._queues, membership.session_id, consumers)
 
     @property
     def is_in_line(self) -> bool:
         """Or is about to be."""
-        return self.combiner.in_line or self._connection.rivalry.is_contested(self._queues)
+        return self.member.in_line or self._connection.contention.is_contested(self._queues)
 
     def _begin(self, consumed: dict[object, Collection[str]]) -> None:
         self._consumed = consumed
@@ -141,7 +141,7 @@ class Wait:
 
     def end(self) -> None:
         """Idempotent; never blocks."""
-        self.combiner.abandon()
+        self.member.abandon()
         if self._consumed is not None:
             self._consumed.pop(self, None)
         self._connection.remove_sleeper(self._ring)
@@ -153,7 +153,7 @@ class Wait:
 
     def shortest_s(self) -> float:
         """How long to sleep at most."""
-        next_look_s = self.combiner.next_look_s()
+        next_look_s = self.member.next_look_s()
         bound_s = min(max(self._take.left_s, 0.0), self._connection.options.poll_interval)
         return bound_s if next_look_s is None else min(bound_s, next_look_s)
 
@@ -193,19 +193,19 @@ class Take(NamedTuple):
         connection = self.connection
         return connection.client.patience.within(self.left_s + connection.options.operation_timeout, step)
 
-    def now(self, combiner: CombinerClient | None = None) -> list[Job]:
+    def now(self, member: LineMember | None = None) -> list[Job]:
         """What is there now, or was granted to who stands in a line."""
-        return self._jobs(partial(self._claim, combiner))
+        return self._jobs(partial(self._claim, member))
 
     def first(self) -> list[Job]:
         """The same, before the caller waits: nothing if there are rivals."""
-        if self.connection.rivalry.is_contested(self.queues):
+        if self.connection.contention.is_contested(self.queues):
             return []
         return self._jobs(partial(self._claim_alone, gives_way=True))
 
-    def leave(self, combiner: CombinerClient) -> list[Job]:
+    def leave(self, member: LineMember) -> list[Job]:
         """What was granted while the time ran out."""
-        return self._jobs(combiner.leave) if combiner.in_line else []
+        return self._jobs(member.leave) if member.in_line else []
 
     def _jobs(self, claim: Callable[[list[Delivery]], object]) -> list[Job]:
         """From the claim on in the hand, and then in jobs, which are dropped if the caller does not get them."""
@@ -224,15 +224,13 @@ class Take(NamedTuple):
             _let_go(connection, hand)
             raise
 
-    def _claim(self, combiner: CombinerClient | None, hand: list[Delivery]) -> None:
-        contested = self.connection.rivalry.is_contested(self.queues)
-        if combiner is not None and (
-            combiner.in_line or contested
-        ):  # another thread may have left the line to us alone
+    def _claim(self, member: LineMember | None, hand: list[Delivery]) -> None:
+        contested = self.connection.contention.is_contested(self.queues)
+        if member is not None and (member.in_line or contested):  # another thread may have left the line to us alone
             with suppress(SessionLost):  # the next look is another session's
-                self._stand(combiner, hand)
+                self._stand(member, hand)
         else:
-            self._claim_alone(hand, gives_way=combiner is not None)
+            self._claim_alone(hand, gives_way=member is not None)
 
     def _claim_alone(self, hand: list[Delivery], *, gives_way: bool) -> None:
         connection, names = self.connection, self._in_turn
@@ -248,18 +246,18 @@ class Take(NamedTuple):
             except SessionLost:  # the next one is as good
                 claim()
         except Outrun:
-            connection.rivalry.contest(names)
+            connection.contention.contest(names)
 
-    def _stand(self, combiner: CombinerClient, hand: list[Delivery]) -> None:
+    def _stand(self, member: LineMember, hand: list[Delivery]) -> None:
         connection = self.connection
         membership = connection.client.membership()
-        combiner.belong_to(membership)
-        if not combiner.in_line:
-            combiner.join(membership, self.queues, self.limit, ())
-        combiner.attend(connection.engine, hand)
-        if not hand and combiner.is_first:
+        member.belong_to(membership)
+        if not member.in_line:
+            member.join(membership, self.queues, self.limit, ())
+        member.attend(connection.engine, hand)
+        if not hand and member.is_first:
             names = self._in_turn
-            combiner.serve(names, dict.fromkeys(names, connection.tag), hand)
+            member.serve(names, dict.fromkeys(names, connection.tag), hand)
 
     @property
     def _in_turn(self) -> list[str]:

@@ -53,10 +53,10 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.threads import FairLock, Ticket, move, surely
 from kombu_fdb.process import connect
-from kombu_fdb.process.duties import TROUBLE
+from kombu_fdb.process.duties import STORE_FAILURES
 from kombu_fdb.process.duty_cycle import Reclaim
 from kombu_fdb.process.membership import Membership
-from kombu_fdb.process.session_threads import Attendant, DeferredCalls, open_session
+from kombu_fdb.process.session_threads import DeferredCalls, OnDemandThread, open_session
 from kombu_fdb.process.time_to_run import TimesToRun
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
@@ -99,11 +99,11 @@ class SingleFlight(Generic[T]):
         Raises what ``work`` raises. A thread that waited raises ``StoreUnavailable`` if the attempt that it waited for
         has failed, or has not ended within ``timeout_s`` seconds; one that would wait for itself a ``StoreError``.
         """
-        before, turn = self._failed, Ticket()
-        return surely(lambda: self._in_turn(work, turn, timeout_s, before), lambda: self._lock.release(turn))
+        before, ticket = self._failed, Ticket()
+        return surely(lambda: self._in_turn(work, ticket, timeout_s, before), lambda: self._lock.release(ticket))
 
-    def _in_turn(self, work: Callable[[], T], turn: Ticket, timeout_s: float, before: StoreError | None) -> T:
-        if not self._lock.acquire(turn, timeout_s):
+    def _in_turn(self, work: Callable[[], T], ticket: Ticket, timeout_s: float, before: StoreError | None) -> T:
+        if not self._lock.acquire(ticket, timeout_s):
             raise self._lock.refusal("the store has not answered another thread of this process yet")
         found = self._found()
         if found is not None:
@@ -137,7 +137,7 @@ class Client:
         self.lost_acks = 0
         self._returns: deque[Lease] = deque()
         self._deferred_calls = DeferredCalls()
-        self._attendant = Attendant(self._attend)
+        self._deferred_thread = OnDemandThread(self._run_without_session)
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
         #: For changes of what is open; its holder does not call the store.
         self._lock = threading.RLock()
@@ -283,7 +283,7 @@ class Client:
         for step in (self.flush_acks, self._release_pending, self._deferred_calls.run):
             try:
                 step()
-            except TROUBLE:
+            except STORE_FAILURES:
                 raise
             except Exception as error:  # noqa: BLE001 - raised when the others have had their turn
                 failure = failure or error
@@ -294,7 +294,7 @@ class Client:
         finally:
             del failure  # its frames refer to this local
 
-    def _attend(self) -> None:
+    def _run_without_session(self) -> None:
         """Do what is left to do in a process without a session."""
         if self._opened is not None:
             self._run_deferred()
@@ -305,7 +305,7 @@ class Client:
         if membership is not None:
             membership.threads.ring()
         elif self._opened is not None and os.getpid() == self.pid:
-            self._attendant.call()
+            self._deferred_thread.call()
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
@@ -476,7 +476,7 @@ class Client:
             return
         with self.patience.ending():
             began, longest_s = monotonic(), self.options.operation_timeout
-            if not self._attendant.stop(self.patience.allow(longest_s)):
+            if not self._deferred_thread.stop(self.patience.allow(longest_s)):
                 self.patience.wasted(monotonic() - began)
             if self._membership is not None:
                 self._membership.stop()

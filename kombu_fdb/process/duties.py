@@ -45,8 +45,8 @@ T = TypeVar("T")
 ASIDE_PAUSE_S = 10.0
 #: How often a subject that goes on failing is shown again, in seconds.
 SHOW_INTERVAL_S = 60.0
-#: The store's trouble, not the subject's.
-TROUBLE = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
+#: Failures of the store, not of the subject.
+STORE_FAILURES = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Guard:
             return None
         try:
             result = step()
-        except TROUBLE as error:
+        except STORE_FAILURES as error:
             if not (isinstance(error, StoreFull) and (error.fills or error.moves)):
                 raise
             self._leave(duty, subject, error)
@@ -346,13 +346,13 @@ class UnusedQueues(Duty):
     def __init__(self, engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> None:
         super().__init__(engine, clock, guard)
         self._interval_s = interval_s
-        self._observer: FailureDetector[str] = FailureDetector()
+        self._detector: FailureDetector[str] = FailureDetector()
 
     def run(self, budget: Budget) -> float:
         found = self._engine.queues.expiring()
         idle = [(queue, last_use, max(expires_ms, 1) / 1000) for queue, last_use, expires_ms in found]
-        self._observer.look(idle, self._clock.monotonic())
-        silent = dict(self._observer.silent())
+        self._detector.look(idle, self._clock.monotonic())
+        silent = dict(self._detector.silent())
         self._subjects.run(silent.keys(), lambda queue: self._expire(queue, silent[queue]), budget)
         return 0.0 if budget.is_spent else self._interval_s
 
@@ -392,10 +392,10 @@ class ExpiredHeads(Duty):
         return LOOK_S if next_ms is None else min(max(0.0, (next_ms - self._clock.wall_ms()) / 1000), LOOK_S)
 
 
-def unchanged(observer: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
-    """The rows that have not changed for :data:`LEFT_TTL_S`, as far as the observer has seen."""
-    observer.look([(key, value, LEFT_TTL_S) for key, value in rows], clock.monotonic())
-    return observer.silent()
+def unchanged(detector: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
+    """The rows that have not changed for :data:`LEFT_TTL_S`, as far as the detector has seen."""
+    detector.look([(key, value, LEFT_TTL_S) for key, value in rows], clock.monotonic())
+    return detector.silent()
 
 
 class Leftovers(Duty):
@@ -405,7 +405,7 @@ class Leftovers(Duty):
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
         super().__init__(engine, clock, guard)
-        self._observer: FailureDetector[bytes] = FailureDetector()
+        self._detector: FailureDetector[bytes] = FailureDetector()
         #: The rows left to clear, if the budget ended.
         self._parts: dict[str, list[KeyValue]] = {}
 
@@ -425,7 +425,7 @@ class Leftovers(Duty):
         alive = {session_id for session_id, _, _ in self._engine.sessions.beats()}
         served = self._engine.upkeep.rows(keys.all_served)
         rows += [row for row in served if row[1][:SESSION_BYTES] not in alive]
-        silent = unchanged(self._observer, rows, self._clock)
+        silent = unchanged(self._detector, rows, self._clock)
         first, end = keys.all_copies
         copies = [row for row in silent if first <= row[0] < end]
         others = [row for row in silent if not first <= row[0] < end]
@@ -447,10 +447,10 @@ class Ghosts(Duty):
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
         super().__init__(engine, clock, guard)
-        self._observer: FailureDetector[tuple[str, str]] = FailureDetector()
+        self._detector: FailureDetector[tuple[str, str]] = FailureDetector()
 
     def run(self, budget: Budget) -> float:
-        found = unchanged(self._observer, self._engine.upkeep.ghosts().items(), self._clock)
+        found = unchanged(self._detector, self._engine.upkeep.ghosts().items(), self._clock)
         silent = {f"{kind} {name}": (kind, name, value) for (kind, name), value in found}
         self._subjects.run(silent.keys(), lambda each: self._engine.upkeep.clear_ghost(*silent[each]) and False, budget)
         return LEFT_INTERVAL_S

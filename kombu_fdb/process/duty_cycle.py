@@ -98,9 +98,9 @@ class BusyProcesses:
         #: For each half-silent session, how long its process had been busy when that was first seen.
         self._before: dict[SessionId, float] = {}
 
-    def spare(self, engine: Engine, observer: FailureDetector[SessionId]) -> None:
-        """Count silent sessions that compute as alive. After each look of the observer's."""
-        silent = dict(observer.half_silent())
+    def spare(self, engine: Engine, detector: FailureDetector[SessionId]) -> None:
+        """Count silent sessions that compute as alive. After each look of the detector's."""
+        silent = dict(detector.half_silent())
         described = engine.sessions.describe(list(silent)) if silent else []
         before, self._before = self._before, {}
         for (session_id, ttl_s), description in zip(silent.items(), described, strict=True):
@@ -109,7 +109,7 @@ class BusyProcesses:
                 continue
             began_s = before.get(session_id, busy_s)
             if busy_s - began_s >= ttl_s * SHARE:
-                observer.note_alive(session_id)
+                detector.note_alive(session_id)
             else:
                 self._before[session_id] = began_s
 
@@ -150,7 +150,7 @@ class Sweep(Duty):
         self.window = LIVING
         self._session_id = session_id
         self._interval_s = interval_s
-        self._observer: FailureDetector[SessionId] = FailureDetector()
+        self._detector: FailureDetector[SessionId] = FailureDetector()
         self._busy = BusyProcesses()
         self._cursors: dict[str, bytes] = {}
         self._looked_s = 0.0
@@ -162,12 +162,12 @@ class Sweep(Duty):
     def run(self, budget: Budget) -> float:
         self._look()
         silent = {
-            session_id.hex(): beat for session_id, beat in self._observer.silent() if session_id != self._session_id
+            session_id.hex(): beat for session_id, beat in self._detector.silent() if session_id != self._session_id
         }
         self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in silent}
         self._subjects.run(silent.keys(), lambda name: self._end(name, silent[name]), budget)
         # A sum of times has a rounding error, by which no clock moves on: hence the least pause.
-        look_at = self._looked_s + min(self._interval_s, self._observer.next_silent_s())
+        look_at = self._looked_s + min(self._interval_s, self._detector.next_silent_s())
         return 0.0 if budget.is_spent else max(LEAST_PAUSE_S, look_at - self._clock.monotonic())
 
     def _look(self) -> None:
@@ -175,10 +175,10 @@ class Sweep(Duty):
             ring = self._engine.sessions.neighbours(self._session_id, self.window)
             self.brought.append((ring, self._clock.monotonic()))
         found, self._looked_s = self.brought.popleft()
-        self._observer.look(found, self._looked_s)
-        if self._session_id in dict(self._observer.half_silent()):
-            self._observer.forget()
-        self._busy.spare(self._engine, self._observer)
+        self._detector.look(found, self._looked_s)
+        if self._session_id in dict(self._detector.half_silent()):
+            self._detector.forget()
+        self._busy.spare(self._engine, self._detector)
         others = [session_id for session_id, _, _ in found if session_id != self._session_id]
         self._observed = set(others)
         self.window = self._next_window(others)
@@ -189,7 +189,7 @@ class Sweep(Duty):
 
     def _next_window(self, others: list[SessionId]) -> int:
         """How many to look at the next time, so that :data:`LIVING` of them live, as far as is known."""
-        living = [number for number, each in enumerate(others, 1) if self._observer.is_alive(each)]
+        living = [number for number, each in enumerate(others, 1) if self._detector.is_alive(each)]
         if len(living) >= LIVING:
             return living[LIVING - 1]
         return max(LIVING, self.window if len(others) < self.window else self.window * 2)
@@ -231,7 +231,7 @@ class Reclaim:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._observer: FailureDetector[SessionId] = FailureDetector()
+        self._detector: FailureDetector[SessionId] = FailureDetector()
         self._busy = BusyProcesses()
         self._look_at = 0.0
         self._lock = threading.Lock()
@@ -243,17 +243,17 @@ class Reclaim:
         try:
             return self._clock.monotonic() >= self._look_at and self._run(engine)
         except KombuFDBError:
-            self._observer.forget()
+            self._detector.forget()
             return False
         finally:
             self._lock.release()
 
     def _run(self, engine: Engine) -> bool:
         self._look_at = self._clock.monotonic() + PAUSE_S
-        self._observer.look(engine.sessions.beats_of_a_writer(), self._clock.monotonic())
-        self._busy.spare(engine, self._observer)
+        self._detector.look(engine.sessions.beats_of_a_writer(), self._clock.monotonic())
+        self._busy.spare(engine, self._detector)
         budget, ended = Budget(self._clock, seconds=RECLAIM_S), 0
-        for session_id, beat in self._observer.silent():
+        for session_id, beat in self._detector.silent():
             if budget.spend() and engine.sessions.fence(session_id, beat):
                 ended += 1
                 with suppress(KombuFDBError):  # its messages: a sweep brings them back one by one
@@ -344,7 +344,7 @@ TURN_S = 0.25
 TURN_TRANSACTIONS = 50
 
 
-class Role:
+class PromoterRole:
     """The role ``promoter``, which one process holds at a time, as seen by this one."""
 
     def __init__(
@@ -355,7 +355,7 @@ class Role:
         self._clock = clock
         self._session_id = session_id
         self._observes = observes
-        self._observer: FailureDetector[str] = FailureDetector()
+        self._detector: FailureDetector[str] = FailureDetector()
         #: The record as a beat has seen it, and when; another thread puts it here.
         self.brought: tuple[bytes | None, float] | None = None
         #: When it was renewed; 0.0 while another process has the role.
@@ -383,10 +383,10 @@ class Role:
             brought = self._engine.sessions.role_record(PROMOTER), now
         self._renew_at, self._is_seldom = 0.0, False
         record, at_s = brought
-        self._observer.look([] if record is None else [(PROMOTER, record, ROLE_TTL_S)], at_s)
-        if record is not None and not record.startswith(self._session_id) and not self._observer.silent():
+        self._detector.look([] if record is None else [(PROMOTER, record, ROLE_TTL_S)], at_s)
+        if record is not None and not record.startswith(self._session_id) and not self._detector.silent():
             holder = SessionId(record[: len(self._session_id)])
-            self._is_seldom = self._observer.is_alive(PROMOTER) and not self._observes(holder)
+            self._is_seldom = self._detector.is_alive(PROMOTER) and not self._observes(holder)
             self._look_at = now + (ROLE_TTL_S if self._is_seldom else ROLE_INTERVAL_S)
             return False
         if self._engine.sessions.hold_role(PROMOTER, self._session_id, record):
@@ -415,7 +415,7 @@ class Duties:
         guard = Guard(engine.upkeep, clock, report or _warn)
         self._clock = clock
         self._sweep = Sweep(engine, clock, guard, session_id, sweep_interval_s)
-        self._role = Role(engine, clock, session_id, self._sweep.observes)
+        self._role = PromoterRole(engine, clock, session_id, self._sweep.observes)
         self._newer = duties.newer(engine, guard, self._may_be_newer)
         #: Until when no message is kept for a newer version, as far as the last beat has seen.
         self._none_newer_until = 0.0

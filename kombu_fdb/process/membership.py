@@ -12,7 +12,7 @@ Nothing here takes a lock, so no exception can leave one behind; single operatio
 A consumer that ends gives up the claims that are under way for it, and those that are suspect note that it ended. Such
 a claim may still make it the active one of its queue; the recovery then makes room for another (``single.py``).
 
-A demand in a line of rivals (``combiner_client.py``) is under way as a claim is, from its join until its owner has
+A demand in a line of rivals (``line_member.py``) is under way as a claim is, from its join until its owner has
 collected what it was granted, or has left; each look of the owner shows that it still is. A demand whose owner stops
 looking (an exception, a thread that has ended) becomes suspect, as a claim that lasts too long does, and so ends.
 """
@@ -201,10 +201,10 @@ class Membership:
         if underway is not None:
             underway.seen_s = self._clock.monotonic()
         try:
-            sight, found = self._engine.messages.look(demand, fired=fired)
-            if sight.stands != WAITING:
+            standing, found = self._engine.messages.look(demand, fired=fired)
+            if standing.stands != WAITING:
                 self._receive(demand, found, hand)
-            return sight
+            return standing
         except BaseException as error:
             self._failed(demand.first, error, hand)
             raise

@@ -42,7 +42,7 @@ from kombu_fdb.primitives.clock import SystemClock, in_step
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.threads import Signal, instead_of_threads, move, start, start_native
 from kombu_fdb.primitives.wakeup import Bell
-from kombu_fdb.process.duties import TROUBLE
+from kombu_fdb.process.duties import STORE_FAILURES
 from kombu_fdb.process.duty_cycle import Duties, SessionSteps
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
@@ -90,7 +90,7 @@ class DeferredCalls:
             if move(self._waiting, hand, 1):  # otherwise another thread was faster
                 hand[0]()
                 self._open.discard(hand[0])
-        except TROUBLE:
+        except STORE_FAILURES:
             self._waiting.extendleft(hand)
             raise
         except Exception as error:  # noqa: BLE001 - raised when the others have had their turn
@@ -102,7 +102,7 @@ class DeferredCalls:
         return None
 
 
-class Attendant:
+class OnDemandThread:
     """Calls ``work`` in a thread that lives no longer than the work, and repeats it after a pause while it raises."""
 
     def __init__(self, work: Callable[[], object]) -> None:
@@ -149,14 +149,14 @@ class Attendant:
 
     def _run(self) -> None:
         self._thread = threading.current_thread()
-        trouble = Trouble("a deferred call")
+        failures = FailureLog("a deferred call")
         while self._called and not self._stopped:
             self._called = False
             try:
                 self._work()
-                trouble.ends()
+                failures.succeeded()
             except Exception as error:  # noqa: BLE001 - it must end with its work, not before
-                trouble.begins(error)
+                failures.failed(error)
                 self._called = True
                 self._alarm.wait(RETRY_S)
         self._there.release()
@@ -179,20 +179,20 @@ RETRY_S = 1.0
 ALARM_S = 0.005
 
 
-class Trouble:
+class FailureLog:
     """Logs the first failure of a series and its end."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._failing = False
 
-    def begins(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
         if not self._failing:
             unexpected = not isinstance(error, KombuFDBError)
             logger.warning("%s failed, will be retried: %s", self._what, error, exc_info=unexpected)
         self._failing = True
 
-    def ends(self) -> None:
+    def succeeded(self) -> None:
         if self._failing:
             logger.warning("%s succeeded again", self._what)
         self._failing = False
@@ -211,15 +211,15 @@ class SessionThreads:
         #: When the heartbeat thread ran last.
         self._ran_s = self._clock.monotonic()
 
-    def start(self, turns: SessionSteps) -> None:
+    def start(self, steps: SessionSteps) -> None:
         self._threads = [
-            threading.Thread(target=target, args=(turns,), name=f"kombu-fdb-{name}", daemon=True)
+            threading.Thread(target=target, args=(steps,), name=f"kombu-fdb-{name}", daemon=True)
             for name, target in (("heartbeat", self._beat), ("duties", self._serve))
         ]
         for thread in self._threads:
             start(thread)
         if instead_of_threads() == "gevent":
-            start_native(partial(self._stand_in, turns))
+            start_native(partial(self._stand_in, steps))
 
     def ring(self) -> None:
         self._bell.ring()
@@ -237,20 +237,20 @@ class SessionThreads:
         if any(thread.is_alive() for thread in others):
             self._engine.transactions.patience.wasted(self._clock.monotonic() - began)
 
-    def _beat(self, turns: SessionSteps) -> None:
-        trouble, rng = Trouble("the heartbeat to the store"), random.Random()
+    def _beat(self, steps: SessionSteps) -> None:
+        failures, rng = FailureLog("the heartbeat to the store"), random.Random()
         interval_s = self._options.session_ttl / BEATS
         while not self.stopped.wait(in_step(self._clock.wall_ms(), rng, interval_s)):
             self._ran_s = self._clock.monotonic()
             try:
-                if not turns.beat():
+                if not steps.beat():
                     break
-                trouble.ends()
+                failures.succeeded()
             except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
-                trouble.begins(error)
+                failures.failed(error)
             self._ran_s = self._clock.monotonic()
 
-    def _stand_in(self, turns: SessionSteps) -> None:
+    def _stand_in(self, steps: SessionSteps) -> None:
         """Beat in a native thread."""
         interval_s = self._options.session_ttl / BEATS
         pause = importlib.import_module("gevent.monkey").get_original("time", "sleep")
@@ -258,23 +258,23 @@ class SessionThreads:
             pause(interval_s)
             if self._clock.monotonic() - self._ran_s > LATE * interval_s and not self.stopped.is_set():
                 with suppress(Exception):  # the heartbeat itself logs it, when it can
-                    turns.beat()
+                    steps.beat()
         importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
 
-    def _serve(self, turns: SessionSteps) -> None:
-        trouble = Trouble("the duties")
+    def _serve(self, steps: SessionSteps) -> None:
+        failures = FailureLog("the duties")
         pause_s = 0.0
         while not self.stopped.is_set():
             rang = self._bell.wait(pause_s)
             self._bell.clear()
             try:
-                pause_s = max(turns.serve(rang=rang), ALARM_S)
-                trouble.ends()
+                pause_s = max(steps.serve(rang=rang), ALARM_S)
+                failures.succeeded()
             except Exception as error:  # noqa: BLE001
-                if not turns.lost:
-                    trouble.begins(error)
+                if not steps.lost:
+                    failures.failed(error)
                 pause_s = RETRY_S
-        turns.leave()
+        steps.leave()
         self._bell.close()
 
 

@@ -80,7 +80,7 @@ class Stage:
         self.membership = self.client.membership()
         if contested:
             for queues in (["jobs"], ["empty"], ["jobs", "empty"]):
-                self.broker.connection.rivalry.contest(queues)
+                self.broker.connection.contention.contest(queues)
         for _ in range(suspects):
             self.membership.give_up(self.broker.connection.engine.messages.reserve())
 

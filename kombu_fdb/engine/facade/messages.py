@@ -124,10 +124,10 @@ class Messages(Verbs):
 
         ``fired``: it has changed, so a grant is likely. Granted messages that can't be read are dead-lettered.
         """
-        sight, (deliveries, malformed) = self._look(demand, fired=fired)
+        standing, (deliveries, malformed) = self._look(demand, fired=fired)
         for lease, error in malformed:
             self.reject([lease], reason="malformed", error=str(error))
-        return sight, deliveries
+        return standing, deliveries
 
     def serve(
         self,

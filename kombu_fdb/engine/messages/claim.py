@@ -386,8 +386,8 @@ def look(work: Work, demand: Demand, *, fired: bool) -> tuple[line.Standing, Col
     """How the demand stands, and what it was granted. ``fired``: a grant is likely, so look for it first."""
     if fired and (collected := _collect(work, demand)) is not None:
         return line.STANDS_GRANTED, collected
-    sight = line.look(work, demand)
-    return sight, (_collect(work, demand) if sight.stands == line.GRANTED else None) or ([], [])
+    standing = line.look(work, demand)
+    return standing, (_collect(work, demand) if standing.stands == line.GRANTED else None) or ([], [])
 
 
 def _collect(work: Work, demand: Demand) -> Collected | None:

@@ -35,7 +35,7 @@ it.
 What happens at each failure:
 
 * The first one dies, or is frozen: those behind it look after a while, see the same one first and work waiting, look
-  once more after their patience is over, and evict it (``process/combiner_client.py``). If it was only slow, it finds
+  once more after their patience is over, and evict it (``process/line_member.py``). If it was only slow, it finds
   that it has ended and joins again; if it serves meanwhile, one of the two conflicts.
 * A consumer dies while it waits: it may be granted messages, as if it had died a moment later. They come back with the
   others of its session. A fenced session is granted nothing, and :func:`forget` clears its demands.

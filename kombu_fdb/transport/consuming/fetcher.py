@@ -4,7 +4,7 @@ Model. A fetcher is *asleep* until the program drains (``watch_set.py``): nothin
 happens before its bell rings. While it does, a queue is *hungry* when it may have messages, *armed* when it was
 seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
 
-1. If rivals consume the same queues and there is room, wait in line with them (``process/combiner_client.py``). While
+1. If rivals consume the same queues and there is room, wait in line with them (``process/line_member.py``). While
    another consumer is the first there, leave these queues out of the steps 2 and 3 (:class:`Claiming`).
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
 3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
@@ -56,7 +56,7 @@ from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.threads import Signal
 from kombu_fdb.primitives.wakeup import Bell, weakly
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.combiner_client import CombinerClient, Rivalry
+from kombu_fdb.process.line_member import Contention, LineMember
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.consuming.watch_set import BUSY, Drain, IdleTracker, WatchSet
@@ -76,8 +76,8 @@ class Claiming:
     their line looks at them.
     """
 
-    def __init__(self, client: Client, dispatch: Dispatch, combiner: CombinerClient) -> None:
-        self.combiner = combiner
+    def __init__(self, client: Client, dispatch: Dispatch, member: LineMember) -> None:
+        self.member = member
         self._client = client
         self._dispatch = dispatch
         #: Whether it has begun to stand in the line that there may be.
@@ -89,29 +89,27 @@ class Claiming:
     @property
     def may_have_rivals(self) -> bool:
         """If not, it stands in no line. Asked at each turn."""
-        return not self._began or self.combiner.rivalry.known or self.combiner.in_line
+        return not self._began or self.member.contention.known or self.member.in_line
 
     def stand(self, membership: Membership, now: float, hand: list[Delivery]) -> Plan:
         """Join a line, look, or leave it, as rivals and room have it; what was granted comes into ``hand``.
 
         Returns the queues of a line whose first one it has just become. Raises as ``Membership.claim``.
         """
-        self.combiner.belong_to(membership)
+        self.member.belong_to(membership)
         if not self._began:
             self._begin()
-        plan, combiner = self._contested(now), self.combiner
+        plan, member = self._contested(now), self.member
         queues = sorted(plan.queues)
-        join = partial(combiner.join, membership, queues, plan.limit)
-        if combiner.in_line and (list(combiner.queues) != queues or combiner.want > plan.limit):
-            combiner.leave(hand)  # what it was granted there might not fit any more
-        elif queues and not combiner.in_line:
+        join = partial(member.join, membership, queues, plan.limit)
+        if member.in_line and (list(member.queues) != queues or member.want > plan.limit):
+            member.leave(hand)  # what it was granted there might not fit any more
+        elif queues and not member.in_line:
             self._with_acks(membership, join)
             self._pay_line(queues, now)
-        if hand or not combiner.attend(self._client.engine, hand):
+        if hand or not member.attend(self._client.engine, hand):
             plan.queues = []
-        if (
-            queues and not hand and not combiner.in_line
-        ):  # another consumer has evicted it, or ended it for its own good
+        if queues and not hand and not member.in_line:  # another consumer has evicted it, or ended it for its own good
             self._with_acks(membership, join)
         return plan
 
@@ -123,16 +121,16 @@ class Claiming:
     def deferred(self, plan: Plan, now: float) -> set[str]:
         """The queues that leave their room to the line; ``plan`` notes until when."""
         left_s = self._line_first_until - now
-        if left_s <= 0 or not self.combiner.in_line:
+        if left_s <= 0 or not self.member.in_line:
             return set()
         plan.note(Room(0, left_s))
-        return self._dispatch.competing(self.combiner.queues)
+        return self._dispatch.competing(self.member.queues)
 
     def _begin(self) -> None:
         shared = self._dispatch.shared
         self._began = bool(shared)
         if shared and not self._client.engine.writers_take_turns:
-            self.combiner.rivalry.suspect(shared)
+            self.member.contention.suspect(shared)
 
     def _contested(self, now: float) -> Plan:
         shared = self._contested_queues()
@@ -140,14 +138,14 @@ class Claiming:
 
     def others(self) -> set[str]:
         """The queues that another consumer looks at, or would if one had room."""
-        return set() if self.combiner.is_first else self._contested_queues()
+        return set() if self.member.is_first else self._contested_queues()
 
     def _contested_queues(self) -> set[str]:
         """Asked at each turn, so the queues are not gathered where there are no rivals."""
-        if not self.combiner.rivalry.known:
+        if not self.member.contention.known:
             return set()
         shared = self._dispatch.shared
-        return shared if self.combiner.rivalry.is_contested(shared) else set()
+        return shared if self.member.contention.is_contested(shared) else set()
 
     def choose(self, plan: Plan, hand: list[Delivery]) -> None:
         """Keep of the plan what one transaction may do, and make room for it: a line, or what has none.
@@ -155,22 +153,22 @@ class Claiming:
         What was granted in a line that was left for that comes into ``hand``; the plan is void then. Raises as
         ``Membership.claim``.
         """
-        line = self.combiner.queues
+        line = self.member.queues
         if not line:
             return
         of_line = plan.queues[0] in line  # it was first longest ago, so neither part shuts the other out
         plan.queues = [queue for queue in plan.queues if (queue in line) == of_line]
         if not (of_line or self._dispatch.competing(line).isdisjoint(plan.queues)):
             self._owes_line = True
-            self.combiner.leave(hand)
+            self.member.leave(hand)
 
     def claim(self, membership: Membership, plan: Plan, hand: list[Delivery]) -> None:
         """Carry a chosen plan out; what was found comes into ``hand``.
 
         Raises as ``Membership.claim``; the acks that it took along are pending again.
         """
-        if self.combiner.in_line and not set(self.combiner.queues).isdisjoint(plan.queues):
-            self.combiner.serve(plan.queues, plan.consumers, hand)
+        if self.member.in_line and not set(self.member.queues).isdisjoint(plan.queues):
+            self.member.serve(plan.queues, plan.consumers, hand)
             return
         # Where writers take turns a claim gives way to none.
         shared = set() if self._client.engine.writers_take_turns else self._dispatch.shared
@@ -186,7 +184,7 @@ class Claiming:
         try:
             self._with_acks(membership, claim)
         except Outrun:
-            self.combiner.rivalry.contest(shared)
+            self.member.contention.contest(shared)
 
     def _with_acks(self, membership: Membership, act: Callable[..., object]) -> None:
         acks: list[Lease] = []
@@ -204,11 +202,11 @@ class Claiming:
 
     def leave(self, hand: list[Delivery]) -> None:
         """Stand in no line, as the program does not drain. Raises as ``Membership.claim``."""
-        self.combiner.leave(hand)
+        self.member.leave(hand)
 
     def abandon(self) -> None:
         """Have the duties thread do the same. Never blocks; for finalizers, too."""
-        self.combiner.abandon()
+        self.member.abandon()
 
 
 #: The first one of a line looks into so many queues without asking. A consumer of more queues also watches their bells
@@ -251,7 +249,7 @@ class Fetcher:
         self._rng = rng
         longest_s = min(options.poll_interval, options.operation_timeout)
         self._claiming = Claiming(
-            client, self.dispatch, CombinerClient(watch_set.bell.ring, clock, rng, longest_s, Rivalry())
+            client, self.dispatch, LineMember(watch_set.bell.ring, clock, rng, longest_s, Contention())
         )
         self._ack_delay_s = options.ack_delay_ms / 1000
         self._membership: Membership | None = None
@@ -472,7 +470,7 @@ class Fetcher:
             return self._hand_over() if hand else self._claim(membership, plan)
         self._fruitless = 0
         self._flush_if_due(now)
-        next_look_s = claiming.combiner.next_look_s()
+        next_look_s = claiming.member.next_look_s()
         return self._pause(now, line_again_s, plan.again_s, self._next_look - now, next_look_s)
 
     def _sleep(self, now: float) -> float | None:
@@ -637,14 +635,14 @@ class Fetcher:
             if each.session_id
             == membership.session_id  # one that comes just now may have been entered in another's name
         }
-        watch_set, combiner = self._watch_set, self._claiming.combiner
-        watched = [*watch_set.keys, *combiner.watched(self._client.engine.keys)]
-        forgotten, values = membership.glance([*own], watched, combiner.demand)
+        watch_set, member = self._watch_set, self._claiming.member
+        watched = [*watch_set.keys, *member.watched(self._client.engine.keys)]
+        forgotten, values = membership.glance([*own], watched, member.demand)
         if values != self._glanced:
             watch_set.disarm()
-            combiner.look_again()
+            member.look_again()
         else:
-            combiner.is_spared()
+            member.is_spared()
         self._glanced = values
         for each in forgotten:
             self.ended.append(own[each])  # before: interrupted in between, it is told twice, and hears it once

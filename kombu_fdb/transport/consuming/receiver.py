@@ -236,17 +236,17 @@ class Receiver:
         A drain does, which takes the fetcher's turns meanwhile if it may. Raises ``StoreError`` in a signal handler
         that has interrupted such a turn.
         """
-        turn = Ticket()
+        ticket = Ticket()
         if self._watch_set.turns.mine:
             raise would_wait_for_itself()
-        if not (self._may_drive() and surely(lambda: self._drive(turn, timeout_s), lambda: self._end_drive(turn))):
+        if not (self._may_drive() and surely(lambda: self._drive(ticket, timeout_s), lambda: self._end_drive(ticket))):
             self.fetcher.arrived.wait(timeout_s)
 
     def catch_up(self) -> None:
         """Acks have waited for too long, and a drain comes that need not wait: it takes a turn, if it may."""
-        turn = Ticket()
+        ticket = Ticket()
         if self._may_drive():
-            surely(lambda: self._drive(turn, 0), lambda: self._end_drive(turn))
+            surely(lambda: self._drive(ticket, 0), lambda: self._end_drive(ticket))
 
     def _may_drive(self) -> bool:
         return (
@@ -257,17 +257,17 @@ class Receiver:
             and not instead_of_threads()  # eventlet lets only one greenlet wait for a descriptor
         )
 
-    def _drive(self, turn: Ticket, timeout_s: float | None) -> bool:
+    def _drive(self, ticket: Ticket, timeout_s: float | None) -> bool:
         """Take one turn, and sleep for as long as it says. False if another thread was faster."""
         watch_set, began = self._watch_set, monotonic()
-        if not watch_set.turns.acquire(turn, 0):
+        if not watch_set.turns.acquire(ticket, 0):
             return False
         watch_set.begin_drive()
         # What else is raised, a signal handler may have: it is not the thread's business.
         step = partial(self.turn, (KombuFDBError, *CONNECTION_ERRORS))
         longest_s = inf if timeout_s is None else max(timeout_s, 0.0) + self._client.options.operation_timeout
         pause_s = self._client.patience.within(longest_s, step)
-        watch_set.turns.release(turn)
+        watch_set.turns.release(ticket)
         took_s = monotonic() - began
         if took_s > SLOW_S:
             self._spared_until = began + took_s + SPARED_S
@@ -276,8 +276,8 @@ class Receiver:
             wait_for((watch_set.bell, self.fetcher.arrived), max(min(pauses), 0) if pauses else None)
         return True
 
-    def _end_drive(self, turn: Ticket) -> None:
-        self._watch_set.turns.release(turn)
+    def _end_drive(self, ticket: Ticket) -> None:
+        self._watch_set.turns.release(ticket)
         if monotonic() < self._spared_until:
             self._watch_set.call_thread()
         else:
@@ -294,8 +294,8 @@ class Receiver:
         if self.failed:
             self._watch_set.bell.clear()  # as no turn does
             return 0 if self.fetcher.error is None else None  # asked once more: ``restart`` may have rung just then
-        turn, turns = Ticket(), self._watch_set.turns
-        return surely(lambda: self.turn() if turns.acquire(turn, self._rest_s) else 0, lambda: turns.release(turn))
+        ticket, turns = Ticket(), self._watch_set.turns
+        return surely(lambda: self.turn() if turns.acquire(ticket, self._rest_s) else 0, lambda: turns.release(ticket))
 
     def turn(self, failures: tuple[type[BaseException], ...] = (Exception,)) -> float | None:
         self._cancels_wait = True

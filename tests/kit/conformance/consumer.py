@@ -39,7 +39,7 @@ class Consumer:
         for number, queue in enumerate(queues):
             self.transport.consume(queue, f"tag-{number}")
         if contested:
-            self.transport.fetcher._claiming.combiner.rivalry.contest(self.transport.fetcher.dispatch.shared)
+            self.transport.fetcher._claiming.member.contention.contest(self.transport.fetcher.dispatch.shared)
 
     def turn(self) -> None:
         self.transport.bell.ring()

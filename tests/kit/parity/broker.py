@@ -81,7 +81,7 @@ class Broker:
         self.connections: dict[str, Connection] = {}
         self.opened: dict[str, Opened] = {}
         self.arguments: dict[str, dict[str, Any]] = {}
-        self.combiner: dict[str, tuple[int, int] | None] = {}
+        self.counts: dict[str, tuple[int, int] | None] = {}
         #: What may be there: a channel is lost for each look at what is not.
         self.queues: set[str] = set()
         self.exchanges: set[str] = set()
@@ -166,9 +166,9 @@ class Broker:
 
     def _observed(self) -> Observation:
         seen: Observation = {}
-        for queue, combiner in self.combiner.items():
-            seen["queue", queue, "ready"] = None if combiner is None else combiner[0]
-            seen["queue", queue, "consumers"] = None if combiner is None else combiner[1]
+        for queue, counts in self.counts.items():
+            seen["queue", queue, "ready"] = None if counts is None else counts[0]
+            seen["queue", queue, "consumers"] = None if counts is None else counts[1]
         for exchange in EXCHANGES:
             seen["exchange", exchange] = exchange in self.exchanges and self.has_exchange(exchange)
             if not seen["exchange", exchange]:
@@ -393,8 +393,8 @@ class Broker:
 
     def publish_expiring(self, step: Step, queue: str, behind: bool = False) -> bool:
         """Alone in its queue it is gone when its time has come; behind others it stays until they are gone."""
-        combiner = self.combiner.get(queue)
-        if combiner is None or self.consumers_of(queue) or bool(combiner[0]) != behind:
+        counts = self.counts.get(queue)
+        if counts is None or self.consumers_of(queue) or bool(counts[0]) != behind:
             raise Skipped
         published = time.monotonic()
         self.channel(step.channel).producer.publish(

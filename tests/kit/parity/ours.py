@@ -41,7 +41,7 @@ class Ours(Broker):
         for name, opened in self.opened.items():
             if any(consumer.no_ack for consumer in opened.consumers.values()):
                 self._drain(CHANNELS[name], LAST_S)
-        self.combiner = self.look()
+        self.counts = self.look()
 
     def _is_calm(self) -> bool:
         for connection in {CHANNELS[name] for name, opened in self.opened.items() if _tags_of(opened)}:

@@ -37,12 +37,12 @@ class RabbitMQ(Broker):
 
         def is_calm() -> bool:
             nonlocal calm
-            before = len(self._arrived), self.combiner
-            self.combiner = self.look()
+            before = len(self._arrived), self.counts
+            self.counts = self.look()
             for opened in self.opened.values():
                 opened.channel.exchange_declare("amq.direct", "direct", passive=True)  # also reads what was delivered
-            moving = any(self.is_moving(queue, found[0]) for queue, found in self.combiner.items() if found)
-            calm = 0 if moving or before != (len(self._arrived), self.combiner) else calm + 1
+            moving = any(self.is_moving(queue, found[0]) for queue, found in self.counts.items() if found)
+            calm = 0 if moving or before != (len(self._arrived), self.counts) else calm + 1
             return calm >= CALM_LOOKS
 
         self.until(is_calm)

@@ -60,9 +60,9 @@ class SimulatedClient(Client):
         self._is_joining = False
 
     def membership(self) -> Membership:
-        combiner = self._standing()
-        if combiner is not None:
-            return combiner
+        member = self._standing()
+        if member is not None:
+            return member
         if self._is_joining:  # the thread that waited for the other one has waited long enough
             raise StoreUnavailable("another thread opens the session")
         self._is_joining = True

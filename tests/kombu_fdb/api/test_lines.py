@@ -1,4 +1,4 @@
-"""Takers who stand in a line of rivals (``combiner_client.py``): what they leave, and what they must not miss."""
+"""Takers who stand in a line of rivals (``line_member.py``): what they leave, and what they must not miss."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def process() -> Iterator[Processes]:
     def another() -> Broker:
         clients.append(Client(locate(parse_url("fdb+memory://lines"), options), options))
         broker = Broker(clients[-1])
-        broker.connection.rivalry.contest(["q"])
+        broker.connection.contention.contest(["q"])
         return broker
 
     with MemoryStores():
@@ -42,7 +42,7 @@ def process() -> Iterator[Processes]:
             client.close()
 
 
-def combiner(broker: Broker) -> int:
+def member(broker: Broker) -> int:
     """How many rows there are in lines."""
     engine = broker.connection.engine
     return len(engine.transactions.read(lambda work: work.tr.get_range(*engine.keys.all_lines)))
@@ -62,7 +62,7 @@ def test_takes_leave_no_rows(process: Processes) -> None:
         assert job is not None
         job.ack()
         assert queue.take(timeout=0.001) is None
-    until(lambda: combiner(broker) == 0)
+    until(lambda: member(broker) == 0)
     assert demands(broker) <= 2, "the last ones go with the next, or with the session"
 
 
@@ -82,8 +82,8 @@ def test_who_waits_in_the_line_is_served_there_when_it_is_not_contested_any_more
     demand = Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
     first.messages.join(demand)
     taken = threads.submit(ours.queue("q").take, PATIENCE_S)
-    until(lambda: combiner(ours) == 2)
-    ours.connection.rivalry._contested.clear()
+    until(lambda: member(ours) == 2)
+    ours.connection.contention._contested.clear()
     ours.queue("q").put_many(["a", "b"])
     sight, _ = first.messages.look(demand)
     first.messages.serve(demand, ["q"], sight.rows, {})
@@ -102,7 +102,7 @@ def test_a_take_that_is_interrupted_in_its_sleep_waits_no_longer(
     monkeypatch.setattr(consumer, "Bell", InterruptedBell)
     with pytest.raises(KeyboardInterrupt):
         broker.queue("q").take(timeout=PATIENCE_S)
-    until(lambda: combiner(broker) == 1)
+    until(lambda: member(broker) == 1)
 
 
 class InterruptedBell(Bell):
@@ -117,7 +117,7 @@ def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monke
     first.messages.join(demand)
 
     def grant_and_end(*_args: object) -> bool:
-        if combiner(ours) < 2:
+        if member(ours) < 2:
             return True
         theirs.queue("q").put_many(["a", "b"])
         first.messages.serve(demand, ["q"], first.messages.look(demand)[0].rows, {})

@@ -14,7 +14,7 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.session_threads import Attendant, DeferredCalls
+from kombu_fdb.process.session_threads import DeferredCalls, OnDemandThread
 from kombu_fdb.testing.faults import Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 
@@ -204,9 +204,9 @@ def test_a_thread_that_was_asked_for_and_has_not_begun_is_waited_for(monkeypatch
     """A finalizer has just asked for it when the client closes its store."""
     asked: list[Callable[[], None]] = []
     monkeypatch.setattr("_thread.start_new_thread", lambda begin, _arguments: asked.append(begin))
-    attendant = Attendant(lambda: None)
-    attendant.call()
-    assert not attendant.stop(0.01)
+    thread = OnDemandThread(lambda: None)
+    thread.call()
+    assert not thread.stop(0.01)
     monkeypatch.undo()
     asked[0]()
-    assert attendant.stop(60)
+    assert thread.stop(60)

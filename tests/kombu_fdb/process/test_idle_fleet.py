@@ -217,7 +217,7 @@ class Crowd:
         return [rows[key] for key in sorted(rows)]
 
     def _rows(self, each: SimulatedTransport) -> list[tuple[bytes, bytes]]:
-        demand, keys = each.fetcher._claiming.combiner.demand, self.bench.engine.keys
+        demand, keys = each.fetcher._claiming.member.demand, self.bench.engine.keys
         assert demand is not None
         rows = self.bench.engine.transactions.read(lambda work: work.tr.get_range(*range_of(keys.line(demand.line))))
         return [row for row in rows if row[1][:16] == demand.session]
@@ -244,9 +244,9 @@ def test_work_is_found_although_all_that_look_for_it_in_a_line_are_dead() -> Non
     line = crowd.in_line()
     crowd.consumers = line[4:]
     for each in line[4:]:
-        combiner = each.fetcher._claiming.combiner
-        assert combiner.demand is not None
-        combiner.rivalry.first_of(combiner.demand.line).ask_at = math.inf  # as if it had asked a moment ago
+        member = each.fetcher._claiming.member
+        assert member.demand is not None
+        member.contention.first_of(member.demand.line).ask_at = math.inf  # as if it had asked a moment ago
     crowd.bench.put(b"work")
     crowd.pass_seconds(20)
     assert crowd.bench.counts() == (0, 0, 1)

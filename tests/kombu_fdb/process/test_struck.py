@@ -18,7 +18,7 @@ from kit.simulation.process import Frame, Process
 from kit.simulation.world import World
 
 from kombu_fdb.engine.upkeep.sweep import FailureDetector
-from kombu_fdb.process.combiner_client import CombinerClient
+from kombu_fdb.process.line_member import LineMember
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
@@ -96,9 +96,9 @@ class Crew:
         return [str(row) for row in self.world.ledger.rows.values() if row.state == "ready"]
 
 
-def _standing(process: Process) -> CombinerClient:
+def _standing(process: Process) -> LineMember:
     assert process.connection is not None
-    return process.connection.fetcher._claiming.combiner
+    return process.connection.fetcher._claiming.member
 
 
 def strike_and_rest(number: int, fault: Fault | None, *, granting: bool) -> bool:
@@ -130,7 +130,7 @@ def test_a_service_whose_answer_is_lost_breaks_nothing(fault: Fault, granting: b
 
 #: By what it violates: what is not done then, and where the first one is killed: before its commit, or behind it.
 BROKEN = {
-    "BOUNDED": (CombinerClient, "_is_idle", False, COMMIT[True]),
+    "BOUNDED": (LineMember, "_is_idle", False, COMMIT[True]),
     "BACK-SOON": (FailureDetector, "silent", [], COMMIT[True] + 1),
 }
 

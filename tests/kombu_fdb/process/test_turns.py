@@ -11,7 +11,7 @@ from kit.conformance.queue import Bench
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, SessionSteps
-from kombu_fdb.process.session_threads import Trouble
+from kombu_fdb.process.session_threads import FailureLog
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
@@ -162,10 +162,12 @@ def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:
     deferred.assert_called_once_with()
 
 
-def test_the_end_of_a_trouble_is_told_in_words_that_suit_one_and_many(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_of_failures_is_told_in_words_that_suit_one_and_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It said that the duties works again."""
     for what in ("the duties", "the heartbeat to the store"):
-        trouble = Trouble(what)
-        trouble.begins(StoreUnavailable())
-        trouble.ends()
+        failures = FailureLog(what)
+        failures.failed(StoreUnavailable())
+        failures.succeeded()
     assert caplog.messages[1::2] == ["the duties succeeded again", "the heartbeat to the store succeeded again"]

@@ -12,7 +12,7 @@ from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.world import NoThreads
 
 from kombu_fdb.errors import Outrun
-from kombu_fdb.process.combiner_client import CombinerClient
+from kombu_fdb.process.line_member import LineMember
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming.fetcher import LONGEST_REST_S
@@ -34,11 +34,11 @@ class Connection(SimulatedTransport):
         for number, queue in enumerate(queues or ("q",)):
             self.consume(queue, f"tag{number}")
         if contested:
-            self.combiner.rivalry.contest(queues or ("q",))
+            self.member.contention.contest(queues or ("q",))
 
     @property
-    def combiner(self) -> CombinerClient:
-        return self.fetcher._claiming.combiner
+    def member(self) -> LineMember:
+        return self.fetcher._claiming.member
 
     def turns(self) -> None:
         """Until there is nothing to be done."""
@@ -81,7 +81,7 @@ def rows(bench: Bench) -> int:
 def test_an_idle_one_stands_in_the_line_and_is_served_there(bench: Bench) -> None:
     first, connection = Rival(bench), Connection(bench)
     connection.turns()
-    assert connection.combiner.in_line
+    assert connection.member.in_line
     assert not connection.watch_set._armed, "it leaves the queues to the first one"
     bench.put(b"a", b"b")
     first.serve()
@@ -101,7 +101,7 @@ def test_who_becomes_the_first_looks_at_the_queues(bench: Bench) -> None:
 def test_the_first_one_is_woken_by_a_message(bench: Bench) -> None:
     connection = Connection(bench)
     connection.turns()
-    assert connection.combiner.is_first
+    assert connection.member.is_first
     bench.put(b"a")
     assert connection.is_awake
     connection.turns()
@@ -136,9 +136,9 @@ def test_other_queues_are_another_line(bench: Bench) -> None:
     connection = Connection(bench)
     connection.turns()
     connection.consume("r", "another")
-    connection.combiner.rivalry.contest(["q", "r"])
+    connection.member.contention.contest(["q", "r"])
     connection.turns()
-    assert connection.combiner.queues == ("q", "r")
+    assert connection.member.queues == ("q", "r")
     assert rows(bench) == 1
 
 
@@ -147,12 +147,12 @@ def test_what_was_granted_before_it_left_is_handed_over(bench: Bench) -> None:
     connection.turns()
     bench.put(b"a", b"b")
     connection.consume("r", "another")
-    connection.combiner.rivalry.contest(["q", "r"])
+    connection.member.contention.contest(["q", "r"])
     first.serve()
-    connection.combiner._rung = False
+    connection.member._rung = False
     connection.turns()
     assert connection.waiting == [b"b"]
-    assert connection.combiner.queues == ("q", "r")
+    assert connection.member.queues == ("q", "r")
 
 
 def test_less_room_is_a_smaller_demand(bench: Bench) -> None:
@@ -223,7 +223,7 @@ def test_a_service_brings_nothing_of_queues_without_rivals(bench: Bench) -> None
     rival = Rival(bench, 4)
     bench.later(OPTIONS.poll_interval * 2)
     connection.turns()
-    assert connection.combiner.is_first
+    assert connection.member.is_first
     bench.put(*[b"mine"] * 4, queue="mine")
     bench.put(b"a", b"b")
     connection.turns()
@@ -236,7 +236,7 @@ def test_who_is_outrun_joins_the_line(bench: Bench, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(connection.membership, "claim", _outrun)
         connection.turns()
-    assert connection.combiner.rivalry.is_contested(["q"])
+    assert connection.member.contention.is_contested(["q"])
     assert connection.waiting == [b"a"]
 
 

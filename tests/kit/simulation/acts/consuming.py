@@ -54,7 +54,7 @@ def connect(world: World, process: Process) -> SimulatedTransport:
         transport.consume(queue, f"{process.name}-{number}")
     claiming = transport.fetcher._claiming
     if world.profile.contested:
-        claiming.combiner.rivalry.contest(world.profile.queues)
+        claiming.member.contention.contest(world.profile.queues)
     elif rng.random() < 0.7:
         claiming._began = True  # it has stood in the line before, and was alone
     return transport

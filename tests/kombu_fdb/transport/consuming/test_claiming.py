@@ -21,9 +21,9 @@ def contested(bench: Bench, prefetch: int) -> tuple[Consumer, Consumer]:
     for consumer in (first, second, first, second, second):
         consumer.turn()
     bench.clock.advance(1)  # it has looked at "one", and owes the line nothing
-    combiner = second.transport.fetcher._claiming.combiner
-    assert combiner.in_line
-    assert not combiner.is_first
+    member = second.transport.fetcher._claiming.member
+    assert member.in_line
+    assert not member.is_first
     return first, second
 
 
@@ -44,16 +44,16 @@ def test_what_the_line_has_granted_comes_before_another_queue(bench: Bench) -> N
     bench.put(*(b"%d" % number for number in range(12)))
     second = Consumer(bench, ["q", "one"], prefetch=2, single=["one"], contested=True)
     first = Consumer(bench, ["q"], contested=True)
-    combiner = second.transport.fetcher._claiming.combiner
+    member = second.transport.fetcher._claiming.member
     membership = second.transport.store.membership()
-    first.transport.fetcher._claiming.combiner.join(first.transport.store.membership(), ["q"], 4, [])
-    combiner.join(membership, ["q"], 2, [])
+    first.transport.fetcher._claiming.member.join(first.transport.store.membership(), ["q"], 4, [])
+    member.join(membership, ["q"], 2, [])
     first.turn()
     bench.put(b"a", b"b", queue="one")
     plan, hand = Plan(["one"], 2, consumers={"one": "tag-1"}), list[Delivery]()
     second.transport.fetcher._claiming.choose(plan, hand)
     assert [each.queue for each in hand] == ["q", "q"]
-    assert not combiner.in_line
+    assert not member.in_line
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
@@ -100,10 +100,10 @@ def test_a_grant_is_no_more_than_there_is_room_for_now(bench: Bench) -> None:
     """The prefetch was lowered while it waited."""
     consumer = Consumer(bench, ["q"], prefetch=4, contested=True)
     first = Consumer(bench, ["q"], contested=True)
-    combiner = first.transport.fetcher._claiming.combiner
-    combiner.join(first.transport.store.membership(), ["q"], 4, [])
+    member = first.transport.fetcher._claiming.member
+    member.join(first.transport.store.membership(), ["q"], 4, [])
     consumer.turn()
-    assert consumer.transport.fetcher._claiming.combiner.want == 4
+    assert consumer.transport.fetcher._claiming.member.want == 4
     bench.put(*[b""] * 12)
     first.turn()
     consumer.transport.credit.prefetch = 1
@@ -167,8 +167,8 @@ def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
 @pytest.mark.parametrize("rivals", [1, 3])
 def test_who_has_a_busy_queue_of_his_own_deposes_a_first_that_hangs(bench: Bench, rivals: int) -> None:
     first = Consumer(bench, ["q"])
-    combiner = first.transport.fetcher._claiming.combiner
-    combiner.join(first.transport.store.membership(), ["q"], 4, [])
+    member = first.transport.fetcher._claiming.member
+    member.join(first.transport.store.membership(), ["q"], 4, [])
     own = [f"own-{number}" for number in range(rivals)]
     consumers = [Consumer(bench, ["q", each], prefetch=1, single=[each], contested=True) for each in own]
     bench.put(*[b""] * 4)

@@ -32,10 +32,10 @@ def put(bench: Bench) -> None:
 def joined(bench: Bench, consumer: Consumer) -> Consumer:
     """A rival who stands first in the line for which the consumer waits."""
     first = Consumer(bench, ["q"], contested=True)
-    combiner = first.transport.fetcher._claiming.combiner
-    combiner.join(first.transport.store.membership(), ["q"], 4, [])
+    member = first.transport.fetcher._claiming.member
+    member.join(first.transport.store.membership(), ["q"], 4, [])
     consumer.turn()
-    assert consumer.transport.fetcher._claiming.combiner.in_line
+    assert consumer.transport.fetcher._claiming.member.in_line
     return first
 
 

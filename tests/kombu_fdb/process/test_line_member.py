@@ -1,4 +1,4 @@
-"""A consumer among its rivals: when it waits, serves, evicts, and is alone again (``process/combiner_client.py``)."""
+"""A consumer among its rivals: when it waits, serves, evicts, and is alone again (``process/line_member.py``)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kit.simulation.process import NoThreads
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.errors import SessionLost, StoreUnavailable
 from kombu_fdb.model import Delivery
-from kombu_fdb.process import combiner_client
-from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Rivalry
+from kombu_fdb.process import line_member
+from kombu_fdb.process.line_member import LONELY, PATIENCE_S, Contention, LineMember
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 
@@ -48,11 +48,11 @@ class Consumer:
     ) -> None:
         self.engine = bench.another()
         self.membership = Membership(self.engine, OPTIONS, self.engine.sessions.open({}), NoThreads(), bench.clock)
-        self.rivalry = Rivalry()
+        self.contention = Contention()
         self.rung = False
-        self.begin = lambda: CombinerClient(self._ring, bench.clock.monotonic, spread(), longest_s, self.rivalry)
-        self.combiner = self.begin()
-        self.rivalry.contest(QUEUES)
+        self.begin = lambda: LineMember(self._ring, bench.clock.monotonic, spread(), longest_s, self.contention)
+        self.member = self.begin()
+        self.contention.contest(QUEUES)
         self._want = want
         self._clock = bench.clock
 
@@ -63,22 +63,22 @@ class Consumer:
         """As its owner does: join, look, serve. What it got."""
         hand: list[Delivery] = []
         self.rung = False
-        if not self.combiner.in_line:
-            self.combiner.join(self.membership, QUEUES, self._want, [])
-        self.combiner.attend(self.engine, hand)
-        if serve and not hand and self.combiner.is_first:
-            self.combiner.serve(QUEUES, {}, hand)
+        if not self.member.in_line:
+            self.member.join(self.membership, QUEUES, self._want, [])
+        self.member.attend(self.engine, hand)
+        if serve and not hand and self.member.is_first:
+            self.member.serve(QUEUES, {}, hand)
         return [each.payload for each in hand]
 
     def see_the_line(self) -> None:
         """As one does who has just become the first."""
-        demand = self.combiner._demand
+        demand = self.member._demand
         assert demand is not None
-        self.combiner._rows = self.engine.messages.look(demand)[0].rows
+        self.member._rows = self.engine.messages.look(demand)[0].rows
 
     def sleep(self) -> float:
         """Until it wants to look; how long that was."""
-        pause_s = self.combiner.next_look_s()
+        pause_s = self.member.next_look_s()
         assert pause_s is not None
         self._clock.advance(pause_s)
         return pause_s
@@ -87,19 +87,19 @@ class Consumer:
 def test_a_lone_consumer_is_the_first(bench: Bench) -> None:
     one = Consumer(bench)
     assert one.turn() == []
-    assert one.combiner.is_first
+    assert one.member.is_first
     bench.put(b"a")
     assert one.turn() == [b"a"]
-    assert not one.combiner.in_line
+    assert not one.member.in_line
 
 
 def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
     assert (one.turn(), two.turn()) == ([], [])
-    one.combiner.leave([])
+    one.member.leave([])
     assert two.rung
     two.turn()
-    assert two.combiner.is_first
+    assert two.member.is_first
     one.turn()
     bench.put(b"a", b"b")
     two.see_the_line()
@@ -113,15 +113,15 @@ def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench
     one, two, *others = (Consumer(bench) for _ in range(5))
     one.turn()
     two.turn()
-    for each, longest_s in zip(others, (combiner_client.NEAR_S, combiner_client.NEAR_S, LONGEST_S), strict=True):
+    for each, longest_s in zip(others, (line_member.NEAR_S, line_member.NEAR_S, LONGEST_S), strict=True):
         pauses = []
         for _ in range(8):
             each.turn()
             pauses.append(each.sleep())
         assert pauses == sorted(pauses)
-        assert pauses[0] == pytest.approx(combiner_client.UNHURRIED * PATIENCE_S * 1.125)
+        assert pauses[0] == pytest.approx(line_member.UNHURRIED * PATIENCE_S * 1.125)
         assert pauses[-1] == pytest.approx(longest_s * 1.125)
-        assert not each.combiner.is_first, "an idle first one stays"
+        assert not each.member.is_first, "an idle first one stays"
 
 
 def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
@@ -130,7 +130,7 @@ def test_the_one_behind_the_first_looks_twice_a_second(bench: Bench) -> None:
     for _ in range(8):
         two.turn()
         longest_s = two.sleep()
-    assert longest_s == pytest.approx(combiner_client.NEXT_S * 1.125)
+    assert longest_s == pytest.approx(line_member.NEXT_S * 1.125)
 
 
 def test_a_consumer_far_behind_seldom_asks_for_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +145,8 @@ def test_a_consumer_far_behind_seldom_asks_for_work(bench: Bench, monkeypatch: p
         last.turn()
         last.sleep()
         last.turn()
-        last.combiner.leave([])
-    assert 1 < len(asked) <= 1 + (bench.clock.monotonic() - began_s) / combiner_client.SELDOM_S
+        last.member.leave([])
+    assert 1 < len(asked) <= 1 + (bench.clock.monotonic() - began_s) / line_member.SELDOM_S
 
 
 def test_who_is_woken_does_not_ask_for_work(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_who_is_woken_does_not_ask_for_work(bench: Bench, monkeypatch: pytest.Mo
     asked: list[Sequence[str]] = []
     for each in others:
         monkeypatch.setattr(each.engine.messages, "has_work", asked.append)
-    two.combiner.leave([])
+    two.member.leave([])
     assert all(each.rung for each in others)
     for each in others:
         each.turn()
@@ -172,9 +172,9 @@ def test_a_consumer_behind_others_looks_no_sooner_than_the_first_may_be_evicted(
     one, two, three = Consumer(bench), Consumer(bench), Consumer(bench)
     for each in (one, two, three):
         each.turn()
-    patient_s = combiner_client.UNHURRIED * 3.0
+    patient_s = line_member.UNHURRIED * 3.0
     bench.write(lambda tr: tr.set(bench.engine.keys.served(line.name(["q"])), served_row(3.0)))
-    for each, pause_s in ((two, combiner_client.NEXT_S), (three, patient_s)):
+    for each, pause_s in ((two, line_member.NEXT_S), (three, patient_s)):
         each.sleep()
         each.turn()
         assert each.sleep() == pytest.approx(pause_s * 1.125)
@@ -206,9 +206,9 @@ def test_a_first_one_that_does_nothing_is_deposed_within_a_second(bench: Bench) 
     assert PATIENCE_S <= waited_s <= 1.0
     one.sleep()
     one.turn()
-    assert not one.combiner.in_line, "it finds that it has ended"
+    assert not one.member.in_line, "it finds that it has ended"
     one.turn()
-    assert one.combiner.is_first, "it was only slow, and has joined again"
+    assert one.member.is_first, "it was only slow, and has joined again"
 
 
 @pytest.mark.parametrize("is_another", [False, True])
@@ -225,9 +225,9 @@ def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(
     while not found:
         bench.later(0.2)
         waited_s += 0.2
-        two.combiner.leave([])
+        two.member.leave([])
         if is_another:
-            two.combiner = two.begin()
+            two.member = two.begin()
         found = two.turn() or two.turn()
         assert waited_s <= patience_s + 1.0
 
@@ -243,11 +243,11 @@ def test_of_an_idle_line_those_who_do_not_serve_are_replaced(
         each.turn()
     stay_idle(bench, consumers, idle_s)
     one, *others = consumers
-    one.combiner.leave([])
+    one.member.leave([])
     for each in others:
         if each.rung:
             each.turn()
-    assert others[0].combiner.is_first
+    assert others[0].member.is_first
     stay_idle(bench, others, 0.001)
     bench.put(b"a")
     assert work_comes(bench, others[dead]) <= within_s
@@ -257,10 +257,10 @@ def stay_idle(bench: Bench, consumers: list[Consumer], seconds: float) -> None:
     """Each looks when it wants to."""
     end_s = bench.clock.monotonic() + seconds
     while bench.clock.monotonic() < end_s:
-        pause_s = min(each.combiner.next_look_s() or 0.0 for each in consumers)
+        pause_s = min(each.member.next_look_s() or 0.0 for each in consumers)
         bench.clock.advance(min(pause_s, end_s - bench.clock.monotonic()))
         for each in consumers:
-            if each.combiner.next_look_s() == 0.0:
+            if each.member.next_look_s() == 0.0:
                 each.turn()
 
 
@@ -282,7 +282,7 @@ def test_after_a_deposition_everybody_is_more_patient(bench: Bench) -> None:
     bench.put(b"a")
     while not two.turn():
         two.sleep()
-    assert patience_s(bench) == 2 * PATIENCE_S * combiner_client.LEFT, "it is not known yet how long a service takes"
+    assert patience_s(bench) == 2 * PATIENCE_S * line_member.LEFT, "it is not known yet how long a service takes"
 
 
 def served_row(patience_s: float) -> bytes:
@@ -299,7 +299,7 @@ def patience_s(bench: Bench) -> float:
 def test_a_new_standing_knows_how_long_services_take(bench: Bench) -> None:
     """Each take that waits has its own (``api/consumer.py``), and serves once."""
     one = Consumer(bench)
-    one.rivalry.served(line.name(QUEUES), alone=False, took_s=1.0)
+    one.contention.served(line.name(QUEUES), alone=False, took_s=1.0)
     one.turn()
     bench.put(b"a")
     assert one.turn() == [b"a"]
@@ -310,10 +310,10 @@ def test_patience_comes_to_an_end(bench: Bench) -> None:
     """BOUNDED: with the services that follow a slow one, whichever consumer takes them, even if it is its first."""
     one = Consumer(bench)
     one.turn()
-    one.rivalry.served(line.name(QUEUES), alone=False, took_s=60.0)
+    one.contention.served(line.name(QUEUES), alone=False, took_s=60.0)
     bench.put(b"a")
     assert one.turn() == [b"a"]
-    assert patience_s(bench) == combiner_client.MOST_PATIENCE_S
+    assert patience_s(bench) == line_member.MOST_PATIENCE_S
     services = 0
     while patience_s(bench) > PATIENCE_S:
         bench.put(b"a")
@@ -336,7 +336,7 @@ def test_quick_services_in_between_evict_no_consumer_for_a_slow_one(
             for _ in range(round(next(took_s) / 0.05)):
                 bench.later(0.05)
                 for other in consumers:
-                    if other is not one and not other.combiner.is_first:
+                    if other is not one and not other.member.is_first:
                         other.turn(serve=False)
             ends.append((served := serve(*given)).ended)
             return served
@@ -369,7 +369,7 @@ def test_a_server_tells_how_long_its_services_take(
         bench.put(b"a")
         assert one.turn() == [b"a"]
     two.turn()
-    assert two.combiner._patience_s == patience_s
+    assert two.member._patience_s == patience_s
 
 
 def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
@@ -388,10 +388,10 @@ def test_a_first_one_that_works_is_not_deposed(bench: Bench) -> None:
 def test_it_is_alone_again_after_long_without_rivals(bench: Bench) -> None:
     one = Consumer(bench)
     for _ in range(LONELY + 1):
-        assert one.rivalry.is_contested(QUEUES)
+        assert one.contention.is_contested(QUEUES)
         bench.put(b"a")
         assert one.turn() == [b"a"]
-    assert not one.rivalry.is_contested(QUEUES)
+    assert not one.contention.is_contested(QUEUES)
 
 
 def test_two_that_never_meet_in_the_line_know_of_each_other(bench: Bench) -> None:
@@ -400,23 +400,23 @@ def test_two_that_never_meet_in_the_line_know_of_each_other(bench: Bench) -> Non
     for _ in range(LONELY):
         bench.put(b"a", b"b")
         assert (one.turn(), two.turn()) == ([b"a"], [b"b"])
-    assert one.rivalry.is_contested(QUEUES)
-    assert two.rivalry.is_contested(QUEUES)
+    assert one.contention.is_contested(QUEUES)
+    assert two.contention.is_contested(QUEUES)
 
 
 def test_lines_that_are_known_are_bounded() -> None:
-    rivalry = Rivalry()
-    for number in range(10 * combiner_client.MOST_LINES):
-        rivalry.contest([f"q{number}"])
-        assert rivalry.is_contested([f"q{number}"])
-    assert len(rivalry._contested) <= combiner_client.MOST_LINES
+    contention = Contention()
+    for number in range(10 * line_member.MOST_LINES):
+        contention.contest([f"q{number}"])
+        assert contention.is_contested([f"q{number}"])
+    assert len(contention._contested) <= line_member.MOST_LINES
 
 
 def test_the_order_of_the_queues_does_not_matter() -> None:
-    rivalry = Rivalry()
-    rivalry.contest(["a", "b"])
-    assert rivalry.is_contested(("b", "a"))
-    assert not rivalry.is_contested(["ab"])
+    contention = Contention()
+    contention.contest(["a", "b"])
+    assert contention.is_contested(("b", "a"))
+    assert not contention.is_contested(["ab"])
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------
@@ -430,9 +430,9 @@ def test_leaving_brings_what_was_granted(bench: Bench) -> None:
     two.see_the_line()
     two.turn()
     hand: list[Delivery] = []
-    one.combiner.leave(hand)
+    one.member.leave(hand)
     assert [each.payload for each in hand] == [b"b"]
-    assert not one.combiner.in_line
+    assert not one.member.in_line
 
 
 @pytest.mark.parametrize("granted", [False, True])
@@ -445,12 +445,12 @@ def test_what_is_abandoned_ends_and_goes_back(bench: Bench, granted: bool) -> No
     if granted:
         two.see_the_line()
         two.turn()
-    one.combiner.abandon()
+    one.member.abandon()
     one.membership.recover()
     if not granted:
         two.turn()
     assert bench.counts() == (1, 0, 1)
-    assert not one.combiner.in_line
+    assert not one.member.in_line
 
 
 def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
@@ -469,7 +469,7 @@ def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
     assert one.turn() == [b"a"]
     assert bench.counts() == (0, 0, 1)
     one.turn()
-    assert one.combiner.is_first, "the other one does not stand behind it any more"
+    assert one.member.is_first, "the other one does not stand behind it any more"
 
 
 def test_what_comes_after_it_was_given_up_is_not_delivered(bench: Bench) -> None:
@@ -493,12 +493,12 @@ def test_an_error_of_the_store_leaves_it_where_it_was(bench: Bench, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(one.engine.messages, verb, _fails)
         if verb == "join":
-            one.combiner.leave([])
+            one.member.leave([])
         else:
             one.sleep()
         with pytest.raises(StoreUnavailable):
             one.turn()
-    one.combiner._rung = True
+    one.member._rung = True
     assert one.turn() == [b"a"]
     assert not one.membership._suspects
 
@@ -507,7 +507,7 @@ def _fails(*_: object, **__: object) -> None:
     raise StoreUnavailable("the cluster is away")
 
 
-@pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.combiner.leave([])])
+@pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.member.leave([])])
 def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], object]) -> None:
     one = Consumer(bench)
     one.turn()
@@ -518,6 +518,6 @@ def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], objec
     except SessionLost:
         assert one.membership.lost
     one.membership = Membership(one.engine, OPTIONS, one.engine.sessions.open({}), NoThreads(), bench.clock)
-    one.combiner.belong_to(one.membership)
+    one.member.belong_to(one.membership)
     bench.engine.sessions.release(next(iter(set(bench.beats()) - {bench.session, one.membership.session_id})))
     assert one.turn() == [b"a"]

@@ -11,7 +11,7 @@ Model. For each set of queues a consumer is
 A consumer that will stay *suspects* rivals at first, and is alone when it has served the line once. Otherwise the first
 claims of all workers of a deployment that starts would conflict with each other.
 
-Its owner, one thread, moves it, by :meth:`CombinerClient.attend` at each of its turns. It never sleeps; it says when it
+Its owner, one thread, moves it, by :meth:`LineMember.attend` at each of its turns. It never sleeps; it says when it
 wants to be called again, and rings when a watch has fired.
 
 What happens at each failure: waiting consumers also look without being woken, the one right behind the first at least
@@ -65,7 +65,7 @@ MOST_LINES = 100
 
 
 @dataclass(slots=True)
-class FirstOne:
+class FirstWaiter:
     """The first one of a line, as the consumers of one connection see it. ``row``: its key.
 
     ``work_s``: since when it was seen there with work waiting. ``ask_at``: when one far behind looks for work again.
@@ -76,7 +76,7 @@ class FirstOne:
     ask_at: float = 0.0
 
 
-class Rivalry:
+class Contention:
     """Which lines are contested, as the consumers of one connection know it. Thread-safe; a wrong guess costs time."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Rivalry:
         #: How long the last service took, in any line. This and the next belong to no single client: each waiting
         #: ``take`` has its own client, and those that don't wait for long would evict none.
         self.service_s = 0.0
-        self._firsts: dict[bytes, FirstOne] = {}
+        self._firsts: dict[bytes, FirstWaiter] = {}
 
     @property
     def known(self) -> bool:
@@ -103,11 +103,11 @@ class Rivalry:
         """Note that there may be rivals: stand in the line once, to see whether another consumer does."""
         self._note(line.name([*queues]), LONELY - 1)
 
-    def first_of(self, name: bytes) -> FirstOne:
+    def first_of(self, name: bytes) -> FirstWaiter:
         """The consumer seen as the first of this line."""
         if len(self._firsts) > MOST_LINES:
             self._firsts.clear()
-        return self._firsts.setdefault(name, FirstOne())
+        return self._firsts.setdefault(name, FirstWaiter())
 
     def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
         """Note that its first one has served the line, with or without a sign of another consumer."""
@@ -124,7 +124,7 @@ class Rivalry:
         self._contested[name] = times
 
 
-class CombinerClient:
+class LineMember:
     """An owner's place in one line at a time. For one thread; ``ring`` and :meth:`abandon` may be called from any."""
 
     def __init__(
@@ -133,10 +133,10 @@ class CombinerClient:
         clock: Callable[[], float],
         spread: Random,
         longest_s: float,
-        rivalry: Rivalry,
+        contention: Contention,
     ) -> None:
         """``clock``: seconds since any moment. ``longest_s``: between two looks at most."""
-        self.rivalry = rivalry
+        self.contention = contention
         self._ring = ring
         self._clock = clock
         self._spread = spread
@@ -222,56 +222,56 @@ class CombinerClient:
         self._rung = self._fired = False
         self._disarm()
         try:
-            sight = self._of().look(demand, hand, fired=fired)
+            standing = self._of().look(demand, hand, fired=fired)
         except BaseException:
             self._rung, self._fired = True, fired  # the change that woke it is still to be seen
             raise
-        if sight.stands != WAITING:
+        if standing.stands != WAITING:
             self._end(demand)
             return False
-        self._patience_s = _bounded(sight.patience_s)
-        if sight.is_first:
-            self._lead(sight)
+        self._patience_s = _bounded(standing.patience_s)
+        if standing.is_first:
+            self._lead(standing)
         else:
-            self._wait(engine, demand, sight, timed)
+            self._wait(engine, demand, standing, timed)
         return self.is_first and not was_first
 
-    def _lead(self, sight: Standing) -> None:
+    def _lead(self, standing: Standing) -> None:
         """Note that it is the first; the consumers it has not seen before are served with its next service."""
-        if self._rows is None or len(sight.rows) > 1:
-            self._rows = sight.rows
-        self._server = sight.server
+        if self._rows is None or len(standing.rows) > 1:
+            self._rows = standing.rows
+        self._server = standing.server
         self._is_near = self._has_to_ask = False
         self._due_s = self._clock() + self._longest_s
 
-    def _wait(self, engine: Engine, demand: Demand, sight: Standing, timed: bool) -> None:
+    def _wait(self, engine: Engine, demand: Demand, standing: Standing, timed: bool) -> None:
         """``timed``: it looks because its pause is over, not because it was woken."""
         now = self._clock()
         self._rows = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
-        first = self.rivalry.first_of(demand.line)
-        asks = sight.behind is not None or first.work_s is not None or now >= first.ask_at
-        is_back, self._has_just_joined = self._has_just_joined and sight.first == first.row, False
-        if sight.first != first.row:
-            first.row, first.work_s = sight.first, None
+        first = self.contention.first_of(demand.line)
+        asks = standing.behind is not None or first.work_s is not None or now >= first.ask_at
+        is_back, self._has_just_joined = self._has_just_joined and standing.first == first.row, False
+        if standing.first != first.row:
+            first.row, first.work_s = standing.first, None
         if (self._has_to_ask or (asks and (timed or is_back))) and self._is_idle(engine, first, now):
-            engine.messages.evict(demand, sight.first, _bounded(2 * self._patience_s))  # which rings it
+            engine.messages.evict(demand, standing.first, _bounded(2 * self._patience_s))  # which rings it
             self._pause_s = PATIENCE_S
-        if sight.is_next:
+        if standing.is_next:
             pause_s = min(pause_s, NEXT_S)
         else:
-            pause_s = max(pause_s if sight.behind is None else min(pause_s, NEAR_S), UNHURRIED * self._patience_s)
+            pause_s = max(pause_s if standing.behind is None else min(pause_s, NEAR_S), UNHURRIED * self._patience_s)
         if first.work_s is not None:
             pause_s = min(pause_s, self._patience_s)
-        self._is_near = sight.behind is not None or first.work_s is not None
+        self._is_near = standing.behind is not None or first.work_s is not None
         self._due_s = now + self._spread.uniform(pause_s, pause_s * 1.25)
-        self._watches = sight.watches
-        for watch in sight.watches:
+        self._watches = standing.watches
+        for watch in standing.watches:
             watch.on_fire(self._fire)
         if self._demand is not demand:  # abandoned meanwhile
             self._disarm()
 
-    def _is_idle(self, engine: Engine, first: FirstOne, now: float) -> bool:
+    def _is_idle(self, engine: Engine, first: FirstWaiter, now: float) -> bool:
         """Whether the first one had work for as long as the patience lasts, and let it lie."""
         first.ask_at = now + SELDOM_S
         has_work, self._has_to_ask = engine.messages.has_work(self._queues), False
@@ -312,13 +312,13 @@ class CombinerClient:
         if rows is None or demand is None:
             return
         began_s = self._clock()
-        patience_s = _bounded(max(PATIENT * self.rivalry.service_s, LEFT * self._patience_s))
+        patience_s = _bounded(max(PATIENT * self.contention.service_s, LEFT * self._patience_s))
         served = self._of().serve(demand, queues, rows, consumers, hand, patience_s)
         if served.ended:
             self._rows, self._rung = None, True  # the next look tells how
         elif served.deliveries:
             alone = len(rows) == 1 and self._server == demand.session
-            self.rivalry.served(demand.line, alone=alone, took_s=self._clock() - began_s)
+            self.contention.served(demand.line, alone=alone, took_s=self._clock() - began_s)
             self._end(demand)
         else:
             # Nothing is there, and what comes next is mostly one message. It is served without a look at the line; the

@@ -11,7 +11,7 @@ from kit.conformance.queue import Bench
 from kombu_fdb.engine.scheduling.line import Standing
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
-from kombu_fdb.process.combiner_client import LONELY, PATIENCE_S, CombinerClient, Rivalry
+from kombu_fdb.process.line_member import LONELY, PATIENCE_S, Contention, LineMember
 from kombu_fdb.process.membership import CLAIM_TIMEOUTS, Membership
 from kombu_fdb.settings.options import Options
 
@@ -38,26 +38,26 @@ class Consumer:
         session = self.engine.sessions.open({"host": "test"})
         self.membership = Membership(self.engine, Options(), session, NoThreads(), bench.clock)
         self.rung = 0
-        self.rivalry = Rivalry()
-        self.rivalry.contest(["q"])
-        self.combiner = self.stand()
+        self.contention = Contention()
+        self.contention.contest(["q"])
+        self.member = self.stand()
         self.hand: list[Delivery] = []
         self.join()
 
-    def stand(self) -> CombinerClient:
-        return CombinerClient(self._ring, self.bench.clock.monotonic, random.Random(7), LONGEST_S, self.rivalry)
+    def stand(self) -> LineMember:
+        return LineMember(self._ring, self.bench.clock.monotonic, random.Random(7), LONGEST_S, self.contention)
 
     def _ring(self) -> None:
         self.rung += 1
 
     def join(self) -> None:
-        self.combiner.join(self.membership, ["q"], self.want, ())
+        self.member.join(self.membership, ["q"], self.want, ())
 
     def attend(self) -> bool:
-        return self.combiner.attend(self.engine, self.hand)
+        return self.member.attend(self.engine, self.hand)
 
     def serve(self) -> None:
-        self.combiner.serve(["q"], {}, self.hand)
+        self.member.serve(["q"], {}, self.hand)
 
     @property
     def payloads(self) -> list[bytes]:
@@ -85,14 +85,14 @@ def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> 
         bench.put(b"a")
         one.attend()
         one.serve()
-        one.combiner = one.stand()
+        one.member = one.stand()
         one.join()
-        one.combiner.leave(one.hand)
-        one.combiner = one.stand()
+        one.member.leave(one.hand)
+        one.member = one.stand()
         one.join()
-        one.combiner.abandon()
+        one.member.abandon()
         one.membership.recover()
-        one.combiner = one.stand()
+        one.member = one.stand()
         one.join()
     assert one.payloads == [b"a"] * 5
     assert demands(bench) == [b"W"]
@@ -100,12 +100,12 @@ def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> 
 
 def test_a_join_that_fails_clears_nothing_yet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Consumer(bench)
-    one.combiner.leave(one.hand)
+    one.member.leave(one.hand)
     with monkeypatch.context() as patch:
         patch.setattr(one.engine.messages, "join", _refuse)
         with pytest.raises(StoreUnavailable):
             one.join()
-    assert not one.combiner.in_line
+    assert not one.member.in_line
     one.join()
     assert demands(bench) == [b"W"]
 
@@ -123,13 +123,13 @@ def test_an_owner_that_ends_while_it_joins_waits_no_longer(
 ) -> None:
     """A task is cancelled while a thread joins for it."""
     one = Consumer(bench)
-    one.combiner = one.stand()
+    one.member = one.stand()
     join = one.engine.messages.join
 
     def join_meanwhile_ended(*args: object, **given: object) -> None:
         if when == "after":
             join(*args, **given)  # type: ignore[arg-type]  # as they came
-        one.combiner.abandon()
+        one.member.abandon()
         one.membership.recover()
         if when == "before":
             join(*args, **given)  # type: ignore[arg-type]  # as they came
@@ -137,13 +137,13 @@ def test_an_owner_that_ends_while_it_joins_waits_no_longer(
     monkeypatch.setattr(one.engine.messages, "join", join_meanwhile_ended)
     one.join()
     one.membership.recover()
-    assert not one.combiner.in_line
+    assert not one.member.in_line
     assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
 
 
 def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Consumer(bench)
-    one.combiner.leave(one.hand)
+    one.member.leave(one.hand)
     join = one.engine.messages.join
 
     def join_and_be_interrupted(*args: object, **given: object) -> None:
@@ -154,7 +154,7 @@ def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.M
         patch.setattr(one.engine.messages, "join", join_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
             one.join()
-    assert not one.combiner.in_line
+    assert not one.member.in_line
     one.membership.recover()
     assert Consumer(bench).attend(), "no consumer stands before it"
 
@@ -174,7 +174,7 @@ def test_what_is_granted_to_an_owner_that_has_ended_goes_back(
 
     def do_meanwhile_ended(*args: object, **given: object) -> object:
         done = verb(*args, **given)
-        mine.combiner.abandon()
+        mine.member.abandon()
         return done
 
     monkeypatch.setattr(mine.engine.messages, step, do_meanwhile_ended)
@@ -191,7 +191,7 @@ def _take_step(consumer: Consumer, step: str) -> None:
     elif step == "serve":
         consumer.serve()
     else:
-        consumer.combiner.leave(consumer.hand)
+        consumer.member.leave(consumer.hand)
 
 
 def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +209,9 @@ def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkey
         two.membership.watch_claims()
         return monotonic()
 
-    two.combiner._rung = True
+    two.member._rung = True
     monkeypatch.setattr(bench.clock, "monotonic", look_meanwhile_given_up)
-    two.membership.look(two.combiner._demand, two.hand)  # type: ignore[arg-type]  # it has one
+    two.membership.look(two.member._demand, two.hand)  # type: ignore[arg-type]  # it has one
     assert two.hand == []
     assert bench.counts() == (1, 0, 1)
 
@@ -227,7 +227,7 @@ def test_a_look_that_fails_is_repeated_at_once(bench: Bench, monkeypatch: pytest
         patch.setattr(two.engine.messages, "look", _refuse)
         with pytest.raises(StoreUnavailable):
             two.attend()
-    assert two.combiner.next_look_s() == 0.0
+    assert two.member.next_look_s() == 0.0
     two.attend()
     assert two.payloads == [b"b"]
 
@@ -242,13 +242,13 @@ def test_a_first_one_that_lets_work_lie_is_deposed(bench: Bench) -> None:
     bench.put(b"a")
     for _ in range(3):
         wait_and_look(bench, two)
-    assert two.attend() or two.combiner.is_first
+    assert two.attend() or two.member.is_first
     two.serve()
     assert two.payloads == [b"a"]
     one.serve()
-    assert one.combiner.next_look_s() == 0.0
+    assert one.member.next_look_s() == 0.0
     one.attend()
-    assert not one.combiner.in_line
+    assert not one.member.in_line
 
 
 def test_no_consumer_is_evicted_while_there_is_no_work(bench: Bench) -> None:
@@ -257,7 +257,7 @@ def test_no_consumer_is_evicted_while_there_is_no_work(bench: Bench) -> None:
     two.attend()
     for _ in range(10):
         wait_and_look(bench, two)
-    assert not two.combiner.is_first
+    assert not two.member.is_first
     assert demands(bench) == [b"W", b"W"]
 
 
@@ -270,7 +270,7 @@ def test_work_that_has_just_come_is_the_first_ones(bench: Bench) -> None:
         wait_and_look(bench, two)
     bench.put(b"a")
     wait_and_look(bench, two)
-    assert not two.combiner.is_first
+    assert not two.member.is_first
     one.serve()
     assert one.payloads == [b"a"]
 
@@ -281,22 +281,22 @@ def test_who_sees_work_lie_looks_again_soon(bench: Bench) -> None:
     two.attend()
     for _ in range(5):
         wait_and_look(bench, two)
-    assert (two.combiner.next_look_s() or 0) > PATIENCE_S * 1.25
+    assert (two.member.next_look_s() or 0) > PATIENCE_S * 1.25
     bench.put(b"a")
     wait_and_look(bench, two)
-    assert (two.combiner.next_look_s() or 9) <= PATIENCE_S * 1.25
+    assert (two.member.next_look_s() or 9) <= PATIENCE_S * 1.25
 
 
 def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
     assert one.attend()
     two.attend()
-    assert one.combiner._demand is not None
-    sight = one.engine.messages.look(one.combiner._demand)[0]
-    two.engine.messages.evict(two.combiner._demand, sight.first)  # type: ignore[arg-type]  # it has one
+    assert one.member._demand is not None
+    sight = one.engine.messages.look(one.member._demand)[0]
+    two.engine.messages.evict(two.member._demand, sight.first)  # type: ignore[arg-type]  # it has one
     one.serve()
     one.attend()
-    assert not one.combiner.in_line
+    assert not one.member.in_line
     one.membership.watch_claims()
     assert not one.membership._claims
     assert not one.membership._suspects
@@ -308,23 +308,23 @@ def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
 def test_after_so_many_services_of_itself_only_it_is_alone(bench: Bench) -> None:
     one = Consumer(bench)
     for number in range(LONELY + 1):
-        assert one.rivalry.is_contested(["q"]), number
+        assert one.contention.is_contested(["q"]), number
         _serve_one(bench, one)
-    assert not one.rivalry.is_contested(["q"])
+    assert not one.contention.is_contested(["q"])
 
 
 def test_who_takes_turns_with_a_rival_is_not_alone(bench: Bench) -> None:
     """Neither sees the other in the line."""
     one, two = Consumer(bench), Consumer(bench)
-    two.combiner.leave(two.hand)
-    two.combiner._demand = None
-    one.combiner.leave(one.hand)
+    two.member.leave(two.hand)
+    two.member._demand = None
+    one.member.leave(one.hand)
     for _ in range(LONELY * 2):
         for each in (one, two):
             each.join()
             _serve_one(bench, each, rejoin=False)
-    assert one.rivalry.is_contested(["q"])
-    assert two.rivalry.is_contested(["q"])
+    assert one.contention.is_contested(["q"])
+    assert two.contention.is_contested(["q"])
 
 
 def _serve_one(bench: Bench, consumer: Consumer, *, rejoin: bool = True) -> None:
@@ -342,14 +342,14 @@ def test_the_row_of_a_demand_that_waits_is_gone(bench: Bench) -> None:
     two = Consumer(bench)
     assert two.attend()
     one.attend()
-    assert not one.combiner.in_line
+    assert not one.member.in_line
     one.join()
     assert demands(bench) == [b"W", b"W"]
 
 
 def test_a_line_has_no_consumer_twice(bench: Bench) -> None:
     one = Consumer(bench)
-    one.combiner.leave(one.hand)
+    one.member.leave(one.hand)
     one.join()
     rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_lines))
     assert len(rows) == 1
@@ -362,7 +362,7 @@ def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
     bench.put(b"a")
     for _ in range(2):
         wait_and_look(bench, three)
-    one.combiner.leave(one.hand)
+    one.member.leave(one.hand)
     wait_and_look(bench, three)
     assert two.attend(), "it is the first by now, and was not evicted"
 
@@ -393,12 +393,12 @@ def test_who_joins_later_is_served_as_well(bench: Bench) -> None:
 
 def test_another_session_stands_nowhere_yet(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
-    one.combiner.belong_to(two.membership)
-    assert not one.combiner.in_line
-    one.combiner.belong_to(two.membership)
-    one.combiner.join(two.membership, ["q"], 1, ())
-    one.combiner.belong_to(two.membership)
-    assert one.combiner.in_line
+    one.member.belong_to(two.membership)
+    assert not one.member.in_line
+    one.member.belong_to(two.membership)
+    one.member.join(two.membership, ["q"], 1, ())
+    one.member.belong_to(two.membership)
+    assert one.member.in_line
 
 
 def test_who_looks_again_and_again_is_not_given_up(bench: Bench) -> None:
@@ -409,7 +409,7 @@ def test_who_looks_again_and_again_is_not_given_up(bench: Bench) -> None:
         wait_and_look(bench, two)
     for each in (one, two):
         each.membership.watch_claims()
-        assert each.combiner.in_line
+        assert each.member.in_line
     assert demands(bench) == [b"W", b"W"]
 
 
@@ -422,7 +422,7 @@ def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeyp
     def look_meanwhile_ended(*args: Any, **given: Any) -> tuple[Standing, list[Delivery]]:
         found = look(*args, **given)
         seen.append(found[0])
-        two.combiner.abandon()
+        two.member.abandon()
         return found
 
     monkeypatch.setattr(two.engine.messages, "look", look_meanwhile_ended)
@@ -431,6 +431,6 @@ def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeyp
     assert len(seen[0].watches) == 2
     for watch in seen[0].watches:
         watch.on_fire(lambda: cancelled.append(1))
-    one.combiner.leave(one.hand)
+    one.member.leave(one.hand)
     two.membership.recover()
     assert not cancelled
