@@ -155,15 +155,19 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Duty:
-    """One duty. ``name`` is what people see."""
+    """One duty. ``name`` is what people see, ``due_at`` when it is due, by the monotonic clock."""
 
     name: str
+    due_at = 0.0
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
         self._engine = engine
         self._clock = clock
         self._guard = guard
         self._subjects = RoundRobin(guard, self.name)
+
+    def is_due(self, now: float) -> bool:
+        return now >= self.due_at
 
     def run(self, budget: Budget) -> float:
         """Do a part of the duty. Returns in how many seconds to call again."""

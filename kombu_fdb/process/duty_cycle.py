@@ -159,6 +159,10 @@ class Sweep(Duty):
         #: How many messages were brought back so far.
         self.released = 0
 
+    def is_due(self, now: float) -> bool:
+        """Also as soon as a beat has brought a look."""
+        return bool(self.brought) or super().is_due(now)
+
     def run(self, budget: Budget) -> float:
         self._look()
         silent = {
@@ -289,7 +293,7 @@ class SessionSteps:
         """Show that the session lives, and what it consumes. False if it was fenced: stop, all its leases are lost."""
         membership, duties = self._membership, self._duties
         seen = self._engine.sessions.beat(
-            membership.session_id, ttl_s=self._ttl_s, consumed=membership.queues, most=duties.window
+            membership.session_id, ttl_s=self._ttl_s, consumed=membership.queues, most=duties.sweep_duty.window
         )
         if seen is None:
             membership.lose()
@@ -414,15 +418,15 @@ class Duties:
         """``report`` gets, once, what is set aside: duty, subject and error; by default it goes to the log."""
         guard = Guard(engine.upkeep, clock, report or _warn)
         self._clock = clock
-        self._sweep = Sweep(engine, clock, guard, session_id, sweep_interval_s)
-        self._role = PromoterRole(engine, clock, session_id, self._sweep.observes)
-        self._newer = duties.newer(engine, guard, self._may_be_newer)
+        self.sweep_duty = Sweep(engine, clock, guard, session_id, sweep_interval_s)
+        self._role = PromoterRole(engine, clock, session_id, self.sweep_duty.observes)
+        #: What every process does, whichever has the role.
+        self._own = self.sweep_duty, duties.newer(engine, guard, self._may_be_newer)
         #: Until when no message is kept for a newer version, as far as the last beat has seen.
         self._none_newer_until = 0.0
         self._duties: list[Duty] = [
             duties.Promotion(engine, clock, guard),
-            self._sweep,
-            self._newer,
+            *self._own,
             duties.UnusedQueues(engine, clock, guard, sweep_interval_s),
             duties.ExpiredHeads(engine, clock, guard),
             *duties.routines(engine, guard, sweep_interval_s),
@@ -431,7 +435,6 @@ class Duties:
             duties.Totals(engine, clock, guard),
             duties.Samples(engine, clock, guard),
         ]
-        self._due_at = dict.fromkeys(range(len(self._duties)), 0.0)
         self._first = 0
 
     @property
@@ -439,17 +442,12 @@ class Duties:
         """Whether this process makes delayed messages ready, and does all else that one does for all."""
         return self._role.held
 
-    @property
-    def window(self) -> int:
-        """At how many others of the ring to look."""
-        return self._sweep.window
-
     def bring(self, seen: Surroundings) -> None:
         """What the session's beat has seen, so that no duty need look itself. For the thread that beats."""
         now = self._clock.monotonic()
         self._none_newer_until = 0.0 if seen.newer else now + duties.NEWER_INTERVAL_S
         self._role.brought = seen.promoter, now
-        self._sweep.brought.append((seen.ring, now))
+        self.sweep_duty.brought.append((seen.ring, now))
 
     def _may_be_newer(self) -> bool:
         return self._clock.monotonic() >= self._none_newer_until
@@ -457,39 +455,35 @@ class Duties:
     def run_once(self) -> float:
         """One round. Returns in how many seconds to call again, at the latest. Raises a ``StoreError``."""
         order = [*range(self._first, len(self._duties)), *range(self._first)]
-        self._due_at[0] = 0.0  # a message may have been delayed meanwhile
+        promotion = self._duties[0]
+        promotion.due_at = 0.0  # a message may have been delayed meanwhile
         held: bool | None = None  # not asked yet
         for number in order:
-            if not self._is_due(number):
+            duty = self._duties[number]
+            if not duty.is_due(self._clock.monotonic()):
                 continue
             self._first = (number + 1) % len(order)  # unless all goes well
-            is_own = self._duties[number] in (self._sweep, self._newer)
+            is_own = duty in self._own
             if not is_own and held is not False:
                 held = self._role.hold()
             if is_own or held:
-                self._turn(number)
-            if held and number:
-                self._turn(0)
+                self._turn(duty)
+            if held and duty is not promotion:
+                self._turn(promotion)
         self._first = 0
         return self._pause(held=bool(held))
 
-    def _is_due(self, number: int) -> bool:
-        was_brought = self._duties[number] is self._sweep and self._sweep.brought
-        return bool(was_brought) or self._clock.monotonic() >= self._due_at[number]
-
-    def _turn(self, number: int) -> None:
-        # A duty that fails is due again in a while, not at once.
-        self._due_at[number] = self._clock.monotonic() + ROLE_INTERVAL_S
-        pause_s = self._duties[number].run(self._budget())
-        self._due_at[number] = self._clock.monotonic() + pause_s
+    def _turn(self, duty: Duty) -> None:
+        duty.due_at = self._clock.monotonic() + ROLE_INTERVAL_S  # one that fails is due again in a while, not at once
+        pause_s = duty.run(self._budget())
+        duty.due_at = self._clock.monotonic() + pause_s
 
     def _budget(self) -> Budget:
         return Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
 
     def _pause(self, *, held: bool) -> float:
         """Seconds until the next duty is due (without the role: of its own two), or the next look at the role."""
-        own_at = [self._due_at[self._duties.index(each)] for each in (self._sweep, self._newer)]
-        due_at = min(self._due_at.values()) if held else min(own_at)
+        due_at = min(each.due_at for each in (self._duties if held else self._own))
         return max(0.0, min(due_at - self._clock.monotonic(), ROLE_INTERVAL_S))
 
     def stop(self) -> None:

@@ -18,7 +18,7 @@ class SingleDuties(Duties):
 
     def sweep(self) -> int:
         """Look at the neighbours; end those that are dead. Returns how many messages came back."""
-        before = self._sweep.released
+        before = self.sweep_duty.released
         return self._complete(Sweep).released - before
 
     def expire_queues(self) -> None:

@@ -131,9 +131,9 @@ def test_a_session_that_comes_later_is_observed_from_the_next_sweep_on() -> None
     bench.engine.sessions.open({})
     duties.sweep()
     later = bench.engine.sessions.open({})
-    observed = [duties._sweep.observes(later)]
+    observed = [duties.sweep_duty.observes(later)]
     duties.sweep()
-    assert [*observed, duties._sweep.observes(later)] == [False, True]
+    assert [*observed, duties.sweep_duty.observes(later)] == [False, True]
 
 
 @pytest.mark.parametrize("with_its_observers", [False, True])

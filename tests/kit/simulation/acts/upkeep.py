@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from kit.duties import SingleDuties
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.process.duties import Duty
 from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS
 
 __all__ = ["SimulatedDuties"]
@@ -33,16 +34,15 @@ class SimulatedDuties(SingleDuties):
     def _budget(self) -> Budget:
         return Budget(self._clock, transactions=self._most)
 
-    def _turn(self, number: int) -> None:
+    def _turn(self, duty: Duty) -> None:
         frame = self._frames[-1]
         before = frame.answered
-        super()._turn(number)
+        super()._turn(duty)
         commits = frame.answered - before
         if commits > MOST_COMMITS * (self._most + 1):
-            name = self._duties[number].name
-            raise Violation("BOUNDED", f"{name!r} took {commits} transactions in a turn of {self._most}")
+            raise Violation("BOUNDED", f"{duty.name!r} took {commits} transactions in a turn of {self._most}")
 
     def unfinished(self) -> list[str]:
         """What is due again at once."""
         now_s = self._clock.monotonic()
-        return [each.name for number, each in enumerate(self._duties) if 0 < self._due_at[number] <= now_s]
+        return [each.name for each in self._duties if 0 < each.due_at <= now_s]

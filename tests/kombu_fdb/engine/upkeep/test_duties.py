@@ -58,9 +58,9 @@ def test_a_live_fleet_ends_no_session(bench: Bench) -> None:
         assert all(engine.sessions.beat(session) for engine, session in zip(engines, sessions, strict=True))
         assert bench.engine.sessions.beat(bench.session)
         assert sum(each.sweep() for each in duties) == 0
-        assert max(each.window for each in duties) <= 4 * LIVING
+        assert max(each.sweep_duty.window for each in duties) <= 4 * LIVING
     assert len(bench.beats()) == 31
-    assert {each.window for each in duties} == {LIVING}
+    assert {each.sweep_duty.window for each in duties} == {LIVING}
 
 
 def test_commit_tokens_are_cleared_together(bench: Bench, counted: CountingDatabase) -> None:
