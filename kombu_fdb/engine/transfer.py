@@ -32,7 +32,6 @@ from typing import Any
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import message, publish
 from kombu_fdb.engine.messages.message import Subqueue, put_delayed, put_ready
-from kombu_fdb.engine.messages.publish import BATCH_BYTES
 from kombu_fdb.engine.stored.work import DELAYED, NEWER, READY, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.errors import FormatError
@@ -282,7 +281,7 @@ def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
 
 
 #: The limits of one :meth:`Transfer.restore`.
-MOST_MESSAGES, MOST_BYTES = MESSAGES_PER_TRANSACTION, BATCH_BYTES
+MOST_MESSAGES, MOST_BYTES = MESSAGES_PER_TRANSACTION, publish.BATCH_BYTES
 
 
 class Transfer(Verbs):

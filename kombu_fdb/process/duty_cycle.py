@@ -79,7 +79,6 @@ from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.process import duties
-from kombu_fdb.process.duties import Duty, Guard
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 
@@ -129,7 +128,7 @@ LIVING = 8
 LEAST_PAUSE_S = 0.001
 
 
-class Sweep(Duty):
+class Sweep(duties.Duty):
     """End dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
 
     Its looks at the ring are those that the session's beats bring. It looks by itself if none was brought for its
@@ -141,7 +140,9 @@ class Sweep(Duty):
 
     name = "sweep"
 
-    def __init__(self, engine: Engine, clock: Clock, guard: Guard, session_id: SessionId, interval_s: float) -> None:
+    def __init__(
+        self, engine: Engine, clock: Clock, guard: duties.Guard, session_id: SessionId, interval_s: float
+    ) -> None:
         super().__init__(engine, clock, guard)
         #: What the last beat has seen, and when; another thread puts it here. Several at once could make a session
         #: silent without a look at its process in between.
@@ -416,7 +417,7 @@ class Duties:
         report: Callable[[str, str, Exception], None] | None = None,
     ) -> None:
         """``report`` gets, once, what is set aside: duty, subject and error; by default it goes to the log."""
-        guard = Guard(engine.upkeep, clock, report or _warn)
+        guard = duties.Guard(engine.upkeep, clock, report or _warn)
         self._clock = clock
         self.sweep_duty = Sweep(engine, clock, guard, session_id, sweep_interval_s)
         self._role = PromoterRole(engine, clock, session_id, self.sweep_duty.observes)
@@ -424,7 +425,7 @@ class Duties:
         self._own = self.sweep_duty, duties.newer(engine, guard, self._may_be_newer)
         #: Until when no message is kept for a newer version, as far as the last beat has seen.
         self._none_newer_until = 0.0
-        self._duties: list[Duty] = [
+        self._duties: list[duties.Duty] = [
             duties.Promotion(engine, clock, guard),
             *self._own,
             duties.UnusedQueues(engine, clock, guard, sweep_interval_s),
@@ -473,7 +474,7 @@ class Duties:
         self._first = 0
         return self._pause(held=bool(held))
 
-    def _turn(self, duty: Duty) -> None:
+    def _turn(self, duty: duties.Duty) -> None:
         duty.due_at = self._clock.monotonic() + ROLE_INTERVAL_S  # one that fails is due again in a while, not at once
         pause_s = duty.run(self._budget())
         duty.due_at = self._clock.monotonic() + pause_s

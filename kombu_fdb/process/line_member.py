@@ -30,7 +30,6 @@ from random import Random
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.scheduling.line import WAITING, Standing, Waiter
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Delivery, Demand, Lease
 from kombu_fdb.process.membership import Membership
@@ -158,7 +157,7 @@ class LineMember:
         self._is_near = self._has_to_ask = False
         self._pause_s = PATIENCE_S
         #: The line as seen when this became the first; after its first service that found nothing, only its own row.
-        self._rows: list[Waiter] | None = None
+        self._rows: list[line.Waiter] | None = None
         self._server = b""
         self._has_just_joined = True
 
@@ -226,7 +225,7 @@ class LineMember:
         except BaseException:
             self._rung, self._fired = True, fired  # the change that woke it is still to be seen
             raise
-        if standing.stands != WAITING:
+        if standing.stands != line.WAITING:
             self._end(demand)
             return False
         self._patience_s = _bounded(standing.patience_s)
@@ -236,7 +235,7 @@ class LineMember:
             self._wait(engine, demand, standing, timed)
         return self.is_first and not was_first
 
-    def _lead(self, standing: Standing) -> None:
+    def _lead(self, standing: line.Standing) -> None:
         """Note that it is the first; the consumers it has not seen before are served with its next service."""
         if self._rows is None or len(standing.rows) > 1:
             self._rows = standing.rows
@@ -244,7 +243,7 @@ class LineMember:
         self._is_near = self._has_to_ask = False
         self._due_s = self._clock() + self._longest_s
 
-    def _wait(self, engine: Engine, demand: Demand, standing: Standing, timed: bool) -> None:
+    def _wait(self, engine: Engine, demand: Demand, standing: line.Standing, timed: bool) -> None:
         """``timed``: it looks because its pause is over, not because it was woken."""
         now = self._clock()
         self._rows = None

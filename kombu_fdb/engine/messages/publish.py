@@ -61,7 +61,6 @@ from typing import Any, NamedTuple, TypeVar
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
-from kombu_fdb.engine.messages.overflow import NO_LIMIT, NOTHING, Load, judge
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.stored.work import PUBLISHED, Effects, Work
 from kombu_fdb.engine.transactions import Transactions
@@ -88,7 +87,7 @@ MOST_STAMPED = 65_000
 
 
 #: The queues each message reached, and the queues in which the oldest must give way, with the load that came.
-Reached = tuple[list[list[str]], Mapping[str, Load]]
+Reached = tuple[list[list[str]], Mapping[str, overflow.Load]]
 
 
 def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool = False) -> Reached:
@@ -108,7 +107,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     fills = has_maximum = False
     for queue in declared.values():
         fills = fills or not queue.empties_itself
-        has_maximum = has_maximum or queue.max_load != NO_LIMIT
+        has_maximum = has_maximum or queue.max_load != overflow.NO_LIMIT
     if fills:  # the disk, unless all of them empty themselves
         work.tr.fill()
     # Queues without a maximum need no load.
@@ -149,15 +148,15 @@ def _judge(
     declared: Mapping[str, QueueDeclaration],
     fresh: Sequence[Publication | None],
     reached: Sequence[Sequence[str]],
-) -> tuple[Collection[str], Mapping[str, Load]]:
+) -> tuple[Collection[str], Mapping[str, overflow.Load]]:
     """Decide on what is ready now for full queues; see :func:`.overflow.judge`."""
-    coming: dict[str, Load] = {}
+    coming: dict[str, overflow.Load] = {}
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is not None and publication.due_ms <= work.now_ms:
             for queue in queues:
-                if declared[queue].max_load != NO_LIMIT:
-                    coming[queue] = coming.get(queue, NOTHING).grown(len(publication.payload), publication.key)
-    return judge(work, coming)
+                if declared[queue].max_load != overflow.NO_LIMIT:
+                    coming[queue] = coming.get(queue, overflow.NOTHING).grown(len(publication.payload), publication.key)
+    return overflow.judge(work, coming)
 
 
 def _copies(publication: Publication, queues: Sequence[str]) -> Sequence[Publication]:

@@ -36,7 +36,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kombu_fdb.engine.scheduling import fair
-from kombu_fdb.engine.scheduling.fair import Turn
 from kombu_fdb.engine.scheduling.key_limits import COUNTING, is_counting
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError, InvalidArgument
@@ -166,10 +165,10 @@ def _rank_anew(work: Work, queue: str, position: bytes) -> bytes | None:
     return _RING + entries[-1][0][len(work.keys.prefix) :] if len(entries) == TURNS_PER_PART else None
 
 
-def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[Turn]:
+def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[fair.Turn]:
     """The turns that belong to another rank now. At snapshot: a change of that is noted in the queue's row."""
     keys = work.keys
-    found = [Turn(*parts, Rank(items)) for parts, items in readable(entries, partial(keys.split_ring, queue))]
+    found = [fair.Turn(*parts, Rank(items)) for parts, items in readable(entries, partial(keys.split_ring, queue))]
     names = sorted({turn.key for turn in found})
     rows = [keys.control(queue), *(keys.limits(queue, name) for name in names)]
     control, *own = work.tr.get_many(rows, snapshot=True)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from kombu_fdb.engine.stored.work import NEWER, Work
 from kombu_fdb.keyspace import codec
-from kombu_fdb.keyspace.codec import Message, is_newer
 from kombu_fdb.keyspace.layout import Keyspace, Range, read_or, split_place
 from kombu_fdb.model import Place
 
@@ -39,7 +38,7 @@ def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:
 
     Does nothing, and returns False, if it is not a newer record, or its place can't be read.
     """
-    stood = read_or(None, _place, work.keys, queue, place) if is_newer(value) else None
+    stood = read_or(None, _place, work.keys, queue, place) if codec.is_newer(value) else None
     if stood is None:
         return False
     work.tr.set(work.keys.newer(RECORD, value[0], queue, stood), value)
@@ -56,7 +55,7 @@ def _place(keys: Keyspace, queue: str, place: bytes) -> Place:
 
 def keep_lease(work: Work, value: bytes) -> tuple[str, Place] | None:
     """Keep a newer lease, which its caller has cleared and ends. Its queue and place; None if it is not newer."""
-    kept = read_or(None, Message.of_lease, value, newer=True)
+    kept = read_or(None, codec.Message.of_lease, value, newer=True)
     if kept is None or value[0] <= codec.LEASE_VERSION:
         return None
     queue, place, _ = kept

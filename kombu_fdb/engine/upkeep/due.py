@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from kombu_fdb.engine.messages.bury import bury_malformed, drop_expired
 from kombu_fdb.engine.messages.message import Subqueue, forget, put_ready, take_out, take_run
 from kombu_fdb.engine.scheduling import key_limits
-from kombu_fdb.engine.scheduling.key_limits import Sightings
 from kombu_fdb.engine.stored.batches import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -100,7 +99,7 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
     put_ready(work, Subqueue(queue, Record.known(message.value).key, rank), due_from(message.value, due_ms))
 
 
-def unpark(work: Work, sightings: Sightings) -> int | None:
+def unpark(work: Work, sightings: key_limits.Sightings) -> int | None:
     """Ring for keys whose rate allows a message again. Returns when the next one is due, or now if some may be left.
 
     An entry is due when its moment has come by this clock, or when this process has seen it for as long as it was to

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import bury, bury_malformed
-from kombu_fdb.engine.messages.settle import Release
 from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import NEWER, Work
 from kombu_fdb.errors import FormatError
@@ -43,7 +42,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
     elif settle.over_limit(work, message, again=0):
         bury(work, message, "delivery_limit")
     else:
-        settle.release_message(work, message, Release(counted=False))
+        settle.release_message(work, message, settle.Release(counted=False))
 
 
 def _return(work: Work, kept: Message[Place]) -> None:
@@ -53,4 +52,4 @@ def _return(work: Work, kept: Message[Place]) -> None:
     except FormatError as error:
         bury_malformed(work, kept, error)
         return
-    settle.release_message(work, kept._replace(value=record), Release(counted=True))
+    settle.release_message(work, kept._replace(value=record), settle.Release(counted=True))

@@ -67,7 +67,6 @@ from kombu_fdb.store.protocol import (
 from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite.errors import explain, explain_os
 from kombu_fdb.store.sqlite.files import check_path, check_sqlite_version, identify
-from kombu_fdb.store.sqlite.open_file import CLOSE_S, OpenFile
 from kombu_fdb.store.sqlite.space import FULL_S
 
 # -- transactions ------------------------------------------------------------------------------------------------------
@@ -134,7 +133,7 @@ class SqliteTransaction:
     _size = 0
     _most = TRANSACTION_BYTES
 
-    def __init__(self, file: OpenFile, owner: SqliteDatabase | OpenFile, timeout_s: float) -> None:
+    def __init__(self, file: open_file.OpenFile, owner: SqliteDatabase | open_file.OpenFile, timeout_s: float) -> None:
         self._file = file
         self._owner = owner
         self._deadline = file.clock.monotonic() + timeout_s
@@ -496,23 +495,23 @@ class ReadingTransaction(SqliteTransaction):
 
 
 # The open files are the process's state, because POSIX locks are.
-_open: set[OpenFile] = set()
+_open: set[open_file.OpenFile] = set()
 _changing = FairLock()
 #: By thread: several may fork, but only one at a time.
 _forking: dict[int, Ticket] = {}
 
 
-def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> OpenFile:
+def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> open_file.OpenFile:
     """The process's one :class:`OpenFile` for ``path``, a real path; it stays open until ``handle`` is detached.
 
     Raises ``StoreUnavailable``, with the fix.
     """
 
-    def work() -> OpenFile:
+    def work() -> open_file.OpenFile:
         identity = identify(path)
         file = next((file for file in _open if file.is_at(identity)), None)
         if file is None:
-            file = OpenFile(path, identity, clock, read_values)
+            file = open_file.OpenFile(path, identity, clock, read_values)
         file.handles.add(handle)
         _open.add(file)
         return file
@@ -523,7 +522,7 @@ def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> OpenF
         raise explain_os(error, path) from error
 
 
-def detach(handle: Hashable, file: OpenFile) -> None:
+def detach(handle: Hashable, file: open_file.OpenFile) -> None:
     """Let go of the file for ``handle``. Idempotent; does nothing in a child of the process that attached it."""
 
     def work() -> bool:
@@ -532,13 +531,13 @@ def detach(handle: Hashable, file: OpenFile) -> None:
             _open.discard(file)
         return not file.handles
 
-    if os.getpid() == file.pid and _changing.run(work, CLOSE_S):
+    if os.getpid() == file.pid and _changing.run(work, open_file.CLOSE_S):
         file.close()
 
 
-def read_values(file: OpenFile, keys: Sequence[bytes]) -> list[bytes | None]:
+def read_values(file: open_file.OpenFile, keys: Sequence[bytes]) -> list[bytes | None]:
     """The stored values of these keys."""
-    transaction = ReadingTransaction(file, file, timeout_s=CLOSE_S)
+    transaction = ReadingTransaction(file, file, timeout_s=open_file.CLOSE_S)
     return surely(lambda: transaction.get_many(keys), transaction.cancel)
 
 
@@ -579,7 +578,7 @@ class SqliteDatabase:
         self.clock = clock
         self.pid = os.getpid()
         self.closed = False
-        self.file: OpenFile
+        self.file: open_file.OpenFile
 
     @classmethod
     def open(

@@ -49,7 +49,6 @@ from functools import partial
 from random import Random
 
 from kombu_fdb import errors
-from kombu_fdb.errors import Outrun, StoreError, StoreUnavailable
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import in_step
 from kombu_fdb.primitives.plural import plural
@@ -183,7 +182,7 @@ class Claiming:
         )
         try:
             self._with_acks(membership, claim)
-        except Outrun:
+        except errors.Outrun:
             self.member.contention.contest(shared)
 
     def _with_acks(self, membership: Membership, act: Callable[..., object]) -> None:
@@ -329,7 +328,7 @@ class Fetcher:
                 self._client.later(remove)
             else:
                 remove()
-        except StoreError:
+        except errors.StoreError:
             self._client.suspect()
             self._client.later(remove)
 
@@ -407,10 +406,10 @@ class Fetcher:
         """A turn has raised it: there are no more until :meth:`recover`."""
         if not isinstance(error, CONNECTION_ERRORS):
             logger.error("the receiver failed", exc_info=error)
-            unexpected = StoreUnavailable("the receiver failed", reason=repr(error))
+            unexpected = errors.StoreUnavailable("the receiver failed", reason=repr(error))
             unexpected.__cause__ = error
             error = unexpected
-        if isinstance(error, StoreError):
+        if isinstance(error, errors.StoreError):
             self._client.suspect()
         self.error = error
         self.arrived.ring()
@@ -521,7 +520,7 @@ class Fetcher:
                 self._client.release_later(leases)
             else:
                 self._client.release(leases)
-        except StoreError:
+        except errors.StoreError:
             self.dispatch.released(leases)
             raise
         self.dispatch.released(leases)
@@ -660,7 +659,7 @@ class Fetcher:
             self._entered = None  # what is consumed is shown again
             try:
                 self._release_leaving()
-            except StoreError as error:  # the client does it as soon as it can
+            except errors.StoreError as error:  # the client does it as soon as it can
                 self._client.suspect()
                 logger.debug("messages of a cancelled consumer can't be released yet: %s", error)
             if leave:
