@@ -25,13 +25,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.model import is_internal
 from kombu_fdb.primitives.clock import Clock, SystemClock, random_id
 from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.process.connect import Opened, open_store
+from kombu_fdb.process.connect import open_store
 from kombu_fdb.process.session_threads import BEATS
 from kombu_fdb.settings.location import (
     FOUR_SLASHES,
@@ -386,22 +387,22 @@ def check_store(location: Location, options: Options) -> Findings:
     clock = SystemClock()
     begin = clock.monotonic()
     try:
-        opened = open_store(location, options, timeout_s=options.connect_timeout)
+        engine = open_store(location, options, timeout_s=options.connect_timeout)
     except KombuFDBError as error:
         yield _failure("store", error)
         return
     yield Finding("ok", "store", f"answers after {1000 * (clock.monotonic() - begin):.0f} ms, format version is known")
-    with closing(opened.database):
-        yield from _contents(opened)
+    with closing(engine.database):
+        yield from _contents(engine)
         if isinstance(location, ClusterLocation):
-            yield from check_distance(opened, options, clock)
+            yield from check_distance(engine, options, clock)
 
 
-def _contents(opened: Opened) -> Findings:
+def _contents(engine: Engine) -> Findings:
     try:
-        queues = opened.engine.inspect.queues()
-        live = sum(each.open and not each.is_internal for each in opened.engine.inspect.sessions())
-        asides = opened.engine.upkeep.asides()
+        queues = engine.inspect.queues()
+        live = sum(each.open and not each.is_internal for each in engine.inspect.sessions())
+        asides = engine.upkeep.asides()
     except KombuFDBError as error:
         yield _failure("content", error)
         return
@@ -422,7 +423,7 @@ def _contents(opened: Opened) -> Findings:
         yield Finding("warn", "set aside", str(aside), ASIDE_STEP)
 
 
-def check_distance(opened: Opened, options: Options, clock: Clock) -> Findings:
+def check_distance(engine: Engine, options: Options, clock: Clock) -> Findings:
     """How long a round trip and a commit take, and whether the options leave time for them.
 
     ``operation_timeout`` must hold the longest call four times, as a call that conflicts with another runs again.
@@ -431,7 +432,7 @@ def check_distance(opened: Opened, options: Options, clock: Clock) -> Findings:
     enough to have the worker declared dead.
     """
     try:
-        trip_s, commit_s = _distance(opened, options.connect_timeout, clock)
+        trip_s, commit_s = _distance(engine, options.connect_timeout, clock)
     except KombuFDBError as error:
         # No failure: the store has just answered, and a service does not start when its doctor fails.
         yield Finding("warn", "distance", f"not measured: {error}", "Run the doctor again.")
@@ -448,12 +449,12 @@ def check_distance(opened: Opened, options: Options, clock: Clock) -> Findings:
         yield Finding("ok", "distance", found)
 
 
-def _distance(opened: Opened, timeout_s: float, clock: Clock) -> tuple[float, float]:
+def _distance(engine: Engine, timeout_s: float, clock: Clock) -> tuple[float, float]:
     """Medians of a round trip and of a commit, which writes but leaves nothing; of fewer samples if they are slow."""
-    key = opened.engine.transactions.keys.token(random_id(), 0)
+    key = engine.transactions.keys.token(random_id(), 0)
     begun, samples = clock.monotonic(), list[tuple[float, float]]()
     while len(samples) < SAMPLES and (not samples or clock.monotonic() - begun < timeout_s):
-        transaction = opened.database.begin(timeout_s=timeout_s)
+        transaction = engine.database.begin(timeout_s=timeout_s)
         try:
             start = clock.monotonic()
             transaction.get(key, snapshot=True)

@@ -60,7 +60,6 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.primitives.ranges import shown
 from kombu_fdb.process.client import Client, client_for
-from kombu_fdb.process.connect import Opened
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
@@ -97,9 +96,9 @@ class Broker:
         return cls(client_for(locate(parse_url(url), parsed), parsed), connect_timeout=parsed.connect_timeout)
 
     @classmethod
-    def on(cls, location: Location, opened: Opened, **options: Any) -> Self:
+    def on(cls, location: Location, engine: Engine, **options: Any) -> Self:
         """A broker with a session of its own on a store that is open already, and is closed with it: for tests."""
-        return cls(Client(location, parse_options(options), opened))
+        return cls(Client(location, parse_options(options), engine))
 
     @classmethod
     def of(cls, client: Client) -> Self:

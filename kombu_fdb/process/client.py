@@ -121,8 +121,8 @@ class SingleFlight(Generic[T]):
 class Client:
     """The store as one process sees it. Thread-safe. Get it from :func:`client_for`."""
 
-    def __init__(self, location: Location, options: Options, opened: connect.Opened | None = None) -> None:
-        """``opened``: a store that is open already; it is closed with the client all the same."""
+    def __init__(self, location: Location, options: Options, engine: Engine | None = None) -> None:
+        """``engine``: of a store that is open already; it is closed with the client all the same."""
         self.pid = os.getpid()
         self.location = location
         self.options = options
@@ -141,9 +141,10 @@ class Client:
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
         #: For changes of what is open; its holder does not call the store.
         self._lock = threading.RLock()
-        self._opening: SingleFlight[connect.Opened] = SingleFlight(lambda: self._opened)
+        self._opening: SingleFlight[Engine] = SingleFlight(lambda: self._engine)
         self._joining: SingleFlight[Membership] = SingleFlight(self._standing)
-        self._opened = opened
+        #: Of the open store.
+        self._engine = engine
         self._membership: Membership | None = None
         self._suspect = False
         self._doubts = Doubts(SystemClock())
@@ -162,14 +163,14 @@ class Client:
         if self._suspect:
             timeout_s = min(timeout_s, SUSPECT_TIMEOUT_S)
         with self._lock:  # from here on it is not idle
-            known, opened = user in self._users, self._opened
+            known, engine = user in self._users, self._engine
             self._users.add(user)
         try:
-            if opened is None:
+            if engine is None:
                 opening = partial(self._opening.run, partial(self._open, timeout_s), timeout_s)
                 self.patience.within(timeout_s, opening)
             else:
-                connect.verify(opened.database, self.location, timeout_s=timeout_s)
+                connect.verify(engine.database, self.location, timeout_s=timeout_s)
         except BaseException as error:
             if isinstance(error, StoreError):
                 self._suspect = True
@@ -181,17 +182,17 @@ class Client:
         if self._deferred_calls:  # from before it was closed
             self.nudge()
 
-    def _open(self, timeout_s: float) -> connect.Opened:
-        opened = connect.open_store(self.location, self.options, timeout_s=self.patience.allow(timeout_s))
+    def _open(self, timeout_s: float) -> Engine:
+        engine = connect.open_store(self.location, self.options, timeout_s=self.patience.allow(timeout_s))
         # Kombu drops the connection before it publishes again, and with the last one the store is closed.
-        opened.engine.publisher.doubts = self._doubts
-        opened.engine.transactions.be_patient_as(self.patience)
-        opened.engine.transactions.make_room = partial(self._reclaim.run, opened.engine)
+        engine.publisher.doubts = self._doubts
+        engine.transactions.be_patient_as(self.patience)
+        engine.transactions.make_room = partial(self._reclaim.run, engine)
         with self._lock:
-            self._opened = opened
+            self._engine = engine
             # Only now: exit handlers run backwards, and FoundationDB's, just registered, ends its network thread.
             atexit.register(self.close)
-        return opened
+        return engine
 
     def detach(self, user: Hashable) -> None:
         """End a connection's use. With the last one, and nothing left to settle, everything closes."""
@@ -222,24 +223,20 @@ class Client:
     @property
     def engine(self) -> Engine:
         """Raises ``ForkedError`` in a child, ``StoreUnavailable`` when closed."""
-        opened = self._opened
-        return opened.engine if opened is not None and os.getpid() == self.pid else self._open_store.engine
+        engine = self._engine
+        if engine is not None and os.getpid() == self.pid:
+            return engine
+        self.check_process()
+        raise StoreUnavailable("the connection is closed", location=str(self.location))
 
     @property
     def database(self) -> Database:
         """The store, for others that keep something in it. Raises as ``engine`` does."""
-        return self._open_store.database
-
-    @property
-    def _open_store(self) -> connect.Opened:
-        self.check_process()
-        if self._opened is None:
-            raise StoreUnavailable("the connection is closed", location=str(self.location))
-        return self._opened
+        return self.engine.database
 
     def join(self, tr: Any) -> Transaction:
         """A caller's own FoundationDB transaction, for ``Publisher.publish_in``. Raises ``OptionError``."""
-        return connect.join(self._open_store.database, self.location, tr)
+        return connect.join(self.database, self.location, tr)
 
     def check_process(self) -> None:
         """Raises ``ForkedError`` in another process than the one that made this client."""
@@ -263,7 +260,7 @@ class Client:
         membership = open_session(engine, self.options, self._run_deferred)
         try:
             with self._lock:
-                if self._opened is not None and self._opened.engine is engine:
+                if self._engine is engine:
                     self._membership = membership
                     return membership
         finally:  # also after a signal handler's exception: nothing else knows of its threads
@@ -296,7 +293,7 @@ class Client:
 
     def _run_without_session(self) -> None:
         """Do what is left to do in a process without a session."""
-        if self._opened is not None:
+        if self._engine is not None:
             self._run_deferred()
 
     def nudge(self) -> None:
@@ -304,7 +301,7 @@ class Client:
         membership = self._standing()
         if membership is not None:
             membership.threads.ring()
-        elif self._opened is not None and os.getpid() == self.pid:
+        elif self._engine is not None and os.getpid() == self.pid:
             self._deferred_thread.call()
 
     # -- settling ----------------------------------------------------------------------------------------------------
@@ -462,17 +459,17 @@ class Client:
             if if_idle and (self._users or self.owes or self._returns or self._deferred_calls):
                 return
             membership, self._membership = self._membership, None
-            opened, self._opened = self._opened, None
+            engine, self._engine = self._engine, None
             self.overdue.clear()
             atexit.unregister(self.close)
-        if opened is None:
+        if engine is None:
             return
         with self.patience.ending():
-            self._close(opened, membership)
+            self._close(engine, membership)
 
     def _finish(self) -> None:
         """Make the deferred calls, as the threads that would have made them end."""
-        if self._opened is None:
+        if self._engine is None:
             return
         with self.patience.ending():
             began, longest_s = monotonic(), self.options.operation_timeout
@@ -485,16 +482,16 @@ class Client:
             except Exception as error:  # noqa: BLE001 - whatever a call raises, the others must end too
                 logger.warning("%d deferred call(s) are not done: %s", len(self._deferred_calls), error)
 
-    def _close(self, opened: connect.Opened, membership: Membership | None) -> None:
+    def _close(self, engine: Engine, membership: Membership | None) -> None:
         try:
             if membership is not None:
-                self._end(opened.engine, membership)
+                self._end(engine, membership)
             if not self._suspect:
-                opened.engine.metrics.flush(timeout_s=SUSPECT_TIMEOUT_S)
+                engine.metrics.flush(timeout_s=SUSPECT_TIMEOUT_S)
         except KombuFDBError as error:
             logger.debug("the last second's totals are not counted: %s", error)
         finally:
-            opened.database.close()
+            engine.database.close()
 
     def _end(self, engine: Engine, membership: Membership) -> None:
         leases: list[Lease] = []

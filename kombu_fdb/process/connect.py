@@ -11,7 +11,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.work import Policy
@@ -36,14 +36,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-class Opened(NamedTuple):
-    """An open store."""
-
-    database: Database
-    engine: Engine
-
-
-def open_store(location: Location, options: Options, *, timeout_s: float) -> Opened:
+def open_store(location: Location, options: Options, *, timeout_s: float) -> Engine:
     """Open the store and check that it answers, each within ``timeout_s`` seconds.
 
     Raises ``StoreUnavailable`` or ``FormatError``, each with the fix; nothing stays open then.
@@ -54,14 +47,13 @@ def open_store(location: Location, options: Options, *, timeout_s: float) -> Ope
     except BaseException:
         database.close()
         raise
-    engine = Engine(
+    return Engine(
         database,
         location.namespace,
         Environment(SystemClock(), random_id, random.Random()),
         policy=Policy(max_message_size=options.max_message_size, delivery_limit=options.delivery_limit),
         timeouts=Timeouts(call_s=options.operation_timeout, publish_s=options.publish_timeout),
     )
-    return Opened(database, engine)
 
 
 def verify(database: Database, location: Location, *, timeout_s: float) -> None:

@@ -22,13 +22,12 @@ from celery_fdb.operations.transfer import broker_source, export_to, file_source
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import View
-from kombu_fdb.process.connect import Opened
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def on(bench: Bench) -> Broker:
-    return Broker.on(MemoryLocation(bench.namespace, bench.namespace), Opened(bench.database, bench.engine))
+    return Broker.on(MemoryLocation(bench.namespace, bench.namespace), bench.engine)
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import HOUR
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.model import ClaimTerms, KeyLimits, QueueControl, View
-from kombu_fdb.process.connect import Opened
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.store.protocol import KeyValue
@@ -47,7 +46,7 @@ def brokers() -> Iterator[Callable[[Bench], Broker]]:
 
     def broker(bench: Bench) -> Broker:
         location = MemoryLocation(bench.namespace, bench.namespace)
-        opened.append(Broker.on(location, Opened(bench.database, bench.engine)))
+        opened.append(Broker.on(location, bench.engine))
         return opened[-1]
 
     yield broker
@@ -132,7 +131,7 @@ def look_from_outside(broker: Broker, folder: Path, *, may_refuse: bool) -> None
     except FormatError:
         assert may_refuse
         return
-    copy = Broker.on(MemoryLocation("copy", "copy"), Opened(MemoryDatabase(), Bench(MemoryDatabase()).engine))
+    copy = Broker.on(MemoryLocation("copy", "copy"), Bench(MemoryDatabase()).engine)
     with copy:
         import_from(file_source(folder / "export"), copy, lambda _: None)
 

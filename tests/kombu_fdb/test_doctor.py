@@ -12,7 +12,6 @@ from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process.connect import Opened
 from kombu_fdb.process.duty_cycle import LIVING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import parse_options
@@ -314,7 +313,7 @@ def at_a_distance(trip_s, **options):
     store = MemoryDatabase(clock=clock)
     database = CountingDatabase(store, clock=clock, trip_s=trip_s)
     engine = Engine(database, "celery", Environment(clock, random_id, random.Random(0)))
-    (found,) = doctor.check_distance(Opened(database, engine), parse_options(options), clock)
+    (found,) = doctor.check_distance(engine, parse_options(options), clock)
     return found, store
 
 
@@ -359,5 +358,5 @@ def test_a_store_that_fails_meanwhile_is_no_reason_not_to_start():
     store = MemoryDatabase(clock=clock, faults=(faults := Faults()))
     engine = Engine(store, "celery", Environment(clock, random_id, random.Random(0)))
     faults.at_reads(Fault.UNAVAILABLE)
-    (found,) = doctor.check_distance(Opened(store, engine), parse_options({}), clock)
+    (found,) = doctor.check_distance(engine, parse_options({}), clock)
     assert found == ("warn", "distance", "not measured: a fault was injected", "Run the doctor again.")

@@ -17,7 +17,6 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.connect import Opened
 from kombu_fdb.settings.location import Location, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -52,7 +51,7 @@ class Store:
         if self.memory is None:
             return Broker(Client(self.location, parse_options(options)))
         engine = Engine(self.memory, "default", Environment(SystemClock(), random_id, random.Random(1)))
-        return Broker.on(self.location, Opened(self.memory, engine), **options)
+        return Broker.on(self.location, engine, **options)
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])

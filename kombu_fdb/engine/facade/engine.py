@@ -240,6 +240,7 @@ class Engine:
         policy: Policy | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
+        self.database = database
         self.transactions = run = Transactions(database, namespace, environment, policy, timeouts)
         self.keys = run.keys
         self.writers_take_turns = run.writers_take_turns

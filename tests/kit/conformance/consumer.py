@@ -31,7 +31,7 @@ class Consumer:
     ) -> None:
         engine = bench.another()
         membership = Membership(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
-        client = SimulatedClient(engine, bench.database, OPTIONS, lambda: membership)
+        client = SimulatedClient(engine, OPTIONS, lambda: membership)
         self.transport = SimulatedTransport(
             client, bench.clock.monotonic, Random(1), prefetch, bench.clock.wall_ms, single_active=single.__contains__
         )

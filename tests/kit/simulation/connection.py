@@ -17,7 +17,6 @@ from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.connect import Opened
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
@@ -53,8 +52,8 @@ class Flag(Bell):
 class SimulatedClient(Client):
     """The real one; its session is opened by the world, and its deferred calls are a step."""
 
-    def __init__(self, engine: Any, database: Any, options: Options, join: Callable[[], Membership]) -> None:
-        super().__init__(MemoryLocation("simulated"), options, Opened(database, engine))
+    def __init__(self, engine: Any, options: Options, join: Callable[[], Membership]) -> None:
+        super().__init__(MemoryLocation("simulated"), options, engine)
         self._users.add(self)
         self._open_membership = join
         self._is_joining = False

@@ -11,7 +11,6 @@ from kit.simulation.process import NoThreads
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.model import Delivery, SessionId
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.connect import Opened
 from kombu_fdb.process.membership import Membership
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MemoryLocation
@@ -29,7 +28,7 @@ class Process:
     def __init__(self, bench: Bench, tag: str) -> None:
         engine = bench.another()
         self.tag = tag
-        self.client = Client(MemoryLocation("ended"), OPTIONS, Opened(bench.database, engine))
+        self.client = Client(MemoryLocation("ended"), OPTIONS, engine)
         self.own = Membership(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
         self.client._membership = self.own
         engine.queues.add_consumer(self.own.session_id, "q", tag)

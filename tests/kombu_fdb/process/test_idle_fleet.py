@@ -195,7 +195,7 @@ class Crowd:
         def join() -> Membership:
             return Membership(engine, options, engine.sessions.open({}), MagicMock(), clock)
 
-        client = SimulatedClient(engine, self.counted, options, join)
+        client = SimulatedClient(engine, options, join)
         rng = random.Random(number)
         transport = SimulatedTransport(client, clock.monotonic, rng, 2, clock.wall_ms)
         transport.consume("q", f"tag-{number}")

@@ -40,7 +40,7 @@ from kombu_fdb.transport.transport import url_parts_of
 @contextmanager
 def outage(connection: Connection) -> Iterator[None]:
     """The store of this connection does not answer."""
-    database = connection.default_channel.client._opened.database
+    database = connection.default_channel.client._engine.database
 
     def begin(**_: Any) -> Any:
         raise StoreUnavailable("the test switched it off")
@@ -243,7 +243,7 @@ class TestLostConnection:
         for number, channel in enumerate(channels):
             channel.basic_consume(f"q{number}", False, held.append)
         until(lambda: connection.drain_events(timeout=60) or len(held) == 8)
-        database = connection.default_channel.client._opened.database
+        database = connection.default_channel.client._engine.database
         hanging = threading.Event()
 
         def begin(**_: Any) -> Any:

@@ -29,7 +29,7 @@ class Connection(SimulatedTransport):
         engine = bench.another()
         session = engine.sessions.open({})
         self.membership = Membership(engine, OPTIONS, session, NoThreads(), bench.clock)
-        client = SimulatedClient(engine, bench.database, OPTIONS, lambda: self.membership)
+        client = SimulatedClient(engine, OPTIONS, lambda: self.membership)
         super().__init__(client, bench.clock.monotonic, random.Random(7), prefetch, bench.clock.wall_ms)
         for number, queue in enumerate(queues or ("q",)):
             self.consume(queue, f"tag{number}")

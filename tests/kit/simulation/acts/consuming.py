@@ -42,7 +42,7 @@ def connect(world: World, process: Process) -> SimulatedTransport:
         membership, duties = process.membership, process.duties
         process.turns = SessionSteps(process.engine, membership, duties, client.keep_house, ttl_s=SESSION_TTL_S)
 
-    client = SimulatedClient(process.engine, process.link, options, join)
+    client = SimulatedClient(process.engine, options, join)
     prefetch, single_active = rng.choice([1, 2, 3, 5]), world.profile.single_active
     transport = SimulatedTransport(
         client, world.clock.monotonic, Dice(world.frames), prefetch, process.clock.wall_ms, single_active
