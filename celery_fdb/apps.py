@@ -1,4 +1,4 @@
-"""For Django, if ``celery_fdb`` itself stands in ``INSTALLED_APPS``: no app, but what people write at first.
+"""For Django, if ``celery_fdb`` itself stands in ``INSTALLED_APPS``: it is no app, and what people write at first.
 
 Without this, nothing would be wrong and nothing be there: no pages, no checks, no ``manage.py fdb``.
 """

@@ -49,12 +49,12 @@ HOUR_S, DAY_S = 3_600, 86_400
 
 
 class OncePerTick:
-    """Before a class of :class:`celery.beat.Scheduler`."""
+    """A mixin that stands before a class of :class:`celery.beat.Scheduler`."""
 
     _sync: ScheduleSync | None = None
 
     def tick(self, *args: Any, **kwargs: Any) -> Any:
-        """One of beat's own, and the store is told of what changed (``inspection/schedules.py``)."""
+        """Do one tick of beat's own, then report to the store what has changed (``inspection/schedules.py``)."""
         pause_s = super().tick(*args, **kwargs)  # type: ignore[misc]  # a mixin
         again_s = self._synced().look(self.schedule)  # type: ignore[attr-defined]  # Scheduler's
         return pause_s if again_s is None or not pause_s else min(pause_s, again_s)
@@ -113,7 +113,7 @@ def _rounded(now: datetime, period_s: float) -> str:
     """The number of the interval of a relative schedule (``celery.utils.time.delta_resolution``)."""
     if period_s >= DAY_S:
         unit_s, units = DAY_S, now.toordinal()
-    elif period_s >= HOUR_S:  # of the local clock: some time zones are half an hour off
+    elif period_s >= HOUR_S:  # an hour of the local clock: some time zones are half an hour off
         unit_s, units = HOUR_S, int((now.timestamp() - 60 * now.minute - now.second) // HOUR_S)
     else:
         unit_s = 60 if period_s >= 60 else 1
@@ -126,7 +126,7 @@ def _latest(timing: crontab, now: datetime) -> tuple[str, float]:
         moment = _next(timing, now - lookback)
         if moment <= now:
             break
-    else:  # beat says that it is due, so it is of this minute
+    else:  # beat says that the entry is due, so its tick is of this minute
         return str(int(now.timestamp() // 60)), SHORTEST_WINDOW_S
     while (following := _next(timing, moment)) <= now:
         moment = following

@@ -45,7 +45,7 @@ UNASKED: tuple[type[BaseException], ...] = (OperationalError, *CONNECTION_ERRORS
 
 
 class NotTold(KombuFDBError):
-    """The message is gone, but the callers that wait for the result still wait."""
+    """The message was deleted, but callers that wait for its result still wait."""
 
     text = "cancelled, but its result could not be marked as REVOKED"
 
@@ -94,13 +94,13 @@ def ask_workers(app: Celery, question: Callable[[CeleryControl], T]) -> T:
         raise StoreUnavailable("the workers could not be asked", reason=str(error)) from error
 
 
-# -- who waits for the result ------------------------------------------------------------------------------------------
+# -- the callers that wait for the result -----------------------------------------------------------------------------
 
 
 def tell(app: Celery, taken: Peeked) -> None:
     """Store ``REVOKED`` for the task of a message that was deleted, and count its part of a chord. Raises ``NotTold``.
 
-    A message that is not a Celery task has no result. A task whose end is stored already (its worker died before the
+    Without a Celery task in it, a message has no result. A task whose end is stored already (its worker died before the
     ack; a dead letter) keeps it, and its chord has been told.
     """
     if isinstance(app.backend, DisabledBackend):
@@ -113,20 +113,20 @@ def tell(app: Celery, taken: Peeked) -> None:
         if not _has_ended(app, taken, task_id):
             request = None if message is None else _request(app, message, task_id)
             app.backend.mark_as_revoked(task_id, REASON, request=request)
-    except Exception as error:  # each result backend has classes of its own
+    except Exception as error:  # each result backend raises errors of its own
         fix = "When the result backend answers again, call app.backend.mark_as_revoked(task_id)."
         raise NotTold(task_id=task_id, reason=repr(error), fix=fix) from error
 
 
 def _has_ended(app: Celery, taken: Peeked, task_id: str) -> bool:
-    """A message that was never delivered has no result, so no backend is asked for it."""
+    """Whether the task has ended. A message that was never delivered has no result, so no backend is asked for it."""
     if not taken.redeliveries and not taken.deaths and not taken.owner:
         return False
     return app.backend.get_task_meta(task_id)["status"] in states.READY_STATES
 
 
 def _opened(taken: Peeked) -> Message | None:
-    """None if its bytes can't be read, whatever they raise: it is cancelled all the same."""
+    """The message, opened; None if its bytes can't be read: it is cancelled all the same."""
     try:
         opened = open_peeked(taken)
     except Exception as error:  # noqa: BLE001 - as above
@@ -142,7 +142,7 @@ def _opened(taken: Peeked) -> Message | None:
 
 
 def _request(app: Celery, message: Message, task_id: str) -> Context | None:
-    """What the result backend wants to know of the task; None if its body must not, or can't, be read."""
+    """The task's request, as result backends take it; None if its body must not, or can't, be read."""
     try:
         accept = prepare_accept_content(app.conf.accept_content)
         _args, _kwargs, embedded = loads(message.body, message.content_type, message.content_encoding, accept=accept)

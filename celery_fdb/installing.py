@@ -66,7 +66,7 @@ def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool |
 
 
 def _keep_history(app: Celery, bounds: History) -> None:
-    """Called again, with the bounds of the last call."""
+    """Have the workers keep a history. A further call replaces the bounds."""
     from celery_fdb.history.recorder import Keeper, step
 
     if app.amqp_cls == CELERYS_AMQP:
@@ -82,7 +82,7 @@ def _is_users(name: str, task: Task) -> bool:
 
 
 def _adopt(app: Celery) -> None:
-    """The app's own task class is not the only one that a task may have."""
+    """Give each task class of the app the options: a task may have another class than the app's own."""
     if "register_task" in vars(app):
         return
     make, register = app._task_from_fun, app.register_task
@@ -102,7 +102,7 @@ def _adopt(app: Celery) -> None:
 
 @cache
 def _task_class(current: type[Task]) -> type[Task]:
-    """The options come behind what the class does itself. With Django, Celery has a class of its own already."""
+    """The class with the options behind what it does itself. With Django, Celery has a class of its own already."""
     if issubclass(current, FdbTask):
         return current
     if current is Task:

@@ -106,7 +106,7 @@ class HistoryKeys:
         return self.segment(number) + pack("runs")
 
     def split_segment(self, key: bytes) -> tuple[int, bool]:
-        """Its number, and whether this is the key of its number of runs."""
+        """The segment's number, and whether this is the key of its number of runs."""
         packed = key[len(self.prefix) :]
         found = unpack(packed)
         if len(found) == 3 and found[2] == "runs":
@@ -160,12 +160,12 @@ class HistoryKeys:
         return self.prefix + pack("slot", length_s, begin_s, task)
 
     def slots(self, length_s: int, begin_s: int, end_s: int) -> Range:
-        """Those that begin in ``begin_s <= t < end_s``."""
+        """The range of the slots that begin in ``begin_s <= t < end_s``."""
         prefix = self.prefix + pack("slot", length_s)
         return prefix + pack_int(begin_s), prefix + pack_int(end_s)
 
     def split_slot(self, key: bytes) -> tuple[int, str]:
-        """When it begins, and the task."""
+        """When the slot begins, and its task."""
         _tag, _length, begin_s, task = unpack_as(key[len(self.prefix) :], str, int, int, str)
         return begin_s, task
 
@@ -173,11 +173,11 @@ class HistoryKeys:
         return self.prefix + pack("all", length_s, begin_s)
 
     def all_tasks_in(self, length_s: int, begin_s: int, end_s: int) -> Range:
-        """Those that begin in ``begin_s <= t < end_s``."""
+        """The range of the slots that begin in ``begin_s <= t < end_s``."""
         return self.all_tasks(length_s, begin_s), self.all_tasks(length_s, end_s)
 
     def split_all_tasks(self, key: bytes) -> int:
-        """When it begins."""
+        """When the slot begins."""
         return int(unpack_as(key[len(self.prefix) :], str, int, int)[2])
 
     def total(self, task: str) -> bytes:
@@ -195,7 +195,7 @@ class HistoryKeys:
         return range_of(self.prefix + pack("active", session))
 
     def split_active(self, key: bytes) -> bytes:
-        """The session."""
+        """The session of an active run."""
         return bytes(unpack_as(key[len(self.prefix) :], str, bytes, int)[1])
 
 
@@ -217,7 +217,7 @@ def _checked(end_ms: int, nonce: bytes) -> GroupId:
 
 #: What one group holds at most. FoundationDB's limit of a value is 100,000 B.
 GROUP_RUNS, GROUP_BYTES = 250, 90_000
-#: A run that is larger keeps no texts but its names and the beginning of its error.
+#: A run that is larger loses all texts but its names and the beginning of its error.
 RUN_BYTES = 60_000
 #: Runs of one group ended within this time, so that a page of a period knows where to begin.
 GROUP_SPAN_MS = 60_000
@@ -256,14 +256,14 @@ class RunGroup:
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
-        #: It may have been written.
+        #: Whether the group may have been written.
         self.tried = False
         self._texts: dict[str, int] = {}
         self._rows: list[str] = []
         self._room = GROUP_BYTES
 
     def add(self, run: Run) -> bool:
-        """False if it does not fit. An empty group takes any run."""
+        """Add a run. False if it does not fit. An empty group takes any run."""
         if self.runs and (len(self.runs) == GROUP_RUNS or run.end_ms - self.runs[0].end_ms > GROUP_SPAN_MS):
             return False
         row = self._row(run)
@@ -291,7 +291,7 @@ class RunGroup:
 
     @cached_property
     def id(self) -> GroupId:
-        """Where it stands in its segment, once all its runs are added."""
+        """Where the group stands in its segment, once all its runs are added."""
         return GroupId(self.runs[-1].end_ms, random_id()[:NONCE_BYTES])
 
     @property
@@ -300,7 +300,7 @@ class RunGroup:
 
 
 def pack_groups(runs: Iterable[Run]) -> list[RunGroup]:
-    """Sorted by their ends, in as few groups as hold them."""
+    """The runs, sorted by their ends, in as few groups as hold them."""
     groups: list[RunGroup] = []
     for run in sorted(runs, key=lambda run: run.end_ms):
         if not groups or not groups[-1].add(run):
@@ -310,7 +310,7 @@ def pack_groups(runs: Iterable[Run]) -> list[RunGroup]:
 
 
 def decode(value: bytes, at: Iterable[int] | None = None) -> list[Run]:
-    """``at``: only these. Raises ``FormatError``, and nothing else, for what no version of ours can have written."""
+    """The runs of a group. ``at``: only these. Raises ``FormatError`` for what no version of ours can have written."""
     try:
         if value[0] not in _BY_VERSION:
             raise FormatError("unreadable group of runs", version=value[0])
@@ -360,7 +360,7 @@ def _whole(value: Any) -> int:
 def _text(value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError("not a text")
-    value.encode()  # a lone half of a surrogate pair is nothing of ours
+    value.encode()  # no version of ours writes a lone half of a surrogate pair
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ _LONGEST_S = 366 * 86_400
 
 
 class Counters(NamedTuple):
-    """Of some runs. ``states``: in the order of ``ENDED``; ``buckets`` and ``sketch``: by runtime, not cumulative.
+    """The counters of some runs. ``states``: in the order of ``ENDED``; ``buckets`` and ``sketch``: by runtime, not cumulative.
 
     ``waits``: a sketch as well.
     """
@@ -405,7 +405,7 @@ class Counters(NamedTuple):
     waits: tuple[int, ...] = (0,) * _SKETCHED
 
     def of(self, state: str) -> int:
-        """How many ended in it."""
+        """How many runs ended in this state."""
         return self.states[_AT[state]]
 
     def plus(self, other: Self) -> Self:
@@ -454,7 +454,7 @@ def delta_of(runs: Iterable[Run]) -> bytes:
 
 
 def _place(seconds: float) -> int:
-    """In a sketch."""
+    """The place of a duration in a sketch."""
     if seconds <= SHORTEST_S:
         return 0
     return math.ceil(math.log(min(seconds, LONGEST_S) / SHORTEST_S) / math.log(STEP))

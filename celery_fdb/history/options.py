@@ -41,7 +41,7 @@ class History:
 
     @classmethod
     def of(cls, given: Any) -> History | None:
-        """What ``install`` was given as ``history``: a :class:`History`, True for its defaults, False for none."""
+        """The history that ``install`` was given: a :class:`History`, True for its defaults, False for none."""
         if isinstance(given, History):
             return given
         if given is True or given is False or given is None:
@@ -50,12 +50,12 @@ class History:
 
     @property
     def segment_runs(self) -> int:
-        """When a segment is full."""
+        """How many runs fill a segment."""
         return min(max(self.runs // SEGMENTS, 1), LARGEST_SEGMENT)
 
     @property
     def segment_ms(self) -> int:
-        """How long one is written to."""
+        """For how long a segment is written to."""
         return max(int(self.max_age * 1000) // SEGMENTS, 1)
 
 

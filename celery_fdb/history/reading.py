@@ -45,7 +45,7 @@ SEGMENTS_AT_ONCE = 100
 
 #: So many runs are never flushed into one: a damaged counter must not have all the others cleared.
 MOST_COUNTED = 10 * LARGEST_SEGMENT
-#: Read at once: more than any bounds leave.
+#: Segments that are read at once: more than any bounds leave.
 MOST_SEGMENTS = 2_000
 
 
@@ -56,7 +56,7 @@ class Segment(NamedTuple):
 
 
 def segments(tr: Transaction, keys: HistoryKeys, *, limit: int = MOST_SEGMENTS) -> list[Segment]:
-    """The newest ones, the oldest of them first."""
+    """The newest segments, the oldest of them first."""
     rows = reversed(tr.get_range(*keys.segments, limit=2 * limit, reverse=True, snapshot=True))
     found: dict[int, Segment] = {}
     for (number, is_runs), value in readable(rows, keys.split_segment):
@@ -69,12 +69,12 @@ def segments(tr: Transaction, keys: HistoryKeys, *, limit: int = MOST_SEGMENTS) 
 
 
 def newest_first(tr: Transaction, keys: HistoryKeys) -> list[int]:
-    """Their numbers."""
+    """The segments' numbers, the newest first."""
     return [each.number for each in reversed(segments(tr, keys))]
 
 
 def _number(value: bytes) -> int:
-    """One that can't be read is the largest: a segment with it is full, and no worker writes into it."""
+    """A segment's number of runs. One that can't be read is the largest: no worker writes into that segment."""
     return int.from_bytes(value, "little") if len(value) == 8 else 2**64 - 1
 
 
@@ -91,7 +91,7 @@ class Wanted(NamedTuple):
     worker: str = ""
     since_ms: int = 0
     until_ms: int = 0
-    #: A part of them.
+    #: A part of the arguments, in any case.
     arguments: str = ""
 
     def matches(self, run: Run) -> bool:
@@ -107,7 +107,7 @@ class Wanted(NamedTuple):
         )
 
     def found_by(self) -> list[tuple[str, str]]:
-        """By which runs a workflow is found: their task, or, of what has failed, their states; empty: by any."""
+        """The index entries by which a workflow is found: by its task, or its failed states; empty: by any run."""
         if self.task:
             return [("task", self.task)]
         return [("state", each) for each in FAILED] if self.state == FAILURE else []
@@ -173,7 +173,7 @@ def _walk(
 def _groups(
     tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted, behind: Cursor | None
 ) -> Iterator[tuple[GroupId, bytes]]:
-    """Of one segment, from the newest on; ``behind``: from a group that the page before may not have finished."""
+    """One segment's groups, the newest first. ``behind``: begin at a group that the last page may not have finished."""
     prefix = _prefix(keys, number, wanted)
     is_index = prefix != keys.groups(number)
     begin, end = _period(prefix, wanted)
@@ -276,7 +276,7 @@ def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted
 def _segments_with(
     tr: Transaction, numbers: Sequence[int], range_in: Callable[[int], tuple[bytes, bytes]]
 ) -> list[int]:
-    """The segments that have a row in their range; all are asked at once, a hundred at a time."""
+    """The segments that have a row in their range. A hundred segments are asked at a time."""
     having: list[int] = []
     for start in range(0, len(numbers), SEGMENTS_AT_ONCE):
         some = numbers[start : start + SEGMENTS_AT_ONCE]
@@ -302,7 +302,7 @@ def active(tr: Transaction, keys: HistoryKeys, *, limit: int) -> list[tuple[byte
 
 
 def holders(tr: Transaction, keys: HistoryKeys, *, limit: int, cursor: bytes = b"") -> tuple[set[bytes], bytes]:
-    """The sessions that ``limit`` rows of active runs are of, and the cursor to go on with; b"" at the end."""
+    """The sessions of ``limit`` rows of active runs, and the cursor to go on with; b"" at the end."""
     begin, end = keys.all_active
     rows = tr.get_range(max(begin, cursor), end, limit=limit, snapshot=True)
     found = {session for session, _ in readable(rows, keys.split_active)}

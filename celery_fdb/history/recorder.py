@@ -108,7 +108,7 @@ NO_ERROR: Error = ("", "", "")
 
 
 def facts_of(request: Any, state: str, end_ms: int, runtime: float | None, error: Error = NO_ERROR) -> Facts:
-    """Called in the worker's event loop, for each run."""
+    """The facts of a request whose run ends. Called in the worker's event loop, for each run."""
     get = request._request_dict.get
     info = request._message.delivery_info
     task_id, root = _name(get("id")), get("root_id")
@@ -137,7 +137,7 @@ def facts_of(request: Any, state: str, end_ms: int, runtime: float | None, error
 
 
 def error_of(exc: Any, traceback: Any) -> Error:
-    """``exc``: an exception, or a text, or None."""
+    """The error's class, its text and the end of its traceback. ``exc``: an exception, or a text, or None."""
     if exc is None:
         return NO_ERROR
     if not isinstance(exc, BaseException):
@@ -147,13 +147,13 @@ def error_of(exc: Any, traceback: Any) -> Error:
 
 
 def weight_of(facts: Facts) -> int:
-    """Characters, about."""
+    """The weight of a run that waits, in about as many characters."""
     _error_class, error, traceback = facts[-1]
     return len(facts[8]) + len(facts[9]) + len(error) + len(traceback) + 200 * len(facts[-2])
 
 
 def _cause(exc: BaseException) -> BaseException:
-    """Of a retry: why."""
+    """The exception that a retry is for; else ``exc`` itself."""
     inner = exc.exc if isinstance(exc, Retry) else None
     return inner if isinstance(inner, BaseException) else exc
 
@@ -184,16 +184,16 @@ def _follower(signature: Any) -> tuple[str, str] | None:
 
 
 def run_of(facts: Facts, options: History) -> Run:
-    """As it is stored. Called for each run, so what most runs don't have costs nothing."""
+    """The run as it is stored. Called for each run, so what most runs don't have costs nothing."""
     task_id, task, queue, worker, state, started_s, end_ms, runtime, args, kwargs, *rest = facts
     published_ms, eta, root, parent, group, key, retries, redeliveries, followers, (error_class, error, traceback) = (
         rest
     )
     start_ms = _moment(started_s)
     runtime_s = _runtime(runtime, start_ms, end_ms)
-    if start_ms and runtime_s:  # not when the main process heard of it, which may be a moment later
+    if start_ms and runtime_s:  # when the child ended it, not when the main process heard of it
         end_ms = min(end_ms, start_ms + int(runtime_s * 1000))
-    return Run(  # by their places: names take a microsecond more
+    return Run(  # by their places: by their names takes a microsecond more
         task_id,
         task,
         queue,
@@ -220,7 +220,7 @@ def run_of(facts: Facts, options: History) -> Run:
 
 
 def _name(value: Any) -> str:
-    """As :func:`bounded`, at once for what is nothing or needs no change."""
+    """A name as :func:`bounded` cuts it; at once for one that is empty or short."""
     if value is None:
         return ""
     return value if type(value) is str and len(value) <= NAME_LENGTH and value.isascii() else bounded(value)
@@ -233,7 +233,7 @@ def _argument(text: str, options: History) -> str:
 
 
 def _shown(text: str, most: int, *, end: bool = False) -> str:
-    """Without the secrets that it names."""
+    """The text without the secrets that it names."""
     if not text:
         return ""
     small = text.lower()
@@ -248,7 +248,7 @@ def _moment(seconds: Any) -> int:
 
 
 def _eta_ms(eta: str) -> int:
-    """Of the header, in which Celery writes a date; without a zone it is in UTC."""
+    """The moment in the header ``eta``, which Celery writes as a date; without a zone it is in UTC."""
     try:
         moment = datetime.fromisoformat(eta)
         return _moment((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
@@ -257,7 +257,7 @@ def _eta_ms(eta: str) -> int:
 
 
 def _runtime(runtime: Any, start_ms: int, end_ms: int) -> float | None:
-    """As the process that ran it measured it, else since it was accepted."""
+    """The runtime that the child process has measured, else the time since the run was accepted."""
     if is_number(runtime, 0, LONGEST_S):
         return round(float(runtime), 6)
     return max(end_ms - start_ms, 0) / 1000 if start_ms and end_ms else None
@@ -276,11 +276,11 @@ CANCELLED = "cancelled: the connection to the broker was lost"
 class HistoryRequest:
     """Mixed in before a task's own ``Request``."""
 
-    #: Of the application; set where the class is made.
+    #: The application's recorder; set where the class is made.
     recorder: Recorder
-    #: Under which key its row of an active run stands, or is about to.
+    #: The key of this run's row of active runs, once the row is written or about to be.
     active_key: ActiveKey | None = None
-    #: It has ended, whatever Celery says.
+    #: Whether the run has ended, whatever Celery says.
     recorded = False
     _runtime: float | None = None
     _released = False
@@ -292,7 +292,7 @@ class HistoryRequest:
             cls.on_success = _noting(inner)  # type: ignore[attr-defined]  # of the Request
 
     def note(self, state: str, exc: Any = None, traceback: Any = None, *, runtime: float | None = None) -> None:
-        """The run has ended. Raises nothing."""
+        """Note that the run has ended. Raises nothing."""
         if self.recorded:
             return
         self.recorded = True
@@ -304,7 +304,7 @@ class HistoryRequest:
             self.recorder.failed(error)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """An attempt did not succeed."""
+        """Celery calls this when an attempt did not succeed."""
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]  # a mixin
         finally:
@@ -321,14 +321,14 @@ class HistoryRequest:
         return str(states.IGNORED if isinstance(exc, Ignore) else states.FAILURE)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """A time limit has passed; the hard one ends the attempt."""
+        """Celery calls this when a time limit has passed; the hard one ends the attempt."""
         result = super().on_timeout(soft, timeout)  # type: ignore[misc]  # a mixin
         if not soft and not worker_state.should_terminate:
             self.note(states.RETRY if self._released else states.FAILURE, TimeLimitExceeded(timeout))
         return result
 
     def reject(self, requeue: bool = False) -> Any:
-        """Its message is dead-lettered, or released."""
+        """Celery calls this to dead-letter the message, or to release it."""
         self._released = requeue
         return super().reject(requeue)  # type: ignore[misc]  # a mixin
 
@@ -358,7 +358,7 @@ class HistoryRequest:
 
 
 def _noting(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """``on_success`` that notes a success before anything else is done about it."""
+    """An ``on_success`` that notes the success before it does anything else."""
 
     @wraps(inner)
     def on_success(self: HistoryRequest, failed__retval__runtime: Any, **kwargs: Any) -> Any:
@@ -373,7 +373,7 @@ def _noting(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def active_requests() -> list[HistoryRequest]:
-    """Those that Celery counts as active."""
+    """The requests that Celery counts as active."""
     return [each for each in list(worker_state.active_requests) if isinstance(each, HistoryRequest)]
 
 
@@ -384,18 +384,18 @@ def active_requests() -> list[HistoryRequest]:
 FLUSH_S, FLUSH_RUNS = 1.0, 500
 #: What may wait for the store, and what a run weighs besides its texts.
 MOST_BYTES, RUN_WEIGHT = 32_000_000, 500
-#: The last flush takes no longer.
+#: The longest time of the last flush, in seconds.
 CLOSING_S = 5.0
 #: Active runs that one flush writes, and rows of ended ones that it clears.
 MOST_BEGUN, MOST_ENDED = 500, 1_000
 
 
 class Recorder:
-    """Thread-safe."""
+    """The recorder of one application in one process. Thread-safe."""
 
     def __init__(self, bounds: History) -> None:
         self.bounds = bounds
-        #: Since the process started; of these, how many are not stored yet.
+        #: Runs that were dropped since the process started, and how many of them are not counted in the store yet.
         self.dropped = self._untold = 0
         self._pid = 0
         self._store: HistoryStore | None = None
@@ -421,7 +421,7 @@ class Recorder:
 
     @property
     def is_open(self) -> bool:
-        """In this process."""
+        """Whether it is open, and in this process."""
         return self._pid == os.getpid() and not self._stopped
 
     def open(self, store: HistoryStore, session: Callable[[], bytes], duty: HistoryDuty | None = None) -> None:
@@ -481,7 +481,7 @@ class Recorder:
         return len(self._waiting) + sum(len(each.runs) for each in self._unwritten)
 
     def note(self, facts: Facts, weight: int, active_key: ActiveKey | None) -> None:
-        """A run has ended. Never blocks, raises nothing. The run is made later, as that takes time."""
+        """Note a run that has ended. Never blocks, raises nothing. The run is made later, as that takes time."""
         if self._stopped:
             return
         weight += RUN_WEIGHT
@@ -498,7 +498,7 @@ class Recorder:
             self._wake.set()
 
     def failed(self, error: Exception) -> None:
-        """A run could not be noted, for a reason of ours."""
+        """Note that a run could not be noted, for a reason of ours."""
         if not self._failed_once:
             self._failed_once = True
             logger.warning("the history of a run is not kept: %r", error, exc_info=error)
@@ -599,12 +599,12 @@ MOST_ACTIVE = 1_000
 
 
 class HistoryDuty:
-    """Of one recorder. Not thread-safe."""
+    """Trims the history, and ends the runs of dead workers, for one recorder. Not thread-safe."""
 
     def __init__(
         self, store: HistoryStore, bounds: History, sessions: Callable[[], Sequence[SessionFacts]], *, clock: Clock
     ) -> None:
-        """``sessions``: of the broker; raises a ``StoreError``."""
+        """``sessions``: lists those of the broker; raises a ``StoreError``."""
         self._store = store
         self._bounds = bounds
         self._sessions = sessions
@@ -628,7 +628,7 @@ class HistoryDuty:
         holders, self._cursor = self._store.holders(limit=MOST_ACTIVE, cursor=self._cursor)
         if not holders:
             return 0
-        # Asked after the rows were read: a session opens before it has one.
+        # The sessions are read after the rows: a session opens before it has a row.
         ended = holders - {bytes(each.session_id) for each in self._sessions() if each.open}
         return sum(self._store.lose(session, self._bounds) for session in sorted(ended))
 
@@ -640,7 +640,7 @@ class Keeper(bootsteps.StartStopStep):
     """A step of the worker's consumer. Made with it, before it builds its tasks' strategies."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
-    #: Of the application.
+    #: The application's recorder.
     recorder: Recorder
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
@@ -649,14 +649,14 @@ class Keeper(bootsteps.StartStopStep):
         super().__init__(consumer, **kwargs)
 
     def start(self, consumer: Any) -> None:
-        """Also after a reconnection."""
+        """Open the recorder. Celery calls this also after a reconnection."""
         channel = consumer.task_consumer.channel
         if not isinstance(channel, Channel):
             logger.warning("no history is kept: it needs a broker at fdb:// or fdb+sqlite://")
             return
         client = channel.client
         options = client.options
-        client.attach(self.recorder, timeout_s=options.connect_timeout)  # stays open when the connection is closed
+        client.attach(self.recorder, timeout_s=options.connect_timeout)  # it outlives the connection
         store = HistoryStore(
             client.database,
             client.location.namespace,
@@ -687,5 +687,5 @@ class Keeper(bootsteps.StartStopStep):
 
 
 def step(bounds: History) -> type[Keeper]:
-    """For ``app.steps["consumer"]``."""
+    """The step for ``app.steps["consumer"]``."""
     return type("Keeper", (Keeper,), {"recorder": Recorder(bounds)})

@@ -38,10 +38,10 @@ CLOCK = SystemClock()
 
 
 class AMQP(amqp.AMQP):
-    """Of an application that keeps a history (``installing.py``)."""
+    """The ``AMQP`` of an application that keeps a history (``installing.py``)."""
 
     def as_task_v2(self, *args: Any, **kwargs: Any) -> Any:
-        """Every message of a task is made here."""
+        """Make the message of a task, with the moment of its publish. Celery makes every message of a task here."""
         message = super().as_task_v2(*args, **kwargs)
         message.headers[PUBLISHED] = CLOCK.wall_ms()
         return message
@@ -58,7 +58,7 @@ def _note(headers: Any = None, **_: Any) -> None:
 
 ACTIVE: str = states.STARTED
 LOST = "LOST"
-#: In the order in which they are counted (``layout.py``).
+#: The states of runs that have ended, in the order in which they are counted (``layout.py``).
 ENDED: tuple[str, ...] = (
     states.SUCCESS,
     states.FAILURE,
@@ -69,7 +69,7 @@ ENDED: tuple[str, ...] = (
     states.IGNORED,
 )
 STATES = (ACTIVE, *ENDED)
-#: After these nothing of a chain follows.
+#: After a run with one of these states, nothing of its chain follows.
 FAILED = frozenset({states.FAILURE, states.REVOKED, states.REJECTED})
 
 #: Characters of a name that are kept.
@@ -110,12 +110,12 @@ class Run(NamedTuple):
 
     @property
     def attempt(self) -> int:
-        """1 for the first."""
+        """The number of the attempt; 1 for the first."""
         return self.retries + 1
 
     @property
     def wait_s(self) -> float | None:
-        """From when it was published, or due, until it began; None if that is not known, or it was delivered before."""
+        """Seconds from its publish, or due time, until it began; None if unknown, or if it was delivered before."""
         since_ms = max(self.published_ms, self.due_ms)
         known = self.start_ms and since_ms and not self.redeliveries
         return max(self.start_ms - since_ms, 0) / 1000 if known else None

@@ -60,7 +60,7 @@ def write(tr: Transaction, keys: HistoryKeys, group: RunGroup, *, bounds: Histor
 
 
 def _open_segment(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> tuple[int, bool]:
-    """Where a flush writes to, and whether it was opened for that."""
+    """The segment that a flush writes to, and whether it was opened for that."""
     found = reading.segments(tr, keys, limit=1)
     if found:
         last = found[-1]
@@ -112,7 +112,7 @@ def trim(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> in
     found = reading.segments(tr, keys)
     too_many = sum(each.runs for each in found) - (bounds.runs - bounds.segment_runs)
     cleared = 0
-    # Each was opened before the next one, whatever the clock of who opened it said.
+    # Each was opened before the next one, whatever the clocks of their workers said.
     opened_ms = [*accumulate((each.opened_ms for each in reversed(found)), min)][::-1]
     for each, opened in zip(found[:TRIM_SEGMENTS], opened_ms, strict=False):
         is_closed = each is not found[-1]
@@ -134,7 +134,7 @@ def trim(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> in
 
 
 def lose(tr: Transaction, keys: HistoryKeys, session: bytes, now_ms: int) -> list[Run]:
-    """Clear up to :data:`LOST_RUNS` active runs of a session that has ended. Returns them as what they are: lost."""
+    """Clear up to :data:`LOST_RUNS` active runs of a session that has ended. Returns them with the state LOST."""
     found: list[Run] = []
     for key, value in tr.get_range(*keys.active_of(session), limit=LOST_RUNS):
         tr.clear(key)
@@ -192,7 +192,7 @@ class HistoryStore:
         return self._write(body)
 
     def _stands(self, tr: Transaction, group: RunGroup) -> bool:
-        """In the newest segments: an earlier try wrote it there. Read serializably, in case it is still on its way."""
+        """Whether an earlier try wrote the group. Reads serializably, in case that try is still on its way."""
         numbers = [each.number for each in reading.segments(tr, self.keys, limit=2)]
         found = tr.get_many([self.keys.group(number, group.id) for number in numbers])
         return any(each is not None for each in found)
@@ -200,7 +200,7 @@ class HistoryStore:
     def activity(
         self, session: bytes, begun: Mapping[int, Run], ended: Sequence[ActiveKey] = (), *, dropped: int = 0
     ) -> None:
-        """Which runs became active, which of them ended, and how many could not be kept."""
+        """Write which runs became active, which of them ended, and how many could not be kept."""
 
         def body(tr: Transaction) -> None:
             for number, run in begun.items():
@@ -255,7 +255,7 @@ class HistoryStore:
         return found if isinstance(found, dict) else {}
 
     def dropped(self) -> int:
-        """Runs that could not be kept, ever."""
+        """How many runs could not be kept, ever."""
         value = self._read(lambda tr: tr.get(self.keys.dropped, snapshot=True))
         return int.from_bytes((value or b"")[:8], "little")
 
@@ -268,7 +268,7 @@ class HistoryStore:
         return self._read(lambda tr: reading.page(tr, self.keys, wanted, limit=limit, after=after))
 
     def runs_of_task(self, task_id: str, *, limit: int = 100) -> list[Run]:
-        """Its newest runs, in the order in which they began."""
+        """The newest runs of a task, in the order in which they began."""
         return self._runs_of("id", task_id, limit)[0]
 
     def runs_of_workflow(self, root_id: str, *, limit: int = 500) -> list[Run]:
@@ -288,7 +288,7 @@ class HistoryStore:
         return self._read(lambda tr: reading.runs_of(tr, self.keys, kind, id_, limit=limit, behind=behind))
 
     def segments(self) -> list[int]:
-        """Their numbers, the newest first."""
+        """The segments' numbers, the newest first."""
         return self._read(lambda tr: reading.newest_first(tr, self.keys))
 
     def workflows_in(self, number: int, wanted: Wanted) -> tuple[list[tuple[int, str]], int]:
@@ -313,7 +313,7 @@ class HistoryStore:
         return found
 
     def series(self, length_s: int, begin_s: int, end_s: int) -> dict[int, Counters]:
-        """The same of all tasks together, by when the slots begin; of as many slots as one part has."""
+        """The counters of all tasks together, by the slots' beginnings; of as many slots as one part has."""
         return dict(self._counters(*self.keys.all_tasks_in(length_s, begin_s, end_s), self.keys.split_all_tasks)[0])
 
     def totals(self) -> dict[str, Counters]:

@@ -61,7 +61,7 @@ PART = 200
 
 
 class Found(NamedTuple):
-    """Those that match, how many were looked at for them, and where the next page begins; None at the end."""
+    """The messages that match, how many were looked at, and where the next page begins; None at the end."""
 
     messages: list[Listed]
     looked_at: int
@@ -113,7 +113,7 @@ def _subqueue(queue: Queue, key: str | None) -> str | None:
 #: may have others.
 REASONS = ("rejected", "expired", "delivery_limit", "maxlen", "malformed")
 SPOKEN = {"rejected": "failed or rejected"}
-#: Finds messages that have none.
+#: A filter's value that finds messages which have none.
 NONE = "-"
 TEXTS = ("task", "error", "reason", "home", "text", "arguments")
 FIELDS = (*TEXTS, "key", "since", "until", "cause")
@@ -149,14 +149,14 @@ class Filter:
 
     @classmethod
     def of(cls, fields: Mapping[str, str], zone: tzinfo = UTC) -> Filter:
-        """Of a form's or an address's. ``zone``: of moments without one. Raises ``InvalidArgument``."""
+        """The filter in a form's or address's fields. ``zone``: of moments without one. Raises ``InvalidArgument``."""
         texts = {name: fields.get(name, "").strip() for name in TEXTS}
         since_ms, until_ms = (_moment_ms(name, fields.get(name, ""), zone) for name in ("since", "until"))
         cause = _cause(fields.get("cause"))
         return cls(**texts, key=fields.get("key"), since_ms=since_ms, until_ms=until_ms, cause=cause)
 
     def fields(self) -> dict[str, str]:
-        """The same as fields again, moments in UTC."""
+        """The filter as fields, moments in UTC."""
         found = {name: getattr(self, name) for name in TEXTS if getattr(self, name)}
         if self.key is not None:
             found["key"] = self.key
@@ -168,7 +168,7 @@ class Filter:
         return found
 
     def __str__(self) -> str:
-        """For a question: ``task=shop.pay, error=CardDeclined``; "" for a filter that lets all pass."""
+        """The filter as a question names it: ``task=shop.pay, error=CardDeclined``; "" if it lets all pass."""
         told = self.fields()
         if "reason" in told:
             told["reason"] = SPOKEN.get(self.reason, self.reason)
@@ -181,13 +181,13 @@ class Filter:
         return ", ".join(f"{name}={value or '(none)'}" for name, value in told.items())
 
     def __bool__(self) -> bool:
-        """Whether it leaves anything out."""
+        """Whether the filter leaves anything out."""
         return self != Filter()
 
     # -- the predicate -----------------------------------------------------------------------------------------------
 
     def matches(self, message: Peeked) -> bool:
-        """``message.payload`` may be a beginning that holds the headers."""
+        """Whether the message matches. ``message.payload`` may be a beginning that holds the headers."""
         return (
             self.key in (None, message.key)
             and self.cause in (None, cause_of(message))
@@ -266,7 +266,7 @@ def _is_task(found: str, wanted: str) -> bool:
 
 
 def _moment_ms(name: str, text: str, zone: tzinfo) -> int | None:
-    """In milliseconds since 1970; None for an empty text."""
+    """A moment in milliseconds since 1970; None for an empty text."""
     if not text.strip():
         return None
     try:
@@ -297,7 +297,7 @@ def _led_to(broker: Broker, view: QueueView) -> list[str]:
         return []
     try:
         return broker.topology.route(exchange, routing_key)
-    except QueueError:  # it is not there, so the letters are in <queue>.dead
+    except QueueError:  # the exchange is not there, so the letters are in <queue>.dead
         return []
 
 
@@ -349,7 +349,7 @@ class LetterGroup:
         return Filter(cause=self.cause)
 
     def add(self, queue: str, listed: Listed) -> None:
-        """One more letter."""
+        """Count one more letter."""
         death = next(iter(listed.message.deaths), None)
         died_ms = death.time_ms if death else 0
         self.count += 1
@@ -363,7 +363,7 @@ class LetterGroup:
 
 @dataclass(frozen=True, slots=True)
 class LetterGroups:
-    """The largest first, among ``counted`` of ``total`` letters. ``is_whole``: among all of them."""
+    """The groups, the largest first, among ``counted`` of ``total`` letters. ``is_whole``: among all of them."""
 
     groups: list[LetterGroup]
     counted: int
@@ -372,14 +372,14 @@ class LetterGroups:
 
 
 def group(broker: Broker, queue: str, wanted: Filter | None = None, *, most: int = MOST_COUNTED) -> LetterGroups:
-    """The dead letters of the queue that holds them, such as ``celery.dead``."""
+    """Group the dead letters of the queue that holds them, such as ``celery.dead``."""
     return _count(broker, [queue], wanted, most, parts=-(-most // COUNTED_AT_ONCE))
 
 
 def group_all(
     broker: Broker, queues: Sequence[str], wanted: Filter | None = None, *, most: int = MOST_COUNTED
 ) -> LetterGroups:
-    """The dead letters of all these queues, a part of each in turn.
+    """Group the dead letters of all these queues, a part of each in turn.
 
     Where a dead-letter exchange leads to a queue that has messages of its own, those are not counted.
     """

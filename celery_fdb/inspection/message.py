@@ -45,7 +45,7 @@ class MessageView:
 
     message: Peeked
     now_ms: int
-    #: None if it was not published through Kombu, or can't be read.
+    #: None if the message was not published through Kombu, or can't be read.
     envelope: Envelope | None
     size: int
     priority: int
@@ -54,7 +54,7 @@ class MessageView:
 
     @classmethod
     def of(cls, found: Listed | Peeked, now_ms: int) -> MessageView:
-        """Of one that was listed, or peeked at."""
+        """The view of a message that was listed, or peeked at."""
         message = found.message if isinstance(found, Listed) else found
         try:
             envelope = open_payload(message.payload)
@@ -66,7 +66,7 @@ class MessageView:
 
     @property
     def id(self) -> str:
-        """Celery's task id if it has one, else the queue's own."""
+        """Celery's task id if the message has one, else the store's id."""
         headers = self.envelope.headers if self.envelope else {}
         return str(headers.get("id") or self.message.message_id.hex())
 
@@ -117,7 +117,7 @@ class MessageView:
 
     @property
     def reason(self) -> str:
-        """Why it died last; "" if it never did."""
+        """Why the message died last; "" if it never did."""
         deaths = self.message.deaths
         return reason_of(deaths[0].reason, deaths[0].details) if deaths else ""
 
@@ -128,7 +128,7 @@ class MessageView:
 
     @property
     def home(self) -> str:
-        """The queue it died in last."""
+        """The queue in which the message died last."""
         deaths = self.message.deaths
         return deaths[0].queue if deaths else ""
 
@@ -145,11 +145,11 @@ class MessageView:
 
     @property
     def deaths(self) -> list[dict[str, Any]]:
-        """The newest first. What ``celery_fdb.tasks.failures`` adds for a failed task has fields of its own."""
+        """The deaths, the newest first. What ``celery_fdb.tasks.failures`` adds for a task has fields of its own."""
         return [_death(each) for each in self.message.deaths]
 
     def headers(self, *, with_arguments: bool) -> list[tuple[str, str]]:
-        """By name, for reading; secrets masked, and the arguments left out unless they may be seen."""
+        """The headers by name, for reading; secrets masked, and the arguments left out unless they may be seen."""
         headers = {} if self.envelope is None else self.envelope.headers
         hidden = frozenset() if with_arguments else ARGUMENT_HEADERS
         return [
@@ -159,7 +159,7 @@ class MessageView:
         ]
 
     def properties(self) -> list[tuple[str, str]]:
-        """Likewise."""
+        """The properties by name, as :attr:`headers`."""
         if self.envelope is None:
             return []
         facts: Mapping[str, Any] = {
@@ -174,7 +174,7 @@ class MessageView:
         ]
 
     def body(self) -> tuple[str, str]:
-        """Its text, or why it is not shown. Only for those who may see it, on a page."""
+        """The body's text, or why it is not shown. A page shows it only to users who may see bodies."""
         if self.envelope is None:
             return "", "It was not published through Kombu, so the format of its bytes is unknown."
         refusal = _sealed(self.envelope)
@@ -257,7 +257,7 @@ def _death(death: Death) -> dict[str, Any]:
 
 
 def _attempt(told: Mapping[str, Any]) -> dict[str, Any]:
-    """``time`` is a moment, or None if it was written in another way."""
+    """One attempt. ``time`` is a moment, or None if it was written in another way."""
     try:
         at = datetime.fromisoformat(str(told.get("time")))
         when = moment(at.timestamp() * 1000) if at.tzinfo else None
@@ -294,7 +294,7 @@ def _content(message: Peeked, envelope: Envelope | None) -> dict[str, Any]:
 
 
 def _body(envelope: Envelope) -> Any:
-    """JSON as data, text as text, and for all else a line that says what it is."""
+    """A body's content: JSON as data, text as text, and for all else a line that says what it is."""
     body, kind = envelope.body, envelope.content_type or "an unknown kind"
     if _sealed(envelope):
         compression = envelope.headers.get("compression")
@@ -309,7 +309,7 @@ def _body(envelope: Envelope) -> Any:
 
 
 def _sealed(envelope: Envelope) -> str:
-    """Why its body is not looked into; "" for JSON and text."""
+    """Why the body is not looked into; "" for JSON and text."""
     kind = envelope.content_type or ""
     if envelope.headers.get("compression"):
         return "The body is compressed."
@@ -331,7 +331,7 @@ def _shallow(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether it is nested more than :data:`MOST_LEVELS` times: no page and no encoder could show it."""
+    """Whether a document is nested more than :data:`MOST_LEVELS` times: no page and no encoder could show it."""
     level = [value]
     for _ in range(MOST_LEVELS):
         inner = [each for each in level if isinstance(each, dict | list)]

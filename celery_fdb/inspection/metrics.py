@@ -52,16 +52,16 @@ class KeyRates:
     """The counters of one queue's keys, from scrape to scrape. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
-        """``most``: so many keys are named, the busiest of late."""
+        """``most``: how many keys are named, the busiest of late."""
         self._most = most
         self._before: KeyTotals = {}
         self._weights: dict[str, float] = {}
         self.named: KeyTotals = {}
-        #: Of all other keys, by event.
+        #: The counters of all other keys, by event.
         self.others: Counter[str] = Counter()
 
     def look(self, now: KeyTotals) -> None:
-        """Take what the store tells now."""
+        """Take the counters as the store has them now."""
         named = {key: events for key, events in now.items() if key not in {OTHERS, OTHER}}
         grown = {key: _growth(self._before.get(key, {}), events) for key, events in named.items()}
         self._weights = {key: FADING * self._weights.get(key, 0.0) + by.total() for key, by in grown.items()}
@@ -70,12 +70,12 @@ class KeyRates:
         others = _sum(now.values())
         others.subtract(_sum(self._before.values()))
         others.subtract(_sum(grown[key] for key in busiest))
-        self.others += +others  # a queue that was deleted began anew
+        self.others += +others  # the counters of a queue that was deleted began anew
         self._before = now
 
 
 def _growth(before: Mapping[str, int], now: Mapping[str, int]) -> Counter[str]:
-    """By event; what is fewer than before was folded into the others in between, and began anew."""
+    """The growth by event. A counter below its last value was folded into the others, and began anew."""
     return Counter(
         {
             event: number - (was if number >= was else 0)
@@ -123,7 +123,7 @@ GAUGES = {
     "celery_fdb_key_messages": "Messages of a queue's longest keys, by state: ready, leased.",
     "celery_fdb_sessions": "Consumer processes, by state: open, ended (its messages are being released).",
 }
-#: The same of messages with a fairness key, by queue and key.
+#: The same metrics of messages with a fairness key, by queue and key.
 KEY_TOTALS = {
     "celery_fdb_key_published": (PUBLISHED, "Messages with a fairness key published, of a queue's busiest keys."),
     "celery_fdb_key_claimed": (CLAIMED, "Of those, claimed by consumers."),
@@ -150,14 +150,14 @@ class BrokerCollector(Collector):
     """Thread-safe. Holds one connection to the store from the first scrape on."""
 
     def __init__(self, open_broker: Callable[[], Broker], *, keys: int = KEYS) -> None:
-        """``keys``: so many of each queue have series of their own, the longest and the busiest; 0 for none."""
+        """``keys``: how many keys of each queue have series of their own, the longest and the busiest; 0 for none."""
         self._holding = Holding(open_broker)
         self._keys = keys
         self._key_rates: dict[str, KeyRates] = {}
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
-        """No scrape at registration."""
+        """The metrics without values: so a registry does not scrape at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -176,7 +176,7 @@ class BrokerCollector(Collector):
                 self._look_at_keys(overview)
                 return overview
             except KombuFDBError:
-                self._holding.close()  # the store may be another one next time, or this a forked child
+                self._holding.close()  # the next store may be another one, or this process a forked child
                 return None
 
     def _look_at_keys(self, overview: Overview) -> None:

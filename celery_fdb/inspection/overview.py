@@ -99,10 +99,10 @@ class QueueView:
     #: Messages ever, by event: published, claimed, acked, returned, dead, conflicts
     #: (``kombu_fdb/engine/metrics/totals.py``).
     totals: dict[str, int] = field(default_factory=dict)
-    #: It vanishes by itself when it is unused, as reply queues do.
+    #: Whether the queue vanishes by itself when it is unused, as reply queues do.
     passing: bool = False
     ready_bytes: int = 0
-    #: Kept by an older worker, which can't read them, for a newer one.
+    #: Messages that an older worker, which can't read them, keeps for a newer one.
     newer: int = 0
     keys: list[KeyView] = field(default_factory=list)
     #: ``totals`` by key, of the busiest keys; "" for its others together (``kombu_fdb/engine/metrics/totals.py``).
@@ -110,7 +110,7 @@ class QueueView:
 
     @property
     def is_internal(self) -> bool:
-        """Celery's own: remote control, its replies, events."""
+        """Whether the queue is Celery's own: remote control, its replies, events."""
         return is_internal(self.name)
 
 
@@ -168,7 +168,7 @@ class Overview:
         return sum(getattr(queue, field_name) for queue in self.own_queues)
 
     def heard_s(self, session: SessionView) -> float | None:
-        """How long ago it was heard, by its own wall clock and ours; None if it sent no time."""
+        """How long ago a session was heard, by its own wall clock and ours; None if it sent no time."""
         return max(0.0, (self.taken_ms - session.beat_ms) / 1000) if session.beat_ms else None
 
     def rates(self, before: Overview) -> dict[str, dict[str, float]]:
@@ -217,7 +217,7 @@ def _speeds(before: Mapping[str, int], after: Mapping[str, int], seconds: float)
 
 
 def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int = 0, held: bool = False) -> Overview:
-    """Read it all. ``queues``: only of these. ``top_keys``: with so many of each queue's longest keys.
+    """Read the overview. ``queues``: only of these. ``top_keys``: with so many of each queue's longest keys.
 
     With ``top_keys`` also the totals by key.
     ``held``: with the number of each session's messages, which are counted one by one. Raises ``QueueNotFound`` for a
@@ -278,7 +278,7 @@ def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_
 
 
 def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[KeyView]:
-    """A queue's keys, the longest first. ``top``: so many, found among the first :data:`KEYS_READ` by name."""
+    """A queue's keys, the longest first. ``top``: how many, found among the first :data:`KEYS_READ` by name."""
     found: dict[str, KeyCounts] = {}
     after: str | None = None
     keys = partial(broker.queue(queue).keys, limit=KEYS_PER_LOOK)

@@ -49,11 +49,11 @@ from kombu_fdb.store.retry import Retry
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
-#: Ends a crontab as Celery writes it.
+#: The end of a crontab as Celery writes it.
 CELERYS_HINT = " (m/h/dM/MY/d)"
-#: Characters of a text.
+#: The most characters of a text.
 LONGEST = 500
-#: What a foreign entry may end in: a schedule of one's own has errors of its own.
+#: Errors that a foreign entry may raise: an application's own schedule has errors of its own.
 BROKEN = (Exception,)
 
 
@@ -75,7 +75,7 @@ class Told(NamedTuple):
     again_s: float
 
     def has(self, timing: Any) -> bool:
-        """Whether this is its timing, as far as the text tells."""
+        """Whether this is the entry's timing, as far as the text tells."""
         return fit(text_of(timing)) == self.timing
 
 
@@ -107,18 +107,18 @@ def fit(text: str) -> str:
 
 
 def _next_ms(entry: Any, now_ms: int) -> int | None:
-    """By beat's own calculation of how long it is until then."""
+    """When the entry runs next, by beat's own calculation."""
     if entry.last_run_at is None:
         return None
     left = entry.schedule.remaining_estimate(entry.schedule.maybe_make_aware(entry.last_run_at))
     if not isinstance(left, timedelta):
         return None
-    # Its clock was a moment ahead of ours, and a crontab's moments are whole seconds.
+    # Beat's clock was a moment ahead of ours, and a crontab's moments are whole seconds.
     return round(now_ms / 1000 + max(left.total_seconds(), 0)) * 1000
 
 
 def ms_of(at: Any) -> int | None:
-    """Beat's moments are in UTC if they name no zone, unless the app says otherwise."""
+    """A moment of beat's in milliseconds. It is in UTC if it names no zone, unless the app says otherwise."""
     return int(at.timestamp() * 1000) if isinstance(at, datetime) and at.tzinfo else None
 
 
@@ -154,7 +154,10 @@ KEPT_S = 7 * 86_400.0
 
 
 class ScheduleStore:
-    """Of one namespace. Thread-safe. ``timeout_s``: deadline of each call, which then raises ``StoreUnavailable``."""
+    """The schedules of one namespace. Thread-safe.
+
+    ``timeout_s``: deadline of each call, which then raises ``StoreUnavailable``.
+    """
 
     def __init__(self, database: Database, namespace: str, *, clock: Clock, timeout_s: float) -> None:
         self._prefix = pack_key("celery-fdb", namespace, "schedule", "entry")
@@ -163,7 +166,7 @@ class ScheduleStore:
         self._retry = Retry(database, clock, random.Random())
 
     def tell(self, entries: Iterable[Told], gone: Iterable[str] = ()) -> None:
-        """Write these, and clear the others with their pauses. Idempotent."""
+        """Write these entries, and clear the others with their pauses. Idempotent."""
 
         def body(tr: Transaction) -> None:
             for name in gone:
@@ -180,11 +183,11 @@ class ScheduleStore:
         return [told for key, value in rows if (told := self._readable(key, value)) is not None]
 
     def pause(self, name: str) -> None:
-        """Beats no longer publish it."""
+        """Pause an entry: beats no longer publish it."""
         self._retry.repeat(lambda tr: tr.set(self._paused + pack_key(fit(name)), b""), timeout_s=self._timeout_s)
 
     def resume(self, name: str) -> None:
-        """From its next tick on."""
+        """Resume an entry, from its next tick on."""
         self._retry.repeat(lambda tr: tr.clear(self._paused + pack_key(fit(name))), timeout_s=self._timeout_s)
 
     def paused(self) -> set[str]:
@@ -193,7 +196,7 @@ class ScheduleStore:
         return {str(unpack_as(key[len(self._paused) :], str)[0]) for key, _ in rows}
 
     def is_paused(self, name: str) -> bool:
-        """Whether this entry is one of them."""
+        """Whether this entry is paused."""
         key = self._paused + pack_key(fit(name))
         return self._retry.read(lambda tr: tr.get(key), timeout_s=self._timeout_s) is not None
 
@@ -223,7 +226,7 @@ class ScheduleStore:
         tr.clear(self._paused + pack_key(name))
 
     def _old(self, rows: Iterable[KeyValue], now_ms: int) -> dict[bytes, str]:
-        """The names of those that are, by key."""
+        """The names of the old entries, by key."""
         told = ((key, self._readable(key, value)) for key, value in rows)
         return {key: each.name for key, each in told if each is not None and now_ms - each.told_ms > KEPT_S * 1000}
 
@@ -277,7 +280,7 @@ class ScheduleSync:
         self._skipped: dict[str, Any] = {}
 
     def skips(self, entry: Any) -> bool:
-        """Whether it is paused, so that its tick that is due is not published. ``entry``: as it was before the tick."""
+        """Whether the due tick of a paused entry is to be skipped. ``entry``: as it was before the tick."""
         name = fit(str(entry.name))
         if self._is_paused(name):
             self._skipped.setdefault(name, entry.last_run_at if entry.total_run_count else None)
@@ -299,7 +302,7 @@ class ScheduleSync:
             return name in self._skipped
 
     def look(self, schedule: Mapping[str, Any]) -> float | None:
-        """Report what is new. Returns in how many seconds it wants to look again; None: whenever beat wakes."""
+        """Report what is new. Returns in how many seconds to look again; None: whenever beat wakes."""
         now_s = self._clock.monotonic()
         if not self._is_ours:
             return None
@@ -321,7 +324,7 @@ class ScheduleSync:
     def _tell(self, entries: Mapping[str, Any], gone: set[str], *, forget: bool) -> bool:
         now_ms = self._clock.wall_ms()
         told = [told_of(name, each, now_ms, self._again_s) for name, each in entries.items()]
-        skipped = self._skipped  # their last ticks were not published
+        skipped = self._skipped  # the last ticks of those entries were not published
         told = [each._replace(last_ms=ms_of(skipped[each.name])) if each.name in skipped else each for each in told]
         try:
             broker = self._holding.broker()
@@ -330,7 +333,7 @@ class ScheduleSync:
             if forget:
                 store.forget_old(common_ms(broker.inspect.sessions(), now_ms))
         except OptionError:
-            self._is_ours = False  # another kind of broker; who publishes there is told what is wrong
+            self._is_ours = False  # another kind of broker; a publish there raises what is wrong
             return False
         except KombuFDBError as error:
             logger.warning("the store was not told of beat's schedule: %s", error)
@@ -344,5 +347,5 @@ class ScheduleSync:
 
 
 def _mark(entry: Any) -> Any:
-    """Changes when the entry is published; other changes are reported with the next full report."""
+    """A mark that changes when the entry is published. Other changes are reported with the next full report."""
     return getattr(entry, "last_run_at", None)

@@ -17,7 +17,7 @@ UNITS_S = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def moment(ms: float) -> datetime:
-    """In UTC; who shows it localises it. What no calendar has is the nearest day that it has."""
+    """The moment in UTC; pages localise it. A moment beyond the calendar becomes the nearest day in it."""
     return datetime.fromtimestamp(min(max(ms, 0), LAST_MS) / 1000, tz=UTC)
 
 

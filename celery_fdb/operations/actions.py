@@ -179,5 +179,5 @@ ACTIONS = {
 
 
 def named(*names: str) -> list[Action]:
-    """As a page offers them."""
+    """The actions of these names, as a page offers them."""
     return [ACTIONS[each] for each in names]

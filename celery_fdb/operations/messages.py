@@ -1,4 +1,4 @@
-"""What is done to messages: cancelled, rescheduled; of dead letters replayed, discarded, edited. And one made anew.
+"""Actions on messages: cancel, reschedule; on dead letters replay, discard, edit; and publish a task anew.
 
 They were selected, or they are all that match a filter, of one queue or of all of them, in parts.
 
@@ -47,14 +47,14 @@ from kombu_fdb.transport.envelope import Envelope, open_payload, payload_of
 # -- a task's message --------------------------------------------------------------------------------------------------
 
 
-#: Characters of a representation, as Celery has it.
+#: The most characters of a representation, as Celery has it.
 LONGEST_REPR = 1024
-#: Stands for one that a publisher has chosen itself, as for arguments that are not to be seen.
+#: Replaces a representation that a publisher has chosen, as for arguments that are not to be seen.
 EDITED = "(edited)"
 AS_IT_IS = "Replay it as it is, or discard it and send the task again."
 
 
-#: Those of a task, and those by name: JSON as it stands in the body.
+#: The positional arguments of a task, and those by name: JSON as it stands in the body.
 Arguments = tuple[list[Any], dict[str, Any]]
 
 
@@ -80,7 +80,7 @@ def due_at(payload: bytes, due_ms: int | None) -> bytes | None:
 
 
 def arguments_of(payload: bytes) -> Arguments:
-    """Raises ``QueueError`` with the next step if they can't be edited."""
+    """The arguments of a task. Raises ``QueueError`` with the next step if they can't be edited."""
     args, kwargs, _ = _body(_editable(payload))
     return args, kwargs
 
@@ -124,7 +124,7 @@ def _body(opened: Envelope) -> tuple[list[Any], dict[str, Any], Any]:
 
 
 def _headers(opened: Envelope, arguments: Arguments) -> dict[str, Any]:
-    """With representations of the new arguments, where those of the old ones stood."""
+    """The headers with representations of the new arguments, where those of the old ones stood."""
     args, kwargs, _ = loads_types(opened.body)
     old = {"argsrepr": saferepr(tuple(args), LONGEST_REPR), "kwargsrepr": saferepr(kwargs, LONGEST_REPR)}
     new = {
@@ -147,7 +147,7 @@ def read_json(name: str, text: str, kind: type) -> Any:
         raise InvalidArgument(f"{name} must be JSON", reason=str(error), fix=f"Write {wanted}.") from None
     if not isinstance(found, kind):
         text = f"{name} must be {wanted.partition(',')[0]}"
-        raise InvalidArgument(text, fix=f"Write {wanted}.")  # not what was given: the audit tells of errors
+        raise InvalidArgument(text, fix=f"Write {wanted}.")  # without what was given: the audit has the errors
     return found
 
 
@@ -155,7 +155,7 @@ def read_json(name: str, text: str, kind: type) -> Any:
 
 
 def make(queue: str, task: str, arguments: Arguments, task_id: str, headers: Sequence[tuple[str, str]] = ()) -> bytes:
-    """A task as Celery would publish it to the queue. ``headers``: besides Celery's own."""
+    """Make a task as Celery would publish it to the queue. ``headers``: besides Celery's own."""
     app = Celery("celery_fdb", set_as_current=False)
     args, kwargs = arguments
     message = app.amqp.as_task_v2(task_id, task, tuple(args), kwargs)
@@ -193,7 +193,7 @@ ANSWER_S = 1.0
 
 
 def publish(broker: Broker, request: Request) -> Outcome:
-    """A task, as Celery would publish it."""
+    """Publish a task, as Celery would publish it."""
     given = {each.name: request.fields.get(each.name, "").strip() or each.value for each in PUBLISH}
     if not given["task"]:
         raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
@@ -208,7 +208,7 @@ def publish(broker: Broker, request: Request) -> Outcome:
 
 
 def unknown(request: Request) -> str:
-    """What there is to say if no worker knows a task of this name; the name may be a typo."""
+    """The note on a task name that no answering worker knows, as it may be a typo; "" for nothing to say."""
     task = request.fields.get("task", "").strip()
     if request.app is None or not task:
         return ""
@@ -264,7 +264,7 @@ class Done(NamedTuple, Generic[T]):
 
 
 def _each_selected(request: Request, act: Callable[[Spot], T | None]) -> Done[T]:
-    """Act on one after the other, as long as there is time. ``act``: None for a message that has moved."""
+    """Act on the selected messages, as long as there is time. ``act``: None for a message that has moved."""
     ends = request.clock.monotonic() + request.seconds
     results: list[tuple[Spot, T]] = []
     for number, spot in enumerate(request.spots):
@@ -291,7 +291,7 @@ PART, MOST_AT_ONCE = 200, 20
 
 
 def cancel(broker: Broker, request: Request) -> Outcome:
-    """Those that are selected."""
+    """Cancel the selected messages."""
     done = _delete(broker, request)
     text = f"Cancelled {plural(len(done.spots), 'message')} of {request.queue}"
     told = _tell(request, [message for _, message in done.results])
@@ -299,7 +299,7 @@ def cancel(broker: Broker, request: Request) -> Outcome:
 
 
 def cancel_all(broker: Broker, request: Request) -> Outcome:
-    """All that match, of the ready or, with the field ``state``, of the delayed ones."""
+    """Cancel all that match, of the ready or, with the field ``state``, of the delayed ones."""
     wanted, about, queue = request.wanted, request.asked, broker.queue(request.queue)
     state = request.state
     told: set[str] = set()
@@ -330,7 +330,7 @@ def _delete(broker: Broker, request: Request) -> Done[Peeked]:
 
 
 def _tell(request: Request, gone: Sequence[Peeked]) -> str:
-    """What is to be said of it."""
+    """Store ``REVOKED`` for the deleted messages. Returns what to say of their results."""
     if request.app is None:
         return request.untold
     failures = []
@@ -346,7 +346,7 @@ def _tell(request: Request, gone: Sequence[Peeked]) -> str:
 
 
 def replay(broker: Broker, request: Request) -> Outcome:
-    """Each to the queue it died in."""
+    """Replay each selected letter to the queue in which it died."""
     queue, letters = broker.queue(request.queue), broker.dead_letters(request.queue)
 
     def act(spot: Spot) -> Listed | None:
@@ -360,14 +360,14 @@ def replay(broker: Broker, request: Request) -> Outcome:
 
 
 def discard(broker: Broker, request: Request) -> Outcome:
-    """For good."""
+    """Discard the selected letters for good."""
     done = _each_selected(request, lambda spot: broker.queue(request.queue).delete(spot) or None)
     text = f"Discarded {plural(len(done.spots), 'dead letter')} of {request.queue}{_names(request, done.spots)}."
     return done.outcome(text)
 
 
 def replay_all(broker: Broker, request: Request) -> Outcome:
-    """All that match, and had died when it was asked for."""
+    """Replay all letters that match, and had died when the action was asked for."""
     part = partial(broker.dead_letters(request.queue).replay_part, **_conditions(request))
     return in_parts(part, request, "Replayed", "dead letter", _target(request), first=request.asked.by)
 
@@ -379,7 +379,7 @@ def discard_all(broker: Broker, request: Request) -> Outcome:
 
 
 def _conditions(request: Request) -> Conditions:
-    """Where there are too many to be named, those that can't be read are among all."""
+    """The conditions of a walk. Where there are too many letters to be named, unreadable ones are among all."""
     found = request.filter.conditions()
     return found if request.asked.named is None else {**found, "where": request.wanted}
 
@@ -392,7 +392,7 @@ def _target(request: Request) -> str:
 
 
 def replay_everywhere(broker: Broker, request: Request) -> Outcome:
-    """All that match, in queue after queue. Where a queue to replay to is gone, the rest of those letters stays."""
+    """Replay all that match, queue by queue. Where a queue to replay to is gone, the rest of those letters stays."""
     stuck: set[str] = set()
     part = _everywhere(broker, request, DeadLetters.replay_part, stuck)
     done = in_parts(part, request, "Replayed", "dead letter", _target(request))
@@ -416,7 +416,7 @@ def _everywhere(
     queues = sorted(dead_queues(broker, look(broker)))
 
     def part(mark: bytes) -> Part:
-        """Of the queue of the mark, or the first one behind it."""
+        """One part, of the queue of the mark or the first one behind it."""
         name, inner = _split(mark) if mark else ("", b"")
         at = bisect_left(queues, name)
         if at == len(queues):
@@ -465,7 +465,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def arguments(broker: Broker, request: Request) -> Mapping[str, str]:
-    """Those that the task has. Raises ``QueueError`` if they can't be edited."""
+    """The form's fields with the task's arguments. Raises ``QueueError`` if they can't be edited."""
     listed = _look(broker, request)
     if listed is None:
         return {}
@@ -474,13 +474,13 @@ def arguments(broker: Broker, request: Request) -> Mapping[str, str]:
 
 
 def _written(value: Any) -> str:
-    """For a form; a lone surrogate, which no page can hold, is spelt out."""
+    """JSON for a form. A lone surrogate, which no page can hold, is spelt out."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return json.dumps(value, indent=2) if _SURROGATE.search(text) else text
 
 
 def edit(broker: Broker, request: Request) -> Outcome:
-    """With those of the fields ``args`` and ``kwargs``, which are JSON; one that is not there stays as it is."""
+    """Replay with the arguments in the fields ``args`` and ``kwargs``, in JSON; without a field they stay."""
     listed = _look(broker, request)
     missed: Done[None] = Done([], 1, 0)
     if listed is None:
@@ -513,13 +513,13 @@ RESCHEDULE_FIELDS = (Field("due", "Due", "moment", required=True),)
 
 
 def in_an_hour(_: Broker, request: Request) -> Mapping[str, str]:
-    """What a date picker begins with: on a whole minute, in the page's time zone."""
+    """The moment with which a date picker begins: on a whole minute, in the page's time zone."""
     due = moment(request.clock.wall_ms()) + timedelta(hours=1)
     return {"due": f"{due.astimezone(request.zone):%Y-%m-%dT%H:%M}"}
 
 
 def run_now(broker: Broker, request: Request) -> Outcome:
-    """Ready at once."""
+    """Make the selected messages ready at once."""
     done = _each(broker, request, None)
     return done.outcome(
         f"Made {plural(len(done.spots), 'message')} of {request.queue} ready{_names(request, done.spots)}."
@@ -527,7 +527,7 @@ def run_now(broker: Broker, request: Request) -> Outcome:
 
 
 def reschedule(broker: Broker, request: Request) -> Outcome:
-    """Due at the moment, or after the time, in the field ``due``."""
+    """Make the selected messages due at the moment, or after the time, in the field ``due``."""
     due_ms = _due_ms(request, request.clock.wall_ms())
     done = _each(broker, request, due_ms)
     at = f"{moment(due_ms).astimezone(request.zone):%Y-%m-%d %H:%M:%S %Z}"
@@ -536,7 +536,7 @@ def reschedule(broker: Broker, request: Request) -> Outcome:
 
 
 def _each(broker: Broker, request: Request, due_ms: int | None) -> Done[bool]:
-    """Those that had not moved. Raises ``QueueError`` for one that can't be, with those before it done."""
+    """Reschedule those that had not moved. Raises ``QueueError`` for one that can't be, with those before it done."""
     queue = broker.queue(request.queue)
 
     def act(spot: Spot) -> bool | None:

@@ -32,32 +32,32 @@ NO_LIMITS = KeyLimits()
 
 
 def pause(broker: Broker, request: Request) -> Outcome:
-    """A queue, or one key of it."""
+    """Pause a queue, or one key of it."""
     broker.queue(request.queue).pause(request.key)
     return Outcome(f"Paused {request}.")
 
 
 def resume(broker: Broker, request: Request) -> Outcome:
-    """The same, delivered again."""
+    """Resume a queue, or one key of it."""
     broker.queue(request.queue).resume(request.key)
     return Outcome(f"Resumed {request}.")
 
 
 def limits(broker: Broker, request: Request) -> Mapping[str, str]:
-    """Those that hold now."""
+    """The form's fields with the limits that hold now."""
     found = broker.queue(request.queue).limits(request.key)
     return {each.name: _shown(each.name, getattr(found, each.name)) for each in LIMITS}
 
 
 def _shown(name: str, value: Any) -> str:
-    """What a form shows is what it sets again: a rate as it was written, if that is exact."""
+    """A limit as its form shows it, and sets it again: a rate as it was written, if that is exact."""
     if name == "rate" and value is not None and rate_of(text := written(value)) == value:
         return text
     return "" if value is None else str(value).removesuffix(".0")
 
 
 def limit(broker: Broker, request: Request) -> Outcome:
-    """All at once, as the form has them: an empty field limits nothing."""
+    """Set all limits at once, as the form has them: an empty field limits nothing."""
     queue = broker.queue(request.queue)
     changes: Any = {each.name: _read(each.name, request.fields.get(each.name, "").strip()) for each in LIMITS}
     if request.key is None:
@@ -69,7 +69,7 @@ def limit(broker: Broker, request: Request) -> Outcome:
 
 
 def unlimit(broker: Broker, request: Request) -> Outcome:
-    """The key has the limits of every key again; every key has none."""
+    """Take limits away: a key has those of every key again, and every key has none."""
     queue = broker.queue(request.queue)
     if request.key is None:
         nothing: Any = {each.name: getattr(NO_LIMITS, each.name) for each in LIMITS}
@@ -97,7 +97,7 @@ def _read(name: str, text: str) -> float | int | None:
 
 
 def read_rate(text: str) -> float:
-    """Messages a second. Raises ``InvalidArgument``."""
+    """A rate in messages a second. Raises ``InvalidArgument``."""
     rate = rate_of(text)
     if rate is None:
         raise InvalidArgument(f"{text[:80]!r} is not a rate", fix="Write one such as 10, 100/m or 1000/h.")
@@ -113,7 +113,7 @@ MOST_DELETED = 100_000
 
 
 def move(broker: Broker, request: Request) -> Outcome:
-    """Those that waited when it was asked for, in the queue or with the key, to the end of the queue ``target``."""
+    """Move what waited when the action was asked for, in the queue or with the key, to the end of ``target``."""
     source, target = broker.queue(request.queue), request.fields.get("target", "")
     asked, (_, view) = request.asked, look(broker, queues=[request.queue, target]).queues
     check_room(view, asked.number)
@@ -124,7 +124,7 @@ def move(broker: Broker, request: Request) -> Outcome:
 
 
 def check_room(target: QueueView, coming: int) -> None:
-    """Nothing may be trimmed away by the target's own maximum. Raises ``QueueError``."""
+    """Check that the target's own maximum trims nothing away. Raises ``QueueError``."""
     most = target.arguments.get("x-max-length")
     most_bytes = target.arguments.get("x-max-length-bytes")
     if (most is not None and target.ready + target.delayed + coming > most) or most_bytes is not None:
@@ -140,7 +140,7 @@ def check_room(target: QueueView, coming: int) -> None:
 
 
 def purge(broker: Broker, request: Request) -> Outcome:
-    """All that were ready or delayed when it was asked for."""
+    """Delete all messages that were ready or delayed when the action was asked for."""
     part, asked = broker.queue(request.queue).purge_part, request.asked
     if not asked.number:  # where nothing has come yet, there is nothing that it could have come by
         return Outcome(f"Deleted 0 messages of {request.queue}.")
@@ -148,9 +148,9 @@ def purge(broker: Broker, request: Request) -> Outcome:
 
 
 def delete(broker: Broker, request: Request) -> Outcome:
-    """The queue with its bindings and messages; refused while it is in use, and if it holds others than was asked."""
+    """Delete the queue with bindings and messages; refused while it is in use, or holds others than was asked."""
     queue, asked = broker.queue(request.queue), request.asked
-    mark = queue.mark()  # what comes while it is looked at is not deleted either
+    mark = queue.mark()  # messages that come while it is looked at are not deleted either
     counts = queue.stats()
     number = counts.ready + counts.delayed
     if number > asked.number or (number <= MOST_DELETED and _has_others(queue, asked)):
@@ -161,5 +161,5 @@ def delete(broker: Broker, request: Request) -> Outcome:
 
 
 def _has_others(queue: Queue, asked: Asked) -> bool:
-    """Whether a message has come since it was asked for. Reads all that wait."""
+    """Whether a message has come since the action was asked for. Reads all that wait."""
     return not all(asked.had_come(each.position) for state in WAITING for each in listed(queue, state))

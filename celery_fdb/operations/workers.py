@@ -28,7 +28,7 @@ from kombu_fdb.primitives.ranges import shown
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
-#: Seconds that it has to answer.
+#: Seconds that a worker has to answer.
 TIMEOUT_S = 2.0
 MOST_PROCESSES = 100
 
@@ -109,7 +109,7 @@ def _terminate(_: Broker, request: Request) -> Outcome:
 
 
 def _about_task(request: Request, *, terminate: bool) -> dict[str, Mapping[str, Any]]:
-    """What each worker answers. Raises ``QueueError`` if one refuses, as a pool of threads does."""
+    """Ask all workers about a task; their answers. Raises ``QueueError`` if one refuses, as a pool of threads does."""
     if not request.queue:
         raise InvalidArgument("a task has an id", fix="Open the task's page, and begin from there.")
     replies = _told(
@@ -125,7 +125,7 @@ def _about_task(request: Request, *, terminate: bool) -> dict[str, Mapping[str, 
 
 
 def _answered(request: Request, call: Callable[[Any, list[str]], Any]) -> Outcome:
-    """What the worker answers. Raises ``QueueError`` if that is an error, or nothing."""
+    """Ask one worker. Returns what it answers. Raises ``QueueError`` if that is an error, or nothing."""
     replies = _told(request, call)
     for each in replies or []:
         answer = each.get(request.queue) if isinstance(each, Mapping) else None
@@ -219,19 +219,19 @@ ON_WORKERS = (
 
 
 def pause_entry(broker: Broker, request: Request) -> Outcome:
-    """Beats do not publish it until it is resumed."""
+    """Pause an entry: beats do not publish it until it is resumed."""
     schedule_of(broker).pause(request.queue)
     return Outcome(f"Paused {request.queue}: beats that run celery_fdb.beat.Scheduler leave out its ticks.")
 
 
 def resume_entry(broker: Broker, request: Request) -> Outcome:
-    """The same, from its next tick on."""
+    """Resume an entry, from its next tick on."""
     schedule_of(broker).resume(request.queue)
     return Outcome(f"Resumed {request.queue}, from its next tick on.")
 
 
 def run_entry(_: Broker, request: Request) -> Outcome:
-    """Its task is published, besides its ticks and whether or not it is paused."""
+    """Publish the entry's task now, besides its ticks and whether or not it is paused."""
     if request.app is None:
         raise QueueError("no Celery app is known here", fix=request.fix_app or None)
     written = configured(request.app).get(request.queue)

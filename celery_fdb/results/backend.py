@@ -63,12 +63,12 @@ logger = get_logger(__name__)
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
-#: What others' result backends read from the same setting; harmless here.
+#: Options that other result backends read from the same setting; harmless here.
 _FOREIGN = frozenset({"additional_connection_errors", "result_chord_ordered"})
 
 
 def full_url(url: str | None) -> str:
-    """Celery cuts ``fdb+sqlite:///path`` at the plus sign and hands over the second half."""
+    """The whole URL: Celery cuts ``fdb+sqlite:///path`` at the plus sign and hands over the second half."""
     if not url:
         return "fdb://"
     return f"fdb+{url}" if url.startswith(("sqlite:", "memory:")) else url
@@ -115,7 +115,7 @@ T = TypeVar("T")
 
 #: An attribute of a task's request: the task's id, once its part of a chord was counted.
 COUNTED = "fdb_part_counted"
-#: Between two renewals of a chord's claim, in seconds.
+#: Seconds between two renewals of a chord's claim.
 RENEW_S = chords.CLAIM_MS / 3000
 
 
@@ -131,7 +131,7 @@ class TimeoutUnanswered(Unanswered, CeleryTimeoutError):
 
 
 class FdbBackend(BaseBackend):
-    """``fdb://`` and ``fdb+sqlite://``."""
+    """The result backend of ``fdb://`` and ``fdb+sqlite://``."""
 
     supports_native_join = True
     supports_result_compression = True
@@ -141,7 +141,7 @@ class FdbBackend(BaseBackend):
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
         """Raises ``OptionError`` for a URL or option that can't be right; touches no store."""
         super().__init__(app, url=full_url(url), **kwargs)
-        self.thread_safe = True  # one for all threads
+        self.thread_safe = True  # one client for all threads
         self.expires = self._seconds(None, self.expires)
         self.failure_expires = self._seconds(app.conf.get("result_failure_expires"), self.expires)
         self.chord_expires = self._seconds(app.conf.get("result_chord_expires"), self.expires)
@@ -213,7 +213,7 @@ class FdbBackend(BaseBackend):
     def _store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
-        """A success is not overwritten: a later state is from a run that was given up."""
+        """Store a state. A success is not overwritten: a later state is from a run that was given up."""
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = task_id = _text(task_id)
         payload = self._encode_checked(meta)
@@ -234,7 +234,7 @@ class FdbBackend(BaseBackend):
     def _returned(
         self, request: Any, task_id: str, state: str, result: Any, *, stored: bytes | None = None
     ) -> chords.Return | None:
-        """The chord part that this task is, if it is one and has returned. ``result`` is encoded for storage."""
+        """The task's part of a chord, if it is one and has returned. ``result`` is encoded for storage."""
         if request is None or not request.chord or not request.group or state not in self.READY_STATES:
             return None
         if not task_id or request.id != task_id:
@@ -299,7 +299,7 @@ class FdbBackend(BaseBackend):
     # -- chords: open --------------------------------------------------------------------------------------------------
 
     def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
-        """Before the header is published. Forgets an earlier run of the same frozen chord."""
+        """Open the chord, before its header is published. Forgets an earlier run of the same frozen chord."""
         group_id, results = header_result_args[:2]
         expires_ms = self._moment(self.chord_expires)
         try:
@@ -309,22 +309,22 @@ class FdbBackend(BaseBackend):
         self.store.open_chord(group_id, payload, expires_ms)
         # A generator is not looked at: its tasks are made while they are published.
         if not isinstance(results, _regen) and any(isinstance(each, GroupResult) for each in results):
-            # Groups inside of the header: their structure is needed when it is joined.
+            # Of groups inside the header, the structure is needed when the results are joined.
             saved = self._encode_checked({"result": self.app.GroupResult(*header_result_args).as_tuple()})
             self.store.save_group(group_id, saved, expires_ms)
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        """Before the last header task is published."""
+        """Celery calls this before the last header task is published."""
         self.store.enlarge_chord(group_id, size=chord_size)
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
-        """``self.add_to_chord(signature)`` in a header task."""
+        """Celery calls this for ``self.add_to_chord(signature)`` in a header task."""
         self.store.enlarge_chord(chord_id, joined=result.id)
 
     # -- chords: count -------------------------------------------------------------------------------------------------
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
-        """A header task has returned; its part stands in the store already if its result does."""
+        """Celery calls this when a header task has returned. Its part is in the store already if its result is."""
         returned = self._returned(request, request.id, state, self.encode_result(result, state))
         if returned is None:
             return
@@ -337,7 +337,7 @@ class FdbBackend(BaseBackend):
 
     def _claim(self, returned: chords.Return, request: Any) -> chords.ChordStep:
         step: chords.ChordStep = self.ensure(lambda: self.store.claim_chord(returned.part))
-        if step is chords.ChordStep.ADD:  # there was no result to store it with
+        if step is chords.ChordStep.ADD:  # there was no result to store the part with
             if self.ensure(lambda: self.store.add_part(returned)):
                 setattr(request, COUNTED, request.id)
             step = self.ensure(lambda: self.store.claim_chord(returned.part))
@@ -398,7 +398,7 @@ class FdbBackend(BaseBackend):
         return self.decode_result(record.payload)["result"]
 
     def _structured(self, result: Any, values: dict[str, Any]) -> Any:
-        """Groups inside of the header, in lists of their own."""
+        """The results with those of groups inside the header in lists of their own."""
         if isinstance(result, GroupResult):
             return [self._structured(each, values) for each in result.results]
         if result.id in values:
@@ -566,7 +566,7 @@ class FdbBackend(BaseBackend):
         self.store.sweep()
 
     def process_cleanup(self) -> None:
-        """After each task: now and then sweep a little."""
+        """Celery calls this after each task: now and then sweep a little."""
         self.sweeper.now_and_then()
 
 
@@ -577,14 +577,14 @@ def _log_retry(error: BaseException, intervals: Iterator[float], retries: int) -
 
 
 def _text(id_: Any) -> str:
-    """An id as it stands in a key: users also give a ``uuid.UUID`` or bytes."""
+    """The text of an id, for a key: users also give a ``uuid.UUID`` or bytes."""
     if not id_:
         raise ValueError(f"an id must not be empty, got {id_!r}")
     return str(bytes_to_str(id_))
 
 
 def _chord_error(message: str, *, cause: Any) -> ChordError:
-    """With what a part raised as its cause, as in Celery since 5.6. A part's result may be something else."""
+    """A chord's error, caused by what a part raised, as in Celery since 5.6. A part's result may be no exception."""
     error = ChordError(message)
     if isinstance(cause, Exception):
         error.__cause__ = cause
@@ -607,7 +607,7 @@ SWEEP_PARTS = 20
 
 
 class Sweeper:
-    """Of one backend."""
+    """The sweeper of one backend."""
 
     def __init__(self, backend: FdbBackend) -> None:
         self._backend = backend
@@ -627,7 +627,7 @@ class Sweeper:
         self._stopped.set()
 
     def start(self) -> None:
-        """Idempotent."""
+        """Start the thread. Idempotent."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()

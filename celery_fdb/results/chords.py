@@ -47,7 +47,7 @@ LOOK_ROWS = 20
 PART_ROWS = 200
 #: Ids of joined header tasks in the chord's own row, which may have 100,000 bytes. The others have rows of their own.
 JOINED_WITHIN = 500
-#: Before the state of a part whose payload stands in the record of its task.
+#: Stands before the state of a part whose payload is in the record of its task.
 ELSEWHERE = "@"
 
 
@@ -58,7 +58,7 @@ class ChordOver(KombuFDBError):
 
 
 class ChordStep(Enum):
-    """What a header task that has returned is to do."""
+    """What the worker of a header task that has returned is to do."""
 
     PUBLISH = "publish the body"
     NOTHING = "others have not returned yet, or another worker publishes it"
@@ -72,7 +72,7 @@ class Chord:
 
     expires_ms: int
     opened_ms: int
-    #: When it has to be looked at.
+    #: When the chord has to be looked at.
     look_ms: int
     size: int | None = None
     #: Ids of header tasks that joined while it ran (``add_to_chord``), the first :data:`JOINED_WITHIN` of them.
@@ -81,7 +81,7 @@ class Chord:
     claimed_by: tuple[int, str] | None = None
 
     def is_complete(self, returned: int, joins: int) -> bool:
-        """``joins``: how many more have joined than stand in ``joined``."""
+        """Whether all parts have returned. ``joins``: how many more have joined than stand in ``joined``."""
         return self.size is not None and returned >= self.size + len(self.joined) + joins
 
 
@@ -129,7 +129,7 @@ def _write(tr: Transaction, keys: records.ResultKeys, group_id: str, chord: Chor
 def open_(
     tr: Transaction, keys: records.ResultKeys, group_id: str, body: bytes | None, *, expires_ms: int, now_ms: int
 ) -> None:
-    """Begin a chord; an earlier run of the same frozen one is forgotten."""
+    """Begin a chord, and forget an earlier run of the same frozen one."""
     tr.fill()
     expire(tr, keys, group_id)
     chord = Chord(expires_ms, now_ms, now_ms + CLAIM_MS)
@@ -276,7 +276,7 @@ def parts(
         record = records.decode(value)
         behind = at + 1 + record.chunks
         if behind > len(rows) == PART_ROWS:
-            return found, key  # its chunks are beyond what was read
+            return found, key  # the chunks of this part are beyond what was read
         if record.chunks:
             record = records.join(record, rows[at + 1 : behind])
         found.append(_returned(keys, group_id, key, record))

@@ -56,7 +56,7 @@ from kombu_fdb.store.protocol import KeyValue, Transaction
 
 Range = tuple[bytes, bytes]
 
-#: The place of a header task that was given none: behind all others.
+#: The place of a header task that was given none. It is behind all others.
 LAST_PLACE = 2**63
 KINDS = frozenset({"task", "group", "chord"})
 
@@ -107,7 +107,7 @@ class ResultKeys:
         return self.chord(part.group_id) + pack("part", part.place, part.task_id)
 
     def split_part(self, group_id: str, key: bytes) -> tuple[int, str]:
-        """Place and task id."""
+        """The place and the task id of a part."""
         _tag, place, task_id = unpack_as(key[len(self.chord(group_id)) :], str, int, str)
         return place, task_id
 
@@ -119,7 +119,7 @@ class ResultKeys:
         return prefix, prefix + pack_int(now_ms + 1)
 
     def split_expiry(self, key: bytes) -> tuple[int, str, str]:
-        """Moment in milliseconds, kind, id."""
+        """The moment in milliseconds, the kind and the id of an entry."""
         _tag, expires_ms, kind, id_ = unpack_as(key[len(self.prefix) :], str, int, str, str)
         if kind not in KINDS:
             raise FormatError("unreadable key", key=key[:200])
@@ -133,7 +133,7 @@ class ResultKeys:
         return prefix, prefix + pack_int(now_ms + 1)
 
     def split_look(self, key: bytes) -> str:
-        """The group's id."""
+        """The group's id of an entry."""
         return str(unpack_as(key[len(self.prefix) :], str, int, str)[-1])
 
     @property
@@ -216,7 +216,7 @@ def decode(value: bytes) -> StoredResult:
 
 
 def readable(value: bytes) -> StoredResult | None:
-    """None for bytes that can't be read: they are replaced or deleted all the same."""
+    """The record; None for bytes that can't be read, which are replaced or deleted all the same."""
     try:
         return decode(value)
     except FormatError:

@@ -44,7 +44,7 @@ def sweep_part(tr: Transaction, keys: records.ResultKeys, now_ms: int) -> int:
 
 T = TypeVar("T")
 
-#: For how many seconds the time by the others' clocks is believed.
+#: For how many seconds the time by the workers' clocks is believed.
 ASK_S = 60.0
 
 
@@ -113,7 +113,7 @@ class ResultStore:
 
     @operational_errors()
     def look(self, task_ids: Sequence[str], *, timeout_s: float) -> list[Sighting]:
-        """Several results as they stand now. Later changes fire the watches."""
+        """Look at several results as they stand now. Later changes fire the watches."""
 
         def body(tr: Transaction) -> list[Sighting]:
             values = tr.get_many([self.keys.task(task_id) for task_id in task_ids], snapshot=True)
@@ -162,7 +162,7 @@ class ResultStore:
         return self._write(lambda tr: chords.add(tr, self.keys, returned, self._now()))
 
     def claim_chord(self, part: records.ChordPart) -> chords.ChordStep:
-        """What the worker of a part is to do now."""
+        """Claim the chord for the worker of a part. Returns what that worker is to do now."""
         return self._write(lambda tr: chords.claim(tr, self.keys, part, self._now()))
 
     def renew_claim(self, group_id: str) -> None:
@@ -183,7 +183,7 @@ class ResultStore:
         return None if record is None else record.payload
 
     def finishing(self, group_id: str) -> Callable[[Transaction], None]:
-        """What deletes the chord, in the transaction that publishes its body. Raises ``ChordOver`` if another has."""
+        """The verb that deletes the chord in the transaction that publishes its body. It raises ``ChordOver``."""
         return lambda tr: chords.finish(tr, self.keys, group_id)
 
     def abandoned_chords(self) -> list[str]:
@@ -207,7 +207,7 @@ class ResultStore:
         return total
 
     def _by_most(self) -> int:
-        """The time by most workers' clocks, which are asked now and then; without workers, by this process's own."""
+        """The time by most workers' clocks, asked now and then; without workers, by this process's own clock."""
         now_s = self._clock.monotonic()
         if self._asked is None or now_s - self._asked[1] >= ASK_S:
             self._asked = common_ms(self._sessions(), self._now()), now_s

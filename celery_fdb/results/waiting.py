@@ -40,18 +40,18 @@ Look = Callable[[Sequence[str], float], list[Sighting]]
 
 
 class Waiting:
-    """Waits for some tasks, in one thread."""
+    """One thread that waits for the results of some tasks."""
 
     def __init__(self, look: Look, task_ids: Collection[str]) -> None:
         self._look = look
-        #: Not handed out yet.
+        #: The tasks whose results are not handed out yet.
         self._open = set(task_ids)
         self._new = deque(self._open)
         self._fired: deque[str] = deque()
         self._watches: dict[str, Watch] = {}
         self._stamps: dict[str, bytes] = {}
         self._bell = Bell()
-        #: What the store said when it was last asked, if it did not answer.
+        #: The error of the last look, if the store did not answer.
         self.failure: StoreError | None = None
         self._safety = monotonic() + SAFETY_S
 
@@ -102,7 +102,7 @@ class Waiting:
         self._bell.wait(max(0.0, min(moments)))
 
     def _next(self) -> list[str]:
-        """What is to be looked at next; no more than there is room to watch."""
+        """The tasks to look at next: as many as there is room to watch."""
         found: dict[str, None] = {}
         while self._fired and len(found) < LOOK:
             task_id = self._fired.popleft()
@@ -128,7 +128,7 @@ class Waiting:
         return True
 
     def _ring(self, task_id: str) -> None:
-        """Called from a store's thread."""
+        """Wake the waiting thread. Called by a thread of the store."""
         self._fired.append(task_id)
         self._bell.ring()
 

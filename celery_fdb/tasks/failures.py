@@ -157,7 +157,7 @@ class FailureRequest:
         return channel if isinstance(channel, Channel) else None
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """An attempt did not succeed; in the parent process."""
+        """Celery calls this in the parent process when an attempt did not succeed."""
         exc = exc_info.exception
         self._fail(exc.exc if isinstance(exc, ExceptionWithTraceback) else exc, exc_info.traceback)
         result = super().on_failure(exc_info, send_failed_event, return_ok)  # type: ignore[misc]  # a mixin
@@ -165,7 +165,7 @@ class FailureRequest:
         return result
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """A time limit has passed; the hard one ends the attempt."""
+        """Celery calls this when a time limit has passed; the hard one ends the attempt."""
         if not soft and not state.should_terminate and self._death is None:
             self._fail(TimeLimitExceeded(timeout), "")
         result = super().on_timeout(soft, timeout)  # type: ignore[misc]  # a mixin
@@ -198,7 +198,7 @@ class FailureRequest:
         return self._death is not None and keeps_failures(self.task)  # type: ignore[attr-defined]  # of the Request
 
     def acknowledge(self) -> None:
-        """The attempt is over. Its failure, if it is kept, becomes a rejection, for which Celery sends no event."""
+        """Settle the message of an ended attempt. A failure that is kept becomes a rejection, without an event."""
         if not self._is_kept:
             super().acknowledge()  # type: ignore[misc]  # a mixin
         elif not self.acknowledged:
@@ -214,14 +214,14 @@ class FailureRequest:
                 bury_copy(channel, self._message, self._death)
 
     def _success_was_stored(self) -> Any:
-        """The child was lost after the task had succeeded: no failure then."""
+        """Whether the child process was lost after the task had succeeded: then it is no failure."""
         stored = super()._success_was_stored()  # type: ignore[misc]  # a mixin
         if stored:
             self._death = None
         return stored
 
     def _retry_worker_lost(self, exc: Any, exc_info: Any) -> Any:
-        """Its retry acknowledges the message."""
+        """Retry the task of a worker that was lost. The retry acknowledges the message."""
         death, self._death = self._death, None
         retried = super()._retry_worker_lost(exc, exc_info)  # type: ignore[misc]  # a mixin
         if not retried:
@@ -230,7 +230,7 @@ class FailureRequest:
 
 
 def _anew(headers: Any, message: Any) -> Any:
-    """The headers; for a replayed message, those of a first attempt."""
+    """The message's headers; those of a first attempt, if the message was replayed."""
     if not isinstance(message.channel, Channel) or not isinstance(headers, dict):
         return headers
     _published, deaths = without_deaths(headers)
@@ -243,7 +243,7 @@ def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
     """Store a dead letter for a message that is acknowledged already; later, if the store does not answer now."""
     queue = message.delivery_info["queue"]
     publication, deaths = encode_again(channel, message)
-    burial = Burial(publication)  # one for all attempts, so that it happens once
+    burial = Burial(publication)  # one burial for all tries, so that the message is buried once
 
     def bury() -> None:
         channel.engine.publisher.bury_copy(queue, burial, deaths, details=death)

@@ -58,7 +58,7 @@ def _count(consumer: Any, channel: Channel, *_hub: Any) -> None:
 
 
 def _slots(consumer: Any) -> int:
-    """As many processes as there may be: remote control changes that of the autoscaler, or of the pool."""
+    """The most processes that the pool may have: remote control changes the autoscaler's number, or the pool's."""
     autoscaler = getattr(consumer.controller, "autoscaler", None)
     slots: int = consumer.pool.num_processes if autoscaler is None else autoscaler.max_concurrency
     return slots

@@ -88,7 +88,7 @@ _producers: ContextVar[dict[int, Any]] = ContextVar("_producers", default={})  #
 
 @contextmanager
 def everywhere(app: Celery, producer: Any) -> Iterator[None]:
-    """Everything this thread publishes with ``app`` goes through ``producer``."""
+    """Send everything that this thread publishes with ``app`` through ``producer``."""
     if "producer_or_acquire" not in vars(app):
         _consult_producers(app)
     token = _producers.set({**_producers.get(), id(app): producer})
@@ -109,7 +109,7 @@ def _consult_producers(app: Celery) -> None:
 
 @contextmanager
 def _the_reason() -> Iterator[None]:
-    """Where the caller commits, "0 of 3 messages were published before" says less than why."""
+    """Raise why a batch failed: where the caller commits, "0 of 3 messages were published before" says less."""
     try:
         yield
     except BatchPublishError as error:

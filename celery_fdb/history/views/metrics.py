@@ -41,7 +41,7 @@ ABOUT = {
     ACTIVE: "Runs that have begun and not ended, by task, of those longer than a second.",
     DROPPED: "Runs that are not in the history, because the store did not answer in time.",
 }
-#: As they are exported.
+#: The metrics' names as they are exported.
 NAMES = {f"{name}_total" if name in {RUNS, DROPPED} else name: about for name, about in ABOUT.items()}
 
 
@@ -51,7 +51,10 @@ def make_collector(url: str, **options: Any) -> TaskCollector:
 
 
 class TaskCollector(Collector):
-    """Thread-safe. ``open_``: opens the broker when it is first scraped, and again after a failure."""
+    """Collects the metrics by task. Thread-safe.
+
+    ``open_``: opens the broker when it is first scraped, and again after a failure.
+    """
 
     def __init__(self, open_: Callable[[], Broker]) -> None:
         self._holding = Holding(open_)
@@ -59,7 +62,7 @@ class TaskCollector(Collector):
         self._named: set[str] = set()
 
     def describe(self) -> list[Metric]:
-        """No scrape at registration."""
+        """The metrics without values: so a registry does not scrape at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -31,20 +31,20 @@ class HistoryOff(KombuFDBError):
 
 
 def history_of(broker: Broker) -> HistoryStore:
-    """Whether or not there is one."""
+    """The history of a broker, whether or not one is kept."""
     timeout_s = broker.options.operation_timeout
     return HistoryStore(broker.database, broker.location.namespace, clock=SystemClock(), timeout_s=timeout_s)
 
 
 def kept_by(broker: Broker) -> HistoryStore:
-    """Raises :class:`HistoryOff`."""
+    """The history of a broker. Raises :class:`HistoryOff`."""
     store = history_of(broker)
     if store.settings() is None:
         raise HistoryOff(fix=FIX)
     return store
 
 
-#: Of one page.
+#: The most runs of one page.
 MOST_RUNS = 500
 
 
@@ -181,7 +181,7 @@ class SlotView(NamedTuple):
 def look_at_tasks(
     broker: Broker, *, period_s: int = HOUR_S, task: str | None = None, clock: Clock | None = None
 ) -> TasksView:
-    """Of every task, the busiest first, or of one. Up to an hour is read by five minutes, more by hours.
+    """The numbers of every task, the busiest first, or of one. An hour is read by five minutes, more by hours.
 
     Raises ``HistoryOff``.
     """
@@ -196,7 +196,7 @@ def look_at_tasks(
 
 
 def look_at_series(broker: Broker, *, period_s: int = HOUR_S, clock: Clock | None = None) -> list[SlotView]:
-    """Of all tasks together, slot by slot, the oldest first. Raises ``HistoryOff``."""
+    """The counters of all tasks together, slot by slot, the oldest first. Raises ``HistoryOff``."""
     length_s, begin_s, now_s = _period(period_s, clock)
     found = kept_by(broker).series(length_s, begin_s, int(now_s) + 1)
     begins = range(begin_s, int(now_s) + 1, length_s)
@@ -204,7 +204,7 @@ def look_at_series(broker: Broker, *, period_s: int = HOUR_S, clock: Clock | Non
 
 
 def _period(period_s: int, clock: Clock | None) -> tuple[int, int, float]:
-    """The length of its slots, where it begins, and now."""
+    """The length of a period's slots, when the period begins, and now."""
     now_s = (clock or SystemClock()).wall_ms() / 1000
     length_s = min(each for each, kept_s in SLOTS.items() if period_s < kept_s or each == max(SLOTS))
     return length_s, int(now_s - period_s) // length_s * length_s, now_s

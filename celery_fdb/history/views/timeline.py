@@ -48,7 +48,7 @@ class TaskUnknown(KombuFDBError):
 
     @classmethod
     def of(cls, task_id: str, history: HistoryStore) -> TaskUnknown:
-        """With what to do about it."""
+        """The error for this task id, with what to do about it."""
         off = "" if history.settings() is not None else " History is off: call celery_fdb.install(app, history=True)."
         return cls(task_id=task_id, fix=f"Check the id.{off}")
 
@@ -81,7 +81,7 @@ class Timeline:
 
 
 def timeline_of(broker: Broker, task_id: str, app: Any = None) -> Timeline:
-    """``app``: for the state of its result. Raises :class:`TaskUnknown`."""
+    """The life of a task. ``app``: for the state of its result. Raises :class:`TaskUnknown`."""
     history = history_of(broker)
     found = [each.message for each in broker.spots(task_id)]
     messages = [describe(each) for each in found]
@@ -102,7 +102,7 @@ def timeline_of(broker: Broker, task_id: str, app: Any = None) -> Timeline:
 def _of_message(peeked: Peeked, message: dict[str, Any]) -> Iterator[Event]:
     key = f", key {message['key']}" if message["key"] else ""
     where = f"in {message['queue']}{key}"
-    deaths = message["deaths"]  # newest first; a dead letter was published to the queue of its first
+    deaths = message["deaths"]  # deaths are newest first; a dead letter was published to the queue of its first death
     told_ms: Any = headers_of(peeked.payload).get(PUBLISHED)
     published = told_ms / 1000 if is_whole(told_ms, 1, LATEST_MS) else message["published"]
     yield Event(published, "published", f"in {deaths[-1]['queue']}{key}" if deaths else where)
@@ -128,7 +128,7 @@ def _of_run(run: RunView) -> Iterator[Event]:
 
 
 def _state(messages: list[dict[str, Any]], runs: list[RunView], result: str | None) -> str:
-    """What is in the broker comes after what has ended."""
+    """The task's state: what is in the broker comes after what has ended."""
     active = [each for each in runs if each.state == ACTIVE]
     if active:
         return ACTIVE
@@ -139,11 +139,11 @@ def _state(messages: list[dict[str, Any]], runs: list[RunView], result: str | No
 
 
 def _without_pickle(backend: Any) -> Any:
-    """Like the application's, but it never unpickles: who just looks runs no code that a result holds."""
+    """Like the application's, but it never unpickles: a look runs no code that a result holds."""
     accept = getattr(backend, "accept", None)
     if not accept:
         return backend
-    careful = object.__new__(type(backend))  # copy() would make one of whatever application is current
+    careful = object.__new__(type(backend))  # copy() would make a backend of whatever application is current
     careful.__dict__.update(backend.__dict__)
     careful.accept = frozenset(accept) - prepare_accept_content(["pickle"])
     careful._cache = {}  # of what was read with less care
@@ -151,7 +151,7 @@ def _without_pickle(backend: Any) -> Any:
 
 
 def _result(app: Any, task_id: str) -> tuple[str | None, str]:
-    """Its state, None for one that is unknown, or why the backend can't say; and its value, if it has one."""
+    """The result's state, None if unknown, or why the backend can't say; and its value, if it has one."""
     if isinstance(app.backend, DisabledBackend):
         return None, ""
     try:

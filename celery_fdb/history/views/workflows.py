@@ -78,7 +78,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
 
     def below(self) -> list[Node]:
-        """It, and all below it, each before its children."""
+        """The node and all below it, each before its children."""
         found = [self]
         for each in found:
             found += each.children
@@ -228,7 +228,7 @@ class _Search:
         self._steps: deque[tuple[str, str]] = deque()
         self._taken: set[tuple[str, str]] = set()
         self._counted: dict[tuple[str, int, int], Run] = {}
-        #: How many of them are of a root or group.
+        #: How many of the runs are of a root or group.
         self._known = Counter[str]()
         #: Of tasks, when the run that tells their state began and ended.
         self._newest: dict[str, tuple[int, int]] = {}
@@ -275,7 +275,7 @@ class _Search:
         self._add_runs(run for run in self._active if id_ in {run.root, run.group})
 
     def _look_into_queues(self) -> None:
-        """For what waits and was not found otherwise: members of a group, and what a task has called."""
+        """Look for waiting tasks that nothing else leads to: members of a group, and what a task has called."""
         self.saw_all_that_waits &= len(self._queues) <= MOST_QUEUES
         for queue in sorted(self._queues)[:MOST_QUEUES]:
             for each in self._peek(queue):
@@ -297,7 +297,7 @@ class _Search:
         for run in runs:
             self._queues.add(run.queue)
             if not self._count(run):
-                continue  # found by its id, and by its root or group
+                continue  # the run was found by its id, and by its root or group
             self._relate(run.id, root=run.root, parent=run.parent, group=run.group)
             if run.followers:
                 self._followers[run.id] = tuple(id_ for id_, _ in run.followers)
@@ -319,7 +319,7 @@ class _Search:
         self._counted[mark] = run
         node = self._node(run.id, run.task)
         self._known.update({} if known else dict.fromkeys({run.root, run.group}, 1))
-        node.runs += known is None  # it may have ended since the active ones were read
+        node.runs += known is None  # the run may have ended since the active ones were read
         order = (run.start_ms or run.end_ms, run.end_ms)
         if order >= self._newest.get(run.id, order):
             self._newest[run.id] = order
@@ -357,11 +357,11 @@ class _Search:
 
     @property
     def ids(self) -> set[str]:
-        """By which it may stand in the index."""
+        """The ids by which the workflow may stand in the index."""
         return self._families | self.nodes.keys()
 
     def newest_ms(self, wanted: Wanted) -> int | None:
-        """When the newest run ended by which it is found in the index; None while one goes on."""
+        """When the newest run ended that leads to the workflow in the index; None while a run goes on."""
         if any(node.state == ACTIVE for node in self.nodes.values()):
             return None
         named = wanted.found_by()
@@ -392,7 +392,7 @@ class _Search:
 
 
 class _Tree:
-    """Each node once, whatever its runs claim: what a circle of claims hides stands among the roots."""
+    """The tree, with each node once, whatever its runs claim: nodes in a circle of claims stand among the roots."""
 
     def __init__(
         self,
@@ -407,7 +407,7 @@ class _Tree:
         for id_, group in groups.items():
             self._said[group].add(id_)
         self._behind = {group: self._reached(group) for group in self._said}
-        #: A body says to be of its header's group.
+        #: Bodies by group: a body says to be of its header's group.
         self._group = {id_: group for id_, group in groups.items() if id_ not in self._behind[group]}
         for group in self._group.values():
             node = nodes.setdefault(group, Node(group))
@@ -419,7 +419,7 @@ class _Tree:
         self.roots = self._placed(parents)
 
     def _reached(self, group: str) -> set[str]:
-        """What follows a group, and what follows that."""
+        """The ids of what follows a group, and of what follows that."""
         found: set[str] = set()
         steps = [group]
         while steps:
@@ -455,7 +455,7 @@ class _Tree:
         self._earlier[after] = before
 
     def _head(self, id_: str) -> str:
-        """The first of its line. What was passed leads there at once the next time: lines may be long."""
+        """The first node of a chain. Each node passed leads there at once the next time: chains may be long."""
         passed = []
         while id_ in self._earlier:
             passed.append(id_)
@@ -487,7 +487,7 @@ class _Tree:
     def _place(
         self, above: Mapping[str, str], head: str, places: dict[str, tuple[int, str] | None]
     ) -> tuple[int, str] | None:
-        """Its level, and below what it is drawn; None in a circle. ``places``: of those that were asked for before."""
+        """A chain's level and the node it is drawn below; None in a circle. ``places``: those found before."""
         lines: list[str] = []
         while head not in places and above.get(head, "") in self._nodes:
             places[head] = None
@@ -503,13 +503,13 @@ class _Tree:
 
 
 def _order(node: Node) -> float:
-    """By their starts; those that have not begun at the end."""
+    """The key that sorts nodes by their starts; those that have not begun come last."""
     begun = [each.started for each in node.below() if each.started is not None]
     return min(begun, default=math.inf)
 
 
 def _conclude(whole: Node) -> None:
-    """States and times of groups and chains, of their parts; and what is not run any more."""
+    """Set states and times of groups and chains from their parts, and mark what will not run any more."""
     for node in reversed(whole.below()):
         if node.kind == "chain":
             has_failed = False
