@@ -30,12 +30,12 @@ from celery_fdb.web.visit import HERE, PATHS
 
 
 def opening(settings: DashboardSettings) -> Holding:
-    """Opens it within ``connect_timeout_s``."""
+    """The dashboard's broker, not open yet: it opens within ``connect_timeout_s``."""
     timeout_s = settings.connect_timeout_s
     return Holding(lambda: open_existing(settings.url, **{"connect_timeout": timeout_s, **settings.options}))
 
 
-#: Each page by its view. What it may cost is in its docstring.
+#: Each page by its view. The view's docstring says what it may cost.
 SHOWN = {
     "overview": queues.overview,
     "queues": queues.queues,
@@ -80,7 +80,7 @@ def dashboard(
     given the request and returns a name or a :class:`~celery_fdb.web.User`, or None for strangers, who are led to
     ``login_url`` if there is one; ``anonymous=True`` for all who can connect.
 
-    ``read_only``: nothing can be changed. ``show_bodies``: False hides messages' bodies and arguments from everyone.
+    ``read_only``: nothing can be changed. ``show_bodies``: False hides messages' bodies and arguments from all users.
     ``hosts``: by which names browsers may ask for it (``["tools.example.com"]``); None: by any, but with ``anonymous``
     only as localhost or by an address, as else any web page could ask in the name of a person at this machine.
 
@@ -114,7 +114,7 @@ def _assembled(settings: DashboardSettings) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        """Only of one that runs by itself; mounted, it ends with the process."""
+        """For an application that runs by itself; a mounted one ends with the process."""
         yield
         holding.forget()
         threads.close()
@@ -127,7 +127,7 @@ def _assembled(settings: DashboardSettings) -> Starlette:
         return await pages.otherwise(request, _methods(request))
 
     async def broken(request: Request, _: Exception) -> Response:
-        """A mistake of ours: the server logs it."""
+        """The answer after an error of ours, which the server logs."""
         return await pages.broken(request)
 
     routes = _routes(pages, authentication, Stream(settings, authentication, holding, threads))
@@ -136,7 +136,7 @@ def _assembled(settings: DashboardSettings) -> Starlette:
 
 
 def _methods(request: Request) -> set[str]:
-    """Those that the address answers to; a static file is only read."""
+    """The methods that an address takes; a static file is only read."""
     routes = [each for each in request.app.routes if each.matches(request.scope)[0] != Match.NONE]
     return {method for each in routes if isinstance(each, Route) for method in each.methods or ()} or {*READING}
 

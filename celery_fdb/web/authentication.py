@@ -1,4 +1,4 @@
-"""Who asks: by the cookie of the login page, by the hook, or anybody; and the login page itself.
+"""The user of a request: by the login page's cookie, by the hook, or any visitor; and the login page itself.
 
 What a known person may do is in ``visit.py``, and ``page.py`` asks both before each page. In Django the project's own
 users and permissions count (``contrib/django/pages.py``).
@@ -43,7 +43,7 @@ from celery_fdb.web.settings import DashboardSettings, User
 from celery_fdb.web.visit import FORM_COOKIE, Visit, signature
 from kombu_fdb.primitives.clock import Clock
 
-#: Who typed the token, and every visitor where there is none.
+#: The users with the token, every visitor without a login, and a visitor who is not known.
 BY_TOKEN, ANYBODY, NOBODY = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
 #: The cookie that carries one line from an action to the page behind it.
 NOTICE = "celery_fdb_notice"
@@ -51,7 +51,7 @@ LONGEST_NOTICE = 2_000
 
 
 class Authentication:
-    """Who asks, the login page, and the attempts to pass it; of one dashboard."""
+    """The users of one dashboard: who a visitor is, the login page, and the attempts to pass it."""
 
     def __init__(self, settings: DashboardSettings) -> None:
         self._settings = settings
@@ -102,7 +102,7 @@ class Authentication:
         return visit.page("error", 403, title="Not allowed", text="You are not logged in. Log in, and come back.")
 
     def _too_late(self, visit: Visit) -> Response:
-        """A form of a page that was left open for longer than its reader was logged in."""
+        """The answer to a form of a page that stayed open for longer than its user was logged in."""
         if self._settings.token is None:
             return visit.page("error", 401, title="Log in first", text="You are not logged in. Nothing was changed.")
         answer = visit.page("login", 401, next="", problem="You are logged out. Nothing was changed.")
@@ -110,7 +110,7 @@ class Authentication:
         return answer
 
     def remember(self, visit: Visit, answer: Response) -> None:
-        """In cookies: what the page's forms repeat, and one line for the next page."""
+        """Keep in cookies what the page's forms repeat, and one line for the next page."""
         if visit.kept(FORM_COOKIE) != visit.form_token:
             visit.keep(answer, FORM_COOKIE, visit.form_token, None)
         if visit.said:
@@ -128,7 +128,7 @@ class Authentication:
         return answer
 
     def admit(self, visit: Visit) -> Response:
-        """The login page's form, with its origin checked."""
+        """Take the login page's form, whose origin was checked."""
         token, now_ms = self._settings.token, self._settings.clock.wall_ms()
         host = visit.request.client.host if visit.request.client else "?"
         who = self._who(visit, host)
@@ -146,14 +146,14 @@ class Authentication:
         return answer
 
     def _who(self, visit: Visit, host: str) -> str:
-        """Whose attempt to log in it is."""
+        """By what attempts to log in are counted: the browser, else the address."""
         token, cookie = self._settings.token, visit.kept(KNOWN_COOKIE)
         now_ms = self._settings.clock.wall_ms()
         is_known = token is not None and holds(token, cookie, now_ms, known=True)
         return _browser_of(cookie) if is_known else address_of(host)
 
     def dismiss(self, visit: Visit) -> Response:
-        """Logged out, and so is every copy of this browser's cookie."""
+        """Log out. Every copy of this browser's cookie ends with it."""
         token, answer = self._settings.token, visit.redirect(visit.url("login"))
         if token is not None and self._is_logged_in(visit, token):
             self._ended.add(visit.kept(COOKIE), self._settings.clock.wall_ms())
@@ -182,12 +182,12 @@ MOST_ENDED = 10_000
 
 
 def is_token(token: str, given: str) -> bool:
-    """In a time that does not tell how much of it is right."""
+    """Whether it is the token, in a time that does not tell how much of it is right."""
     return hmac.compare_digest(_digest(token), _digest(given))
 
 
 def new_ticket(token: str, now_ms: int, *, known: bool = False) -> str:
-    """The cookie's value; ``known``: of the one that says who has logged in here before."""
+    """The value of the login cookie; with ``known``, of the cookie that marks a browser with an earlier login."""
     until = f"{now_ms + 1000 * (KNOWN_S if known else HOLDS_S)}.{secrets.token_urlsafe(9)}"
     return f"{until}.{_signed(token, until, known=known)}"
 
@@ -201,7 +201,7 @@ def holds(token: str, value: str, now_ms: int, *, known: bool = False) -> bool:
 
 
 class Ended:
-    """Tickets that were logged out. Of an event loop."""
+    """The tickets that were logged out. For one event loop."""
 
     def __init__(self) -> None:
         self._tickets: set[str] = set()
@@ -209,7 +209,7 @@ class Ended:
         self._until_ms = 0
 
     def add(self, ticket: str, now_ms: int) -> None:
-        """One that holds."""
+        """Add a ticket that still holds."""
         self._tickets = {each for each in self._tickets if _until_ms(each) > now_ms}
         if len(self._tickets) == MOST_ENDED:
             self._tickets, self._until_ms = set(), now_ms + 1000 * HOLDS_S
@@ -228,7 +228,7 @@ def _signed(token: str, until: str, *, known: bool) -> str:
 
 
 def _digest(text: str) -> bytes:
-    """Of equal lengths, whatever was given."""
+    """A digest: all have equal lengths."""
     return hashlib.sha256(text.encode(errors="replace")).digest()
 
 
@@ -237,12 +237,12 @@ def _digest(text: str) -> bytes:
 
 FREE, AGAIN_S = 10, 5.0
 MOST = 1_000
-#: What one subscriber has.
+#: The attempts that one subscriber has.
 IPV6_PREFIX = 64
 
 
 class Attempts:
-    """Thread-safe."""
+    """The attempts to log in, by address or browser. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -265,13 +265,13 @@ class Attempts:
             return 0.0
 
     def forget(self, who: str) -> None:
-        """They have logged in."""
+        """Forget the attempts of a visitor who has logged in."""
         with self._lock:
             self._full_s.pop(who, None)
 
 
 def address_of(host: str) -> str:
-    """Of IPv6 the network, as a subscriber has a whole one."""
+    """The visitor's address; of IPv6 the network, as a subscriber has a whole one."""
     try:
         found = ip_address(host)
     except ValueError:
@@ -282,7 +282,7 @@ def address_of(host: str) -> str:
 
 
 def _browser_of(cookie: str) -> str:
-    """By the cookie of one that has logged in before."""
+    """The browser, by the cookie of an earlier login."""
     return f"browser {hashlib.sha256(cookie.encode(errors='replace')).hexdigest()}"
 
 
@@ -290,13 +290,13 @@ def _browser_of(cookie: str) -> str:
 
 
 def _notify(visit: Visit, answer: Response, text: str) -> None:
-    """The next page shows it."""
+    """Have the next page show this line."""
     value = urlsafe_b64encode(text[:LONGEST_NOTICE].encode(errors="replace")[:LONGEST_NOTICE]).decode()
     visit.keep(answer, NOTICE, f"{value}.{_seal(visit, value)}", 60)
 
 
 def _notice(visit: Visit) -> str:
-    """None that another program on this host has written: browsers send its cookies here as well."""
+    """The line for this page; "" for one that another program on this host wrote: its cookies come here, too."""
     value, _, seal = visit.kept(NOTICE).rpartition(".")
     if not is_token(_seal(visit, value), seal):
         return ""
@@ -304,5 +304,5 @@ def _notice(visit: Visit) -> str:
 
 
 def _seal(visit: Visit, value: str) -> str:
-    """Where there is no token, any program that can set a cookie can make it."""
+    """The seal of a line. Without a token, any program that can set a cookie can make it."""
     return signature(visit.settings.token or "", "notice", value)

@@ -1,4 +1,4 @@
-"""Charts of what workers keep in the store: the same for all who look, whether or not a page was open.
+"""Charts of what workers keep in the store: the same for all users, whether or not a page was open.
 
 Two kinds of series: samples of the queues, which the duties of one consuming process take
 (``kombu_fdb/engine/metrics/samples.py``), and with a history what all runs came to, by slots
@@ -32,7 +32,7 @@ from kombu_fdb.primitives.clock import Clock
 SPANS: Mapping[Span, Series] = {"hour": HOUR, "day": DAY, "week": WEEK}
 #: Queues with a line of their own, those with the longest backlogs; the others are added up.
 MOST_LINES = 5
-#: Of the drawing, which is stretched to the room there is.
+#: The size of the drawing, which is stretched to the room there is.
 WIDTH, HEIGHT = 600, 100
 #: Labels below a chart.
 TICKS = 5
@@ -82,7 +82,7 @@ class Charts(NamedTuple):
     lacks_history: bool
 
     def latest(self, label: str) -> float | None:
-        """Of the rates of messages, which are the first chart: that since the last sample."""
+        """The rate of messages, in the first chart, since the last sample."""
         return next((each.latest for each in self.charts[0].lines if each.label == label), None)
 
     @property
@@ -93,7 +93,7 @@ class Charts(NamedTuple):
 
 
 def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue: str | None = None) -> Charts:
-    """Of the last hour, day or week: of all queues of the application and of all runs, or of one queue.
+    """The charts of the last hour, day or week: of all queues of the application and of all runs, or of one queue.
 
     ``seen``: the queues as the page shows them, which is where the charts end.
     """
@@ -116,7 +116,7 @@ def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue
 
 
 def trends(broker: Broker, clock: Clock, seen: Overview) -> dict[str, str]:
-    """What was ready in each queue in the last hour, as paths, each to its own scale."""
+    """The ready messages of each queue in the last hour, as paths, each to its own scale."""
     kept = _samples(broker, "hour", clock)
     return _trends(_plot(HOUR, clock, kept), _until_now(kept, seen, clock, HOUR))
 
@@ -127,7 +127,7 @@ def _samples(broker: Broker, span: Span, clock: Clock) -> list[Sample]:
 
 
 def _until_now(kept: list[Sample], seen: Overview, clock: Clock, series: Series) -> list[Sample]:
-    """With one of now, if there are any. It takes the place of one that is hardly older."""
+    """The samples and, if there are any, one of now. It replaces one that is hardly older."""
     if not kept:
         return []
     now_ms, last, queues = clock.wall_ms(), kept[-1], dict[str, QueueSample]()
@@ -141,7 +141,7 @@ def _until_now(kept: list[Sample], seen: Overview, clock: Clock, series: Series)
 
 
 def _plot(series: Series, clock: Clock, samples: Sequence[Sample], slots: Sequence[SlotView] = ()) -> _Plot:
-    """Of the period, or from where something is known: a slot with runs, or a step before the first sample."""
+    """The plot of the period, or of its known part: from a slot with runs, or a step before the first sample."""
     end, step_s = clock.wall_ms() / 1000, series.step_s
     first = samples[0].taken_ms / 1000 if samples else end
     ended = [float(each.begin_s) for each in slots if each.counted and each.begin_s + each.seconds <= first]
@@ -167,7 +167,7 @@ def _of_queues(plot: _Plot, samples: Sequence[Sample]) -> list[Chart]:
 
 
 def _of_queue(plot: _Plot, samples: Sequence[Sample], name: str) -> list[Chart]:
-    """While it is not among the busiest, it is not sampled by name."""
+    """One queue's charts. While the queue is not among the busiest, it is not sampled by name."""
     shown = [(each.taken_ms / 1000, {name: each.queues[name]} if name in each.queues else {}) for each in samples]
     oldest: list[Point] = [(at, (each[name].oldest_ms or 0) / 1000 if each else None) for at, each in shown]
     return [
@@ -213,7 +213,7 @@ def _messages(plot: _Plot, shown: Sequence[tuple[float, Mapping[str, QueueSample
 
 
 def _done(was: Mapping[str, QueueSample], now: Mapping[str, QueueSample], event: str) -> int:
-    """Of queues that stand in both samples. The others are the same ones only if the named are."""
+    """How much was done, by queues in both samples. The others are the same ones only if the named are."""
     names = was.keys() & now.keys()
     if was.keys() != now.keys():
         names -= {OTHERS}
@@ -258,7 +258,7 @@ def _of_runs(plot: _Plot, slots: Sequence[SlotView], sampled: Sequence[float]) -
 
 
 def _steps(label: str, tone: str, values: Iterable[Step]) -> Curve:
-    """What was counted from then to then holds for all of that time, so one value alone is a line, and not a dot."""
+    """A curve of counts. Each holds for all of its time, so one value alone is a line, and not a dot."""
     return label, tone, [(at, value) for begin, end, value in values for at in (begin, end)]
 
 
@@ -286,7 +286,7 @@ class _Plot(NamedTuple):
         return points[-1][1] if points and self.end - points[-1][0] <= self.gap_s else None
 
     def path(self, points: Sequence[Point], top: float) -> str:
-        """A point between two gaps is a line of no length, which round ends make a dot."""
+        """The path of the SVG. A point between two gaps is a line of no length, which round ends make a dot."""
         parts: list[str] = []
         before: float | None = None
         for at, value in points:
@@ -302,7 +302,7 @@ class _Plot(NamedTuple):
 
 
 def rounded_up(value: float) -> float:
-    """To 1, 2 or 5 times a power of ten, so that half of it is a plain number, too; 1 for nothing."""
+    """Round up to 1, 2 or 5 times a power of ten, so that half of it is a plain number, too; 1 for nothing."""
     if not 0 < value < math.inf:
         return 1.0
     power: float = 10.0 ** math.floor(math.log10(value))

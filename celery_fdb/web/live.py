@@ -44,9 +44,9 @@ from kombu_fdb.primitives.plural import plural
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-#: Queues that are told of in each event; the others are on their pages.
+#: The most queues of one event; the others are on their pages.
 MOST_QUEUES = 500
-#: Rates are of the last so many milliseconds, so that they are calm.
+#: Rates are of the last so many milliseconds, so that they don't flicker.
 WINDOW_MS = 10_000
 STATES = ("ready", "delayed", "leased", "dead")
 
@@ -56,11 +56,11 @@ Runs = tuple[int, int]
 
 
 class LiveStats:
-    """Told of one look after the other. Thread-safe: a look that came too late may overlap with the next one."""
+    """Turns looks into events, with rates. Thread-safe: a look that came too late may overlap with the next one."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        #: Those of the last :data:`WINDOW_MS`: each holds every queue.
+        #: The looks of the last :data:`WINDOW_MS`: each holds every queue.
         self._looks: list[tuple[Overview, Runs | None]] = []
 
     def told(self, look: Overview, runs: Runs | None = None) -> dict[str, Any]:
@@ -172,7 +172,7 @@ IDLE_SHARE = 4
 
 
 class Feed:
-    """See the module."""
+    """One look for all clients of one event loop; see the module."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Feed:
 
     @contextmanager
     def place(self) -> Iterator[bool]:
-        """Whether there is room for one more client, which holds its place until it goes."""
+        """Whether there is room for one more client. It holds its place until it disconnects."""
         if self._places >= self._most:
             yield False
             return
@@ -206,7 +206,7 @@ class Feed:
         return self._watch is not None
 
     async def events(self, welcome: str = "") -> AsyncGenerator[str]:
-        """What a client is sent, until it goes. ``welcome``: before anything else."""
+        """The events for one client, until it disconnects. ``welcome``: sent before anything else."""
         inbox: asyncio.Queue[str] = asyncio.Queue(1)
         self._inboxes.add(inbox)
         if self._watch is None:
@@ -253,16 +253,16 @@ async def _next(inbox: asyncio.Queue[str]) -> str:
 
 
 def event(name: str, document: Any) -> str:
-    """As a browser's ``EventSource`` reads it. JSON has no line breaks."""
+    """An event as a browser's ``EventSource`` reads it. JSON has no line breaks."""
     return f"event: {name}\ndata: {json.dumps(document)}\n\n"
 
 
 # -- the stream --------------------------------------------------------------------------------------------------------
 
 
-#: Of one stream, whether it is read or not; then the browser asks again, and is let in only if it still may.
+#: The longest stream, read or not, in seconds. Then the browser asks again, and its login is checked again.
 LONGEST_S = 900.0
-#: For its end, which one that is not read has no room for.
+#: Seconds to send a stream's end, for which the buffer of an unread stream has no room.
 END_S = 1.0
 #: Milliseconds after which a browser asks again.
 AGAIN_MS = 3_000
@@ -289,7 +289,7 @@ class Stream:
         return _live(self.feed())
 
     def feed(self) -> Feed:
-        """Of the running event loop."""
+        """The feed of the running event loop."""
         loop = asyncio.get_running_loop()
         found = self._feeds.get(loop)
         if found is None:
@@ -298,7 +298,7 @@ class Stream:
         return found
 
     async def _look(self, vitals: LiveStats) -> dict[str, Any]:
-        """Raises ``KombuFDBError``."""
+        """Look once. Raises ``KombuFDBError``."""
         try:
             return await self._threads.run(lambda: _told(vitals, self._holding.broker()))
         except Busy:
@@ -309,7 +309,7 @@ class Stream:
 
 
 def _live(feed: Feed) -> ASGIApp:
-    """The answer to one client, if there is room when it begins; its place is free again when it has gone."""
+    """The answer to one client, if there is room when it begins; its place is free again when it disconnects."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         with feed.place() as is_free:

@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 # -- around every answer -----------------------------------------------------------------------------------------------
 
 
-#: Of each answer, unless it has its own.
+#: The headers of each answer, unless it has its own.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -75,7 +75,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # Of what is in the store nothing stays in a browser's cache.
+    # Nothing of the store stays in a browser's cache.
     "cache-control": "no-store",
 }
 
@@ -108,7 +108,7 @@ def guarded(app: ASGIApp, hosts: tuple[str, ...] | None) -> ASGIApp:
 
 
 def other_site(headers: Headers) -> Response | None:
-    """What a page from elsewhere is told; None for a person who follows a link. Forms have a check of their own."""
+    """The refusal of a request from another site's page; None for a link. Forms have a check of their own."""
     if headers.get("sec-fetch-site", "none") in {"same-origin", "none"}:
         return None
     if headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest", "document") == "document":
@@ -130,13 +130,13 @@ T = TypeVar("T")
 
 
 class Busy(KombuFDBError):
-    """The call has not begun."""
+    """All threads are busy, so the call has not begun."""
 
     text = "nothing was done, as all threads are busy: too many pages are asked for at once, or the store hangs. Reload"
 
 
 class ThreadPool:
-    """The threads of one dashboard, in whatever event loops it answers."""
+    """The threads of one dashboard, for all of its event loops."""
 
     def __init__(self, number: int, timeout_s: float) -> None:
         self._number = number
@@ -144,7 +144,7 @@ class ThreadPool:
         self._pools: dict[int, ThreadPoolExecutor] = {}
 
     def _pool(self) -> ThreadPoolExecutor:
-        """Of this process: threads do not go along with a fork, while their pool believes they did."""
+        """The pool of this process: threads do not survive a fork, while their pool believes that they did."""
         found = self._pools.get(os.getpid())
         if found is None:
             made = ThreadPoolExecutor(self._number, thread_name_prefix="celery-fdb-web")
@@ -167,7 +167,7 @@ class ThreadPool:
             ) from error
 
     def close(self) -> None:
-        """Calls that have not begun are dropped; the others end by themselves."""
+        """Drop the calls that have not begun. The others end by themselves."""
         self._pool().shutdown(wait=False, cancel_futures=True)
 
 
@@ -176,11 +176,11 @@ class ThreadPool:
 
 View = Callable[[Visit, Broker], Response]
 Endpoint = Callable[[Request], Awaitable[Response]]
-#: Else the store has answered, and something in it, or in the request, is not as it should be.
+#: Errors that say that the broker can't be used. After any other one the store has answered.
 AWAY = (StoreError, OptionError, ForkedError)
-#: What reading bytes of another shape than ours ends in, wherever that happens.
+#: Errors of code that reads bytes of another shape than ours.
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, struct.error)
-#: Of a form, and of one whose sender is not known yet; seconds in which it has to be there.
+#: Bytes of a form, and of one whose sender is not known yet; seconds in which it has to arrive.
 MOST_BYTES, MOST_OF_STRANGERS = 1_000_000, 10_000
 MOST_FIELDS = 2_000
 #: Methods that change nothing.
@@ -197,15 +197,15 @@ class Pages:
         self._threads = threads
 
     def shows(self, view: View, threads: ThreadPool | None = None) -> Endpoint:
-        """A page that changes nothing. ``threads``: of its own."""
+        """The endpoint of a page that changes nothing. ``threads``: the page's own."""
         return partial(self._answer, view, threads or self._threads)
 
     def acts(self, view: View) -> Endpoint:
-        """A form's target, and the question that it leads to, for those who may act."""
+        """The endpoint of a form, and of the question that it leads to, for users who may act."""
         return partial(self._act, view)
 
     def enters(self, view: Callable[[Visit], Response]) -> Endpoint:
-        """A form's target that needs no store, for visitors who are not known yet."""
+        """The endpoint of a form that needs no store, for visitors who are not known yet."""
         return partial(self._enter, view)
 
     async def _enter(self, view: Callable[[Visit], Response], request: Request) -> Response:
@@ -230,7 +230,7 @@ class Pages:
         return refusal if refusal is not None else await self._run(view, threads, visit)
 
     async def nowhere(self, request: Request) -> Response:
-        """An address that there is not."""
+        """The answer for an address that does not exist."""
         visit, refusal = await self._authentication.visit(request)
         if refusal is not None:
             return refusal
@@ -245,7 +245,7 @@ class Pages:
         return made
 
     async def broken(self, request: Request) -> Response:
-        """An error that nothing here expects."""
+        """The answer after an error that no code here expects."""
         visit, refusal = await self._authentication.visit(request)
         if refusal is not None:
             return refusal
@@ -273,7 +273,7 @@ FORGED = (
 
 
 async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
-    """Its fields are the visit's then; or what to answer instead."""
+    """Read the form into the visit's fields; or return what to answer instead."""
     request = visit.request
     fields = await form(request, most)
     if fields is None:
@@ -286,7 +286,7 @@ async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
 
 
 async def form(request: Request, most: int) -> list[tuple[str, str]] | None:
-    """What was sent; None for more than a form of ours sends, or for a part of it."""
+    """The form that was sent; None if it is larger than ours, or incomplete."""
     body = bytearray()
     try:
         async with asyncio.timeout(FORM_S):

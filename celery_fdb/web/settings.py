@@ -18,7 +18,7 @@ from kombu_fdb.primitives.clock import Clock, SystemClock
 class User:
     """``name`` stands in the audit. What the dashboard itself may not do, none of its users may.
 
-    ``may_act_on_workers``: one who may act may also shut workers down, and resize them.
+    ``may_act_on_workers``: with ``may_act``, the user may also shut workers down, and resize them.
     """
 
     name: str
@@ -27,11 +27,11 @@ class User:
     may_act_on_workers: bool = True
 
 
-#: Who asks: a name, a :class:`User`, or None for a user who may not see anything.
+#: Returns the user of a request: a name, a :class:`User`, or None for a user who may not see anything.
 Login = Callable[[Request], "User | str | Awaitable[User | str | None] | None"]
-#: What to do so that the results of cancelled tasks are told of.
+#: The next step, so that the results of cancelled tasks are updated.
 FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."
-#: Characters of a token.
+#: A token has this many characters or more.
 SHORTEST_TOKEN = 16
 RANGES = {
     "page_size": (1, 500, "rows"),
@@ -68,7 +68,7 @@ class DashboardSettings:
 
     @classmethod
     def of(cls, url: str, **given: Any) -> DashboardSettings:
-        """Raises ``OptionError``."""
+        """The settings with these arguments. Raises ``OptionError``."""
         unknown = given.keys() - {each.name for each in dataclasses.fields(cls)}
         if unknown:
             raise OptionError("unknown argument of the dashboard", given=sorted(unknown))

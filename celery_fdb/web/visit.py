@@ -54,7 +54,7 @@ PATHS = {
     "logout": "/logout",
     "static": "/static",
 }
-#: In the bar on top of each page.
+#: The links in the bar on top of each page.
 NAVIGATION = (
     ("overview", "Overview"),
     ("queues", "Queues"),
@@ -69,7 +69,7 @@ NAVIGATION = (
 
 
 def url_of(root: str, page: str, **query: object) -> str:
-    """The address of a page under whatever prefix the dashboard is mounted. None in ``query``: not there."""
+    """The address of a page, under the prefix at which the dashboard is mounted. None in ``query``: left out."""
     given = {name: value for name, value in query.items() if value is not None}
     path = root.rstrip("/") + PATHS[page]
     return f"{path}?{urlencode(given, errors='replace')}" if given else path
@@ -102,18 +102,18 @@ def carried(name: str, value: str) -> tuple[str, str]:
 
 
 def _received(name: str, value: str) -> tuple[str, str]:
-    """The field that was carried."""
+    """The name and value of a field that :func:`carried` has made."""
     if not name.endswith(QUOTED):
         return name, value
     raw = unquote_to_bytes(value)
     try:
         return name.removesuffix(QUOTED), raw.decode(errors="surrogatepass")
-    except UnicodeDecodeError:  # not one of our forms
+    except UnicodeDecodeError:  # the field is not of one of our forms
         return name.removesuffix(QUOTED), raw.decode(errors="replace")
 
 
 def fields_of(given: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Of a form or an address as it was sent, with what had to be quoted as it was."""
+    """The fields of a form or an address, with quoted values as they were."""
     found: dict[str, list[str]] = {}
     for quoted_name, quoted in given:
         name, value = _received(quoted_name, quoted)
@@ -138,7 +138,7 @@ TONES = {
 
 @cache
 def environment() -> Environment:
-    """Everything that a template shows is text, never markup, unless the template itself says so."""
+    """The templates. Everything that one shows is text, never markup, unless the template itself says so."""
     made = Environment(
         loader=PackageLoader("celery_fdb.web", "templates"),
         autoescape=True,
@@ -166,7 +166,7 @@ def environment() -> Environment:
 
 @cache
 def files_version() -> str:
-    """Changes with any of the static files, so that browsers may keep them."""
+    """A version that changes with any of the static files, so that browsers may keep them."""
     digest = hashlib.sha256()
     for path in sorted((HERE / "static").rglob("*")):
         if path.is_file():
@@ -175,7 +175,7 @@ def files_version() -> str:
 
 
 def html(template: str, context: dict[str, Any]) -> bytes:
-    """What UTF-8 can't write, as lone surrogates in a message's headers, becomes a question mark."""
+    """The bytes of a page. What UTF-8 can't write, as a lone surrogate in a header, becomes a question mark."""
     return environment().get_template(f"{template}.html").render(context).encode(errors="replace")
 
 
@@ -183,7 +183,7 @@ def html(template: str, context: dict[str, Any]) -> bytes:
 
 
 def number(value: float | None) -> str:
-    """With thin separators; a dash for what is not known."""
+    """A number with thin separators; a dash for what is not known."""
     return NOTHING if value is None else f"{value:,}".replace(",", "\u202f")
 
 
@@ -193,7 +193,7 @@ def moment_of(seconds: float) -> datetime:
 
 
 def picked(text: str, zone: tzinfo) -> datetime | None:
-    """What was chosen as a date and time, in the zone, which is that of a text without one; None for nothing."""
+    """The moment that was picked, in the zone, which is also that of a text without one; None for nothing."""
     try:
         found = datetime.fromisoformat(text.strip())
         return (found if found.tzinfo else found.replace(tzinfo=zone)).astimezone(zone)
@@ -202,12 +202,12 @@ def picked(text: str, zone: tzinfo) -> datetime | None:
 
 
 def clock(moment: Any, form: str = "") -> str:
-    """A moment in UTC; scripts show it in the reader's time zone."""
+    """A moment for a page: in UTC; scripts show it in the reader's time zone."""
     return NOTHING if moment is None else moment.strftime(FORMS[form])
 
 
 def took(seconds: float | None) -> str:
-    """Of a run: three digits, in the unit that suits."""
+    """A runtime: three digits, in the unit that suits."""
     if seconds is None:
         return NOTHING
     if seconds < 1:
@@ -216,7 +216,7 @@ def took(seconds: float | None) -> str:
 
 
 def shown(value: float | None, kind: str) -> str:
-    """Of a chart, by its kind: rate, number or took."""
+    """A value of a chart, by its kind: rate, number or took."""
     if kind == "took":
         return took(value)
     if kind == "rate":
@@ -225,7 +225,7 @@ def shown(value: float | None, kind: str) -> str:
 
 
 def state_name(state: str) -> str:
-    """Of a run, in a person's words. Nothing is lost with a worker that died: its message is taken back."""
+    """A run's state in a person's words. Nothing is lost with a worker that died: its message is released."""
     return "worker died" if state == LOST else state.lower()
 
 
@@ -237,19 +237,19 @@ def tone(state: str) -> str:
 # -- the visit ---------------------------------------------------------------------------------------------------------
 
 
-#: What there is to do for those who may not act.
+#: The next step for a user who may not act.
 READ_ONLY = (
     "This dashboard is read-only, at least for you. To act, start it with --write or read_only=False; in Django, your "
     "user needs the permission celery_fdb.manage_queue."
 )
 #: Rows of a table, and choices of a form; a page says how many there are.
 MOST_SHOWN = 500
-#: What a form repeats, and the cookie in which it stands as well.
+#: The field that each form repeats, and the cookie that has the same value.
 FORM_FIELD, FORM_COOKIE = "form_token", "celery_fdb_form"
 
 
 class NotThere(Exception):
-    """404. Its text is shown."""
+    """The answer is 404, with this text."""
 
 
 @dataclass(slots=True)
@@ -280,7 +280,7 @@ class Visit:
 
     @property
     def is_part(self) -> bool:
-        """A script asked, for a part of a page that is shown already."""
+        """Whether a script asked, for a part of a page that is shown already."""
         return self.request.headers.get("hx-request") == "true"
 
     @property
@@ -295,25 +295,25 @@ class Visit:
         return url_of(self.root, page, **query)
 
     def asked(self, name: str, default: str = "") -> str:
-        """Of the query."""
+        """A field of the query."""
         query = self.request.query_params
         if name not in query and name + QUOTED in query:
             return _received(name + QUOTED, query[name + QUOTED])[1]
         return query.get(name, default)
 
     def asked_arguments(self) -> str:
-        """What arguments are searched for; "" for nothing. Raises ``NotThere`` for a visitor who may not see them."""
+        """The arguments that are searched for; "" for none. Raises ``NotThere`` for a user who may not see them."""
         asked = self.asked("arguments").strip()
         if asked and not self.may_see_bodies:
             raise NotThere("Arguments are hidden here, so there is no search for them.")
         return asked
 
     def sent(self, name: str, default: str = "") -> str:
-        """Of the form."""
+        """A field of the form."""
         return self.fields.get(name, [default])[0]
 
     def page(self, template: str, status: int = 200, **context: Any) -> Response:
-        """A page, rendered."""
+        """The answer with this page."""
         common = {
             "visit": self,
             "url": self.url,
@@ -335,7 +335,7 @@ class Visit:
         return RedirectResponse(target, 303)
 
     def back(self, text: str) -> Response:
-        """Where the person came from, with one line about what was done."""
+        """A redirect to the page that the user came from, with one line about what was done."""
         self.said = text
         return self.redirect(self.way_back(self.sent("back")))
 
@@ -344,7 +344,7 @@ class Visit:
         return self.root.rstrip("/") + "/"
 
     def allowed(self, actions: list[Action]) -> list[Action]:
-        """Without those whose forms show arguments to users who may not see them."""
+        """The actions, without those whose forms show arguments that this user may not see."""
         return [each for each in actions if self.may_see_bodies or not each.shows_body]
 
     def tasks(self, *others: str) -> list[str]:
@@ -354,14 +354,14 @@ class Visit:
         return known((*own, *others))[:MOST_SHOWN]
 
     def kept(self, name: str) -> str:
-        """The cookie's value; "" for none."""
+        """The value of a cookie; "" for none."""
         return self.request.cookies.get(cookie_name(name, self.settings.token), "")
 
     def drop(self, answer: Response, name: str) -> None:
         answer.delete_cookie(cookie_name(name, self.settings.token), path=self.cookie_path)
 
     def keep(self, answer: Response, name: str, value: str, seconds: int | None) -> None:
-        """A cookie that only this dashboard's own pages send, and no script reads."""
+        """Set a cookie that only this dashboard's own pages send, and no script reads."""
         answer.set_cookie(
             cookie_name(name, self.settings.token),
             value,
@@ -374,12 +374,12 @@ class Visit:
 
 
 def known(names: Iterable[str]) -> list[str]:
-    """To choose from: what an input takes as it is."""
+    """The choices that an input takes as they are."""
     return sorted({each for each in names if each and each.isprintable()})
 
 
 def spot_of(token: str) -> Spot:
-    """Raises ``NotThere``."""
+    """The spot of this text. Raises ``NotThere``."""
     try:
         return Spot.parse(token)
     except ValueError:
@@ -387,11 +387,11 @@ def spot_of(token: str) -> Spot:
 
 
 def cookie_name(name: str, token: str | None) -> str:
-    """Of the dashboard with this token."""
+    """The cookie's name for the dashboard with this token."""
     return name if token is None else f"{name}_{signature(token, 'name of a cookie', '')[:8]}"
 
 
 def signature(token: str, purpose: str, text: str) -> str:
-    """Which only those can make who know the token."""
+    """A signature that only a process with the token can make."""
     what = f"celery-fdb dashboard, {purpose} {text}".encode(errors="replace")
     return urlsafe_b64encode(hmac.digest(token.encode(), what, "sha256")).decode().rstrip("=")

@@ -23,14 +23,14 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError, StoreError
 from kombu_fdb.model import Spot
 
-#: Messages that one action may be asked for.
+#: The most messages that one action may be asked for.
 MOST_SELECTED = 500
-#: Of the time that a page waits: an action ends then, and says how far it is.
+#: Which part of a page's time an action may take; then it ends, and says how far it is.
 SHARE = 0.4
 AT_ONCE = frozenset({"pause", "resume", "schedule_pause", "schedule_resume"})
-#: Of a question's address: servers refuse longer ones. Such a question is shown where it was asked for.
+#: Characters of a question's address: servers refuse longer ones. Such a question has no address of its own.
 LONGEST_ADDRESS = 4_000
-#: Of an address: the messages that were selected, packed.
+#: The field of an address with the selected messages, packed.
 PACKED = "packed"
 
 
@@ -59,7 +59,7 @@ def act(visit: Visit, broker: Broker) -> Response:
 
 
 def _address(visit: Visit) -> str:
-    """Of the question that a form asks for."""
+    """The address of the question that a form asks for."""
     sent = {name: values[0] for name, values in visit.fields.items() if name not in {"selected", visit.form_field}}
     if selected := visit.fields.get("selected"):
         sent[PACKED] = urlsafe_b64encode(zlib.compress(" ".join(selected).encode())).decode()
@@ -95,7 +95,7 @@ def _request(visit: Visit, broker: Broker, action: Action, spots: Sequence[Spot]
 
 
 def _names_of(broker: Broker, queue: str, spots: Sequence[Spot], now_ms: int) -> dict[bytes, str]:
-    """Task and id of the messages that are still there, by message id."""
+    """Task and id of the selected messages that are still there, by message id."""
     seen = [broker.queue(queue).at(each) for each in spots]
     rows = [MessageView.of(each, now_ms) for each in seen if each is not None]
     return {row.message.message_id: f"{row.title} {row.id}" for row in rows}
@@ -119,7 +119,7 @@ def _ask(visit: Visit, broker: Broker, action: Action, asked: Request, error: st
 
 
 def _choices(visit: Visit, broker: Broker, kind: str) -> list[str]:
-    """Names that an input takes as they are: others would become those of other queues."""
+    """The names that an input takes as they are: others would become those of other queues."""
     if kind == "task":
         return visit.tasks()
     return sorted(each for each in broker.queues() if each.isprintable())[:MOST_SHOWN]

@@ -42,7 +42,7 @@ LONGEST_BODY = 100_000
 
 
 def messages(visit: Visit, broker: Broker) -> Response:
-    """Those of one state that a filter lets pass."""
+    """A queue's messages of one state that a filter lets pass."""
     name, state = visit.asked("queue"), _state(visit)
     reverse, wanted = visit.asked("order") == "newest", wanted_of(visit)
     size = visit.settings.page_size
@@ -76,7 +76,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
 
 
 def message(visit: Visit, broker: Broker) -> Response:
-    """Its body only for those who may see it and ask for it."""
+    """One message; with its body only if the user may see it and asks for it."""
     name, spot = visit.asked("queue"), spot_of(visit.asked("spot"))
     listed = broker.queue(name).at(spot)
     if listed is None:
@@ -97,7 +97,7 @@ def message(visit: Visit, broker: Broker) -> Response:
 
 
 def offered(queue: str, rows: Sequence[MessageView]) -> list[Action]:
-    """For messages that are selected, all in one state.
+    """The actions for selected messages, all in one state.
 
     Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled, or due
     at another moment unless a worker holds them.
@@ -111,7 +111,7 @@ def offered(queue: str, rows: Sequence[MessageView]) -> list[Action]:
 
 
 def _offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Action]:
-    """For all messages of the queue in the state of the rows, or all that match a filter."""
+    """The actions for all messages of the queue in this state, or all that match a filter."""
     states = {row.message.state for row in rows}
     if queue.endswith(DEAD_SUFFIX):
         return named("replay_all", "discard_all") if states == {"ready"} else []
@@ -119,7 +119,7 @@ def _offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Action]:
 
 
 def wanted_of(visit: Visit) -> Filter:
-    """The filter of an address; what was left empty does not matter. Raises ``NotThere``."""
+    """The filter of an address; empty fields do not matter. Raises ``NotThere``."""
     given = {name: value for name in FIELDS if (value := visit.request.query_params.get(name))}
     visit.asked_arguments()
     return Filter.of(given, visit.zone)
@@ -143,12 +143,12 @@ def _after(visit: Visit) -> bytes:
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 
-#: Causes that are shown.
+#: The most causes that are shown.
 MOST_GROUPS = 100
 
 
 def dead(visit: Visit, broker: Broker) -> Response:
-    """``queue``: by their causes; without it, the queues that hold them."""
+    """Dead letters: with ``queue`` by their causes, without it the queues that hold them."""
     if "queue" in visit.request.query_params:
         name = visit.asked("queue")
         found = group(broker, name, wanted_of(visit))
@@ -162,7 +162,7 @@ def dead(visit: Visit, broker: Broker) -> Response:
 
 
 def causes(visit: Visit, broker: Broker) -> Response:
-    """Of all queues of dead letters, the longest first."""
+    """The causes in all queues of dead letters, the longest queue first."""
     seen = look(broker)
     homes = dead_queues(broker, seen)
     held = sorted((each for each in seen.queues if each.name in homes), key=lambda each: (-each.ready, each.name))
@@ -171,7 +171,7 @@ def causes(visit: Visit, broker: Broker) -> Response:
 
 
 def _causes(visit: Visit, found: LetterGroups, *, queue: str | None, home: str) -> Response:
-    """``queue``: None for all."""
+    """The page of causes. ``queue``: None for all."""
     return visit.page(
         "causes",
         queue=queue,

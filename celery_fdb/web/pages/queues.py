@@ -15,9 +15,9 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.primitives.masking import masked
 
-#: Queues on the first page; the others are on theirs.
+#: The most queues on the first page; all are on the page of queues.
 TOP = 12
-#: Keys on a queue's own page; the others are on theirs.
+#: The most keys on a queue's own page; all are on the page of keys.
 TOP_KEYS = 20
 #: What is counted of a queue, in words.
 TOTALS = {
@@ -33,7 +33,7 @@ TOTALS = {
 
 
 def overview(visit: Visit, broker: Broker) -> Response:
-    """And what needs attention."""
+    """The first page: the numbers of the broker, and what needs attention."""
     seen = look(broker)
     queues, told = seen.own_queues, LiveStats().told(seen)
     return visit.page(
@@ -48,7 +48,7 @@ def overview(visit: Visit, broker: Broker) -> Response:
 
 
 def queues(visit: Visit, broker: Broker) -> Response:
-    """Those of replies and remote control only if they are asked for."""
+    """All queues; those of replies and remote control only if they are asked for."""
     seen = look(broker)
     shows_all = bool(visit.asked("all"))
     name = visit.asked("q").casefold()

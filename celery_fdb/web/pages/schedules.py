@@ -27,7 +27,7 @@ from kombu_fdb import Broker
 
 #: Entries that are shown, and tasks whose last run is looked up.
 MOST_ENTRIES, MOST_TASKS = 500, 50
-#: A beat that is so many times later than it has said is silent.
+#: A beat whose report is late by this factor is silent.
 LATE = 3
 #: Next runs that are shown, in whole seconds.
 MOST_FOLLOWING, SECOND = 3, timedelta(seconds=1)
@@ -59,14 +59,14 @@ class ScheduleView(NamedTuple):
 
 
 def schedules(visit: Visit, broker: Broker) -> Response:
-    """By name."""
+    """The page of schedules, by name."""
     app = visit.settings.app
     rows = rows_of(app, broker, moment(visit.settings.clock.wall_ms()))
     return visit.page("schedules", rows=rows, has_app=app is not None, most=MOST_ENTRIES)
 
 
 def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[ScheduleView]:
-    """Each entry. ``now``: with a time zone."""
+    """The entries. ``now``: with a time zone."""
     written = {} if app is None else configured(app)
     store = schedule_of(broker)
     told, paused = {each.name: each for each in store.told()}, store.paused()
@@ -96,7 +96,7 @@ def _acted_on(row: ScheduleView, *, paused: bool, configured: bool) -> ScheduleV
 
 
 def _last_runs(broker: Broker) -> LastRun:
-    """Each is read once, of :data:`MOST_TASKS` tasks."""
+    """Finds the last run of a task. Each is read once, of :data:`MOST_TASKS` tasks."""
     known: dict[str, RunView | None] = {}
 
     def last(task: str) -> RunView | None:
@@ -115,7 +115,7 @@ def _last_runs(broker: Broker) -> LastRun:
 
 
 def _timing(app: Celery | None, told: Told, written: Any) -> Any:
-    """As the app configures it, if that is what beat tells of; else None."""
+    """The timing as the app configures it, if that is what beat reports; else None."""
     try:
         timing = None if written is None else entry_of(app, told.name, written).schedule
         return timing if timing is not None and told.has(timing) else None
@@ -124,7 +124,7 @@ def _timing(app: Celery | None, told: Told, written: Any) -> Any:
 
 
 def _told_row(told: Told, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> ScheduleView:
-    """``gone``: what an entry is that no beat tells of any more; else beat is silent."""
+    """The view of a reported entry. ``gone``: it is gone if no beat reports it any more; else beat is silent."""
     state = "beat" if _is_heard(told, now) else "gone" if gone else "silent"
     last, first = (None if each is None else moment(each) for each in (told.last_ms, told.next_ms))
     following = _from(timing, first) if state == "beat" else []
@@ -156,7 +156,7 @@ def _configured_row(app: Celery | None, name: str, written: Any, last_run: LastR
 
 
 def _first(timing: Any, last: RunView | None, now: datetime) -> datetime | None:
-    """An interval runs next one interval after its last run; if that is not known, neither is this."""
+    """When an entry runs next: an interval, one interval after its last run; None if that is unknown."""
     if type(timing) is not schedule:
         return _after(timing, now)
     if last is None or last.started is None:
@@ -165,7 +165,7 @@ def _first(timing: Any, last: RunView | None, now: datetime) -> datetime | None:
 
 
 def _after(timing: Any, last: datetime) -> datetime | None:
-    """When it runs next if it has run then."""
+    """When the entry runs next after a run at that moment."""
     if type(timing) is schedule:
         interval: timedelta = timing.run_every
         return last + interval
@@ -178,13 +178,13 @@ def _after(timing: Any, last: datetime) -> datetime | None:
 
 
 def _from(timing: Any, first: datetime | None) -> list[datetime]:
-    """The first and those behind it, in the zone of the schedule; only that one, in UTC, if the timing is not known."""
+    """The first run and those behind it, in the schedule's zone; only the first, in UTC, if the timing is unknown."""
     found = [] if first is None else [first.astimezone(UTC)]
     try:
         while timing is not None and found and len(found) < MOST_FOLLOWING:
             later = _after(timing, found[-1])
             if later is None or later.astimezone(UTC) - found[-1] < SECOND:
-                break  # one that does not look at its last run has no others
+                break  # a schedule that does not look at its last run has no further moments
             found.append(later.astimezone(UTC))
         return [each.astimezone(timing.tz) for each in found] if timing is not None else found
     except BROKEN:

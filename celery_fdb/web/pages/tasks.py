@@ -33,14 +33,14 @@ from kombu_fdb.engine.messages.message import MOST_OF_TASK
 
 PERIODS = {"hour": HOUR_S, "day": DAY_S}
 FILTERS = ("task", "state", "key", "queue", "worker", "since", "until", "arguments")
-#: Of a session's id, by which it is found.
+#: Characters of a session's id, by which the session is found.
 SESSION_DIGITS = 12
-#: Of a state or a filter; longer ones match nothing.
+#: The most characters of a state or a filter; longer ones match nothing.
 LONGEST = 200
 
 
 def tasks(visit: Visit, broker: Broker) -> Response:
-    """The busiest first."""
+    """The numbers by task, the busiest first."""
     period = visit.asked("period", "hour")
     try:
         seen = look_at_tasks(broker, period_s=PERIODS.get(period, HOUR_S), clock=visit.settings.clock)
@@ -51,7 +51,7 @@ def tasks(visit: Visit, broker: Broker) -> Response:
 
 
 def runs(visit: Visit, broker: Broker) -> Response:
-    """Those that have ended, the newest first, or those that are active, the longest first."""
+    """Runs that have ended, the newest first, or active ones, the longest first."""
     given = {name: visit.asked(name)[:LONGEST] for name in FILTERS}
     ended = Filter.of({name: given[name] for name in ("since", "until")}, visit.zone)
     task, state, key, queue, worker = (given[name] for name in FILTERS[:5])
@@ -98,7 +98,7 @@ def task(visit: Visit, broker: Broker) -> Response:
 
 
 def _offered_on_task(state: str) -> list[Action]:
-    """``state``: of its newest run or message; nothing is offered for one that has ended."""
+    """The actions on a task. ``state``: of its newest run or message; there are none for a task that has ended."""
     if state in {*READY_STATES, LOST, "dead", IGNORED, REJECTED}:
         return []
     return named("task_revoke", *(["task_terminate"] if state in {ACTIVE, "leased"} else []))
@@ -140,7 +140,7 @@ class Branch:
 
 
 def workflows(visit: Visit, broker: Broker) -> Response:
-    """Those that go on first, then the newest."""
+    """The workflows: first those that go on, then the newest."""
     given = {name: visit.asked(name)[:LONGEST] for name in WORKFLOW_FILTERS if visit.asked(name)}
     ended = Filter.of({name: given[name] for name in ("since", "until") if name in given}, visit.zone)
     wanted = Wanted(
@@ -157,7 +157,7 @@ def workflows(visit: Visit, broker: Broker) -> Response:
 
 
 def workflow(visit: Visit, broker: Broker) -> Response:
-    """Of any of its tasks."""
+    """The workflow of any of its tasks."""
     task_id = visit.asked("id").strip()
     try:
         found = workflow_of(broker, task_id)
@@ -179,9 +179,9 @@ def workflow(visit: Visit, broker: Broker) -> Response:
 
 
 def _drawn(found: Workflow, now_s: float) -> list[Branch]:
-    """Without what is deeper than a page can show, or more; what has failed comes before all others."""
+    """The branches to draw, within a page's depth and number; what has failed comes before all others."""
     nodes = [each for root in found.roots for each in root.below()]
-    #: Of each node: 0 if it or a part of it has failed, 2 if all is done.
+    #: By node: 0 if the node or a part of it has failed, 2 if all is done.
     urgency: dict[int, int] = {}
     for node in reversed(nodes):
         own = 0 if node.state in FAILED else 2 if node.state in DONE else 1
@@ -190,7 +190,7 @@ def _drawn(found: Workflow, now_s: float) -> list[Branch]:
     def urgent(nodes: Sequence[Node]) -> list[Node]:
         return sorted(nodes, key=lambda each: urgency[id(each)])
 
-    drawn = {id(each) for each in urgent(nodes)[:MOST_DRAWN]}  # none without what it is a part of
+    drawn = {id(each) for each in urgent(nodes)[:MOST_DRAWN]}  # no node without the node that it is a part of
 
     def branch(node: Node, level: int) -> Branch:
         below, bar = branches(node.children, level + 1), _bar(node, found, now_s)

@@ -30,7 +30,7 @@ from kombu_fdb.model import controlled_worker, is_internal
 
 
 def sessions(visit: Visit, broker: Broker) -> Response:
-    """The silent ones first."""
+    """The sessions, the silent ones first."""
     seen = look(broker, queues=(), held=True)
     rows = [row_of(each, seen.heard_s(each)) for each in seen.sessions]
     rows.sort(key=lambda row: (row["state"] != "silent", row["view"].host, row["view"].pid or 0))
@@ -38,7 +38,7 @@ def sessions(visit: Visit, broker: Broker) -> Response:
 
 
 def row_of(view: SessionView, age_s: float | None) -> dict[str, Any]:
-    """As the page shows it, ``age_s`` after it was heard.
+    """A session as the page shows it, ``age_s`` after it was heard.
 
     ``worker``: the name of Celery's worker, which has a queue of its own for remote control; "" of other processes.
     """
@@ -56,7 +56,7 @@ def row_of(view: SessionView, age_s: float | None) -> dict[str, Any]:
 
 #: Seconds for all answers to one question; there are three.
 TIMEOUT_S = 1.0
-#: For so long an answer is shown again.
+#: For how many seconds an answer is shown again.
 FRESH_S = 2.0
 
 
@@ -80,7 +80,7 @@ class Worker:
 
 
 class Workers:
-    """The page. Thread-safe: who asks while others do waits for the same answer."""
+    """The page of workers. Thread-safe: requests that come at the same time wait for the same answer."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -104,14 +104,14 @@ LIMITING = frozenset({"prefork"})
 
 
 def _offered(pool: str) -> list[Action]:
-    """``pool``: which it has, as Celery's option ``-P``."""
+    """The actions on a worker. ``pool``: the worker's, as Celery's option ``-P`` names it."""
     resizing = ["worker_grow", "worker_shrink"] if pool in RESIZABLE else []
     limiting = ["worker_time_limit"] if pool in LIMITING else []
     return named(*resizing, *limiting, "worker_rate", "worker_quiet", "worker_shutdown")
 
 
 def ask(app: Celery, now_s: float) -> list[Worker]:
-    """Those that answered, by name. Raises ``StoreUnavailable``."""
+    """The workers that answered, by name. Raises ``StoreUnavailable``."""
     stats, active, queues = ask_workers(app, _ask)
     names = sorted({str(each) for each in (*stats, *active, *queues)})
     return [worker_of(name, stats.get(name), active.get(name), queues.get(name), now_s) for name in names]
@@ -123,13 +123,13 @@ def _ask(control: Control) -> tuple[dict[Any, Any], ...]:
 
 
 def worker_of(name: str, stats: Any, active: Any, queues: Any, now_s: float) -> Worker:
-    """Of what it answered, which may be anything."""
+    """A worker, from its answers, which may be anything."""
     worker = Worker(name)
     if isinstance(stats, Mapping):
         pool = stats.get("pool")
         pool = pool if isinstance(pool, Mapping) else {}
         worker.pool = str(pool.get("implementation", "")).partition(":")[0].rpartition(".")[2]
-        pids = pool.get("processes")  # its limit stays as it was when it grows
+        pids = pool.get("processes")  # the pool's limit stays as it was when the pool grows
         worker.processes = len(pids) if isinstance(pids, list) else _whole(pool.get("max-concurrency"))
         worker.prefetch = _whole(stats.get("prefetch_count"))
         worker.uptime_s, worker.pid = _whole(stats.get("uptime")), _whole(stats.get("pid"))
