@@ -1,6 +1,6 @@
 """``celery -A proj fdb COMMAND`` and ``python -m celery_fdb --broker URL COMMAND``.
 
-Celery imports this at every start, also of a worker: so each command is imported when it is called for, and nothing in
+Celery imports this at every start, also of a worker: so each command is imported when it is called, and nothing in
 one of them can break ``celery`` itself.
 
 Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 3 the store can't be reached. ``--json`` of each command
@@ -102,6 +102,6 @@ def fdb(ctx: click.Context, broker: str | None, broker_options: dict[str, Any]) 
 
     check_text(broker)
 
-    # Celery's own context object has the app and the wish for no colours; stand-alone there is none.
+    # Celery's own context object has the app and the option for no colours; stand-alone there is none.
     parent = ctx.obj
     ctx.obj = Where(getattr(parent, "app", None), broker, broker_options, no_color=getattr(parent, "no_color", False))

@@ -67,7 +67,7 @@ def search(
 
 
 def _moment(name: str, text: str) -> str:
-    """``since`` and ``until`` may be so long ago."""
+    """A moment for ``since`` or ``until``, which may also be given as an age."""
     ago_s = seconds_of(text) if name in {"since", "until"} else None
     return text if ago_s is None else moment(SystemClock().wall_ms() - ago_s * 1000).isoformat()
 
@@ -106,7 +106,7 @@ def reschedule(invocation: Invocation, *, task_id: str, due: str) -> Answer:
 
 
 def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ...], **fields: str) -> Answer:
-    """Raises ``Refused`` if the task has no message in such a state."""
+    """Do the action to each message of the task. Raises ``Refused`` if the task has no message in such a state."""
     found = [
         each for each in invocation.broker.spots(task_id) if each.message.state in states and not each.message.deaths
     ]
@@ -179,7 +179,7 @@ def _switch(invocation: Invocation, name: str, queue: str, key: str | None) -> A
 
 
 def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What ``read`` takes, or ``none`` to take the limit away."""
+    """An option that takes what ``read`` takes, or ``none`` to take the limit away."""
     return lambda text: text if text == "none" else read(text)
 
 
@@ -251,7 +251,7 @@ def _asked(invocation: Invocation, name: str, queue: str, *, yes: bool) -> Reque
 
 
 def _do(invocation: Invocation, name: str, request: Request) -> Outcome:
-    """All parts of it, with a bar if there is more than one."""
+    """Do all parts of the action, with a bar if there is more than one."""
     action = ACTIONS[name]
     outcome = action.run(invocation.broker, request)
     if outcome.following:

@@ -37,7 +37,7 @@ in_option = click.option("--in", "in_queue", is_flag=True, help="QUEUE is the qu
 
 
 def _conditions(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Which ones: all of the given conditions must hold."""
+    """The options that choose dead letters: all of the given conditions must hold."""
     options = (
         in_option,
         click.option("--reason", help=f"For example {', '.join(REASONS)}."),
@@ -56,7 +56,7 @@ id_arguments = click.argument("ids", metavar="[ID]...", nargs=-1)
 
 
 def _letters(invocation: Invocation, queue: str, *, in_queue: bool) -> DeadLetters:
-    """``<queue>.dead``, as the tables name it, is where the dead letters are. Raises ``QueueNotFound``."""
+    """The dead letters of a queue, or of ``<queue>.dead``, as the tables name it. Raises ``QueueNotFound``."""
     view = known(invocation, queue)
     return invocation.broker.dead_letters(queue if in_queue or view.dead_of is not None else queue + DEAD_SUFFIX)
 
@@ -109,7 +109,7 @@ def show(invocation: Invocation, *, queue: str, message_id: str, in_queue: bool,
 
 
 def _story(death: dict[str, Any]) -> Iterator[str]:
-    """One death in lines; a traceback stays readable."""
+    """A death in lines; a traceback stays readable."""
     times = "" if death["count"] == 1 else f", {death['count']} times"
     at = _at(death["time"] * 1000)
     yield ""
@@ -156,7 +156,7 @@ def replay(
         limit = letters.count().total()
         question = f"Replay all {plural(limit, 'dead letter')} of {clean(letters.dead_queue)}?"
         (asked,) = _asked(letters, wanted, question, yes=yes)
-        wanted = [{"where": asked.holds}]  # what has died meanwhile stays
+        wanted = [{"where": asked.holds}]  # letters that have died meanwhile stay
     _check_reason(letters, conditions["reason"])
     count = 0
     try:
@@ -197,14 +197,14 @@ def discard(
         number = sum(letters.count(**each).total() for each in wanted)
         question = f"Delete {plural(number, 'dead letter')} of {clean(queue)} for good?"
         asked = _asked(letters, wanted, question, yes=False)
-        if not everything:  # of all, some may be unreadable, and have no name
+        if not everything:  # among all, some may be unreadable, and have no name
             wanted = [{**each, "where": about.holds} for each, about in zip(wanted, asked, strict=True)]
     count = sum(_discard(letters, mark, each) for each in wanted)
     return Answer({"queue": queue, "discarded": count}, [f"discarded {plural(count, 'message')}"])
 
 
 def _asked(letters: DeadLetters, wanted: list[dict[str, Any]], question: str, *, yes: bool) -> list[Asked]:
-    """What the question is about. Raises ``click.Abort``, and ``AskedAnew`` if some are gone by the answer."""
+    """Ask. Returns what the question is about. Raises ``click.Abort``; ``AskedAnew`` if some are gone by the answer."""
     asked = _about(letters, wanted)
     if not yes:
         click.confirm(question, abort=True, err=True)
@@ -218,7 +218,7 @@ def _about(letters: DeadLetters, wanted: list[dict[str, Any]]) -> list[Asked]:
 
 
 def _discard(letters: DeadLetters, mark: bytes | None, conditions: dict[str, Any]) -> int:
-    """Of those that had died by the mark: what dies while the question stands stays."""
+    """Discard letters that had died by the mark: those that die while the question stands stay."""
     count = 0
     while mark:
         part = letters.discard_part(mark, **conditions)
@@ -227,7 +227,7 @@ def _discard(letters: DeadLetters, mark: bytes | None, conditions: dict[str, Any
 
 
 def _check_reason(letters: DeadLetters, reason: str | None) -> None:
-    """A user who mistypes a reason would else be told that all went well. Raises ``Refused``."""
+    """Refuse a mistyped reason, which would match nothing and look like success. Raises ``Refused``."""
     if reason is None or reason in REASONS or next(letters.each(reason=reason), None) is not None:
         return
     reasons = ", ".join(clean(each) for each in sorted(letters.count(by="reason")) if each)
@@ -249,7 +249,7 @@ def _wanted(
 
 
 def _find(invocation: Invocation, letters: DeadLetters, wanted: str) -> Peeked:
-    """By its id, or by its task's. Raises ``Refused``."""
+    """The dead letter of this id, or of the task with this id. Raises ``Refused``."""
     of_task = [each for each in invocation.broker.find(wanted) if each.queue == letters.dead_queue]
     if of_task:
         return of_task[0]

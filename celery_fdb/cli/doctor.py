@@ -29,7 +29,7 @@ def doctor(invocation: Invocation) -> Answer:
 
 
 def _tasks(app: Any) -> Iterator[Finding]:
-    """What a worker of the app would warn of when it starts."""
+    """The warnings that a worker of the app would log when it starts."""
     if app is None:
         return
     try:
@@ -45,12 +45,12 @@ def _tasks(app: Any) -> Iterator[Finding]:
 def _history(invocation: Invocation) -> Iterator[Finding]:
     try:
         yield check_history(invocation.made())
-    except KombuFDBError:  # the store has just answered; what it says of the history is no failure of the set-up
+    except KombuFDBError:  # the store has just answered; an error about the history is no failure of the set-up
         return
 
 
 def check_history(broker: Broker) -> Finding:
-    """Whether it is on, how much there is, and whether runs had to be dropped. Raises a ``StoreError``."""
+    """Whether history is on, how much there is, and whether runs had to be dropped. Raises a ``StoreError``."""
     history = history_of(broker)
     settings = history.settings()
     if settings is None:

@@ -66,7 +66,7 @@ def history(
 
 
 def _page(broker: Broker, wanted: Wanted, limit: int, after: str | None) -> RunsPage:
-    """As many pages as it takes, but not without end: rare runs may be far apart."""
+    """A page of ``limit`` runs, out of several pages, but not without end: rare runs may be far apart."""
     runs: list[RunView] = []
     for _ in range(PAGES):
         page = page_of_runs(broker, wanted, limit=limit - len(runs), cursor=after)
@@ -106,7 +106,7 @@ def _runtime(run: RunView, now_s: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A runtime: short ones exactly."""
+    """A runtime; a short one exactly."""
     return f"{value * 1000:.1f} ms" if value < 1 else age(value)
 
 

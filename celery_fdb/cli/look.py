@@ -34,9 +34,9 @@ from kombu_fdb.primitives.plural import plural
 
 
 ENDED = "ended, its messages are being released"
-#: Of messages without one.
+#: The key's name in tables for messages without one.
 NO_KEY = "(no key)"
-#: Column and event.
+#: The columns of speeds, and the event of each.
 RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growth"}
 
 
@@ -54,14 +54,14 @@ def status(invocation: Invocation) -> Answer:
 
 
 def summary(overview: Overview) -> list[str]:
-    """Two lines."""
+    """The broker's totals, in two lines."""
     states = ", ".join(f"{overview.total(name):,} {name}" for name in ("ready", "delayed", "leased", "dead"))
     live = sum(session.open for session in overview.sessions)
     return [overview.broker, f"{states}; {plural(len(overview.own_queues), 'queue')}, {plural(live, 'session')}"]
 
 
 def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | None = None) -> Table:
-    """``speeds``: of :meth:`~celery_fdb.inspection.overview.Overview.rates`, if there were two looks."""
+    """The table of queues. ``speeds``: those of ``Overview.rates``, if there were two looks."""
     speed = "" if speeds is None else "".join(f" >{name}" for name in RATES)
     return table(
         f"queue >ready >delayed >leased >dead >oldest >consumers{speed} note",
@@ -77,7 +77,7 @@ def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | No
 
 
 def _speeds(speeds: dict[str, float] | None) -> list[str]:
-    """None: there was one look only, which knows none."""
+    """The cells of a queue's speeds. None: there was only one look, which has no speeds."""
     if speeds is None:
         return ["–"] * len(RATES)  # noqa: RUF001 - a dash, as on the pages
     growth = speeds.get("growth", 0.0)
@@ -119,7 +119,7 @@ def queues(invocation: Invocation, *, everything: bool) -> Answer:
 
 
 def known(invocation: Invocation, queue: str) -> QueueView:
-    """Raises ``QueueNotFound``."""
+    """The view of a queue. Raises ``QueueNotFound``."""
     return look(invocation.broker, queues=[queue]).queues[0]
 
 
@@ -160,7 +160,7 @@ def sessions(invocation: Invocation) -> Answer:
 
 
 def session_table(views: list[SessionView], quiet_s: Mapping[str, float | None]) -> Table:
-    """``quiet_s``: how long ago each was heard."""
+    """The table of sessions. ``quiet_s``: how long ago each was heard."""
     return table(
         "session host >pid program >leased >ttl >heard state queues",
         [
@@ -175,7 +175,7 @@ def session_table(views: list[SessionView], quiet_s: Mapping[str, float | None])
 
 
 def _heard(view: SessionView, quiet_s: float | None) -> tuple[str, str]:
-    """How long ago it was heard, and what that means."""
+    """How long ago a session was heard, and what that means."""
     state = view.state(quiet_s)
     return age(quiet_s) + " ago" * (quiet_s is not None), ENDED if state == "ended" else state
 
@@ -200,7 +200,7 @@ def top(invocation: Invocation, *, interval: float, iterations: int | None, once
 
     With --json, print one document per refresh, one per line.
     """
-    with suppress(KeyboardInterrupt):  # how one leaves it
+    with suppress(KeyboardInterrupt):  # Ctrl-C ends it
         _watch(invocation, _looks(invocation, interval, 1 if once else iterations, keys))
 
 
@@ -219,7 +219,7 @@ def _watch(invocation: Invocation, looks: Iterator[Look]) -> None:
 
 def _looks(invocation: Invocation, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
     before = None
-    #: By session: its beat, and the moment of the first look that saw it, by our own clock.
+    #: By session: its beat, and when that was seen first, by our own clock.
     seen: dict[str, tuple[str, float]] = {}
     pause = threading.Event()
     for looks in count(1):

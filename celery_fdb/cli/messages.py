@@ -18,10 +18,10 @@ from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.plural import plural
 
-#: So many messages, then the bar moves on.
+#: The bar moves on after this many messages.
 MOVED_AT_ONCE = 1_000
 
-#: After a cancellation by the broker's URL.
+#: The note after a cancellation by the broker's URL.
 UNTOLD = "its result and chord are not updated: that needs the app, as in celery -A APP fdb cancel"
 
 body_option = click.option(
@@ -92,7 +92,7 @@ def _note(described: dict[str, Any]) -> str:
 
 
 def died_of(death: dict[str, Any]) -> str:
-    """The reason and the error of a death as ``describe`` tells it."""
+    """The reason and the error of a death, as ``describe`` gives them."""
     reason, details = death["reason"], death["details"]
     return ": ".join(filter(None, (reason_of(reason, details), error_line(details))))
 

@@ -77,7 +77,7 @@ class TimedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        is_answering = not getattr(self.cycle, "response_complete", True)  # there is no cycle before the first head
+        is_answering = not getattr(self.cycle, "response_complete", True)  # before the first head there is no cycle
         self._end("head") if is_answering else self._begin("head", HEAD_S)
 
     def pause_writing(self) -> None:
@@ -97,7 +97,7 @@ class TimedProtocol(H11Protocol):
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
-#: Seconds in which a client has to send something; scrapes at a time. One that comes then ends the oldest.
+#: Seconds in which a client has to send something; scrapes at a time. A further scrape ends the oldest.
 TIMEOUT_S = 10.0
 MOST_SCRAPES = 50
 MISDIRECTED = b"These metrics are not known by that name: ask for http://127.0.0.1.\n"
@@ -138,7 +138,7 @@ def metrics(invocation: Invocation, *, port: int, address: str, keys: int, once:
 
 
 def _serve_metrics(app: Any, address: str, port: int) -> None:
-    """Until stopped."""
+    """Serve the metrics until stopped."""
     try:
         server = _Server((address, port), _Handler)
     except OSError as error:
@@ -159,17 +159,17 @@ class _Handler(WSGIRequestHandler):
     timeout = TIMEOUT_S
 
     def log_message(self, *_: object) -> None:
-        """Nothing for each scrape."""
+        """Log nothing: each scrape would be a line."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Clients that send half a request hold a thread and a file each: no more than :data:`MOST_SCRAPES`."""
+    """Serves scrapes. Clients with half a request hold a thread and a file each: no more than :data:`MOST_SCRAPES`."""
 
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        #: In the order in which they came.
+        #: The open requests, in the order in which they came.
         self._asking: dict[Any, None] = {}
         self._lock = threading.Lock()
         super().__init__(address, handler)
@@ -181,12 +181,12 @@ class _Server(ThreadingMixIn, WSGIServer):
             if oldest is not None:
                 del self._asking[oldest]
         if oldest is not None:
-            with suppress(OSError):  # it has gone by itself
-                oldest.shutdown(socket.SHUT_RDWR)  # its thread then closes it
+            with suppress(OSError):  # the client has gone by itself
+                oldest.shutdown(socket.SHUT_RDWR)  # the request's thread then closes it
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone, or sends nothing, is no error of ours."""
+        """Log no error for a client that has gone, or sends nothing."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -197,7 +197,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether only the users of this machine can connect to what listens there."""
+    """Whether only the users of this machine can connect to this address."""
     try:
         return ip_address(address).is_loopback
     except ValueError:
@@ -205,7 +205,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _guarded(app: Any, *, is_local: bool) -> Any:
-    """On the loopback address for those who ask for it by a name of this machine: a browser may have been led here."""
+    """The application, on loopback only for requests by a name of this machine: a browser may have been led here."""
 
     def guarded(environ: dict[str, Any], start_response: Any) -> Any:
         if is_local and not is_ours(environ.get("HTTP_HOST", ""), LOOPBACK):
@@ -223,7 +223,7 @@ def _wait_for_the_end() -> None:
 
 
 def _on_the_end(end: Callable[[], None]) -> None:
-    """Ctrl-C, or what a service manager sends."""
+    """Call ``end`` at Ctrl-C, or at a service manager's signal."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: end())
 
@@ -232,7 +232,7 @@ def _on_the_end(end: Callable[[], None]) -> None:
 
 
 VARIABLE = "CELERY_FDB_WEB_TOKEN"
-#: Seconds that pages have to end when it is stopped: those that are live would never.
+#: Seconds that pages have to end when the server is stopped: live ones would go on.
 GRACE_S = 1
 
 
@@ -337,6 +337,6 @@ def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> 
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"serving http://{shown}:{port}/{' (read-only)' if not given['write'] else ''}", err=True)
-    # uvicorn hands the signal on when all has ended, and would kill this process before its connections are closed.
+    # uvicorn raises the signal again when all has ended, which would kill this process before its connections close.
     _on_the_end(lambda: None)
     uvicorn.Server(config).run(sockets=[listener])

@@ -26,7 +26,7 @@ from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, Limi
 
 @contextmanager
 def bar(invocation: Invocation, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """``total``: None if it is unknown. Gives a function that is told how many are done."""
+    """A progress bar; ``total``: None if it is unknown. Gives a function that takes how many are done."""
     shape = (TimeElapsedColumn(),) if total is None else (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = invocation.as_json or not sys.stderr.isatty()
     with Progress(TextColumn("{task.description}"), *shape, console=invocation.errors, disable=hidden) as progress:
@@ -37,12 +37,12 @@ def bar(invocation: Invocation, what: str, total: int | None) -> Iterator[Callab
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal, whatever $COLUMNS says: no line that a program reads is broken.
 MOST_COLUMNS = 10_000
-#: ``user:password@``, in whatever an error quotes; the advice ``description:id@host`` stays readable.
+#: ``user:password@`` in an error's text; the advice ``description:id@host`` stays readable.
 SECRET = re.compile(r"(?<=:)(?!(?<=description:)id@)[^:@/\s]+(?=@)")
 
 
 class Answer(NamedTuple):
-    """``document``: for --json; ``shown``: for people. ``ok``: False ends the command with exit code 1."""
+    """``document``: printed for --json; ``shown``: for people. ``ok``: False ends the command with exit code 1."""
 
     document: Any
     shown: Sequence[RenderableType] = ()
@@ -71,7 +71,7 @@ class Invocation:
 
     @functools.cached_property
     def errors(self) -> Console:
-        """Standard error: also for progress."""
+        """Standard error, also for progress."""
         return _console(self.where, stderr=True)
 
     @property
@@ -82,7 +82,7 @@ class Invocation:
         return self._broker
 
     def made(self) -> Broker:
-        """The same, made if it is not there."""
+        """The broker, whose file is made if it is not there."""
         if self._broker is None:
             self._broker = self._open.enter_context(self.where.open(make=True))
         return self._broker
@@ -111,7 +111,7 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
             for value in options.values():
                 check_text(value)
             url, settings = options.pop("broker"), options.pop("broker_options")
-            # What stands behind the command counts more than what stands before it.
+            # An option behind the command overrides one before it.
             named = replace(where, url=where.url if url is None else url, options=settings or where.options)
             sys.exit(_run(function, Invocation(named, as_json=as_json), options))
 
@@ -131,7 +131,7 @@ def _naming_a_broker() -> list[click.Parameter]:
         ("--broker", {"metavar": "URL", "help": "The broker's URL, here or before the command."}),
         ("--broker-options", {"metavar": "JSON", "callback": json_object, "help": "Its options, here or before it."}),
     ]
-    # The group has the environment's variable; one more for each command would be a surprise.
+    # The group reads the environment's variable; one more for each command would be a surprise.
     return [click.Option([name], allow_from_autoenv=False, **settings) for name, settings in about]
 
 
@@ -157,12 +157,12 @@ def _print(invocation: Invocation, answer: Answer) -> None:
 
 
 def in_json(document: Any) -> str:
-    """JSON knows no infinity, and a publisher's header may hold one: it becomes a text. As deep as can be stored."""
+    """A document as JSON. An infinity, which a publisher's header may hold, becomes a text."""
     return json.dumps(json.loads(json.dumps(document, default=str), parse_constant=str))
 
 
 def _complain(invocation: Invocation, error: KombuFDBError) -> int:
-    """One line that names the fix."""
+    """Print the error in one line that names the fix. Returns the exit code."""
     if isinstance(error, InvalidArgument):
         code = WRONG_USAGE
     elif isinstance(error, StoreError) and not isinstance(error, (LimitExceeded, CommitUnknown)):
@@ -203,9 +203,9 @@ yes_option = click.option("--yes", is_flag=True, help="Don't ask for confirmatio
 
 
 class _Table(Table):
-    """One that does not fit into the terminal is shown row by row, each cell with its heading, and none is torn.
+    """A table that does not fit into the terminal is shown row by row, each cell with its heading, and none is torn.
 
-    One without rows says so.
+    A table without rows says so.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -224,7 +224,7 @@ class _Table(Table):
 
 
 def _lines(pieces: Iterable[str], width: int) -> list[str]:
-    """As many of them in each line as fit."""
+    """Lines with as many pieces each as fit."""
     found: list[str] = []
     for piece in pieces:
         if found and len(found[-1]) + 2 + len(piece) <= width:
@@ -260,5 +260,5 @@ def number(value: Any) -> str:
 
 
 def clean(text: str) -> str:
-    """Without control characters: a queue's or a task's name must not command a user's terminal."""
+    """The text without control characters: a queue's or a task's name must not command a user's terminal."""
     return "".join(each if each.isprintable() else "\ufffd" for each in text)

@@ -19,7 +19,7 @@ leased_option = click.option(
 
 
 def _no_dash(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """A file is replaced as a whole when it is complete, and read twice: a pipe can't be."""
+    """Refuse ``-``: a pipe can be neither replaced as a whole nor read twice."""
     del ctx
     if value is not None and str(value) == "-":
         raise click.BadParameter("a pipe doesn't work: name a file", param=param)
@@ -85,7 +85,7 @@ def import_(
 
 
 def _existing(where: Where) -> Where:
-    """Nothing is taken from a file that would only be made. Raises ``Refused``."""
+    """The place, if there is a broker. Raises ``Refused``: an import takes nothing from a file that it makes."""
     if where.absent is not None:
         raise Refused("there is no broker", path=str(where.absent.path), fix="Check the path.")
     return where

@@ -37,11 +37,11 @@ class Where:
 
     @property
     def app_of_broker(self) -> Any:
-        """The app, if the broker is its own."""
+        """The app, if the broker is the app's own."""
         return self.app if self.url is None else None
 
     def error(self, message: str, **_style: Any) -> None:
-        """Celery calls it for options in the wrong place."""
+        """Report an error. Celery calls this for options in the wrong place."""
         click.echo(message, err=True)
 
     def location(self) -> Location:

@@ -66,7 +66,7 @@ class Published(NamedTuple):
 
 
 class BrokerInTest:
-    """A URL, and what is behind it."""
+    """A broker of a test: its URL, and the messages behind it."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.url = url
@@ -115,7 +115,7 @@ def _refuse_environment() -> None:
 
 
 def _forget_connections(app: Celery) -> None:
-    """As Celery does after a fork: its pools are made anew, with the current settings."""
+    """Have the app make its pools anew, with the current settings, as Celery does after a fork."""
     pool = app.__dict__.get("_pool")
     if pool is not None:
         pool.force_close_all()
@@ -139,7 +139,7 @@ def _published(peeked: Peeked) -> Published:
 
 
 def _open(peeked: Peeked) -> dict[str, Any]:
-    """A message of kombu's, or the bytes that ``Broker.queue(...).put`` has stored."""
+    """Open a message of kombu's, or the bytes that ``Broker.queue(...).put`` has stored."""
     try:
         return open_peeked(peeked)
     except FormatError:

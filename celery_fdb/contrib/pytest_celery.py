@@ -66,7 +66,7 @@ class FdbContainer(CeleryTestContainer):
 
     @property
     def url(self) -> str:
-        """The same inside and outside: a coordinator is known by one address only, so no port is mapped."""
+        """The URL, the same inside and outside: a coordinator is known by one address only, so no port is mapped."""
         return f"{self.prefix()}docker:docker@{self.address}:{self.port}/{self.vhost}"
 
     @property

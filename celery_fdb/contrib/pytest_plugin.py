@@ -85,7 +85,7 @@ def fdb_cluster_broker(fdb_cluster: Cluster, request: pytest.FixtureRequest) -> 
 
 
 def _close_clients() -> None:
-    """Clients that tests have left open must not wait for a store that is gone."""
+    """Close the clients that tests have left open: they must not wait for a store that is gone."""
     from kombu_fdb.process.client import close_clients
 
     close_clients()

@@ -52,9 +52,9 @@ from kombu_fdb.primitives.ranges import shown
 # -- the question ------------------------------------------------------------------------------------------------------
 
 
-#: The field of a form that carries them.
+#: The field of a form with what its question was about.
 ASKED_FIELD = "asked"
-#: How many messages a question names, among how many it looks for them, and how many it reads in one transaction.
+#: How many messages a question names, how many it looks at for that, and how many it reads in one transaction.
 MOST_NAMED = 10_000
 MOST_LOOKED_AT = 50_000
 PART = 500
@@ -101,7 +101,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Asked:
-        """What ``str`` has made. Raises ``InvalidArgument``."""
+        """The one of which ``str`` made this text. Raises ``InvalidArgument``."""
         try:
             number, packed, by = text.split(".")
             raw, size = b"" if packed == "-" else urlsafe_b64decode(packed), FINGERPRINT_BYTES
@@ -115,7 +115,7 @@ class Asked(NamedTuple):
         return f"{self.number}.{named}.{self.by.hex()}"
 
     def tell(self, noun: str) -> str:
-        """For a question: 2 dead letters."""
+        """The number for a question, such as "2 dead letters"."""
         return ("at least " if self.named is None else "") + plural(self.number, noun)
 
     def holds(self, message: Peeked) -> bool:
@@ -134,7 +134,7 @@ class Asked(NamedTuple):
 
 
 def listed(queue: Queue, state: State) -> Iterator[Listed]:
-    """Its messages in a state, with the beginnings of their payloads; some are read in one transaction."""
+    """The queue's messages in a state, with the beginnings of their payloads, in several transactions."""
     after: bytes | None = b""
     while after is not None:
         page = queue.page(PART, state=state, after=after)
@@ -163,7 +163,7 @@ class Request(NamedTuple):
 
     queue: str
     spots: Sequence[Spot] = ()
-    #: None: the whole queue.
+    #: The key that the action is about; None: the whole queue.
     key: str | None = None
     #: What people call the messages, by message id.
     names: Mapping[bytes, str] = {}
@@ -172,7 +172,7 @@ class Request(NamedTuple):
     fix_app: str = ""
     #: The form's values, by the names of the action's fields and of the filter's (``inspection/filters.py``).
     fields: Mapping[str, str] = {}
-    #: Where the previous part has ended; "" to begin with.
+    #: The mark at which the previous part ended; "" for the first part.
     mark: str = ""
     #: The time zone of moments that name none.
     zone: tzinfo = UTC
@@ -194,7 +194,7 @@ class Request(NamedTuple):
 
     @property
     def state(self) -> State:
-        """In which those of an action on all are: ready unless the fields say delayed. Raises ``InvalidArgument``."""
+        """The messages' state in an action on all: ready unless the fields say delayed. Raises ``InvalidArgument``."""
         asked = self.fields.get("state") or "ready"
         for each in WAITING:
             if asked == each:
@@ -203,7 +203,7 @@ class Request(NamedTuple):
 
     @property
     def filter(self) -> Filter:
-        """Which messages, of an action on all that match. Raises ``InvalidArgument``."""
+        """The filter of an action on all that match. Raises ``InvalidArgument``."""
         return Filter.of(self.fields, self.zone)
 
     @property
@@ -213,7 +213,7 @@ class Request(NamedTuple):
 
     @property
     def wanted(self) -> Callable[[Peeked], bool]:
-        """Those that match and that the question was about. Raises ``InvalidArgument``."""
+        """Tells the messages that match and that the question was about. Raises ``InvalidArgument``."""
         matches, about = self.filter.matches, self.asked
         return lambda message: matches(message) and about.holds(message)
 
@@ -255,29 +255,29 @@ class Action:
     label: str
     wording: str
     run: Callable[[Broker, Request], Outcome]
-    #: Acts on messages that were selected; on one only.
+    #: Whether it acts on selected messages; on one only.
     selects: bool = False
     selects_one: bool = False
-    #: Takes something away for good.
+    #: Whether it deletes something for good.
     destroys: bool = False
-    #: What it asks for besides, and what stands there at first.
+    #: The fields of its form, and what stands in them at first.
     fields: tuple[Field, ...] = ()
     prefill: Callable[[Broker, Request], Mapping[str, str]] | None = None
-    #: Its form shows the arguments of a task: only for those who may see bodies.
+    #: Whether its form shows the arguments of a task: only for users who may see bodies.
     shows_body: bool = False
-    #: Acts on all that match the filter of the request's fields.
+    #: Whether it acts on all that match the filter of the request's fields.
     by_filter: bool = False
-    #: Those are ready or delayed messages, which workers take meanwhile; else they are dead letters.
+    #: Whether these are ready or delayed messages, which workers take meanwhile; else they are dead letters.
     on_waiting: bool = False
-    #: Acts on all queues of dead letters, and on none that is named.
+    #: Whether it acts on all queues of dead letters instead of a named one.
     everywhere: bool = False
-    #: Acts on all that wait in its queue.
+    #: Whether it acts on all that wait in its queue.
     on_whole: bool = False
-    #: Acts on one key of a queue as well as on the whole of it.
+    #: Whether it acts on one key of a queue as well as on the whole of it.
     takes_key: bool = False
-    #: Acts on workers, for which a page's user needs a right of its own.
+    #: Whether it acts on workers, for which a page's user needs a right of its own.
     on_workers: bool = False
-    #: What to say of its fields before it is done: "" for nothing.
+    #: The doubt about its fields that the question shows; "" for none.
     doubt: Callable[[Request], str] | None = None
 
     def check(self, request: Request) -> None:
@@ -303,7 +303,7 @@ class Action:
         return f"{request.state} message" if self.on_waiting else "dead letter"
 
     def ask(self, broker: Broker, request: Request) -> Request:
-        """The request with what its question is about, as it is now. Raises ``InvalidArgument``."""
+        """The request, with what its question is about now. Raises ``InvalidArgument``."""
         if self.on_whole:
             about = Asked.of(broker, request.queue, request.key)
             return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})
@@ -330,17 +330,17 @@ class Action:
             request.asked.check(self.ask(broker, request).asked)
 
     def target(self, queue: str) -> str:
-        """The queue of its request, of what a page was sent."""
+        """The queue of the request that a page was sent."""
         return EVERYWHERE if self.everywhere else queue
 
     def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
-        """From all that a page was sent: the key that it is about, and its fields, for a ``Request``."""
+        """The key and the fields for a ``Request``, out of all that a page was sent."""
         known = (*(each.name for each in self.fields), ASKED_FIELD, *((*FIELDS, "state") if self.by_filter else ()))
         found = {name: given[name] for name in known if name in given}
         return None if self.by_filter else given.get("key"), found
 
     def form(self, broker: Broker, request: Request) -> list[Field]:
-        """Its fields: as they came, if they came, else as they are now. Raises what the store and ``prefill`` raise."""
+        """The form's fields: as they came, else as they are now. Raises what the store and ``prefill`` raise."""
         given = request.fields
         if self.prefill is not None and not any(each.name in given for each in self.fields):
             given = self.prefill(broker, request)
@@ -351,7 +351,7 @@ class Action:
 
 
 AUDIT_LOG = "celery_fdb.audit"
-#: Of a line on stderr.
+#: The format of a line on stderr.
 AUDIT_LINE = "%(asctime)s %(name)s: %(message)s"
 
 
@@ -389,7 +389,7 @@ def log_audit(user: str) -> Audit:
 
 
 def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> Outcome:
-    """Do it, with an entry of the audit that tells how it ended. Raises what the action raises."""
+    """Do the action, with an entry of the audit that tells how it ended. Raises what the action raises."""
     action.check(request)
     action.check_asked(broker, request)
     complete = audit(request.queue, f"{action.label} ({request}): begun.")
@@ -409,14 +409,14 @@ def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> O
 # -- in parts ----------------------------------------------------------------------------------------------------------
 
 
-#: Transactions of one request.
+#: The most transactions of one request.
 MOST_PARTS = 50
 
 
 def in_parts(
     part: Callable[[bytes], Part], request: Request, verb: str, noun: str, of: str, *, first: bytes = b""
 ) -> Outcome:
-    """Part after part, from the request's mark on, or from ``first``. Raises what ``part`` does, ``InvalidArgument``.
+    """Do part after part, from the request's mark or ``first`` on. Raises what ``part`` does, ``InvalidArgument``.
 
     For example: Replayed 2 dead letters of celery.dead. An error tells with ``done`` how many messages the parts before
     it have done.
@@ -434,7 +434,7 @@ def in_parts(
         number, following = number + found.number, found.following or b""
         if not following:
             break
-    # How many were done before, the form says, for who reads the page. The audit tells of those done here.
+    # The form says how many were done before, for the page's text. The audit has the number of those done here.
     text, audited = (f"{verb} {plural(each, noun)} of {of}" for each in (number, number - before))
     if not following:
         return Outcome(f"{text}.", audited=f"{audited}.", number=number)

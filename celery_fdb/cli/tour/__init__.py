@@ -33,14 +33,14 @@ from kombu_fdb import Broker
 
 
 DEADLINE_S = 120.0
-#: Between the tour and a process of it, which thereby ends with the tour, even if that is killed.
+#: A guard between the tour and a process: the process ends with the tour, even if the tour is killed.
 GUARD = '"$@" </dev/null & read _; kill $!; wait'
 #: Removes the tour's folder when the last process that holds its pipe has ended, however that was.
 SWEEPER = 'cat; rm -rf "$1"'
 
 
 def wait(what: str, condition: Callable[[], Any], log: Path | None = None) -> Any:
-    """Until it is true; its value. Raises ``Refused``."""
+    """Wait until the call returns something true. Returns that. Raises ``Refused``."""
     deadline = time.monotonic() + DEADLINE_S
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -51,7 +51,7 @@ def wait(what: str, condition: Callable[[], Any], log: Path | None = None) -> An
 
 
 class Processes:
-    """All that were started; the end of the ``with`` block ends them, and removes their folder."""
+    """The processes of the tour; the end of the ``with`` block ends them, and removes their folder."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -77,31 +77,31 @@ class Processes:
         self._sweeper.wait()
 
     def worker(self, name: str) -> None:
-        """Two processes for tasks, as ``celery worker`` has them by default; returns when it is ready."""
+        """Start a worker with two processes for tasks. Returns when it is ready."""
         log = self._start(name, "worker", "--concurrency=2", "--loglevel=INFO", f"--hostname={name}@shop")
         wait(f"worker {name}", lambda: " ready." in log.read_text(errors="replace"), log)
 
     def dashboard(self, port: int) -> str:
-        """Its address."""
+        """Start the dashboard. Returns its address."""
         log = self._start("web", "fdb", "web", "--write", "--port", str(port))
         found = wait("the dashboard", lambda: re.search(r"http://[\d.]+:\d+", log.read_text(errors="replace")), log)
         return str(found[0])
 
     def kill(self, name: str) -> int:
-        """As the kernel does when memory is short: no goodbye. The id of its process group."""
+        """Kill a worker, as the kernel does when memory is short. Returns the id of its process group."""
         process = self._running.pop(name)
         self._kill(process)
         return process.pid
 
     @staticmethod
     def _kill(process: subprocess.Popen[bytes]) -> None:
-        with process:  # closes its pipe, and waits
+        with process:  # this closes the process's pipe, and waits
             os.killpg(process.pid, signal.SIGKILL)
 
     def _start(self, name: str, *command: str) -> Path:
         log = self._home / f"{name}.log"
         celery = ("sh", "-c", GUARD, "guard", sys.executable, "-m", "celery", "-A", "celery_fdb.cli.tour.shop")
-        environ = {**os.environ, "TMPDIR": str(self._home)}  # what a killed one leaves goes with the rest
+        environ = {**os.environ, "TMPDIR": str(self._home)}  # what a killed process leaves goes with it
         with log.open("wb") as output:
             self._running[name] = subprocess.Popen(
                 [*celery, *command],
@@ -125,7 +125,7 @@ class Entry(NamedTuple):
     what: str
     #: Seconds after it was sent, or after its ETA.
     waited_s: float
-    #: The process group of its worker.
+    #: The process group of the task's worker.
     worker: int
 
 
@@ -218,7 +218,7 @@ QUEUE = "shop"
 
 
 class Tour:
-    """What was sent, and what is at hand."""
+    """One tour: its processes, its broker, and what was sent."""
 
     def __init__(self, console: Console, pause: Callable[[Tour, str], None]) -> None:
         """``pause``: called with the page of the dashboard that is worth a look now."""
@@ -226,19 +226,19 @@ class Tour:
         self.shop: Any
         self.broker: Broker
         self.processes: Processes
-        #: The dashboard's.
+        #: The dashboard's address.
         self.address = ""
         #: The id of the newest order's first task.
         self.payment = ""
         self._pause = pause
-        #: What the journal is to say in the end.
+        #: The lines that the journal has to have in the end.
         self._sent: list[str] = []
         self._orders = 0
 
     def run(self, home: Path, url: str, port: int) -> Evidence:
-        """All acts, on that broker, which is empty. Raises ``Refused``."""
+        """Play all acts, on a broker that is empty. Raises ``Refused``."""
         os.environ.update(TOUR_HOME=str(home), TOUR_BROKER=url)
-        from celery_fdb.cli.tour import shop  # reads the environment; the workers import it the same way
+        from celery_fdb.cli.tour import shop  # the module reads the environment, also in the workers
 
         self.shop = shop
         with ExitStack() as stack:
@@ -262,12 +262,12 @@ class Tour:
         self.console.print(f"   {text}", soft_wrap=True)
 
     def _look(self, page: str, why: str) -> None:
-        """Time for the dashboard."""
+        """Leave time for a look at the dashboard."""
         self._say(f"[cyan]{self.address}{page}[/]  {why}")
         self._pause(self, page)
 
     def _buy(self) -> list[str]:
-        """Some customers buy something; what the journal will say of it."""
+        """Let some customers buy something. Returns the lines that the journal will have of it."""
         sent = []
         for _ in range(ORDERS):
             self.payment, ends = self.shop.order(self._orders)
@@ -280,11 +280,11 @@ class Tour:
         return entries(self.shop.JOURNAL.read_text() if self.shop.JOURNAL.exists() else "")
 
     def _begun(self) -> int:
-        """How often a stocktaking was."""
+        """How often a stocktaking was begun."""
         return sum(each.what.startswith("begin") for each in self._journal())
 
     def _wait_for(self, what: str, sent: Sequence[str]) -> float:
-        """Until each of these ran; how many seconds after it was sent the last did."""
+        """Wait until each of these ran. Returns how many seconds after it was sent the last one ran."""
 
         def waited_s() -> float | None:
             done = {each.what: each.waited_s for each in self._journal()}
@@ -318,7 +318,7 @@ class Tour:
         )
 
     def _killing(self) -> tuple[int, object]:
-        """The process group of the worker that was killed, and what the chord came to."""
+        """Kill a worker. Returns its process group, and the chord's result."""
         self._act(3, "A worker is killed")
         result, sent = self.shop.count_shelves(SHELVES)
         self._sent += sent
@@ -390,7 +390,7 @@ def tour(invocation: Invocation, store: str, port: int, *, go_on: bool) -> Answe
             fix="Run: pip install 'celery-fdb[web]'",
         ) from error
     stops = sys.stdin.isatty() and sys.stdout.isatty() and not (go_on or invocation.as_json)
-    # As in other commands, but for the markup, which is all the tour's own.
+    # As in other commands, but with markup: all text is the tour's own.
     console = Console(
         highlight=False,
         quiet=invocation.as_json,
@@ -412,7 +412,7 @@ def tour(invocation: Invocation, store: str, port: int, *, go_on: bool) -> Answe
 
 @contextmanager
 def broker(store: str, home: Path) -> Iterator[str]:
-    """The URL of a new one. Raises ``Refused``."""
+    """The URL of a new broker. Raises ``Refused``."""
     if store == "sqlite":
         yield f"fdb+sqlite:///{home}/broker.db"
         return

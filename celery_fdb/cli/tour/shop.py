@@ -21,11 +21,11 @@ HOME = Path(os.environ["TOUR_HOME"])
 JOURNAL = HOME / "journal"
 #: While it exists, all payments fail.
 OUT_OF_ORDER = HOME / "payments-are-down"
-#: It exists once the process of a stocktaking was killed.
+#: This file exists once the process of a stocktaking was killed.
 KILLED = HOME / "killed"
 
 CUSTOMERS = ("globex", "hooli", "initech", "umbrella", "wonka")
-#: Seconds after an order.
+#: Seconds from an order to its survey.
 SURVEY_S = 3
 
 app = Celery("shop", broker=os.environ["TOUR_BROKER"], backend=os.environ["TOUR_BROKER"])
@@ -39,11 +39,11 @@ app.conf.beat_schedule = {"nightly report": {"task": "shop.report", "schedule": 
 
 
 class PaymentServiceDown(Exception):
-    """It does not answer."""
+    """The payment service does not answer."""
 
 
 def note(what: str, since_s: float) -> None:
-    """One line, appended at once: a process that is killed leaves a whole line or none."""
+    """Append one line at once: a process that is killed leaves a whole line or none."""
     line = f"{what}\t{time.time() - since_s:.6f}\t{os.getpgrp()}\n".encode()
     journal = os.open(JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -81,20 +81,20 @@ def mail(order: int, customer: str, sent_s: float) -> None:
 
 @app.task(name="shop.survey", fair_key="customer")
 def survey(customer: str, order: int, due_s: float) -> None:
-    """Its note tells how long after its ETA it ran."""
+    """Note how long after its ETA it runs."""
     note(f"survey {order}", due_s)
 
 
 @app.task(name="shop.resize", fair_key="customer")
 def resize(customer: str, photo: int, sent_s: float) -> None:
-    """Of a photo; two hundredths of a second."""
+    """Resize a photo, which takes two hundredths of a second."""
     time.sleep(0.02)
     note(f"resize {photo}", sent_s)
 
 
 @app.task(name="shop.stocktaking")
 def stocktaking(shelf: int, sent_s: float) -> int:
-    """Takes long, so a worker can be killed in the middle of it. On the first shelf its process is."""
+    """Take long, so that a worker can be killed meanwhile. On the first shelf, the task's process is killed."""
     note(f"begin {shelf}", sent_s)
     if shelf == 0 and not KILLED.exists():
         KILLED.touch()
@@ -112,7 +112,7 @@ def inventory(counted: list[int], sent_s: float) -> int:
 
 @app.task(name="shop.report")
 def report() -> None:
-    """Each night."""
+    """The report of each night."""
 
 
 def articles(shelf: int) -> int:
@@ -133,14 +133,14 @@ def order(number: int) -> tuple[str, list[str]]:
 
 
 def upload(customer: str, photos: int) -> list[str]:
-    """All at once, so that none is done while others are sent. What the journal will say of them."""
+    """Send all at once, so that none is done while others are sent. Returns the journal's lines of them."""
     now_s = time.time()
     celery_fdb.publish_many(resize.s(customer, photo, now_s) for photo in range(photos))
     return [f"resize {photo}" for photo in range(photos)]
 
 
 def count_shelves(shelves: int) -> tuple[Any, list[str]]:
-    """A chord, before all else. Returns its result, and what the journal will say of it."""
+    """Publish a chord. Returns its result, and the journal's lines of it."""
     now_s = time.time()
     header = [stocktaking.s(shelf, now_s).set(priority=9) for shelf in range(shelves)]
     result = chord(header)(inventory.s(now_s).set(priority=9))

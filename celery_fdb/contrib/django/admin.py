@@ -30,7 +30,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         return [path("", self._view(self._leads_to(self.page)), name=name)]
 
     def _view(self, view: View) -> Any:
-        """Staff only, with CSRF protection, as all pages of the admin; the page says what a browser keeps."""
+        """For staff only, with CSRF protection, as all pages of the admin; the page says what a browser keeps."""
         return self.admin_site.admin_view(view, cacheable=True)
 
     def _address(self, page: str = "") -> str:
@@ -103,11 +103,11 @@ class QueueAdmin(StoreAdmin):
         return reverse("admin:celery_fdb_queue_history", args=(name,), current_app=self.admin_site.name)
 
     def _history(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """By the name as it stands in the log."""
+        """The history of a queue, by the name that stands in the log."""
         return self.history_view(request, quote(name_in(object_id)))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue:
-        """For the history page, which shows log entries of any name."""
+        """The object of the history page, which shows log entries of any name."""
         del request, from_field
         return Queue(name=object_id or "(no name)")
 

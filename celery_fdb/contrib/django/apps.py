@@ -11,7 +11,7 @@ class CeleryFdbConfig(AppConfig):
     name = "celery_fdb.contrib.django"
     label = "celery_fdb"
     verbose_name = _("Celery broker")
-    default_auto_field = "django.db.models.BigAutoField"  # no table has one; unset, old projects are warned (W042)
+    default_auto_field = "django.db.models.BigAutoField"  # of no table; unset, Django warns of W042
 
     def ready(self) -> None:
         from celery_fdb.contrib.django import checks, conf

@@ -82,7 +82,7 @@ def registered(path: Any, modules: Iterable[str] = ()) -> Task[Any, Any]:
 
 
 def _loaded(path: Any) -> Task[Any, Any] | None:
-    """Without an import, and without calling a module's or an object's ``__getattr__``."""
+    """What the path names, without an import or a call of a module's or an object's ``__getattr__``."""
     module_name, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
     module = sys.modules.get(module_name)
     found = vars(module).get(name) if isinstance(module, ModuleType) else None
@@ -91,7 +91,7 @@ def _loaded(path: Any) -> Task[Any, Any] | None:
 
 @lru_cache(maxsize=8)
 def _load(modules: tuple[str, ...]) -> None:
-    """Once. Raises what the project's own modules raise."""
+    """Load the modules, once. Raises what the project's own modules raise."""
     autodiscover_modules("tasks")
     for name in modules:
         import_module(name)
@@ -114,7 +114,7 @@ MOST_ATTEMPTS = 100
 
 
 class CeleryBackend(BaseTaskBackend):
-    """See the module."""
+    """The backend; see the module."""
 
     supports_defer = True
     supports_async_task = True
@@ -144,7 +144,7 @@ class CeleryBackend(BaseTaskBackend):
             conf.RUN,
             (task.module_path, result.args, result.kwargs, self.alias, now.isoformat()),
             task_id=result.id,
-            shadow=task.module_path,  # what logs, pages and commands call it
+            shadow=task.module_path,  # the name that logs, pages and commands show
             queue=task.queue_name,
             eta=task.run_after,
             priority=(task.priority + 100) * 9 // 200,
@@ -164,7 +164,7 @@ class CeleryBackend(BaseTaskBackend):
         return _waiting(result_id)
 
     def check(self, **_: Any) -> list[CheckMessage]:
-        """Results that could not be read."""
+        """Check that results can be read."""
         has_backend = not isinstance(self.app.backend, DisabledBackend)
         if not has_backend or self.app.conf.result_extended:
             return []
@@ -242,13 +242,13 @@ def _result(
 
 
 def _set(result: TaskResult[Any, Any], **fields: Any) -> None:
-    """Results are frozen for those who get one; Django's own backends do the same."""
+    """Set a field of a result, which is frozen for its users. Django's own backends do the same."""
     for name, value in fields.items():
         object.__setattr__(result, name, value)
 
 
 def _sent(result_id: str, arguments: Any) -> TaskResult[Any, Any]:
-    """As :meth:`CeleryBackend.enqueue` sent it. Raises ``TaskResultDoesNotExist`` for what was not enqueued here."""
+    """The task as :meth:`CeleryBackend.enqueue` sent it; ``TaskResultDoesNotExist`` for what was not enqueued here."""
     try:
         path, args, kwargs, alias, enqueued_at = arguments
         moment = datetime.fromisoformat(enqueued_at)
@@ -258,7 +258,7 @@ def _sent(result_id: str, arguments: Any) -> TaskResult[Any, Any]:
 
 
 def _finished(result_id: str, meta: dict[str, Any]) -> TaskResult[Any, Any]:
-    """What Celery has stored. Raises ``TaskResultDoesNotExist`` for what no task of this backend has returned."""
+    """The stored result. Raises ``TaskResultDoesNotExist`` for what no task of this backend has returned."""
     result = _sent(result_id, meta["args"])
     try:
         return _filled(result, meta)
@@ -295,7 +295,7 @@ def _error(error: BaseException, traceback: str | None = None) -> TaskError:
 
 
 def _waiting(result_id: str) -> TaskResult[Any, Any]:
-    """A task that is still in the broker, ready, delayed or being run."""
+    """The result of a task that is still in the broker, ready, delayed or being run."""
     for message in conf.holding.broker().find(result_id):
         try:
             envelope = open_payload(message.payload)

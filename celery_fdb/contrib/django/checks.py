@@ -214,7 +214,7 @@ def _check_answers() -> Messages:
     try:
         conf.holding.broker()
     except NoBrokerYet:
-        return  # the first worker or message makes it
+        return  # the first worker or message makes the file
     except KombuFDBError as error:
         yield _told(Warning, error, "W010")
 
@@ -243,7 +243,7 @@ def _check_atomic_requests() -> Messages:
 
 
 def _read() -> tuple[conf.DjangoSettings | None, Location | None, list[CheckMessage]]:
-    """The settings and where they lead, each None unless it is right; and what is wrong, if anything is."""
+    """The settings and the location they name, each None unless it is right; and the messages on what is wrong."""
     settings = None
     kind: type[Error | Warning] = Error
     number = "E001"
@@ -260,7 +260,7 @@ def _read() -> tuple[conf.DjangoSettings | None, Location | None, list[CheckMess
 
 
 def _told(kind: type[Error | Warning], error: KombuFDBError, number: str) -> CheckMessage:
-    """What happened, and the next step."""
+    """The check's message: what happened, and the next step."""
     fix = str(error.attributes.get("fix") or "")
     text = str(error).removesuffix(fix).rstrip(". ")
     hint = fix or "Run python -m kombu_fdb.doctor with the broker's URL to see what is wrong."

@@ -33,7 +33,7 @@ from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind
 
 
 def no_tasks() -> str:
-    """What to say where Django has no ``django.tasks``; "" where it has."""
+    """The message where Django has no ``django.tasks``; "" where it has."""
     if django.VERSION >= (6, 0):
         return ""
     return f"django.tasks came with Django 6.0, and this is Django {django.get_version()}."
@@ -53,8 +53,8 @@ class DjangoSettings:
 
     ``app``: the Celery app, ``"shop.celery:app"``; unset, the current one. ``broker_url``: instead of the app's, and
     ``options`` besides its ``broker_transport_options``. ``page_size``: rows of a page. ``show_bodies``: False
-    hides bodies from everyone, whatever their permissions. ``connect_timeout``: how long a page waits for the store, in
-    seconds. ``checks``: whether ``manage.py check`` looks at the store's files.
+    hides bodies from all users, whatever their permissions. ``connect_timeout``: how long a page waits for the store,
+    in seconds. ``checks``: whether ``manage.py check`` looks at the store's files.
     """
 
     app: str | None = None
@@ -139,7 +139,7 @@ def broker_of(settings: DjangoSettings) -> tuple[str, dict[str, Any]]:
 
 
 def _open() -> Broker:
-    """Raises ``OptionError``, or within ``CONNECT_TIMEOUT`` seconds a ``StoreError``."""
+    """Open the broker. Raises ``OptionError``, or within ``CONNECT_TIMEOUT`` seconds a ``StoreError``."""
     settings = read()
     url, options = broker_of(settings)
     return open_existing(url, **{"connect_timeout": settings.connect_timeout, **options})
@@ -154,5 +154,5 @@ def _on_change(*, setting: str, **_: Any) -> None:
 
 
 def follow_settings() -> None:
-    """Tests change settings while they run (``override_settings``)."""
+    """Forget the broker when tests change settings (``override_settings``)."""
     setting_changed.connect(_on_change, dispatch_uid="celery_fdb")

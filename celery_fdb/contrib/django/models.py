@@ -19,7 +19,7 @@ Permission = Literal["view_queue", "view_body", "manage_queue", "manage_worker"]
 
 
 def allows(request: HttpRequest, permission: Permission) -> bool:
-    """Whether the user may."""
+    """Whether the user has a permission."""
     user: Any = request.user
     return bool(user.has_perm(f"celery_fdb.{permission}"))
 

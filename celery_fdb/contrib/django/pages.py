@@ -108,7 +108,7 @@ def _visit(request: HttpRequest, path: str) -> Visit:
 
 
 def _settings() -> DashboardSettings:
-    """Opening the broker reports unusable settings."""
+    """The dashboard's settings. Unusable ones are reported when the broker is opened."""
     try:
         given = conf.read()
         url, options = conf.broker_of(given)
@@ -132,7 +132,7 @@ def _audit(request: HttpRequest) -> Audit:
     """The admin's log; without the admin there is none, and the audit is only logged."""
     if not apps.is_installed("django.contrib.admin"):
         return log_audit(str(request.user.get_username()))
-    # They can be imported only where the admin is installed.
+    # Log entries can be imported only where the admin is installed.
     from django.contrib.admin.models import CHANGE, LogEntry
     from django.contrib.contenttypes.models import ContentType
 

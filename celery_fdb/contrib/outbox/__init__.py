@@ -73,7 +73,7 @@ CREATE TABLE celery_outbox (
     error TEXT
 )
 """
-#: For the day when a million rows wait for a broker that is down.
+#: The index for a table with a million rows, which wait for a broker that is down.
 INDEX_DDL = "CREATE INDEX celery_outbox_due ON celery_outbox (due_ms)"
 
 #: The database's clock in milliseconds since 1970: for SQLite, PostgreSQL, and MySQL and MariaDB.
@@ -115,7 +115,7 @@ class OutboxTable:
 
     @classmethod
     def of(cls, connection: Any, mark: str | None, clock: str | None, skip_locked: bool | None) -> OutboxTable:
-        """Through a DB-API connection; what is None is asked of it. Raises its errors, and ``OptionError``."""
+        """The table of a DB-API connection, which is asked for what is None. Raises its errors, and ``OptionError``."""
         if skip_locked is None:
             skip_locked = has_skip_locked(connection)
         clock = clock or clock_of(connection)
@@ -147,7 +147,7 @@ class OutboxTable:
             self._run(cursor, f"DELETE FROM celery_outbox WHERE id IN ({marks})", *(row.id for row in rows))  # noqa: S608
 
     def fail(self, row: ClaimedRow, error: str, pause_ms: int | None) -> None:
-        """One more attempt has failed; the next is due after a pause, or never."""
+        """Note a failed attempt; the next is due after a pause, or never."""
         statement = (
             "UPDATE celery_outbox SET attempts = attempts + 1, error = ?, due_ms = ? WHERE id = ? AND due_ms = ?"
         )
@@ -161,7 +161,7 @@ class OutboxTable:
             return bool(cursor.fetchall())
 
     def count_failed(self) -> int:
-        """Rows that could not be published at least once, poison or not."""
+        """How many rows could not be published at least once, poison or not."""
         with self._transaction() as cursor:
             self._run(cursor, "SELECT COUNT(*) FROM celery_outbox WHERE attempts > 0")
             return int(cursor.fetchone()[0])
@@ -217,7 +217,7 @@ def mark_of(of: Any) -> str:
 
 
 def has_skip_locked(connection: Any) -> bool:
-    """Ask the database. Raises its error if the table is missing."""
+    """Whether the database has ``SKIP LOCKED``. Raises its error if the table is missing."""
     query = "SELECT id FROM celery_outbox WHERE 1 = 0"
     with in_transaction(connection) as cursor:
         cursor.execute(query)
@@ -226,7 +226,7 @@ def has_skip_locked(connection: Any) -> bool:
 
 
 def clock_of(connection: Any) -> str:
-    """How to ask this database for the time. Raises ``OptionError`` if it is not one of the known ones."""
+    """The expression that asks this database for the time. Raises ``OptionError`` if the database is unknown."""
     found = next((each for each in CLOCKS if _can_run(connection, f"SELECT {each}")), None)
     if found is None:
         fix = "It is known for SQLite, PostgreSQL, MySQL and MariaDB. Pass yours: Outbox(app, connect, clock='...')."
@@ -251,7 +251,7 @@ LEASE_S = 30.0
 #: How long the store remembers a row's messages, in seconds.
 DEDUP_WINDOW_S = 7 * 86_400.0
 MOST_ATTEMPTS = 10
-#: Between two attempts; about an hour in all.
+#: The pauses between attempts; about an hour in all.
 BACKOFF = "1/5/30/120/600s"
 #: The longest error text that is stored, in characters.
 ERROR_LENGTH = 2_000
@@ -332,7 +332,7 @@ class Outbox:
             pause_ms = int(seconds(BACKOFF, attempt) * 1000) if attempt < MOST_ATTEMPTS else None
             try:
                 table.fail(row, _told(error), pause_ms)
-            except Exception:  # a character that the database does not know; if it does not answer, nor does it now
+            except Exception:  # the database refuses a character of it; a database that is away raises again
                 logger.exception("the error of outbox row %s can't be stored", row.id)
                 table.fail(row, UNTOLD, pause_ms)
             return False
@@ -345,12 +345,12 @@ class Outbox:
             raise OperationalError(str(error)) from error
 
     def now_ms(self) -> int:
-        """By the clock of this host: what ``countdown`` counts from."""
+        """The time by this host's clock, from which ``countdown`` counts."""
         return self._clock.wall_ms()
 
 
 def _told(error: Exception) -> str:
-    """Cut to the column's length, and without secrets."""
+    """The error's text, cut to the column's length, and without secrets."""
     return masked_text(saferepr(error, ERROR_LENGTH)).replace("\0", "")
 
 
@@ -409,7 +409,7 @@ def _signature(app: Celery, row: ClaimedRow) -> Signature:
 
 
 def is_brokers(app: Celery, error: BaseException) -> bool:
-    """Whether the broker did not answer: no row's fault."""
+    """Whether the error says that the broker did not answer, which is no row's fault."""
     with app.connection_for_write() as connection:
         kinds = (OperationalError, *connection.recoverable_connection_errors)
     return isinstance(error, kinds) or isinstance(error.__cause__, kinds)

@@ -140,7 +140,7 @@ def is_about_the_table(error: Exception) -> bool:
 
 @contextmanager
 def stopping(relay: Relay) -> Iterator[None]:
-    """SIGTERM and SIGINT stop ``relay``; the second time they do what they did before."""
+    """Have SIGTERM and SIGINT stop ``relay``; a second signal does what it did before."""
     before: dict[int, Any] = {}
 
     def on_signal(number: int, _: Any) -> None:
@@ -157,7 +157,7 @@ def stopping(relay: Relay) -> Iterator[None]:
 
 
 def run(outbox: Outbox, *, interval: float, limit: int, once: bool, retry_poison: bool) -> int:
-    """What the command lines do. Returns the exit code.
+    """Run a relay, for the command lines. Returns the exit code.
 
     The app's tasks are imported, as in a worker: their options (``fair_key`` and so on) count when they are published.
     """

@@ -19,7 +19,7 @@ def _moment(milliseconds: int) -> datetime:
 
 @admin.register(OutboxRow)
 class OutboxRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
-    """Rows that failed for good come first."""
+    """The rows; those that failed for good come first."""
 
     list_display = ("id", "task", "created", "due", "attempts", "masked_error")
     fields = list_display
@@ -28,7 +28,7 @@ class OutboxRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
     show_full_result_count = False
 
     def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:  # noqa: ARG002 - as Django asks
-        """The tasks' arguments are hidden; what may be looked up can be guessed, letter by letter."""
+        """Refuse lookups by arguments, which are hidden: a reader could guess them letter by letter."""
         return lookup.split("__", maxsplit=1)[0] in {"id", "attempts", "created_ms", "due_ms"}
 
     @admin.display(description=_("task"))

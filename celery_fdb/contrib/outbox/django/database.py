@@ -70,7 +70,7 @@ class DjangoOutbox(Outbox):
         return found
 
     def publish_committed(self) -> None:
-        """Raises nothing: the commit is done, and a relay does what this can't."""
+        """Publish the rows. Raises nothing: the commit is done, and a relay publishes what this can't."""
         ids = list(self._waiting)
         self._waiting.clear()
         if not ids or self._clock.monotonic() < self._quiet_until:
@@ -86,7 +86,7 @@ class DjangoOutbox(Outbox):
 
     @contextmanager
     def opened(self) -> Iterator[OutboxTable]:
-        """Through the connection of this thread, which stays as it is unless it broke."""
+        """The table, through this thread's connection, which stays as it is unless it broke."""
         connection = connections[self._using]
         features: Any = connection.features
         try:
@@ -98,7 +98,7 @@ class DjangoOutbox(Outbox):
 
 
 def _clock(vendor: str) -> str:
-    """Raises ``OptionError``."""
+    """The clock's expression for this database. Raises ``OptionError``."""
     if vendor not in _CLOCKS:
         raise OptionError("the outbox does not know this kind of database", vendor=vendor, known=", ".join(_CLOCKS))
     return _CLOCKS[vendor]
