@@ -44,7 +44,7 @@ REASON = "revoked"
 UNASKED: tuple[type[BaseException], ...] = (OperationalError, *CONNECTION_ERRORS)
 
 
-class NotTold(KombuFDBError):
+class ResultNotRevoked(KombuFDBError):
     """The message was deleted, but callers that wait for its result still wait."""
 
     text = "cancelled, but its result could not be marked as REVOKED"
@@ -57,7 +57,7 @@ class Control(CeleryControl):
         """Delete what waits of the task (or tasks) and mark it as revoked. Returns how many messages were deleted.
 
         0 if it is unknown, done, or held by a worker. Raises ``kombu.exceptions.OperationalError`` if the store does
-        not answer, :class:`NotTold` if the result backend does not after the deletion.
+        not answer, :class:`ResultNotRevoked` if the result backend does not after the deletion.
         With a broker that is not ours there is nothing to delete.
         """
         wanted = [task_id] if isinstance(task_id, str) else list(task_id)
@@ -72,7 +72,7 @@ class Control(CeleryControl):
         with operational_errors():
             taken = broker.cancel(task_id)
         if taken:
-            tell(self.app, taken[0])
+            revoke_result(self.app, taken[0])
         return len(taken)
 
     def revoke(self, task_id: str | list[str], destination: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -97,8 +97,8 @@ def ask_workers(app: Celery, question: Callable[[CeleryControl], T]) -> T:
 # -- the callers that wait for the result -----------------------------------------------------------------------------
 
 
-def tell(app: Celery, taken: Peeked) -> None:
-    """Store ``REVOKED`` for the task of a message that was deleted, and count its part of a chord. Raises ``NotTold``.
+def revoke_result(app: Celery, taken: Peeked) -> None:
+    """Store ``REVOKED`` for the task of a deleted message, and count its part of a chord. Raises ``ResultNotRevoked``.
 
     Without a Celery task in it, a message has no result. A task whose end is stored already (its worker died before the
     ack; a dead letter) keeps it, and its chord has been told.
@@ -115,7 +115,7 @@ def tell(app: Celery, taken: Peeked) -> None:
             app.backend.mark_as_revoked(task_id, REASON, request=request)
     except Exception as error:  # each result backend raises errors of its own
         fix = "When the result backend answers again, call app.backend.mark_as_revoked(task_id)."
-        raise NotTold(task_id=task_id, reason=repr(error), fix=fix) from error
+        raise ResultNotRevoked(task_id=task_id, reason=repr(error), fix=fix) from error
 
 
 def _has_ended(app: Celery, taken: Peeked, task_id: str) -> bool:

@@ -116,9 +116,9 @@ def cancel(invocation: Invocation, *, task_id: str) -> Answer:
     app = invocation.where.app_of_broker
     if taken := invocation.broker.cancel(task_id):
         if app is not None:
-            from celery_fdb.control import tell  # imports much of Celery
+            from celery_fdb.control import revoke_result  # imports much of Celery
 
-            tell(app, taken[0])
+            revoke_result(app, taken[0])
         told = "its result, if it has one, is REVOKED" if app else UNTOLD
         document = {"task_id": task_id, "cancelled": len(taken), "revoked": app is not None}
         return Answer(document, [f"cancelled: {plural(len(taken), 'message')} deleted; {told}"])

@@ -5,7 +5,7 @@ There is one row per entry, in the broker's store.
 ====================  ==================================  ============================================
 key                   value                               written by
 ====================  ==================================  ============================================
-``("entry", name)``   JSON: the fields of :class:`Told`   a beat; cleared by a later one
+``("entry", name)``   JSON: the fields of :class:`EntryReport`   a beat; cleared by a later one
 ``("paused", name)``  nothing                             a person, who clears it; a beat, with the entry
 ====================  ==================================  ============================================
 
@@ -57,11 +57,11 @@ LONGEST = 500
 BROKEN = (Exception,)
 
 
-class Told(NamedTuple):
+class EntryReport(NamedTuple):
     """Moments in milliseconds since 1970 by beat's clock, None for never and for unknown.
 
-    ``last_ms``: when beat published it last, ``next_ms``: when it will, ``runs``: how often it has. ``told_ms``: when
-    beat reported it; it reports it again within ``again_s`` seconds.
+    ``last_ms``: when beat published it last, ``next_ms``: when it will, ``runs``: how often it has. ``reported_ms``:
+    when beat reported it; it reports it again within ``again_s`` seconds.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Told(NamedTuple):
     last_ms: int | None
     next_ms: int | None
     runs: int
-    told_ms: int
+    reported_ms: int
     again_s: float
 
     def has(self, timing: Any) -> bool:
@@ -89,7 +89,7 @@ def entry_of(app: Celery | None, name: str, written: Any) -> ScheduleEntry:
     return ScheduleEntry(**{**written, "name": name, "app": app}) if isinstance(written, Mapping) else written
 
 
-def told_of(name: str, entry: Any, now_ms: int, again_s: float) -> Told:
+def report_of(name: str, entry: Any, now_ms: int, again_s: float) -> EntryReport:
     """The report of what a scheduler has in its schedule, whatever that is."""
     try:
         runs = int(entry.total_run_count or 0)
@@ -98,7 +98,7 @@ def told_of(name: str, entry: Any, now_ms: int, again_s: float) -> Told:
         task, timing, next_ms = str(entry.task), text_of(entry.schedule), _next_ms(entry, now_ms)
     except BROKEN as error:
         task, timing, queue, last_ms, next_ms, runs = "", f"{type(error).__name__}: {error}", "", None, None, 0
-    return Told(fit(name), fit(task), fit(timing), fit(queue), last_ms, next_ms, runs, now_ms, again_s)
+    return EntryReport(fit(name), fit(task), fit(timing), fit(queue), last_ms, next_ms, runs, now_ms, again_s)
 
 
 def fit(text: str) -> str:
@@ -130,18 +130,18 @@ def text_of(timing: Any) -> str:
     return f"{text.removesuffix(CELERYS_HINT)} {timing.tz}" if isinstance(timing, crontab) else text
 
 
-def pack(told: Told) -> bytes:
-    return json.dumps(told[1:]).encode()
+def pack(report: EntryReport) -> bytes:
+    return json.dumps(report[1:]).encode()
 
 
-def unpack(name: str, value: bytes) -> Told:
+def unpack(name: str, value: bytes) -> EntryReport:
     """Raises ``FormatError`` for what no version of ours can have written."""
     try:
-        found = Told(name, *json.loads(value))
+        found = EntryReport(name, *json.loads(value))
     except (ValueError, TypeError, RecursionError):
         raise FormatError("unreadable entry of a schedule", entry=name[:80]) from None
     texts, moments = found[1:4], (found.last_ms, found.next_ms)
-    numbers = (found.runs, found.told_ms, found.again_s, *(each for each in moments if each is not None))
+    numbers = (found.runs, found.reported_ms, found.again_s, *(each for each in moments if each is not None))
     if not all(isinstance(each, str) for each in texts) or not all(is_number(each, -MOST, MOST) for each in numbers):
         raise FormatError("unreadable entry of a schedule", entry=name[:80])
     return found
@@ -165,7 +165,7 @@ class ScheduleStore:
         self._timeout_s = timeout_s
         self._retry = Retry(database, clock, random.Random())
 
-    def tell(self, entries: Iterable[Told], gone: Iterable[str] = ()) -> None:
+    def report(self, entries: Iterable[EntryReport], gone: Iterable[str] = ()) -> None:
         """Write these entries, and clear the others with their pauses. Idempotent."""
 
         def body(tr: Transaction) -> None:
@@ -177,10 +177,10 @@ class ScheduleStore:
 
         self._retry.repeat(body, timeout_s=self._timeout_s)
 
-    def told(self) -> list[Told]:
+    def reports(self) -> list[EntryReport]:
         """All reported entries, by name. What can't be read is left out."""
         rows = self._page(*range_of(self._prefix))
-        return [told for key, value in rows if (told := self._readable(key, value)) is not None]
+        return [report for key, value in rows if (report := self._readable(key, value)) is not None]
 
     def pause(self, name: str) -> None:
         """Pause an entry: beats no longer publish it."""
@@ -227,8 +227,10 @@ class ScheduleStore:
 
     def _old(self, rows: Iterable[KeyValue], now_ms: int) -> dict[bytes, str]:
         """The names of the old entries, by key."""
-        told = ((key, self._readable(key, value)) for key, value in rows)
-        return {key: each.name for key, each in told if each is not None and now_ms - each.told_ms > KEPT_S * 1000}
+        reports = ((key, self._readable(key, value)) for key, value in rows)
+        return {
+            key: each.name for key, each in reports if each is not None and now_ms - each.reported_ms > KEPT_S * 1000
+        }
 
     def _page(self, begin: bytes, end: bytes) -> list[KeyValue]:
         return self._retry.read(
@@ -238,7 +240,7 @@ class ScheduleStore:
     def _key(self, name: str) -> bytes:
         return self._prefix + pack_key(name)
 
-    def _readable(self, key: bytes, value: bytes) -> Told | None:
+    def _readable(self, key: bytes, value: bytes) -> EntryReport | None:
         try:
             return unpack(str(unpack_as(key[len(self._prefix) :], str)[0]), value)
         except FormatError:
@@ -275,7 +277,7 @@ class ScheduleSync:
         self._is_ours = True
         self._next_s = self._all_s = 0.0
         #: For each reported entry, when it had been published last.
-        self._told: dict[str, Any] = {}
+        self._reported: dict[str, Any] = {}
         #: The entries that are paused, as last read, with when each was published before.
         self._skipped: dict[str, Any] = {}
 
@@ -308,14 +310,14 @@ class ScheduleSync:
             return None
         is_all = now_s >= self._all_s
         seen = {fit(str(name)): each for name, each in list(schedule.items())[:MOST_ENTRIES]}
-        new = [name for name, each in seen.items() if is_all or self._told.get(name, self) != _mark(each)]
-        gone = self._told.keys() - seen.keys()
+        new = [name for name, each in seen.items() if is_all or self._reported.get(name, self) != _mark(each)]
+        gone = self._reported.keys() - seen.keys()
         if not new and not gone:
             return None
         if now_s < self._next_s:
             return self._next_s - now_s
         if self._tell({name: seen[name] for name in new}, gone, forget=is_all):
-            self._told = {name: _mark(each) for name, each in seen.items()}
+            self._reported = {name: _mark(each) for name, each in seen.items()}
             self._next_s, self._all_s = now_s + LEAST_S, now_s + ALL_S if is_all else self._all_s
         else:
             self._next_s = now_s + PAUSE_S
@@ -323,20 +325,22 @@ class ScheduleSync:
 
     def _tell(self, entries: Mapping[str, Any], gone: set[str], *, forget: bool) -> bool:
         now_ms = self._clock.wall_ms()
-        told = [told_of(name, each, now_ms, self._again_s) for name, each in entries.items()]
+        reports = [report_of(name, each, now_ms, self._again_s) for name, each in entries.items()]
         skipped = self._skipped  # the last ticks of those entries were not published
-        told = [each._replace(last_ms=ms_of(skipped[each.name])) if each.name in skipped else each for each in told]
+        reports = [
+            each._replace(last_ms=ms_of(skipped[each.name])) if each.name in skipped else each for each in reports
+        ]
         try:
             broker = self._holding.broker()
             store = schedule_of(broker, timeout_s=TIMEOUT_S)
-            store.tell(told, gone)
+            store.report(reports, gone)
             if forget:
                 store.forget_old(common_ms(broker.inspect.sessions(), now_ms))
         except OptionError:
             self._is_ours = False  # another kind of broker; a publish there raises what is wrong
             return False
         except KombuFDBError as error:
-            logger.warning("the store was not told of beat's schedule: %s", error)
+            logger.warning("beat's schedule was not reported to the store: %s", error)
             self._holding.forget()
             return False
         return True

@@ -6,7 +6,7 @@ Only what is in plain sight is changed: JSON of Celery's protocol 2, neither com
 refused with the next step, and nothing is ever unpickled. What Celery repeats of the arguments in headers changes with
 them: a representation that its publisher has chosen is replaced by one that tells nothing.
 
-Cancel: delete messages that were selected, or all in one state that match, and tell who waits for their results. Those
+Cancel: delete messages that were selected, or all in one state that match; their results become ``REVOKED``. Those
 in a worker's hands are cancelled only if they were selected.
 
 Edit and replay: a dead letter goes back to the queue it died in, with other arguments. One transaction takes the old
@@ -28,7 +28,7 @@ from celery import Celery
 from celery.utils.saferepr import saferepr
 from kombu.utils.json import loads as loads_types
 
-from celery_fdb.control import NotTold, ask_workers, tell
+from celery_fdb.control import ResultNotRevoked, ask_workers, revoke_result
 from celery_fdb.inspection.filters import dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment, seconds_of
@@ -336,8 +336,8 @@ def _tell(request: Request, gone: Sequence[Peeked]) -> str:
     failures = []
     for each in gone:
         try:
-            tell(request.app, each)
-        except NotTold as error:
+            revoke_result(request.app, each)
+        except ResultNotRevoked as error:
             failures.append(f"{str(error).rstrip('.')}.")
     return " ".join(failures) or "Their results, if any, became REVOKED."
 

@@ -44,7 +44,7 @@ from celery_fdb.web.visit import FORM_COOKIE, Visit, signature
 from kombu_fdb.primitives.clock import Clock
 
 #: The users with the token, every visitor without a login, and a visitor who is not known.
-BY_TOKEN, ANYBODY, NOBODY = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
+BY_TOKEN, ANONYMOUS, UNKNOWN = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
 #: The cookie that carries one line from an action to the page behind it.
 NOTICE = "celery_fdb_notice"
 LONGEST_NOTICE = 2_000
@@ -60,11 +60,11 @@ class Authentication:
 
     async def visit(self, request: Request) -> tuple[Visit, Response | None]:
         """The visit, and what to answer instead of the page if the visitor is not known."""
-        visit = Visit(request, self._settings, NOBODY, log_audit(""))
+        visit = Visit(request, self._settings, UNKNOWN, log_audit(""))
         user = await self._user(visit)
         cookie = visit.kept(FORM_COOKIE)
         visit.form_token = cookie if len(cookie) >= 32 and cookie.isascii() else secrets.token_urlsafe(32)
-        visit.user, visit.notice = user or NOBODY, _notice(visit)
+        visit.user, visit.notice = user or UNKNOWN, _notice(visit)
         visit.audit = log_audit(visit.user.name)
         return visit, self._stranger(visit) if user is None else None
 
@@ -73,7 +73,7 @@ class Authentication:
         if settings.token is not None:
             return BY_TOKEN if self._is_logged_in(visit, settings.token) else None
         if settings.user is None:
-            return ANYBODY
+            return ANONYMOUS
         found = settings.user(visit.request)
         known = await found if inspect.isawaitable(found) else found
         user = User(known) if isinstance(known, str) else known

@@ -23,7 +23,7 @@ from celery_fdb.history.recorder import HistoryDuty
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection import schedules as schedule_store
-from celery_fdb.inspection.schedules import KEPT_S, ScheduleStore, Told, unpack
+from celery_fdb.inspection.schedules import KEPT_S, EntryReport, ScheduleStore, unpack
 from celery_fdb.results import chords, records
 from celery_fdb.results import records as results_layout
 from celery_fdb.results import store as results_store
@@ -72,8 +72,8 @@ class Stage:
         now_ms = self.clock.wall_ms()
         return Run(name, "shop.pay", state=SUCCESS, root="root", start_ms=now_ms - 500, end_ms=now_ms, runtime_s=0.5)
 
-    def told(self, name: str) -> Told:
-        return Told(name, "shop.pay", "every second", "q", None, None, 0, self.clock.wall_ms(), 65.0)
+    def told(self, name: str) -> EntryReport:
+        return EntryReport(name, "shop.pay", "every second", "q", None, None, 0, self.clock.wall_ms(), 65.0)
 
     def _fill(self) -> None:
         results, expires_ms = self.results, self.clock.wall_ms() + round(LIFE_S * 1000)
@@ -95,7 +95,7 @@ class Stage:
             self.history.activity(session, {number: self.run(f"a{number}") for number in range(2 * PART + 1)})
         self.history.set_settings(BOUNDS)
         self.history.activity(LIVE, {}, dropped=1)
-        self.schedules.tell([self.told(f"e{number}") for number in range(2 * PART + 1)])
+        self.schedules.report([self.told(f"e{number}") for number in range(2 * PART + 1)])
         self.schedules.pause("e0")
 
     def upkeep(self, history: HistoryStore) -> HistoryDuty:
@@ -159,7 +159,7 @@ class Stage:
         tag, name = str(elements[0]), str(elements[1])
         if tag == "paused":
             return self.schedules._key(name) in rows
-        return self.clock.wall_ms() - unpack(name, value).told_ms <= KEPT_S * 1000
+        return self.clock.wall_ms() - unpack(name, value).reported_ms <= KEPT_S * 1000
 
 
 def expires_of(kind: str, value: bytes) -> int:
@@ -211,8 +211,8 @@ VERBS: dict[str, Verb] = {
     "history.slots": lambda _, of: of.slots(60, 0, 2_000_000_000),
     "history.series": lambda _, of: of.series(60, 0, 2_000_000_000),
     "history.totals": lambda _, of: of.totals(),
-    "schedules.tell": lambda stage, of: of.tell([stage.told("new")], ["e0"]),
-    "schedules.told": lambda _, of: of.told(),
+    "schedules.report": lambda stage, of: of.report([stage.told("new")], ["e0"]),
+    "schedules.reports": lambda _, of: of.reports(),
     "schedules.pause": lambda _, of: of.pause("e1"),
     "schedules.resume": lambda _, of: of.resume("e0"),
     "schedules.paused": lambda _, of: of.paused(),

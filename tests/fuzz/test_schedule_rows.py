@@ -17,7 +17,7 @@ pytest.importorskip("starlette", reason="the dashboard's libraries are not insta
 
 from starlette.testclient import TestClient
 
-from celery_fdb.inspection.schedules import ScheduleStore, Told, schedule_of
+from celery_fdb.inspection.schedules import EntryReport, ScheduleStore, schedule_of
 from celery_fdb.web import dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.layout import range_of
@@ -47,7 +47,7 @@ def test_a_damaged_entry_of_a_schedule_stops_no_other(fuzz: Callable[..., None],
             load(store, [each for each in rows() if each != row or rng.random() < 0.3], damaged)
             try:
                 look(store, person, "safe")
-                store.tell([told("bad")])
+                store.report([told("bad")])
                 store.forget_old(SystemClock().wall_ms())
                 look(store, person, "safe", "bad")
             except Exception as error:
@@ -57,15 +57,15 @@ def test_a_damaged_entry_of_a_schedule_stops_no_other(fuzz: Callable[..., None],
     fuzz(target)
 
 
-def told(name: str) -> Told:
-    return Told(name, "shop.pay", f"every {name} second", "q", 5, 10_000, 3, SystemClock().wall_ms(), 65.0)
+def told(name: str) -> EntryReport:
+    return EntryReport(name, "shop.pay", f"every {name} second", "q", 5, 10_000, 3, SystemClock().wall_ms(), 65.0)
 
 
 @cache
 def rows() -> list[KeyValue]:
     with MemoryStores(), Broker.open(URL) as broker:
         store = schedule_of(broker)
-        store.tell([told("safe"), told("bad")])
+        store.report([told("safe"), told("bad")])
         return store._retry.read(lambda tr: tr.get_range(*range_of(store._prefix)), timeout_s=5)
 
 
@@ -82,5 +82,5 @@ def look(store: ScheduleStore, person: TestClient, *names: str) -> None:
     shown = person.get("/schedules")
     assert shown.status_code == 200
     for name in names:
-        assert (name, f"every {name} second") in [(each.name, each.timing) for each in store.told()]
+        assert (name, f"every {name} second") in [(each.name, each.timing) for each in store.reports()]
         assert f"every {name} second" in shown.text

@@ -1,7 +1,7 @@
 """``/schedules``: the entries of beat's schedule, with when each ran last and runs next.
 
 They come from two sides: what a beat that runs ``celery_fdb.beat.Scheduler`` tells the store, and, with an app, what
-its configuration has. Of an entry that no beat has told of, the last run is that of its task in the history, whatever
+its configuration has. Of an entry that no beat has reported, the last run is that of its task in the history, whatever
 has published it, and the next one follows from it as beat would compute it. The runs behind the next one follow from
 the app's configuration, if beat tells of the same timing.
 """
@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.views.runs import HistoryOff, RunView, page_of_runs
-from celery_fdb.inspection.schedules import BROKEN, Told, configured, entry_of, schedule_of, text_of
+from celery_fdb.inspection.schedules import BROKEN, EntryReport, configured, entry_of, schedule_of, text_of
 from celery_fdb.inspection.time_formats import moment
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
@@ -39,9 +39,9 @@ LastRun = Callable[[str], RunView | None]
 class ScheduleView(NamedTuple):
     """``timing``: as Celery writes it. ``problem``: why there is no more to say of the entry.
 
-    ``last``: when beat published it last, ``run``: the last run of its task in the history. ``heard``: when a beat told
-    of it last. ``following``: its next runs, in the zone of its schedule. ``state``: what it means: *beat* has it,
-    beat is *silent*, it is *gone* from beat's schedule, or it is *configured* and no beat has told of it.
+    ``last``: when beat published it last, ``run``: the last run of its task in the history. ``heard``: when a beat
+    reported it last. ``following``: its next runs, in the zone of its schedule. ``state``: what it means: *beat* has
+    it, beat is *silent*, it is *gone* from beat's schedule, or it is *configured* and no beat has reported it.
     """
 
     name: str
@@ -69,19 +69,19 @@ def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[ScheduleV
     """The entries. ``now``: with a time zone."""
     written = {} if app is None else configured(app)
     store = schedule_of(broker)
-    told, paused = {each.name: each for each in store.told()}, store.paused()
+    reports, paused = {each.name: each for each in store.reports()}, store.paused()
     last_run = _last_runs(broker)
-    heard = any(_is_heard(each, now) for each in told.values())
-    names = sorted({*written, *told})[:MOST_ENTRIES]
+    heard = any(_is_heard(each, now) for each in reports.values())
+    names = sorted({*written, *reports})[:MOST_ENTRIES]
     rows = [
-        _told_row(
-            told[name],
-            _timing(app, told[name], written.get(name)),
+        _reported_row(
+            reports[name],
+            _timing(app, reports[name], written.get(name)),
             last_run,
             now,
             gone=heard or (app is not None and name not in written),
         )
-        if name in told
+        if name in reports
         else _configured_row(app, name, written[name], last_run, now)
         for name in names
     ]
@@ -89,7 +89,7 @@ def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[ScheduleV
 
 
 def _acted_on(row: ScheduleView, *, paused: bool, configured: bool) -> ScheduleView:
-    """With what can be done to it: a beat that obeys pauses has to have told of it, or the app to say what it is."""
+    """With what can be done to it: a beat that obeys pauses has to have reported it, or the app to say what it is."""
     pausing = ["schedule_resume"] if paused else ["schedule_pause"] if row.state in {"beat", "silent"} else []
     actions = named(*pausing, *(["schedule_run"] if configured and not row.problem else []))
     return row._replace(paused=paused, actions=actions, following=() if paused else row.following)
@@ -111,31 +111,31 @@ def _last_runs(broker: Broker) -> LastRun:
     return last
 
 
-# -- what beat has told ------------------------------------------------------------------------------------------------
+# -- what beat has reported --------------------------------------------------------------------------------------------
 
 
-def _timing(app: Celery | None, told: Told, written: Any) -> Any:
+def _timing(app: Celery | None, report: EntryReport, written: Any) -> Any:
     """The timing as the app configures it, if that is what beat reports; else None."""
     try:
-        timing = None if written is None else entry_of(app, told.name, written).schedule
-        return timing if timing is not None and told.has(timing) else None
+        timing = None if written is None else entry_of(app, report.name, written).schedule
+        return timing if timing is not None and report.has(timing) else None
     except BROKEN:
         return None
 
 
-def _told_row(told: Told, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> ScheduleView:
+def _reported_row(report: EntryReport, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> ScheduleView:
     """The view of a reported entry. ``gone``: it is gone if no beat reports it any more; else beat is silent."""
-    state = "beat" if _is_heard(told, now) else "gone" if gone else "silent"
-    last, first = (None if each is None else moment(each) for each in (told.last_ms, told.next_ms))
+    state = "beat" if _is_heard(report, now) else "gone" if gone else "silent"
+    last, first = (None if each is None else moment(each) for each in (report.last_ms, report.next_ms))
     following = _from(timing, first) if state == "beat" else []
-    heard = moment(told.told_ms)
+    heard = moment(report.reported_ms)
     return ScheduleView(
-        told.name, told.task, told.timing, told.queue, last, last_run(told.task), following, state, heard
+        report.name, report.task, report.timing, report.queue, last, last_run(report.task), following, state, heard
     )
 
 
-def _is_heard(told: Told, now: datetime) -> bool:
-    return (now - moment(told.told_ms)).total_seconds() <= LATE * told.again_s
+def _is_heard(report: EntryReport, now: datetime) -> bool:
+    return (now - moment(report.reported_ms)).total_seconds() <= LATE * report.again_s
 
 
 # -- what is configured ------------------------------------------------------------------------------------------------

@@ -16,5 +16,7 @@ def test_the_keys_are_those_of_the_code() -> None:
     assert rows
     for row in rows:
         key, value, writer = re.split(r"\s{2,}", row.replace("``", "`"))
-        cells = f"| {key} | {value.replace(':class:`Told`', '`celery_fdb/inspection/schedules.py`')} | {writer} |"
+        cells = (
+            f"| {key} | {value.replace(':class:`EntryReport`', '`celery_fdb/inspection/schedules.py`')} | {writer} |"
+        )
         assert cells in KEYSPACE.read_text()

@@ -22,12 +22,12 @@ from celery_fdb.inspection.schedules import (
     KEPT_S,
     LEAST_S,
     PAUSE_S,
+    EntryReport,
     ScheduleSync,
-    Told,
     pack,
+    report_of,
     schedule_of,
     text_of,
-    told_of,
     unpack,
 )
 from kombu_fdb import Broker
@@ -56,8 +56,8 @@ def entry(app: Celery, name: str = "often", runs: int = 0, **fields: Any) -> Sch
     return ScheduleEntry(name=name, app=app, total_run_count=runs, **made)
 
 
-def told(broker: Broker) -> dict[str, Told]:
-    return {each.name: each for each in schedule_of(broker).told()}
+def told(broker: Broker) -> dict[str, EntryReport]:
+    return {each.name: each for each in schedule_of(broker).reports()}
 
 
 def test_a_beat_that_ticks_tells_what_it_has_and_what_it_did(app: Celery, broker: Broker, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_beat_that_ticks_tells_what_it_has_and_what_it_did(app: Celery, broker
     scheduler.close()
     assert (found["often"].task, found["often"].queue) == ("shop.remind", "mails")
     assert found["often"].last_ms is not None
-    assert before.timestamp() * 1000 - 1 <= found["often"].last_ms <= found["often"].told_ms
+    assert before.timestamp() * 1000 - 1 <= found["often"].last_ms <= found["often"].reported_ms
     assert (found["nightly"].runs, found["nightly"].last_ms, "crontab" in found["nightly"].timing) == (0, None, True)
     assert found["nightly"].next_ms is not None
     following = datetime.fromtimestamp(found["nightly"].next_ms / 1000 + 1, UTC)
@@ -84,53 +84,53 @@ def test_a_beat_that_ticks_tells_what_it_has_and_what_it_did(app: Celery, broker
 
 def test_changes_are_told_at_most_once_a_second_and_all_once_a_minute(app: Celery, broker: Broker) -> None:
     clock = ManualClock()
-    teller = ScheduleSync(app, 300.0, clock)
+    sync = ScheduleSync(app, 300.0, clock)
     schedule = {"often": entry(app), "rare": entry(app, "rare")}
-    assert teller.look(schedule) is None
+    assert sync.look(schedule) is None
     begun = clock.wall_ms()
     schedule["often"] = entry(app, runs=1, last_run_at=datetime(2031, 5, 6, tzinfo=UTC))
-    assert teller.look(schedule) == pytest.approx(LEAST_S)
+    assert sync.look(schedule) == pytest.approx(LEAST_S)
     assert told(broker)["often"].runs == 0
     clock.advance(LEAST_S)
-    assert teller.look(schedule) is None
-    assert (told(broker)["often"].runs, told(broker)["rare"].told_ms) == (1, begun)
+    assert sync.look(schedule) is None
+    assert (told(broker)["often"].runs, told(broker)["rare"].reported_ms) == (1, begun)
     clock.advance(ALL_S)
-    teller.look(schedule)
-    assert {each.told_ms for each in told(broker).values()} == {clock.wall_ms()}
+    sync.look(schedule)
+    assert {each.reported_ms for each in told(broker).values()} == {clock.wall_ms()}
     assert {each.again_s for each in told(broker).values()} == {ALL_S + 300}
-    teller.close()
+    sync.close()
 
 
 def test_entries_that_beat_dropped_are_cleared_and_unreported_ones_later(app: Celery, broker: Broker) -> None:
     clock = ManualClock()
-    schedule_of(broker).tell([told_of("of a config before", entry(app), clock.wall_ms(), 60.0)])
-    teller = ScheduleSync(app, 300.0, clock)
-    teller.look({"often": entry(app), "rare": entry(app, "rare")})
+    schedule_of(broker).report([report_of("of a config before", entry(app), clock.wall_ms(), 60.0)])
+    sync = ScheduleSync(app, 300.0, clock)
+    sync.look({"often": entry(app), "rare": entry(app, "rare")})
     clock.advance(LEAST_S)
-    teller.look({"often": entry(app)})
+    sync.look({"often": entry(app)})
     assert told(broker).keys() == {"often", "of a config before"}
     clock.advance(KEPT_S)
-    teller.look({"often": entry(app)})
+    sync.look({"often": entry(app)})
     assert told(broker).keys() == {"often"}
-    teller.close()
+    sync.close()
 
 
 def test_a_beat_whose_clock_is_ahead_of_the_workers_forgets_nothing(app: Celery, broker: Broker) -> None:
     clock = ManualClock(wall_ms=SystemClock().wall_ms())
-    schedule_of(broker).tell([told_of("of another beat", entry(app), clock.wall_ms(), 60.0)])
+    schedule_of(broker).report([report_of("of another beat", entry(app), clock.wall_ms(), 60.0)])
     assert broker.queue("mails").take(0) is None  # as a worker does, in a session
     clock.jump_wall(2 * KEPT_S)
-    teller = ScheduleSync(app, 300.0, clock)
-    teller.look({"often": entry(app)})
+    sync = ScheduleSync(app, 300.0, clock)
+    sync.look({"often": entry(app)})
     assert told(broker).keys() == {"often", "of another beat"}
-    teller.close()
+    sync.close()
 
 
 def test_a_store_that_is_away_does_not_stop_beat(
     app: Celery, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    teller = ScheduleSync(app, 300.0, clock)
+    sync = ScheduleSync(app, 300.0, clock)
 
     def away(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable
@@ -138,12 +138,12 @@ def test_a_store_that_is_away_does_not_stop_beat(
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "celery_fdb"):
         patch.setattr("celery_fdb.inspection.schedules.schedule_of", away)
         for _ in range(3):
-            teller.look({"often": entry(app)})
-    assert sum("was not told" in each for each in caplog.messages) == 1, "it does not try at every tick"
+            sync.look({"often": entry(app)})
+    assert sum("was not reported" in each for each in caplog.messages) == 1, "it does not try at every tick"
     clock.advance(PAUSE_S)
-    teller.look({"often": entry(app)})
+    sync.look({"often": entry(app)})
     assert told(broker).keys() == {"often"}
-    teller.close()
+    sync.close()
 
 
 def test_another_kind_of_broker_is_told_nothing(app: Celery) -> None:
@@ -210,13 +210,13 @@ def test_entries_of_any_kind_are_told_of(app: Celery, broker: Broker) -> None:
     odd = {"none": None, "broken": Broken(), "x" * 9_000: entry(app), "\ud800\x00": entry(app), "": entry(app)}
     naive = entry(app, runs=3, schedule=schedule(timedelta(seconds=9)))
     naive.last_run_at = datetime(2031, 5, 5)  # noqa: DTZ001 - as some schedulers have it
-    teller = ScheduleSync(app, 300.0, ManualClock())
-    assert teller.look({**odd, "naive": naive}) is None
+    sync = ScheduleSync(app, 300.0, ManualClock())
+    assert sync.look({**odd, "naive": naive}) is None
     found = told(broker)
     assert len(found) == len(odd) + 1
     assert (found["naive"].runs, found["naive"].last_ms, found[""].task) == (3, None, "shop.remind")
     assert found["broken"].timing.startswith("ValueError")
-    teller.close()
+    sync.close()
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b"\xff", b'["t", "w", 5, null, null, 1, 1, 1]', b"[" * 9_000])
@@ -224,10 +224,10 @@ def test_malformed_rows_are_left_out(broker: Broker, app: Celery, value: bytes) 
     with pytest.raises(FormatError):
         unpack("x", value)
     store = schedule_of(broker)
-    good = told_of("good", entry(app), 5, 60.0)
-    store.tell([good])
+    good = report_of("good", entry(app), 5, 60.0)
+    store.report([good])
     store._retry.repeat(lambda tr: tr.set(store._key("bad"), value), timeout_s=5.0)
-    assert store.told() == [good]
+    assert store.reports() == [good]
     assert unpack("good", pack(good)) == good
 
 
@@ -243,7 +243,7 @@ def test_the_next_run_of_a_crontab_is_on_its_minute(app: Celery) -> None:
     timing = crontab(hour=3, minute=30, app=app, nowfun=lambda: datetime(2031, 5, 5, 1, 0, 0, 400_000, tzinfo=UTC))
     made = entry(app, schedule=timing, last_run_at=datetime(2031, 5, 4, 3, 30, tzinfo=UTC))
     now_ms = int(datetime(2031, 5, 5, 1, 0, 0, 390_000, tzinfo=UTC).timestamp() * 1000)
-    following_ms = told_of("nightly", made, now_ms, 60.0).next_ms
+    following_ms = report_of("nightly", made, now_ms, 60.0).next_ms
     assert following_ms is not None
     assert following_ms % 60_000 == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_fdb.inspection import schedules as schedule_store
-from celery_fdb.inspection.schedules import KEPT_S, ScheduleStore, Told
+from celery_fdb.inspection.schedules import KEPT_S, EntryReport, ScheduleStore
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -22,17 +22,17 @@ def store(clock: ManualClock) -> ScheduleStore:
     return ScheduleStore(MemoryDatabase(clock=clock), "n", clock=clock, timeout_s=30.0)
 
 
-def told(name: str, clock: ManualClock) -> Told:
-    return Told(name, "shop.pay", "every second", "q", None, None, 0, clock.wall_ms(), 65.0)
+def told(name: str, clock: ManualClock) -> EntryReport:
+    return EntryReport(name, "shop.pay", "every second", "q", None, None, 0, clock.wall_ms(), 65.0)
 
 
 def test_old_entries_behind_many_new_ones_are_forgotten(
     store: ScheduleStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule_store, "MOST_ENTRIES", 2)
-    store.tell([told("z1", clock), told("z2", clock)])
+    store.report([told("z1", clock), told("z2", clock)])
     clock.advance(KEPT_S + 1)
-    store.tell([told(f"a{number}", clock) for number in range(3)])
+    store.report([told(f"a{number}", clock) for number in range(3)])
     store.pause("z1")
     store.pause("a1")
     assert store.forget_old(clock.wall_ms()) == ["z1", "z2"]
@@ -43,16 +43,16 @@ def test_old_entries_behind_many_new_ones_are_forgotten(
 def test_an_entry_that_is_told_of_meanwhile_stays(
     store: ScheduleStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.tell([told("a", clock), told("b", clock)])
+    store.report([told("a", clock), told("b", clock)])
     clock.advance(KEPT_S + 1)
     page = store._page
 
     def read_just_before_another_beat(*given: Any) -> Any:
         found = page(*given)
-        store.tell([told("a", clock)])
+        store.report([told("a", clock)])
         return found
 
     monkeypatch.setattr(store, "_page", read_just_before_another_beat)
     assert store.forget_old(clock.wall_ms()) == ["b"]
     monkeypatch.undo()
-    assert [each.name for each in store.told()] == ["a"]
+    assert [each.name for each in store.reports()] == ["a"]

@@ -27,7 +27,7 @@ from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import workflows
-from celery_fdb.inspection.schedules import Told, schedule_of
+from celery_fdb.inspection.schedules import EntryReport, schedule_of
 from celery_fdb.web import application, dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION, Record
@@ -163,7 +163,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Broke
         broker.declare("q")
         broker.declare("fair")
         keep_runs(broker, size.runs)
-        schedule_of(broker).tell([Told("often", "shop.pay", "", "", None, None, 0, 1, 60.0)])
+        schedule_of(broker).report([EntryReport("often", "shop.pay", "", "", None, None, 0, 1, 60.0)])
         keys = broker._engine.keys
     with closing(sqlite3.connect(path)) as connection:
         for each in ("journal_mode = OFF", "synchronous = OFF"):

@@ -16,7 +16,7 @@ from kit.browser import NARROW, Window, until
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.inspection.schedules import Told, schedule_of
+from celery_fdb.inspection.schedules import EntryReport, schedule_of
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.primitives.clock import SystemClock
@@ -63,8 +63,8 @@ def fill(broker: Broker) -> None:
     child = run._replace(id="r2", root="r1", parent="r1", group=SCRIPTS[1], followers=(("r3", ERROR[:200]),))
     for unwritten in store.packed([run, child]):
         store.write(unwritten, History())
-    entry = Told(NAME, ERROR[:400], ERROR[:400], NAME, now_ms, now_ms, 1, now_ms, 60.0)
-    schedule_of(broker).tell([entry, entry._replace(name=SCRIPTS[1], told_ms=1)])
+    entry = EntryReport(NAME, ERROR[:400], ERROR[:400], NAME, now_ms, now_ms, 1, now_ms, 60.0)
+    schedule_of(broker).report([entry, entry._replace(name=SCRIPTS[1], reported_ms=1)])
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import SessionView
-from celery_fdb.inspection.schedules import Told, schedule_of, text_of
+from celery_fdb.inspection.schedules import EntryReport, schedule_of, text_of
 from celery_fdb.operations.action import Request
 from celery_fdb.operations.messages import unknown
 from celery_fdb.web import User
@@ -296,12 +296,12 @@ def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker
 def test_without_an_app_what_beat_has_told_is_shown(viewer: Any, broker: Broker) -> None:
     assert "No beat has reported its schedule" in viewer.see("/schedules")
     now_ms = SystemClock().wall_ms()
-    schedule_of(broker).tell(
+    schedule_of(broker).report(
         [
-            Told(
+            EntryReport(
                 "often", "shop.remind", "every 5 minutes", "mails", now_ms - 60_000, now_ms + 240_000, 7, now_ms, 60.0
             ),
-            Told("<b>old</b>", "shop.x", "every hour", "", None, now_ms, 0, now_ms - 86_400_000, 60.0),
+            EntryReport("<b>old</b>", "shop.x", "every hour", "", None, now_ms, 0, now_ms - 86_400_000, 60.0),
         ]
     )
     page = viewer.see("/schedules")
@@ -349,8 +349,8 @@ def test_the_next_runs_are_in_the_zone_of_the_schedule(visit: Any, app: Celery, 
     app.conf.beat_schedule = {name: {"task": "t", "schedule": nightly} for name in ("told", "untold", "other")}
     first_ms = int(first.timestamp() * 1000)
     now = first - timedelta(hours=1)
-    told = Told("told", "t", text_of(nightly), "", None, first_ms, 0, int(now.timestamp() * 1000), 60.0)
-    schedule_of(broker).tell([told, told._replace(name="other", timing="every hour")])
+    told = EntryReport("told", "t", text_of(nightly), "", None, first_ms, 0, int(now.timestamp() * 1000), 60.0)
+    schedule_of(broker).report([told, told._replace(name="other", timing="every hour")])
     rows = {each.name: each for each in rows_of(app, broker, now)}
     wanted = ["2026-10-24 02:30 CEST", "2026-10-25 02:30 CEST", "2026-10-26 02:30 CET"]
     for name in ("told", "untold"):
@@ -387,14 +387,14 @@ def test_who_is_gone_and_who_is_silent(app: Celery, broker: Broker, has_app: boo
     at_ms = int(NOW.timestamp() * 1000)
 
     def states(age_s: int) -> dict[str, str]:
-        told = [Told(name, "t", "", "", None, None, 0, at_ms - age_s * 1000, 60.0) for name in ("kept", "old")]
-        schedule_of(broker).tell(told)
+        told = [EntryReport(name, "t", "", "", None, None, 0, at_ms - age_s * 1000, 60.0) for name in ("kept", "old")]
+        schedule_of(broker).report(told)
         return {each.name: each.state for each in rows_of(app if has_app else None, broker, NOW)}
 
     untold = {"untold": "configured"} if has_app else {}
     assert states(100) == {"kept": "beat", "old": "beat", **untold}
     assert states(200) == {"kept": "silent", "old": "gone" if has_app else "silent", **untold}
-    schedule_of(broker).tell([Told("new", "t", "", "", None, None, 0, at_ms, 60.0)])
+    schedule_of(broker).report([EntryReport("new", "t", "", "", None, None, 0, at_ms, 60.0)])
     found = {each.name: each.state for each in rows_of(app if has_app else None, broker, NOW)}
     assert found == {"kept": "gone", "old": "gone", "new": "beat", **untold}
 
@@ -408,7 +408,9 @@ def test_an_entry_is_paused_resumed_and_run_from_the_page(
     }
     now_ms = SystemClock().wall_ms()
     names = ("mine", "of a database")
-    schedule_of(broker).tell([Told(name, "t", "", "", None, now_ms + 9_000, 0, now_ms, 60.0) for name in names])
+    schedule_of(broker).report(
+        [EntryReport(name, "t", "", "", None, now_ms + 9_000, 0, now_ms, 60.0) for name in names]
+    )
 
     def offered(person: Any) -> list[str]:
         return re.findall(r'name="action" value="([^"]+)"', person.see("/schedules"))
