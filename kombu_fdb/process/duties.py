@@ -3,12 +3,11 @@
 A duty's ``run`` does what its budget allows, and returns in how many seconds to call it again at the latest; a spent
 budget means at once. It remembers where it stopped, and begins there.
 
-A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. Subjects take turns
-(:class:`RoundRobin`), so that a slow or hopeless one delays none of the others. A step that fails for a reason of its
-own is *set aside* (:class:`Guard`): reported, shown in the store (``quarantine.py``), and not tried again for
-:data:`ASIDE_PAUSE_S`. A store that does not answer is no reason of its own: that error goes to the caller. A full disk
-that refuses a step for what it adds is one: others may add nothing. It is not shown in the store, as that would add to
-it as well.
+A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. Subjects take turns, so
+that a slow or hopeless one delays none of the others. A step that fails for a reason of its own is *set aside*
+(:class:`Guard`): reported, shown in the store (``quarantine.py``), and not tried again for :data:`ASIDE_PAUSE_S`. A
+store that does not answer is no reason of its own: that error goes to the caller. A full disk that refuses a step for
+what it adds is one: others may add nothing. It is not shown in the store, as that would add to it as well.
 
 Most duties are rows of a table (:func:`routines`): which subjects there are, the step of each, and the pause. The
 others have a class of their own, for what they remember. Every process sweeps, and brings back what was kept for its
@@ -38,7 +37,7 @@ from kombu_fdb.store.protocol import KeyValue
 
 T = TypeVar("T")
 
-# -- round robin -------------------------------------------------------------------------------------------------------
+# -- the guard ---------------------------------------------------------------------------------------------------------
 
 
 #: How long a failed subject is left alone, in seconds.
@@ -114,25 +113,6 @@ class Guard:
         return failing
 
 
-class RoundRobin:
-    """Gives each subject a step in turn, and begins the next time behind the last one."""
-
-    def __init__(self, guard: Guard, duty: str) -> None:
-        self._guard = guard
-        self._duty = duty
-        self._last = ""
-
-    def run(self, subjects: Collection[str], step: Callable[[str], object], budget: Budget) -> None:
-        """``step`` returns something true if its subject wants another turn."""
-        ordered = sorted(subjects)
-        first = bisect_right(ordered, self._last)
-        waiting = deque(ordered[first:] + ordered[:first])
-        while waiting and budget.spend():
-            subject = self._last = waiting.popleft()
-            if self._guard.attempt(self._duty, subject, partial(step, subject)):
-                waiting.append(subject)
-
-
 # -- a duty ------------------------------------------------------------------------------------------------------------
 
 
@@ -159,12 +139,13 @@ class Duty:
 
     name: str
     due_at = 0.0
+    #: The subject of the last step.
+    _last_subject = ""
 
     def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
         self._engine = engine
         self._clock = clock
         self._guard = guard
-        self._subjects = RoundRobin(guard, self.name)
 
     def is_due(self, now: float) -> bool:
         return now >= self.due_at
@@ -172,6 +153,19 @@ class Duty:
     def run(self, budget: Budget) -> float:
         """Do a part of the duty. Returns in how many seconds to call again."""
         raise NotImplementedError
+
+    def _take_turns(self, subjects: Collection[str], step: Callable[[str], object], budget: Budget) -> None:
+        """Give each subject a step in turn, and begin behind the last one of the time before.
+
+        ``step`` returns something true if its subject wants another turn.
+        """
+        ordered = sorted(subjects)
+        first = bisect_right(ordered, self._last_subject)
+        waiting = deque(ordered[first:] + ordered[:first])
+        while waiting and budget.spend():
+            subject = self._last_subject = waiting.popleft()
+            if self._guard.attempt(self.name, subject, partial(step, subject)):
+                waiting.append(subject)
 
 
 # -- duties that are rows of a table -----------------------------------------------------------------------------------
@@ -192,14 +186,14 @@ class Routine(Duty):
     ) -> None:
         """``at_once``: it goes on in the next round if its budget was spent."""
         self.name = name
+        self._guard = guard
         self._find = find
         self._step = step
         self._pause_s = pause_s
         self._at_once = at_once
-        self._subjects = RoundRobin(guard, name)
 
     def run(self, budget: Budget) -> float:
-        self._subjects.run(self._find(), self._step, budget)
+        self._take_turns(self._find(), self._step, budget)
         return 0.0 if self._at_once and budget.is_spent else self._pause_s
 
 
@@ -221,18 +215,18 @@ class Walk(Duty):
         ``between_s``: the pause while there is more to walk through.
         """
         self.name = name
+        self._guard = guard
         self._find = find
         self._part = part
         self._pause_s = pause_s
         self._between_s = between_s
-        self._subjects = RoundRobin(guard, name)
         #: The cursor of each subject that is not done.
         self._cursors: dict[str, bytes] = {}
 
     def run(self, budget: Budget) -> float:
         if not self._cursors:
             self._cursors = dict.fromkeys(self._find(), b"")
-        self._subjects.run(list(self._cursors), self._step, budget)
+        self._take_turns(list(self._cursors), self._step, budget)
         if not budget.is_spent:
             self._cursors.clear()  # those still there are set aside
         return self._between_s if self._cursors else self._pause_s
@@ -332,7 +326,7 @@ class Promotion(Duty):
             moments.append(due_ms)
             return False
 
-        self._subjects.run(due, step, budget)
+        self._take_turns(due, step, budget)
         return 0.0 if budget.is_spent else self._pause(moments)
 
     def _pause(self, moments: Iterable[int | None]) -> float:
@@ -342,26 +336,22 @@ class Promotion(Duty):
         return LOOK_S if due_ms is None else min(max(0.0, (due_ms - self._clock.wall_ms()) / 1000), LOOK_S)
 
 
-class UnusedQueues(Duty):
+def unused_queues(engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> Duty:
     """Delete queues with ``x-expires`` that were unused for that long."""
+    detector: FailureDetector[str] = FailureDetector()
+    silent: dict[str, bytes] = {}
 
-    name = "expire queues"
+    def find() -> Collection[str]:
+        found = engine.queues.expiring()
+        detector.look([(queue, last_use, max(ms, 1) / 1000) for queue, last_use, ms in found], clock.monotonic())
+        silent.clear()
+        silent.update(detector.silent())
+        return silent
 
-    def __init__(self, engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> None:
-        super().__init__(engine, clock, guard)
-        self._interval_s = interval_s
-        self._detector: FailureDetector[str] = FailureDetector()
+    def expire(queue: str) -> None:
+        engine.queues.expire(queue, silent[queue])
 
-    def run(self, budget: Budget) -> float:
-        found = self._engine.queues.expiring()
-        idle = [(queue, last_use, max(expires_ms, 1) / 1000) for queue, last_use, expires_ms in found]
-        self._detector.look(idle, self._clock.monotonic())
-        silent = dict(self._detector.silent())
-        self._subjects.run(silent.keys(), lambda queue: self._expire(queue, silent[queue]), budget)
-        return 0.0 if budget.is_spent else self._interval_s
-
-    def _expire(self, queue: str, last_use: bytes) -> None:
-        self._engine.queues.expire(queue, last_use)
+    return Routine("expire queues", guard, find, expire, interval_s)
 
 
 class ExpiredHeads(Duty):
@@ -390,7 +380,7 @@ class ExpiredHeads(Duty):
                 del due[queue][0]
             return bool(due[queue])
 
-        self._subjects.run(list(due), step, budget)
+        self._take_turns(list(due), step, budget)
         if total:
             return 0.0  # the messages behind them may expire soon
         return LOOK_S if next_ms is None else min(max(0.0, (next_ms - self._clock.wall_ms()) / 1000), LOOK_S)
@@ -416,7 +406,7 @@ class Leftovers(Duty):
     def run(self, budget: Budget) -> float:
         if not self._parts:
             self._parts = self._find()
-        self._subjects.run(list(self._parts), self._clear, budget)
+        self._take_turns(list(self._parts), self._clear, budget)
         return 0.0 if self._parts and budget.is_spent else LEFT_INTERVAL_S
 
     def _find(self) -> dict[str, list[KeyValue]]:
@@ -444,20 +434,21 @@ class Leftovers(Duty):
             self._engine.upkeep.clear_copy(rows[0])
 
 
-class Ghosts(Duty):
+def ghosts(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     """Clear rows of queues and exchanges that are gone."""
+    detector: FailureDetector[tuple[str, str]] = FailureDetector()
+    silent: dict[str, tuple[str, str, bytes]] = {}
 
-    name = "clear ghosts"
+    def find() -> Collection[str]:
+        found = unchanged(detector, engine.upkeep.ghosts().items(), clock)
+        silent.clear()
+        silent.update({f"{kind} {name}": (kind, name, value) for (kind, name), value in found})
+        return silent
 
-    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        super().__init__(engine, clock, guard)
-        self._detector: FailureDetector[tuple[str, str]] = FailureDetector()
+    def clear(subject: str) -> None:
+        engine.upkeep.clear_ghost(*silent[subject])
 
-    def run(self, budget: Budget) -> float:
-        found = unchanged(self._detector, self._engine.upkeep.ghosts().items(), self._clock)
-        silent = {f"{kind} {name}": (kind, name, value) for (kind, name), value in found}
-        self._subjects.run(silent.keys(), lambda each: self._engine.upkeep.clear_ghost(*silent[each]) and False, budget)
-        return LEFT_INTERVAL_S
+    return Routine("clear ghosts", guard, find, clear, LEFT_INTERVAL_S, at_once=False)
 
 
 class Totals(Duty):
@@ -469,7 +460,7 @@ class Totals(Duty):
 
     def run(self, budget: Budget) -> float:
         self._steps = self._steps or self._engine.metrics.trim_steps()
-        self._subjects.run([""], self._step, budget)
+        self._take_turns([""], self._step, budget)
         if not budget.is_spent:
             self._steps = None
         return 0.0 if budget.is_spent else LEFT_INTERVAL_S
@@ -490,7 +481,7 @@ class Samples(Duty):
 
     def run(self, budget: Budget) -> float:
         began = self._clock.monotonic()
-        self._subjects.run([""], self._step, budget)
+        self._take_turns([""], self._step, budget)
         spent_s = self._clock.monotonic() - began
         return max(HOUR.step_s - self._clock.wall_ms() / 1000 % HOUR.step_s, spent_s / SAMPLING)
 

@@ -170,7 +170,7 @@ class Sweep(duties.Duty):
             session_id.hex(): beat for session_id, beat in self._detector.silent() if session_id != self._session_id
         }
         self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in silent}
-        self._subjects.run(silent.keys(), lambda name: self._end(name, silent[name]), budget)
+        self._take_turns(silent.keys(), lambda name: self._end(name, silent[name]), budget)
         # A sum of times has a rounding error, by which no clock moves on: hence the least pause.
         look_at = self._looked_s + min(self._interval_s, self._detector.next_silent_s())
         return 0.0 if budget.is_spent else max(LEAST_PAUSE_S, look_at - self._clock.monotonic())
@@ -428,11 +428,11 @@ class Duties:
         self._duties: list[duties.Duty] = [
             duties.Promotion(engine, clock, guard),
             *self._own,
-            duties.UnusedQueues(engine, clock, guard, sweep_interval_s),
+            duties.unused_queues(engine, clock, guard, sweep_interval_s),
             duties.ExpiredHeads(engine, clock, guard),
             *duties.routines(engine, guard, sweep_interval_s),
             duties.Leftovers(engine, clock, guard),
-            duties.Ghosts(engine, clock, guard),
+            duties.ghosts(engine, clock, guard),
             duties.Totals(engine, clock, guard),
             duties.Samples(engine, clock, guard),
         ]

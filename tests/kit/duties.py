@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.process.duties import Duty, Leftovers, UnusedQueues
-from kombu_fdb.process.duty_cycle import Duties, Sweep
+from kombu_fdb.process.duty_cycle import Duties
 
 __all__ = ["SingleDuties"]
-
-D = TypeVar("D", bound=Duty)
 
 
 class SingleDuties(Duties):
@@ -19,17 +14,16 @@ class SingleDuties(Duties):
     def sweep(self) -> int:
         """Look at the neighbours; end those that are dead. Returns how many messages came back."""
         before = self.sweep_duty.released
-        return self._complete(Sweep).released - before
+        self._complete("sweep")
+        return self.sweep_duty.released - before
 
     def expire_queues(self) -> None:
         """Delete queues with ``x-expires`` that were unused for as long."""
-        self._complete(UnusedQueues)
+        self._complete("expire queues")
 
     def clear_leftovers(self) -> None:
         """Clear rows of processes that are gone."""
-        self._complete(Leftovers)
+        self._complete("clear leftovers")
 
-    def _complete(self, kind: type[D]) -> D:
-        duty = next(each for each in self._duties if isinstance(each, kind))
-        duty.run(Budget(self._clock))
-        return duty
+    def _complete(self, name: str) -> None:
+        next(each for each in self._duties if each.name == name).run(Budget(self._clock))
