@@ -30,8 +30,8 @@ from kombu_fdb.errors import Outrun, StoreUnavailable
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
 from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import Contention, LineMember
-from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
@@ -82,7 +82,7 @@ class Rival:
         self.began_cpu_s = 0.0
         self._rung = threading.Event()
         session = engine.sessions.open({}, ttl_s=3_600)
-        self._membership = Membership(engine, Options(), session, NoThreads(), SystemClock())
+        self._session = ClientSession(engine, Options(), session, NoThreads(), SystemClock())
         self._member = LineMember(self._rung.set, time.monotonic, random.Random(), 1.0, Contention())
         self._member.contention.suspect(QUEUES)
         self._acks: list[Lease] = []
@@ -104,7 +104,7 @@ class Rival:
                 break
             if hand:
                 self._acks = [each.lease for each in hand]
-                self._membership.known.difference_update(self._acks)
+                self._session.known.difference_update(self._acks)
                 claims, messages = claims + 1, messages + len(hand)
         now = Tally(claims, messages, self._engine.messages.lost_races, self._services)
         tallies.append(Tally(*(late - early for late, early in zip(now, before, strict=True))))
@@ -114,14 +114,14 @@ class Rival:
             self._stand(hand)
             return
         try:
-            self._membership.claim(QUEUES, WINDOW, acks=self._acks, gives_way=True, hand=hand)
+            self._session.claim(QUEUES, WINDOW, acks=self._acks, gives_way=True, hand=hand)
             self._acks = []
         except Outrun:
             self._member.contention.contest(QUEUES)
 
     def _stand(self, hand: list[Delivery]) -> None:
         if not self._member.in_line:
-            self._member.join(self._membership, QUEUES, WINDOW, self._acks)
+            self._member.join(self._session, QUEUES, WINDOW, self._acks)
             self._acks = []
         self._rung.clear()
         self._member.attend(self._engine, hand)

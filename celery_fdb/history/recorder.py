@@ -667,7 +667,7 @@ class Keeper(bootsteps.StartStopStep):
         store.set_settings(self.recorder.bounds)
         self.recorder.open(
             store,
-            lambda: bytes(client.membership().session_id),
+            lambda: bytes(client.session().session_id),
             HistoryDuty(store, self.recorder.bounds, Broker.of(client).inspect.sessions, clock=CLOCK),
         )
         self._client = client

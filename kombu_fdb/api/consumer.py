@@ -117,13 +117,13 @@ class Wait:
         return watches
 
     def _arm(self) -> list[Watch] | None:
-        connection, membership = self._connection, self._connection.client.membership()
+        connection, session = self._connection, self._connection.client.session()
         if self._consumed is None:
-            self._begin(membership.consumed)
+            self._begin(session.consumed)
         if self.is_in_line and not self.member.is_first:
             return [] if self.member.in_line else None
         consumers = dict.fromkeys(self._queues, connection.tag)
-        return connection.engine.messages.arm(self._queues, membership.session_id, consumers)
+        return connection.engine.messages.arm(self._queues, session.session_id, consumers)
 
     @property
     def is_in_line(self) -> bool:
@@ -237,8 +237,8 @@ class Take(NamedTuple):
         consumers = dict.fromkeys(names, connection.tag)
 
         def claim() -> None:
-            membership = connection.client.membership()
-            membership.claim(names, self.limit, consumers=consumers, gives_way=gives_way, hand=hand)
+            session = connection.client.session()
+            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, hand=hand)
 
         try:
             try:
@@ -250,10 +250,10 @@ class Take(NamedTuple):
 
     def _stand(self, member: LineMember, hand: list[Delivery]) -> None:
         connection = self.connection
-        membership = connection.client.membership()
-        member.belong_to(membership)
+        session = connection.client.session()
+        member.belong_to(session)
         if not member.in_line:
-            member.join(membership, self.queues, self.limit, ())
+            member.join(session, self.queues, self.limit, ())
         member.attend(connection.engine, hand)
         if not hand and member.is_first:
             names = self._in_turn

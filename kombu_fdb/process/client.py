@@ -1,7 +1,7 @@
 """One client per process and store: what all connections of a process share.
 
 Model. A client is *closed* until a first connection attaches, then it holds the open store and the engine. Publishing
-needs no more. The first consumer opens the process's **session** (``process/membership.py``), in whose name every
+needs no more. The first consumer opens the process's **session** (``process/client_session.py``), in whose name every
 message is claimed; it ends when the last connection has detached and every message is settled, or with the process.
 
 Three lists cross threads here:
@@ -22,7 +22,7 @@ What happens at each failure:
 
 * the store does not answer: the lists keep what they hold; acks and releases may be repeated without harm.
 * the session was fenced (this process was silent for longer than its TTL): all leases are lost, other workers get the
-  messages. The next ``membership()`` opens another one. Late acks of the old one change nothing; they are counted and
+  messages. The next ``session()`` opens another one. Late acks of the old one change nothing; they are counted and
   logged.
 * the process forks: the child forgets the registry and opens its own client when it needs one. It never touches the
   parent's store, session, threads or sockets: every use checks the process id.
@@ -53,9 +53,9 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.threads import FairLock, Ticket, move, surely
 from kombu_fdb.process import connect
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import STORE_FAILURES
 from kombu_fdb.process.duty_cycle import Reclaim
-from kombu_fdb.process.membership import Membership
 from kombu_fdb.process.session_threads import DeferredCalls, OnDemandThread, open_session
 from kombu_fdb.process.time_to_run import TimesToRun
 from kombu_fdb.settings.location import Location
@@ -142,10 +142,10 @@ class Client:
         #: For changes of what is open; its holder does not call the store.
         self._lock = threading.RLock()
         self._opening: SingleFlight[Engine] = SingleFlight(lambda: self._engine)
-        self._joining: SingleFlight[Membership] = SingleFlight(self._standing)
+        self._joining: SingleFlight[ClientSession] = SingleFlight(self._standing)
         #: Of the open store.
         self._engine = engine
-        self._membership: Membership | None = None
+        self._session: ClientSession | None = None
         self._suspect = False
         self._doubts = Doubts(SystemClock())
         self._reclaim = Reclaim(SystemClock())
@@ -245,34 +245,34 @@ class Client:
 
     # -- the session -------------------------------------------------------------------------------------------------
 
-    def membership(self) -> Membership:
+    def session(self) -> ClientSession:
         """The process's session, opened when first needed, and again after it was fenced."""
-        membership = self._standing()
-        if membership is not None:
-            return membership
+        session = self._standing()
+        if session is not None:
+            return session
         return self._joining.run(partial(self._join, self.engine), self.options.operation_timeout)
 
-    def _standing(self) -> Membership | None:
-        membership = self._membership
-        return None if membership is None or membership.lost or membership.pid != os.getpid() else membership
+    def _standing(self) -> ClientSession | None:
+        session = self._session
+        return None if session is None or session.lost or session.pid != os.getpid() else session
 
-    def _join(self, engine: Engine) -> Membership:
-        membership = open_session(engine, self.options, self._run_deferred)
+    def _join(self, engine: Engine) -> ClientSession:
+        session = open_session(engine, self.options, self._run_deferred)
         try:
             with self._lock:
                 if self._engine is engine:
-                    self._membership = membership
-                    return membership
+                    self._session = session
+                    return session
         finally:  # also after a signal handler's exception: nothing else knows of its threads
-            if self._membership is not membership:
-                membership.stop()
+            if self._session is not session:
+                session.stop()
         raise StoreUnavailable("the connection is closed", location=str(self.location))  # since it was asked for
 
     @property
     def owes(self) -> bool:
         """Whether messages are still unsettled."""
-        membership = self._membership
-        return membership is not None and not membership.lost and bool(membership.known)
+        session = self._session
+        return session is not None and not session.lost and bool(session.known)
 
     def _run_deferred(self) -> None:
         """Called about once a second, and on :meth:`nudge`, from the duties thread."""
@@ -298,9 +298,9 @@ class Client:
 
     def nudge(self) -> None:
         """Have the lists looked at now, and the store closed if it is idle. Never blocks; for finalizers, too."""
-        membership = self._standing()
-        if membership is not None:
-            membership.threads.ring()
+        session = self._standing()
+        if session is not None:
+            session.threads.ring()
         elif self._engine is not None and os.getpid() == self.pid:
             self._deferred_thread.call()
 
@@ -339,9 +339,9 @@ class Client:
 
     def settled(self, leases: Sequence[Lease], results: Sequence[bool] | None = None) -> None:
         """Note that these are no longer ours. ``results``: what the engine said; None if all are settled for sure."""
-        membership = self._membership
-        if membership is not None:
-            membership.known.difference_update(leases)
+        session = self._session
+        if session is not None:
+            session.known.difference_update(leases)
         if self.overdue.timers:
             self.overdue.forget(leases)
         self.attempted.difference_update(leases)
@@ -412,16 +412,16 @@ class Client:
 
     def leave(self, tags: Collection[str]) -> None:
         """End these consumers: where one was the only active one, another takes over. Raises a ``StoreError``."""
-        membership = self._membership
-        if membership is not None and not membership.lost:
-            membership.end_consumers(tags)
-            self.engine.queues.leave(membership.session_id, tags)
+        session = self._session
+        if session is not None and not session.lost:
+            session.end_consumers(tags)
+            self.engine.queues.leave(session.session_id, tags)
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
         """End a consumer of this queue; an auto-delete queue ends with its last one. Raises a ``StoreError``."""
-        membership = self._membership
-        if membership is not None and membership.session_id == session_id:
-            membership.end_consumers([tag])
+        session = self._session
+        if session is not None and session.session_id == session_id:
+            session.end_consumers([tag])
         self.engine.queues.remove_consumer(session_id, queue, tag)
 
     def release_later(self, leases: Iterable[Lease]) -> None:
@@ -458,14 +458,14 @@ class Client:
         with self._lock:  # and no longer: the session's threads need it to end
             if if_idle and (self._users or self.owes or self._returns or self._deferred_calls):
                 return
-            membership, self._membership = self._membership, None
+            session, self._session = self._session, None
             engine, self._engine = self._engine, None
             self.overdue.clear()
             atexit.unregister(self.close)
         if engine is None:
             return
         with self.patience.ending():
-            self._close(engine, membership)
+            self._close(engine, session)
 
     def _finish(self) -> None:
         """Make the deferred calls, as the threads that would have made them end."""
@@ -475,17 +475,17 @@ class Client:
             began, longest_s = monotonic(), self.options.operation_timeout
             if not self._deferred_thread.stop(self.patience.allow(longest_s)):
                 self.patience.wasted(monotonic() - began)
-            if self._membership is not None:
-                self._membership.stop()
+            if self._session is not None:
+                self._session.stop()
             try:
                 self._deferred_calls.run()
             except Exception as error:  # noqa: BLE001 - whatever a call raises, the others must end too
                 logger.warning("%d deferred call(s) are not done: %s", len(self._deferred_calls), error)
 
-    def _close(self, engine: Engine, membership: Membership | None) -> None:
+    def _close(self, engine: Engine, session: ClientSession | None) -> None:
         try:
-            if membership is not None:
-                self._end(engine, membership)
+            if session is not None:
+                self._end(engine, session)
             if not self._suspect:
                 engine.metrics.flush(timeout_s=SUSPECT_TIMEOUT_S)
         except KombuFDBError as error:
@@ -493,18 +493,18 @@ class Client:
         finally:
             engine.database.close()
 
-    def _end(self, engine: Engine, membership: Membership) -> None:
+    def _end(self, engine: Engine, session: ClientSession) -> None:
         leases: list[Lease] = []
         try:
             while self.take_acks(leases):
                 engine.messages.ack(leases)
-                membership.known.difference_update(leases)
+                session.known.difference_update(leases)
                 leases.clear()
             for counted, leases_ in ((True, self.attempted), (False, self.seen - self.attempted)):
-                own = [lease for lease in leases_ if lease.session == membership.session_id]
-                if own and not membership.lost:
+                own = [lease for lease in leases_ if lease.session == session.session_id]
+                if own and not session.lost:
                     engine.messages.release(own, counted=counted, seen=True)
-            membership.close()
+            session.close()
         except KombuFDBError as error:
             # Nothing is lost: what the session still holds comes back when its TTL has passed.
             logger.warning("could not end the session: %s", error)

@@ -4,7 +4,7 @@ Model. What a consumer process does besides consuming, as steps without the thre
 :meth:`SessionSteps.beat` in one thread, :meth:`SessionSteps.serve` in another, so that a long sweep never delays a
 beat. In a *beat* the session shows that it lives, and sees what the duties have to know: its neighbours in the ring,
 the promoter's record, and whether messages are kept for a newer version. So an idle process makes one transaction where
-the heartbeat and each duty made its own. If the session was fenced, the membership is lost. In a *turn* of the duties
+the heartbeat and each duty made its own. If the session was fenced, the session is lost. In a *turn* of the duties
 an alarm is set, so that a message delayed from then on rings; claims of unknown outcome are recovered; the duties have
 one round; and the client's deferred calls are made. A step that fails has changed nothing that the next one depends on,
 so its thread repeats it after a pause.
@@ -79,7 +79,7 @@ from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.process import duties
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store.protocol import Watch
 
 # -- is it computing? --------------------------------------------------------------------------------------------------
@@ -276,10 +276,10 @@ class SessionSteps:
     """What the threads of one session do: one :meth:`beat`, another :meth:`serve` and :meth:`leave`."""
 
     def __init__(
-        self, engine: Engine, membership: Membership, duties: Duties, deferred: Callable[[], None], *, ttl_s: float
+        self, engine: Engine, session: ClientSession, duties: Duties, deferred: Callable[[], None], *, ttl_s: float
     ) -> None:
         self._engine = engine
-        self._membership = membership
+        self._session = session
         self._duties = duties
         self._run_deferred = deferred
         self._ttl_s = ttl_s
@@ -288,16 +288,16 @@ class SessionSteps:
     @property
     def lost(self) -> bool:
         """Whether the session was fenced, as far as is known."""
-        return self._membership.lost
+        return self._session.lost
 
     def beat(self) -> bool:
         """Show that the session lives, and what it consumes. False if it was fenced: stop, all its leases are lost."""
-        membership, duties = self._membership, self._duties
+        session, duties = self._session, self._duties
         seen = self._engine.sessions.beat(
-            membership.session_id, ttl_s=self._ttl_s, consumed=membership.queues, most=duties.sweep_duty.window
+            session.session_id, ttl_s=self._ttl_s, consumed=session.queues, most=duties.sweep_duty.window
         )
         if seen is None:
-            membership.lose()
+            session.lose()
         else:
             duties.bring(seen)
         return not self.lost
@@ -308,8 +308,8 @@ class SessionSteps:
             self._cancel_alarm()
         if self._duties.promotes and self._alarm is None:  # before the look: a message delayed after it rings
             self._alarm = self._engine.sessions.watch_alarm()
-            self._alarm.on_fire(self._membership.threads.ring)
-        self._membership.watch_claims()
+            self._alarm.on_fire(self._session.threads.ring)
+        self._session.watch_claims()
         try:
             pause_s = self._duties.run_once()
         finally:  # a duty that a full disk refuses is refused in each round

@@ -18,8 +18,8 @@ What happens at each failure: waiting consumers also look without being woken, t
 twice a second; it is woken when it gets that place. A consumer that sees the same first one twice, with work both times
 and its patience over in between, evicts it and looks again; the consumers of one connection share what they have seen.
 If the first two are dead, the third does so. A consumer that was evicted, or whose claim was given up
-(``membership.py``), finds that out at its next look and joins anew. An owner that ends leaves the line, or abandons its
-demand, which the duties thread then ends.
+(``client_session.py``), finds that out at its next look and joins anew. An owner that ends leaves the line, or abandons
+its demand, which the duties thread then ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Delivery, Demand, Lease
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store.protocol import Watch
 
 #: A consumer is alone again after this many services without another consumer.
@@ -140,7 +140,7 @@ class LineMember:
         self._clock = clock
         self._spread = spread
         self._longest_s = longest_s
-        self._membership: Membership | None = None
+        self._session: ClientSession | None = None
         self._demand: Demand | None = None
         self._queues: tuple[str, ...] = ()
         self._patience_s = PATIENCE_S
@@ -194,25 +194,25 @@ class LineMember:
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
-    def join(self, membership: Membership, queues: Sequence[str], want: int, acks: Sequence[Lease]) -> None:
-        """Wait for ``want`` messages of ``queues``. Raises as ``Membership.claim``."""
-        self.belong_to(membership)
+    def join(self, session: ClientSession, queues: Sequence[str], want: int, acks: Sequence[Lease]) -> None:
+        """Wait for ``want`` messages of ``queues``. Raises as ``ClientSession.claim``."""
+        self.belong_to(session)
         self._reset()
         self._queues = tuple(queues)
-        self._demand = demand = membership.demand(line.name(queues), want)
+        self._demand = demand = session.demand(line.name(queues), want)
         try:
-            membership.join(demand, self._queues, acks)
+            session.join(demand, self._queues, acks)
         except BaseException:
             self._end(demand)
             raise
         if self._abandoned:  # and perhaps recovered before it has joined
-            membership.give_up(demand.first)
+            session.give_up(demand.first)
             self._end(demand)
 
     def attend(self, engine: Engine, hand: list[Delivery]) -> bool:
         """Look, if that is due, and put what was granted into ``hand``. Returns whether it has become the first one.
 
-        Raises as ``Membership.claim``.
+        Raises as ``ClientSession.claim``.
         """
         demand = self._demand
         if demand is None or not (self._rung or self._clock() >= self._due_s):
@@ -305,7 +305,7 @@ class LineMember:
     def serve(self, queues: Sequence[str], consumers: Mapping[str, str], hand: list[Delivery]) -> None:
         """As the first one, claim from ``queues`` for all in the line; its own part comes into ``hand``.
 
-        Raises as ``Membership.claim``.
+        Raises as ``ClientSession.claim``.
         """
         rows, demand = self._rows, self._demand
         if rows is None or demand is None:
@@ -325,7 +325,7 @@ class LineMember:
             self._rows = [row for row in rows if row.demand == demand]
 
     def leave(self, hand: list[Delivery]) -> None:
-        """Leave the line; what was granted before comes into ``hand``. Raises as ``Membership.claim``."""
+        """Leave the line; what was granted before comes into ``hand``. Raises as ``ClientSession.claim``."""
         demand = self._demand
         if demand is not None:
             self._disarm()
@@ -335,17 +335,17 @@ class LineMember:
     def abandon(self) -> None:
         """Have the duties thread leave the line: what was granted goes back. Never blocks; for finalizers, too."""
         self._abandoned = True  # before the look: a join that has not ended yet sees it
-        demand, membership = self._demand, self._membership
-        if demand is not None and membership is not None:
-            membership.give_up(demand.first)
+        demand, session = self._demand, self._session
+        if demand is not None and session is not None:
+            session.give_up(demand.first)
             self._end(demand)
 
-    def belong_to(self, membership: Membership) -> None:
+    def belong_to(self, session: ClientSession) -> None:
         """Move to another session: demands end with their session."""
-        if self._membership is not membership:
+        if self._session is not session:
             if self._demand is not None:
                 self._end(self._demand)
-            self._membership = membership
+            self._session = session
 
     def _end(self, demand: Demand) -> None:
         self._disarm()
@@ -357,9 +357,9 @@ class LineMember:
         for watch in watches:
             watch.cancel()
 
-    def _of(self) -> Membership:
-        assert self._membership is not None, "it has joined"
-        return self._membership
+    def _of(self) -> ClientSession:
+        assert self._session is not None, "it has joined"
+        return self._session
 
 
 def _bounded(patience_s: float) -> float:

@@ -42,9 +42,9 @@ from kombu_fdb.primitives.clock import SystemClock, in_step
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.threads import Signal, instead_of_threads, move, start, start_native
 from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import STORE_FAILURES
 from kombu_fdb.process.duty_cycle import Duties, SessionSteps
-from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 
 # -- deferred calls ----------------------------------------------------------------------------------------------------
@@ -278,14 +278,14 @@ class SessionThreads:
         self._bell.close()
 
 
-def open_session(engine: Engine, options: Options, deferred: Callable[[], None]) -> Membership:
+def open_session(engine: Engine, options: Options, deferred: Callable[[], None]) -> ClientSession:
     """``deferred`` is called from the duties thread, about once a second and after ``threads.ring``."""
     session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
     threads = SessionThreads(engine, options)
-    membership = Membership(engine, options, session_id, threads, SystemClock())
+    session = ClientSession(engine, options, session_id, threads, SystemClock())
     duties = Duties(engine, SystemClock(), session_id, sweep_interval_s=options.sweep_interval)
-    threads.start(SessionSteps(engine, membership, duties, deferred, ttl_s=options.session_ttl))
-    return membership
+    threads.start(SessionSteps(engine, session, duties, deferred, ttl_s=options.session_ttl))
+    return session
 
 
 def _program(path: Path) -> str:

@@ -265,12 +265,12 @@ class Channel(DeclaringChannel):
 
         A message that waits for a consumer of this channel comes first: it was claimed before.
         """
-        membership, tag, hand = self.client.membership(), next_tag(), list[Delivery]()
+        session, tag, hand = self.client.session(), next_tag(), list[Delivery]()
         try:
             for _ in range(MOST_EXPIRED):
                 hand.clear()
                 self._take_waiting(queue, hand, 1)
-                if not hand and membership.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand):
+                if not hand and session.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand):
                     lease = hand[0].lease
                     if hand[0].leased:
                         self.client.watch(hand[0], gone=weakly(self.credit.held.expire, lease, otherwise=None))

@@ -25,7 +25,7 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import ExchangeNotFound, InvalidArgument, QueueError, SessionLost
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.transport.errors import amqp_errors, not_found
 
@@ -246,15 +246,15 @@ class ExclusiveQueues:
 
     def declare(self, client: Client, declaration: QueueDeclaration) -> None:
         """Raises as the engine's verb. If the session turns out to be fenced, tries again with a new one."""
-        membership = client.membership()
+        session = client.session()
         try:
-            self._declare(client, declaration, membership)
+            self._declare(client, declaration, session)
         except SessionLost:
-            membership.lose()
-            self._declare(client, declaration, client.membership())
+            session.lose()
+            self._declare(client, declaration, client.session())
 
-    def _declare(self, client: Client, declaration: QueueDeclaration, membership: Membership) -> None:
-        queue, session_id = declaration.name, membership.session_id
+    def _declare(self, client: Client, declaration: QueueDeclaration, session: ClientSession) -> None:
+        queue, session_id = declaration.name, session.session_id
         owner = self._owners.get(queue)
         if owner is None or owner[0] != session_id:
             owner = self._owners[queue] = session_id, queue, f"{OWNER}{next(_numbers)}"

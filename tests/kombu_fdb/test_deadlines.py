@@ -77,12 +77,12 @@ class Stage:
         self.job_id, self.mark = jobs.peek()[0].message_id, jobs.mark()
         self.spot, self.letter = (self.broker.queue(each).page(1).messages[0].spot for each in ("jobs", "jobs.dead"))
         self.dumped = [(b"mark", each) for each in self.broker.transfer.dump("jobs")]
-        self.membership = self.client.membership()
+        self.client_session = self.client.session()
         if contested:
             for queues in (["jobs"], ["empty"], ["jobs", "empty"]):
                 self.broker.connection.contention.contest(queues)
         for _ in range(suspects):
-            self.membership.give_up(self.broker.connection.engine.messages.reserve())
+            self.client_session.give_up(self.broker.connection.engine.messages.reserve())
 
     def close(self) -> None:
         for broker in (self.broker, *self.opened):
@@ -308,7 +308,7 @@ class Connected:
         self.message = channel.basic_get("q")
         self.client = channel.client
         for _ in range(suspects):
-            self.client.membership().give_up(channel.engine.messages.reserve())
+            self.client.session().give_up(channel.engine.messages.reserve())
         self.got: list[Any] = []
         if consumes:
             channel.basic_consume(consumes, False, self.got.append, "tag")

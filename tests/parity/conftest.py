@@ -113,7 +113,7 @@ def sweep() -> Callable[[Broker, Broker], None]:
     """What the sweep of ``observer`` does to ``silent`` when it was silent for ``session_ttl``."""
 
     def sweep(observer: Broker, silent: Broker) -> None:
-        session_id = silent._client.membership().session_id
+        session_id = silent._client.session().session_id
         last_beat = {each: beat for each, beat, _ in observer._engine.sessions.beats()}[session_id]
         assert observer._engine.sessions.fence(session_id, last_beat)
         observer._engine.sessions.release(session_id)

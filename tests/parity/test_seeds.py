@@ -48,7 +48,7 @@ def test_lease_stolen(another, sweep):
         with pytest.raises(LeaseLost):
             verb()
     found = late.queue("jobs").find(job.id)
-    assert (found.state, found.owner) == ("leased", other._client.membership().session_id)
+    assert (found.state, found.owner) == ("leased", other._client.session().session_id)
     assert stolen.attempts == 2
     stolen.ack()
     late.queue("jobs").put("2")
@@ -70,7 +70,7 @@ def test_settling_twice(jobs, how):
 def test_backoff_1_5_25_min(broker, jobs, attempt, minutes):
     assert seconds("1/5/25min", attempt) == minutes * 60
     jobs.put("1")
-    (delivery,) = broker._client.membership().claim(["jobs"], 1)
+    (delivery,) = broker._client.session().claim(["jobs"], 1)
     Job(broker.connection, delivery._replace(redeliveries=attempt - 1)).release(backoff="1/5/25min")
     assert jobs.take(0) is None
     _, due_ms = broker._engine.upkeep.promote()

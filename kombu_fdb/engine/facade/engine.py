@@ -9,7 +9,7 @@ handler:
 
 * ``publish``: the message may be stored. Publishing it again in this process first finds out (``publish.py``).
 * ``claim``: messages may be leased to the session without the caller knowing them. ``recover`` releases them, and what
-  the claim would still lease; the owner of the session calls it soon (``process/membership.py``).
+  the claim would still lease; the owner of the session calls it soon (``process/client_session.py``).
 * ``ack``, ``release``, ``reject``: call again with the same leases; what has happened stays as it is.
 * all others: call again.
 """

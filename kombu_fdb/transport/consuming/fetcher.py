@@ -33,8 +33,8 @@ What happens at each failure:
 * the store fails: the fetcher has *failed*, and the error is raised by the consumer's next drain, as the connection
   error it is. ``recover``, when the connection is established again, goes on with the same consumers.
 * a turn is interrupted anywhere: acks that it had taken along are pending again; what its claim leased before it could
-  note that is recovered by the session (``process/membership.py``); and what it had not handed over, or not released,
-  is the next turn's (``dispatch.py``).
+  note that is recovered by the session (``process/client_session.py``); and what it had not handed over, or not
+  released, is the next turn's (``dispatch.py``).
 
 The time, chance and the store (through the process's client) are arguments, so a simulation drives it as a thread does.
 """
@@ -55,8 +55,8 @@ from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.threads import Signal
 from kombu_fdb.primitives.wakeup import Bell, weakly
 from kombu_fdb.process.client import Client
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import Contention, LineMember
-from kombu_fdb.process.membership import Membership
 from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
 from kombu_fdb.transport.consuming.watch_set import BUSY, Drain, IdleTracker, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
@@ -90,26 +90,26 @@ class Claiming:
         """If not, it stands in no line. Asked at each turn."""
         return not self._began or self.member.contention.known or self.member.in_line
 
-    def stand(self, membership: Membership, now: float, hand: list[Delivery]) -> Plan:
+    def stand(self, session: ClientSession, now: float, hand: list[Delivery]) -> Plan:
         """Join a line, look, or leave it, as rivals and room have it; what was granted comes into ``hand``.
 
-        Returns the queues of a line whose first one it has just become. Raises as ``Membership.claim``.
+        Returns the queues of a line whose first one it has just become. Raises as ``ClientSession.claim``.
         """
-        self.member.belong_to(membership)
+        self.member.belong_to(session)
         if not self._began:
             self._begin()
         plan, member = self._contested(now), self.member
         queues = sorted(plan.queues)
-        join = partial(member.join, membership, queues, plan.limit)
+        join = partial(member.join, session, queues, plan.limit)
         if member.in_line and (list(member.queues) != queues or member.want > plan.limit):
             member.leave(hand)  # what it was granted there might not fit any more
         elif queues and not member.in_line:
-            self._with_acks(membership, join)
+            self._with_acks(session, join)
             self._pay_line(queues, now)
         if hand or not member.attend(self._client.engine, hand):
             plan.queues = []
         if queues and not hand and not member.in_line:  # another consumer has evicted it, or ended it for its own good
-            self._with_acks(membership, join)
+            self._with_acks(session, join)
         return plan
 
     def _pay_line(self, queues: list[str], now: float) -> None:
@@ -150,7 +150,7 @@ class Claiming:
         """Keep of the plan what one transaction may do, and make room for it: a line, or what has none.
 
         What was granted in a line that was left for that comes into ``hand``; the plan is void then. Raises as
-        ``Membership.claim``.
+        ``ClientSession.claim``.
         """
         line = self.member.queues
         if not line:
@@ -161,10 +161,10 @@ class Claiming:
             self._owes_line = True
             self.member.leave(hand)
 
-    def claim(self, membership: Membership, plan: Plan, hand: list[Delivery]) -> None:
+    def claim(self, session: ClientSession, plan: Plan, hand: list[Delivery]) -> None:
         """Carry a chosen plan out; what was found comes into ``hand``.
 
-        Raises as ``Membership.claim``; the acks that it took along are pending again.
+        Raises as ``ClientSession.claim``; the acks that it took along are pending again.
         """
         if self.member.in_line and not set(self.member.queues).isdisjoint(plan.queues):
             self.member.serve(plan.queues, plan.consumers, hand)
@@ -172,7 +172,7 @@ class Claiming:
         # Where writers take turns a claim gives way to none.
         shared = set() if self._client.engine.writers_take_turns else self._dispatch.shared
         claim = partial(
-            membership.claim,
+            session.claim,
             plan.queues,
             plan.limit,
             no_ack=plan.leaseless,
@@ -181,17 +181,17 @@ class Claiming:
             hand=hand,
         )
         try:
-            self._with_acks(membership, claim)
+            self._with_acks(session, claim)
         except errors.Outrun:
             self.member.contention.contest(shared)
 
-    def _with_acks(self, membership: Membership, act: Callable[..., object]) -> None:
+    def _with_acks(self, session: ClientSession, act: Callable[..., object]) -> None:
         acks: list[Lease] = []
         try:
             self._client.take_acks(acks)
-            session_id = membership.session_id
+            session_id = session.session_id
             if others := [lease for lease in acks if lease.session != session_id]:  # of a session that was lost
-                acks[:] = [lease for lease in acks if lease.session == membership.session_id]
+                acks[:] = [lease for lease in acks if lease.session == session.session_id]
                 self._client.ack(others)
             act(acks=acks)
             self._client.settled(acks)  # the session stood, so did its leases
@@ -200,7 +200,7 @@ class Claiming:
             raise
 
     def leave(self, hand: list[Delivery]) -> None:
-        """Stand in no line, as the program does not drain. Raises as ``Membership.claim``."""
+        """Stand in no line, as the program does not drain. Raises as ``ClientSession.claim``."""
         self.member.leave(hand)
 
     def abandon(self) -> None:
@@ -251,9 +251,9 @@ class Fetcher:
             client, self.dispatch, LineMember(watch_set.bell.ring, clock, rng, longest_s, Contention())
         )
         self._ack_delay_s = options.ack_delay_ms / 1000
-        self._membership: Membership | None = None
+        self._session: ClientSession | None = None
         #: That in whose name all consumers are entered in the store.
-        self._entered: Membership | None = None
+        self._entered: ClientSession | None = None
         self._cancels: deque[tuple[Subscription, bool, Signal]] = deque()
         #: Consumers that ended with their queues, and have not been told.
         self.ended: deque[Subscription] = deque()
@@ -273,7 +273,7 @@ class Fetcher:
     @property
     def session_id(self) -> SessionId:
         """Of the session in whose name it claims; empty before the first turn."""
-        return NO_SESSION if self._membership is None else self._membership.session_id
+        return NO_SESSION if self._session is None else self._session.session_id
 
     # -- for consumers ---------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Fetcher:
 
     def subscribe(self, subscription: Subscription) -> None:
         """Begin to claim for a consumer, from the next drain on; the bell must ring after it."""
-        self._register(subscription, self._client.membership())
+        self._register(subscription, self._client.session())
         self.dispatch.add(subscription)
         self._entered = None  # behind it: the session may have been lost meanwhile
         self.is_workers = self.is_workers or is_workers(subscription.callback)
@@ -433,24 +433,24 @@ class Fetcher:
         if self.asleep:
             return self._sleep(now)
         try:
-            membership = self._client.membership()
-            if membership is not self._entered:
-                self._enter(membership)
+            session = self._client.session()
+            if session is not self._entered:
+                self._enter(session)
             if now >= self._next_look:
                 wall_ms = self._client.engine.transactions.now()
                 self._next_look = now + in_step(wall_ms, self._rng, self._client.options.poll_interval)
-                self._glance(membership)
-            return self._serve_consumers(membership, now)
+                self._glance(session)
+            return self._serve_consumers(session, now)
         except errors.SessionLost:
             return 0  # the next step opens another session
 
-    def _serve_consumers(self, membership: Membership, now: float) -> float | None:
+    def _serve_consumers(self, session: ClientSession, now: float) -> float | None:
         dispatch, watch_set, claiming = self.dispatch, self._watch_set, self._claiming
         hand, queues = dispatch.arriving, dispatch.queues
         left_alone = others = set()
         line_again_s = None
         if claiming.may_have_rivals:
-            line = claiming.stand(membership, now, hand)
+            line = claiming.stand(session, now, hand)
             if hand:
                 return self._hand_over()
             others = claiming.others()
@@ -461,12 +461,12 @@ class Fetcher:
             left_alone = others | claiming.deferred(line, now)
             line_again_s = line.again_s
         if unknown := watch_set.limit(queues):
-            watch_set.arm(self._client.engine, unknown, membership.session_id, dispatch.consumers)
+            watch_set.arm(self._client.engine, unknown, session.session_id, dispatch.consumers)
         plan = dispatch.plan(watch_set.hungry - left_alone, now)
         self._room_waits = plan.again_s is not None
         if plan.queues:
             claiming.choose(plan, hand)
-            return self._hand_over() if hand else self._claim(membership, plan)
+            return self._hand_over() if hand else self._claim(session, plan)
         self._fruitless = 0
         self._flush_if_due(now)
         next_look_s = claiming.member.next_look_s()
@@ -533,12 +533,12 @@ class Fetcher:
 
     # -- claiming ----------------------------------------------------------------------------------------------------
 
-    def _claim(self, membership: Membership, plan: Plan) -> float:
+    def _claim(self, session: ClientSession, plan: Plan) -> float:
         """Returns how long to rest before the next step."""
         self._active.update(plan.consumers.values())
         self._first_ack = None  # before the list is emptied: an ack that comes after it rings
         found = self.dispatch.arriving
-        self._claiming.claim(membership, plan, found)
+        self._claiming.claim(session, plan, found)
         self.dispatch.end_turn(plan.queues[0])
         if len(found) < plan.limit:
             self._watch_set.hungry.difference_update(plan.queues)
@@ -589,41 +589,41 @@ class Fetcher:
 
     # -- the session -------------------------------------------------------------------------------------------------
 
-    def _enter(self, membership: Membership) -> None:
+    def _enter(self, session: ClientSession) -> None:
         """All consumers, in the name of this session, and show what is consumed."""
-        previous, self._membership = self._membership, membership
-        self._entered = membership  # before the looks: a consumer that comes after them makes another one necessary
+        previous, self._session = self._session, session
+        self._entered = session  # before the looks: a consumer that comes after them makes another one necessary
         try:
-            self._enter_all(previous, membership)
+            self._enter_all(previous, session)
         except BaseException:
             self._entered = None
             raise
 
-    def _enter_all(self, previous: Membership | None, membership: Membership) -> None:
-        if previous is not None and previous is not membership:
+    def _enter_all(self, previous: ClientSession | None, session: ClientSession) -> None:
+        if previous is not None and previous is not session:
             self.dispatch.drop_session(previous.session_id)
             self._watch_set.disarm()  # the look that found the session gone has looked at nothing else
             if any(each.transient for each in self.dispatch.subscriptions):
                 raise SessionLost("the session was ended by another process, and its temporary queues with it")
         for subscription in self.dispatch.subscriptions:
-            if subscription.session_id != membership.session_id:
-                self._register(subscription, membership)
-        self._watch_set.report(membership, self.dispatch.queues)
+            if subscription.session_id != session.session_id:
+                self._register(subscription, session)
+        self._watch_set.report(session, self.dispatch.queues)
 
-    def _register(self, subscription: Subscription, membership: Membership) -> None:
+    def _register(self, subscription: Subscription, session: ClientSession) -> None:
         """Let the store know, so that the queue does not vanish under the consumer."""
         try:
             self._client.engine.queues.add_consumer(
-                membership.session_id, subscription.queue, subscription.tag, declared=subscription.transient
+                session.session_id, subscription.queue, subscription.tag, declared=subscription.transient
             )
         except errors.SessionLost:
-            membership.lose()
+            session.lose()
             raise
         except errors.QueueNotFound as error:  # its last other consumer has left meanwhile
             raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
-        subscription.session_id = membership.session_id
+        subscription.session_id = session.session_id
 
-    def _glance(self, membership: Membership) -> None:
+    def _glance(self, session: ClientSession) -> None:
         """Look again, if what is watched has changed; but it takes two glances to know.
 
         Consumers end with their queue, as in RabbitMQ: who deleted it has made the store forget them.
@@ -631,12 +631,11 @@ class Fetcher:
         own = {
             (each.queue, each.tag): each
             for each in self.dispatch.subscriptions
-            if each.session_id
-            == membership.session_id  # one that comes just now may have been entered in another's name
+            if each.session_id == session.session_id  # one that comes just now may have been entered in another's name
         }
         watch_set, member = self._watch_set, self._claiming.member
         watched = [*watch_set.keys, *member.watched(self._client.engine.keys)]
-        forgotten, values = membership.glance([*own], watched, member.demand)
+        forgotten, values = session.glance([*own], watched, member.demand)
         if values != self._glanced:
             watch_set.disarm()
             member.look_again()

@@ -26,7 +26,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.threads import FairLock
 from kombu_fdb.primitives.wakeup import Bell, wait_for
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store.protocol import Watch
 
 #: How long the thread rests when a drain has ended, in seconds: as long as an ack waits, within these bounds. A program
@@ -93,7 +93,7 @@ class WatchSet:
         #: Queues that may have messages.
         self.hungry: set[str] = set()
         self._armed: dict[str, Watch] = {}
-        self._membership: Membership | None = None
+        self._session: ClientSession | None = None
 
     def limit(self, wanted: set[str]) -> list[str]:
         """Watch no others than these, and think of no others. Returns those of which nothing is known."""
@@ -129,16 +129,16 @@ class WatchSet:
         """What is watched."""
         return [watch.key for watch in list(self._armed.values())]
 
-    def report(self, membership: Membership, queues: Collection[str]) -> None:
+    def report(self, session: ClientSession, queues: Collection[str]) -> None:
         """Show the session's heartbeat what is consumed."""
-        if self._membership is not membership:
+        if self._session is not session:
             self._withdraw_report()
-        self._membership = membership
-        membership.consumed[self] = queues
+        self._session = session
+        session.consumed[self] = queues
 
     def _withdraw_report(self) -> None:
-        if self._membership is not None:
-            self._membership.consumed.pop(self, None)
+        if self._session is not None:
+            self._session.consumed.pop(self, None)
 
     def sleep(self, pause_s: float | None) -> None:
         """The thread's, between two turns of its own."""

@@ -219,7 +219,7 @@ def test_peek_at_delayed_and_leased_ones(run, broker):
     assert 90 < delayed["due_in_s"] <= 100
     (leased,) = run("peek", "jobs", "--state", "leased", "--json").json
     assert f"held by session {leased['owner'][:12]}" in run("peek", "jobs", "--state", "leased").out
-    assert leased["owner"] == broker._client.membership().session_id.hex()
+    assert leased["owner"] == broker._client.session().session_id.hex()
     assert run("peek", "jobs", "--state", "delayed", "--key", "other", "--json").json == []
 
 

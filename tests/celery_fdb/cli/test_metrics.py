@@ -290,7 +290,7 @@ def test_a_port_that_is_taken_is_refused_in_one_line(run):
 @pytest.fixture
 def sweep():
     def sweep(observer, silent):
-        session_id = silent._client.membership().session_id
+        session_id = silent._client.session().session_id
         last_beat = {each: beat for each, beat, _ in observer._engine.sessions.beats()}[session_id]
         assert observer._engine.sessions.fence(session_id, last_beat)
         observer._engine.sessions.release(session_id)

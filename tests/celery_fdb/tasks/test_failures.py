@@ -265,7 +265,7 @@ def test_a_copy_whose_answer_was_lost_is_stored_once(monkeypatch, lands_s):
         publish(channel)
         message, calls = channel.basic_get("q", no_ack=True), []
         monkeypatch.setattr(channel.client, "later", calls.append)
-        channel.client.membership().stop()  # so that the next commit is this thread's
+        channel.client.session().stop()  # so that the next commit is this thread's
         faults.at_commits(Fault.COMMIT_LATE)
         faults.at_landings(lands_s)
         failures.bury_copy(channel, message, {"error": "x"})

@@ -8,7 +8,7 @@ from random import Random
 from kit.conformance.queue import Bench
 from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.process import NoThreads
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
@@ -30,8 +30,8 @@ class Consumer:
         contested: bool = False,
     ) -> None:
         engine = bench.another()
-        membership = Membership(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
-        client = SimulatedClient(engine, OPTIONS, lambda: membership)
+        client_session = ClientSession(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
+        client = SimulatedClient(engine, OPTIONS, lambda: client_session)
         self.transport = SimulatedTransport(
             client, bench.clock.monotonic, Random(1), prefetch, bench.clock.wall_ms, single_active=single.__contains__
         )

@@ -17,7 +17,7 @@ from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming import fetcher
@@ -52,13 +52,13 @@ class Flag(Bell):
 class SimulatedClient(Client):
     """The real one; its session is opened by the world, and its deferred calls are a step."""
 
-    def __init__(self, engine: Any, options: Options, join: Callable[[], Membership]) -> None:
+    def __init__(self, engine: Any, options: Options, join: Callable[[], ClientSession]) -> None:
         super().__init__(MemoryLocation("simulated"), options, engine)
         self._users.add(self)
-        self._open_membership = join
+        self._open_session = join
         self._is_joining = False
 
-    def membership(self) -> Membership:
+    def session(self) -> ClientSession:
         member = self._standing()
         if member is not None:
             return member
@@ -66,10 +66,10 @@ class SimulatedClient(Client):
             raise StoreUnavailable("another thread opens the session")
         self._is_joining = True
         try:
-            self._membership = self._open_membership()
+            self._session = self._open_session()
         finally:
             self._is_joining = False
-        return self._membership
+        return self._session
 
     def nudge(self) -> None:
         """Deferred calls have steps of their own."""

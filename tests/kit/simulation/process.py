@@ -19,8 +19,8 @@ from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine, Sessions
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duty_cycle import SessionSteps
-from kombu_fdb.process.membership import Membership
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted, Landing
@@ -40,7 +40,7 @@ __all__ = [
 
 
 # What goes wrong is in the plan, and is no news.
-logging.getLogger(Membership.__module__).addHandler(logging.NullHandler())
+logging.getLogger(ClientSession.__module__).addHandler(logging.NullHandler())
 
 
 class Killed(BaseException):
@@ -259,7 +259,7 @@ class Process:
     engine: Engine
     link: Link
     clock: ProcessClock
-    membership: Membership
+    client_session: ClientSession
     duties: SimulatedDuties
     held: dict[Lease, Delivery] = field(default_factory=dict)
     last_beat: float = 0.0
@@ -286,11 +286,11 @@ class Process:
 
     @property
     def session(self) -> SessionId:
-        return self.membership.session_id
+        return self.client_session.session_id
 
-    def begin(self, membership: Membership, duties: Callable[..., SimulatedDuties], now_s: float) -> None:
+    def begin(self, client_session: ClientSession, duties: Callable[..., SimulatedDuties], now_s: float) -> None:
         """Another session."""
-        self.membership = membership
+        self.client_session = client_session
         self.sessions.add(self.session)
         self.duties = duties(self.engine, self.clock, self.session)
         self.last_beat = now_s

@@ -29,7 +29,7 @@ from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Rank, SessionId, Stamp
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.transport.consuming.dispatch import Dispatch
@@ -212,8 +212,8 @@ TWINS: dict[str, Twin] = {
     # Answers that are lost, commits that land late
     "a recovery does not fence": Twin("DURABLE", "late", *_without(session, "seal")),
     "a recovery only looks": Twin("DURABLE", "late", *_blind(session, "leases_of_claim")),
-    "an exception leaves no suspect": Twin("DURABLE", "late", *_without(Membership, "give_up")),
-    "a suspect is never recovered": Twin("DURABLE", "late", *_without(Membership, "recover")),
+    "an exception leaves no suspect": Twin("DURABLE", "late", *_without(ClientSession, "give_up")),
+    "a suspect is never recovered": Twin("DURABLE", "late", *_without(ClientSession, "recover")),
     "publishing again ignores the doubt": Twin("ONE-PLACE", "late", *_without(publish.Doubts, "take")),
     "a doubt is looked at, not fenced": Twin("ONE-PLACE", "late", retry.Retry, "_fence", _only_look),
     "a commit does not conflict on its token": Twin("ONE-PLACE", "late", retry.Retry, "_commit", _commit_blindly),
@@ -336,7 +336,9 @@ TWINS: dict[str, Twin] = {
     ),
     # Lines
     "who serves does not look at who has left": Twin("ONE-OWNER", "", *_blind(line, "grant")),
-    "who leaves does not look at what he was granted": Twin("DURABLE", "lines", Membership, "leave", wrong.just_leave),
+    "who leaves does not look at what he was granted": Twin(
+        "DURABLE", "lines", ClientSession, "leave", wrong.just_leave
+    ),
     "a recovery leaves its demand in the line": Twin(
         "ONE-OWNER", "", engine, "line", SimpleNamespace(drop=lambda *_: None)
     ),

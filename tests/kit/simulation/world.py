@@ -35,7 +35,7 @@ from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.transactions import Environment, Timeouts
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.model import SessionId
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
@@ -209,19 +209,19 @@ class World:
         with self.acting(Step(name, "start", slot, self._started)):
             clock = ProcessClock(self.clock, self.frames)
             engine, link = self._engine(name, clock)
-            membership = self.open_membership(engine)
-            duties = self.duties(engine, clock, membership.session_id)
-            process = Process(name, engine, link, clock, membership, duties, last_beat=self.clock.monotonic())
+            client_session = self.open_client_session(engine)
+            duties = self.duties(engine, clock, client_session.session_id)
+            process = Process(name, engine, link, clock, client_session, duties, last_beat=self.clock.monotonic())
             self.processes[slot] = process
             self.note(f"process {name} starts")
             if self._connect is not None:
                 process.connection = self._connect(self, process)
         return process
 
-    def open_membership(self, engine: Engine) -> Membership:
+    def open_client_session(self, engine: Engine) -> ClientSession:
         """A session; what its threads would do are steps of the plan."""
         session = engine.sessions.open({}, ttl_s=SESSION_TTL_S)
-        return Membership(engine, OPTIONS, session, NoThreads(), self.clock)
+        return ClientSession(engine, OPTIONS, session, NoThreads(), self.clock)
 
     def duties(self, engine: Engine, clock: ProcessClock, session: SessionId) -> SimulatedDuties:
         return SimulatedDuties(

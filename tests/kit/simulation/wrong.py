@@ -13,7 +13,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.keyspace.codec import Record, redelivered
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.consuming.dispatch import Dispatch
@@ -47,10 +47,10 @@ _clear_dedup_part = Upkeep.clear_dedup_part
 _with_acks, _remove = Claiming._with_acks, Dispatch.remove
 
 
-def settle_a_part(client: Client, engine: Any, membership: Any) -> None:
+def settle_a_part(client: Client, engine: Any, client_session: Any) -> None:
     with suppress(KombuFDBError):
         engine.messages.ack(client.take_acks())
-        membership.close()
+        client_session.close()
 
 
 def wake_for_keys(work: Work, to: Subqueue, message: Any) -> None:
@@ -117,10 +117,10 @@ def clear_after_the_look(fetcher: Fetcher) -> float | None:
     return pause_s
 
 
-def forget_the_acks(claiming: Claiming, membership: Any, act: Any) -> Any:
+def forget_the_acks(claiming: Claiming, client_session: Any, act: Any) -> Any:
     taken = list(claiming._client.acks)
     try:
-        return _with_acks(claiming, membership, act)
+        return _with_acks(claiming, client_session, act)
     except BaseException:
         for lease in taken:
             with suppress(ValueError):
@@ -144,6 +144,6 @@ def count_what_is_held(credit: Credit) -> int:
     return credit.prefetch - len(credit.held.leases)
 
 
-def just_leave(membership: Membership, demand: Any, _hand: Any) -> None:
-    membership._engine.messages.leave(demand)
-    membership._claims.pop(demand.first, None)
+def just_leave(client_session: ClientSession, demand: Any, _hand: Any) -> None:
+    client_session._engine.messages.leave(demand)
+    client_session._claims.pop(demand.first, None)

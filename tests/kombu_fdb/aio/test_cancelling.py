@@ -55,8 +55,8 @@ def check_at_rest(sync, queue, ready):
     until(lambda: (queue.stats().ready, queue.stats().leased) == (ready, 0))
     assert all(each.redeliveries == 0 for each in queue.peek(9))
     until(lambda: not sync.connection.held and not sync.connection._sleepers)
-    membership = sync.connection.client._membership
-    until(lambda: membership is None or (not membership.known and not membership.consumed))
+    client_session = sync.connection.client._session
+    until(lambda: client_session is None or (not client_session.known and not client_session.consumed))
 
 
 @types.coroutine

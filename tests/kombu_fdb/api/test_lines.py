@@ -18,7 +18,7 @@ from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.stores import MemoryStores
 
-#: Less than it takes until an unattended demand is given up (``process/membership.py``).
+#: Less than it takes until an unattended demand is given up (``process/client_session.py``).
 PATIENCE_S = 60.0
 
 Processes = Callable[[], Broker]

@@ -165,7 +165,7 @@ def test_what_can_not_be_handed_back_now_is_kept(
 def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None:
     """And gives it the store until it is done."""
     own, call, counts = broker._client, Call(), []
-    membership = own.membership() if session else None
+    client_session = own.session() if session else None
 
     def work() -> None:
         call()
@@ -174,8 +174,8 @@ def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None
     own.later(work)
     assert call.begun.wait(DEADLINE_S)
     closing = start(own.close)
-    if membership is not None:
-        assert membership.threads.stopped.wait(DEADLINE_S)
+    if client_session is not None:
+        assert client_session.threads.stopped.wait(DEADLINE_S)
     call.may_end.set()
     end(closing)
     assert counts == [0]

@@ -11,7 +11,7 @@ from kit.simulation.process import NoThreads
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.model import Delivery, SessionId
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
@@ -29,8 +29,8 @@ class Process:
         engine = bench.another()
         self.tag = tag
         self.client = Client(MemoryLocation("ended"), OPTIONS, engine)
-        self.own = Membership(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
-        self.client._membership = self.own
+        self.own = ClientSession(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
+        self.client._session = self.own
         engine.queues.add_consumer(self.own.session_id, "q", tag)
 
     def take(self) -> list[bytes]:

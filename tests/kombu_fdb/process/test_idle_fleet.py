@@ -15,8 +15,8 @@ from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import STEPS, in_step
 from kombu_fdb.process import duty_cycle
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, ROLE_TTL_S, SessionSteps
-from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault
@@ -34,8 +34,8 @@ class Member:
     def __init__(self, bench: Bench, session: SessionId) -> None:
         self.session = session
         self.duties = bench.duties(session)
-        membership = MagicMock(lost=False, session_id=session, queues=["q"])
-        self.steps = SessionSteps(bench.engine, membership, self.duties, lambda: None, ttl_s=30.0)
+        client_session = MagicMock(lost=False, session_id=session, queues=["q"])
+        self.steps = SessionSteps(bench.engine, client_session, self.duties, lambda: None, ttl_s=30.0)
 
 
 class Fleet:
@@ -192,8 +192,8 @@ class Crowd:
     def _consumer(self, number: int) -> SimulatedTransport:
         engine, clock, options = self.bench.another(), self.bench.clock, Options()
 
-        def join() -> Membership:
-            return Membership(engine, options, engine.sessions.open({}), MagicMock(), clock)
+        def join() -> ClientSession:
+            return ClientSession(engine, options, engine.sessions.open({}), MagicMock(), clock)
 
         client = SimulatedClient(engine, options, join)
         rng = random.Random(number)

@@ -15,8 +15,8 @@ from kombu_fdb.engine.scheduling import line
 from kombu_fdb.errors import SessionLost, StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.process import line_member
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import LONELY, PATIENCE_S, Contention, LineMember
-from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 
 QUEUES = ["q"]
@@ -47,7 +47,9 @@ class Consumer:
         self, bench: Bench, want: int = 1, longest_s: float = LONGEST_S, spread: type[Middle] = Middle
     ) -> None:
         self.engine = bench.another()
-        self.membership = Membership(self.engine, OPTIONS, self.engine.sessions.open({}), NoThreads(), bench.clock)
+        self.client_session = ClientSession(
+            self.engine, OPTIONS, self.engine.sessions.open({}), NoThreads(), bench.clock
+        )
         self.contention = Contention()
         self.rung = False
         self.begin = lambda: LineMember(self._ring, bench.clock.monotonic, spread(), longest_s, self.contention)
@@ -64,7 +66,7 @@ class Consumer:
         hand: list[Delivery] = []
         self.rung = False
         if not self.member.in_line:
-            self.member.join(self.membership, QUEUES, self._want, [])
+            self.member.join(self.client_session, QUEUES, self._want, [])
         self.member.attend(self.engine, hand)
         if serve and not hand and self.member.is_first:
             self.member.serve(QUEUES, {}, hand)
@@ -106,7 +108,7 @@ def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
     assert two.turn() == [b"a"]
     assert one.rung
     assert one.turn() == [b"b"]
-    assert one.membership.known
+    assert one.client_session.known
 
 
 def test_who_waits_looks_less_and_less_often_while_there_is_nothing(bench: Bench) -> None:
@@ -446,7 +448,7 @@ def test_what_is_abandoned_ends_and_goes_back(bench: Bench, granted: bool) -> No
         two.see_the_line()
         two.turn()
     one.member.abandon()
-    one.membership.recover()
+    one.client_session.recover()
     if not granted:
         two.turn()
     assert bench.counts() == (1, 0, 1)
@@ -459,12 +461,12 @@ def test_a_demand_whose_owner_looks_no_more_is_given_up(bench: Bench) -> None:
     one.turn()
     bench.later(2 * OPTIONS.operation_timeout)
     one.turn()
-    one.membership.watch_claims()
+    one.client_session.watch_claims()
     two.turn()
     bench.later(4 * OPTIONS.operation_timeout)
     one.turn()
-    one.membership.watch_claims()
-    two.membership.watch_claims()
+    one.client_session.watch_claims()
+    two.client_session.watch_claims()
     bench.put(b"a")
     assert one.turn() == [b"a"]
     assert bench.counts() == (0, 0, 1)
@@ -479,9 +481,9 @@ def test_what_comes_after_it_was_given_up_is_not_delivered(bench: Bench) -> None
     bench.put(b"a", b"b")
     two.see_the_line()
     two.turn()
-    one.membership._claims.clear()
+    one.client_session._claims.clear()
     assert one.turn() == []
-    one.membership.recover()
+    one.client_session.recover()
     assert bench.counts() == (1, 0, 1)
 
 
@@ -500,7 +502,7 @@ def test_an_error_of_the_store_leaves_it_where_it_was(bench: Bench, monkeypatch:
             one.turn()
     one.member._rung = True
     assert one.turn() == [b"a"]
-    assert not one.membership._suspects
+    assert not one.client_session._suspects
 
 
 def _fails(*_: object, **__: object) -> None:
@@ -511,13 +513,13 @@ def _fails(*_: object, **__: object) -> None:
 def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], object]) -> None:
     one = Consumer(bench)
     one.turn()
-    bench.engine.sessions.fence(one.membership.session_id, bench.beats()[one.membership.session_id])
+    bench.engine.sessions.fence(one.client_session.session_id, bench.beats()[one.client_session.session_id])
     bench.put(b"a")
     try:
         act(one)
     except SessionLost:
-        assert one.membership.lost
-    one.membership = Membership(one.engine, OPTIONS, one.engine.sessions.open({}), NoThreads(), bench.clock)
-    one.member.belong_to(one.membership)
-    bench.engine.sessions.release(next(iter(set(bench.beats()) - {bench.session, one.membership.session_id})))
+        assert one.client_session.lost
+    one.client_session = ClientSession(one.engine, OPTIONS, one.engine.sessions.open({}), NoThreads(), bench.clock)
+    one.member.belong_to(one.client_session)
+    bench.engine.sessions.release(next(iter(set(bench.beats()) - {bench.session, one.client_session.session_id})))
     assert one.turn() == [b"a"]

@@ -11,8 +11,8 @@ from kit.conformance.queue import Bench
 from kombu_fdb.engine.scheduling.line import Standing
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
+from kombu_fdb.process.client_session import CLAIM_TIMEOUTS, ClientSession
 from kombu_fdb.process.line_member import LONELY, PATIENCE_S, Contention, LineMember
-from kombu_fdb.process.membership import CLAIM_TIMEOUTS, Membership
 from kombu_fdb.settings.options import Options
 
 #: Enough for the longest pause between two looks.
@@ -36,7 +36,7 @@ class Consumer:
         self.want = want
         self.engine = bench.another()
         session = self.engine.sessions.open({"host": "test"})
-        self.membership = Membership(self.engine, Options(), session, NoThreads(), bench.clock)
+        self.client_session = ClientSession(self.engine, Options(), session, NoThreads(), bench.clock)
         self.rung = 0
         self.contention = Contention()
         self.contention.contest(["q"])
@@ -51,7 +51,7 @@ class Consumer:
         self.rung += 1
 
     def join(self) -> None:
-        self.member.join(self.membership, ["q"], self.want, ())
+        self.member.join(self.client_session, ["q"], self.want, ())
 
     def attend(self) -> bool:
         return self.member.attend(self.engine, self.hand)
@@ -91,7 +91,7 @@ def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> 
         one.member = one.stand()
         one.join()
         one.member.abandon()
-        one.membership.recover()
+        one.client_session.recover()
         one.member = one.stand()
         one.join()
     assert one.payloads == [b"a"] * 5
@@ -130,13 +130,13 @@ def test_an_owner_that_ends_while_it_joins_waits_no_longer(
         if when == "after":
             join(*args, **given)  # type: ignore[arg-type]  # as they came
         one.member.abandon()
-        one.membership.recover()
+        one.client_session.recover()
         if when == "before":
             join(*args, **given)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr(one.engine.messages, "join", join_meanwhile_ended)
     one.join()
-    one.membership.recover()
+    one.client_session.recover()
     assert not one.member.in_line
     assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
 
@@ -155,7 +155,7 @@ def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.M
         with pytest.raises(KeyboardInterrupt):
             one.join()
     assert not one.member.in_line
-    one.membership.recover()
+    one.client_session.recover()
     assert Consumer(bench).attend(), "no consumer stands before it"
 
 
@@ -179,9 +179,9 @@ def test_what_is_granted_to_an_owner_that_has_ended_goes_back(
 
     monkeypatch.setattr(mine.engine.messages, step, do_meanwhile_ended)
     _take_step(mine, step)
-    mine.membership.recover()
+    mine.client_session.recover()
     assert mine.hand == []
-    assert not mine.membership.known
+    assert not mine.client_session.known
     assert bench.counts() == (1, 0, 1)
 
 
@@ -206,12 +206,12 @@ def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkey
 
     def look_meanwhile_given_up() -> float:
         monkeypatch.setattr(bench.clock, "monotonic", monotonic)
-        two.membership.watch_claims()
+        two.client_session.watch_claims()
         return monotonic()
 
     two.member._rung = True
     monkeypatch.setattr(bench.clock, "monotonic", look_meanwhile_given_up)
-    two.membership.look(two.member._demand, two.hand)  # type: ignore[arg-type]  # it has one
+    two.client_session.look(two.member._demand, two.hand)  # type: ignore[arg-type]  # it has one
     assert two.hand == []
     assert bench.counts() == (1, 0, 1)
 
@@ -297,9 +297,9 @@ def test_who_was_deposed_by_the_time_it_serves_finds_out(bench: Bench) -> None:
     one.serve()
     one.attend()
     assert not one.member.in_line
-    one.membership.watch_claims()
-    assert not one.membership._claims
-    assert not one.membership._suspects
+    one.client_session.watch_claims()
+    assert not one.client_session._claims
+    assert not one.client_session._suspects
 
 
 # -- alone, or not -----------------------------------------------------------------------------------------------------
@@ -393,11 +393,11 @@ def test_who_joins_later_is_served_as_well(bench: Bench) -> None:
 
 def test_another_session_stands_nowhere_yet(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
-    one.member.belong_to(two.membership)
+    one.member.belong_to(two.client_session)
     assert not one.member.in_line
-    one.member.belong_to(two.membership)
-    one.member.join(two.membership, ["q"], 1, ())
-    one.member.belong_to(two.membership)
+    one.member.belong_to(two.client_session)
+    one.member.join(two.client_session, ["q"], 1, ())
+    one.member.belong_to(two.client_session)
     assert one.member.in_line
 
 
@@ -408,7 +408,7 @@ def test_who_looks_again_and_again_is_not_given_up(bench: Bench) -> None:
         wait_and_look(bench, one)
         wait_and_look(bench, two)
     for each in (one, two):
-        each.membership.watch_claims()
+        each.client_session.watch_claims()
         assert each.member.in_line
     assert demands(bench) == [b"W", b"W"]
 
@@ -432,5 +432,5 @@ def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeyp
     for watch in seen[0].watches:
         watch.on_fire(lambda: cancelled.append(1))
     one.member.leave(one.hand)
-    two.membership.recover()
+    two.client_session.recover()
     assert not cancelled

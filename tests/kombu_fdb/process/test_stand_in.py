@@ -27,7 +27,7 @@ import gevent, sys
 from kombu_fdb.api.broker import Broker
 select = monkey.get_original("select", "select")
 with Broker.open(sys.argv[1], session_ttl=1.5) as broker:
-    session = broker._client.membership()
+    session = broker._client.session()
     print(session.session_id.hex())
     while sys.argv[2] == "compute" and not select([sys.stdin], [], [], 0)[0]:
         pass

@@ -19,20 +19,20 @@ class Process:
     """Serves on a bench; ``rung``: how often its duties thread was woken."""
 
     def __init__(self, bench: Bench) -> None:
-        self.membership = MagicMock(lost=False)
+        self.client_session = MagicMock(lost=False)
         self._steps = SessionSteps(
-            bench.engine, self.membership, bench.duties(bench.engine.sessions.open({})), lambda: None, ttl_s=30.0
+            bench.engine, self.client_session, bench.duties(bench.engine.sessions.open({})), lambda: None, ttl_s=30.0
         )
         self.leave = self._steps.leave
 
     @property
     def rung(self) -> int:
-        return int(self.membership.threads.ring.call_count)
+        return int(self.client_session.threads.ring.call_count)
 
     def serve(self) -> None:
         """Until it would sleep."""
         rang = self.rung > 0
-        self.membership.threads.ring.reset_mock()
+        self.client_session.threads.ring.reset_mock()
         while self._steps.serve(rang=rang) == 0.0:
             rang = False
 

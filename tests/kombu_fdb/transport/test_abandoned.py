@@ -311,11 +311,11 @@ class TestCollected:
         until(lambda: collect() is None and not set(threading.enumerate()) - threads)
         until(lambda: open_files() <= files + 10)  # SQLite's store keeps a few connections
         client = keeper.default_channel.client
-        until(lambda: len(client.membership().consumed) == 1)
-        assert client.membership().known == set()
+        until(lambda: len(client.session().consumed) == 1)
+        assert client.session().known == set()
         assert len(client._users) == 1
         keeper.close()
-        until(lambda: client._membership is None)
+        until(lambda: client._session is None)
 
     @pytest.mark.parametrize("store", ["answers", "is away for a while"])
     def test_one_that_only_published_closes_the_store(

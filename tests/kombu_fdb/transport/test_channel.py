@@ -345,7 +345,7 @@ class TestVanishing:
         theirs = connect().default_channel
         Queue("q", exclusive=True)(theirs).declare()
         theirs.basic_publish(theirs.prepare_message("x"), "", "q")
-        session = theirs.client.membership().session_id
+        session = theirs.client.session().session_id
         sessions = channel.engine.sessions
         (beat,) = (beat for each, beat, _ in sessions.beats() if each == session)
         assert sessions.fence(session, beat)
@@ -359,12 +359,12 @@ class TestVanishing:
         connection = connect()
         theirs = connection.default_channel
         Queue("before", exclusive=True)(theirs).declare()
-        session = theirs.client.membership().session_id
+        session = theirs.client.session().session_id
         sessions = channel.engine.sessions
         assert sessions.fence(session, {each: beat for each, beat, _ in sessions.beats()}[session])
         sessions.release(session)
         Queue("q", exclusive=True)(theirs).declare()
-        assert theirs.client.membership().session_id != session
+        assert theirs.client.session().session_id != session
         assert [channel._has_queue(name) for name in ("before", "q")] == [False, True]
         connection.close()
         assert not channel._has_queue("q")

@@ -63,7 +63,7 @@ class TestEstablish:
     def test_a_publisher_has_no_threads_and_no_session(self, connection: Connection) -> None:
         before = threading.active_count()
         connection.Producer().publish(1, routing_key="q")
-        assert connection.default_channel.client._membership is None
+        assert connection.default_channel.client._session is None
         names = {thread.name for thread in threading.enumerate()}
         assert not [name for name in names if name.startswith("kombu-fdb")] or threading.active_count() == before
 
@@ -270,11 +270,11 @@ class TestSharing:
         with one.Consumer([Queue("q")]):
             pass
         other.connect()
-        session = client._membership
+        session = client._session
         one.close()
-        assert client._membership is session
+        assert client._session is session
         other.close()
-        assert client._membership is None
+        assert client._session is None
         with connect() as again:
             assert again.default_channel.engine.sessions.beats() == []
 

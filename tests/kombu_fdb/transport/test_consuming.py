@@ -254,9 +254,9 @@ class TestConsumers:
         fill(connection, 10)
         claim, sizes = Claiming.claim, list[int]()
 
-        def claims(claiming: Claiming, membership: Any, plan: Any, hand: list[Any]) -> None:
+        def claims(claiming: Claiming, client_session: Any, plan: Any, hand: list[Any]) -> None:
             before = len(hand)
-            claim(claiming, membership, plan, hand)
+            claim(claiming, client_session, plan, hand)
             sizes.append(len(hand) - before)
 
         monkeypatch.setattr(Claiming, "claim", claims)

@@ -27,7 +27,7 @@ from kombu_fdb.engine.facade import messages
 from kombu_fdb.engine.messages import publish
 from kombu_fdb.model import Lease, Publication
 from kombu_fdb.primitives.clock import random_id
-from kombu_fdb.process import client, membership, session_threads
+from kombu_fdb.process import client, client_session, session_threads
 from kombu_fdb.process.time_to_run import TimesToRun
 from kombu_fdb.store import retry
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
@@ -42,7 +42,7 @@ MODULES = (
     client,
     session_threads,
     unacked,
-    membership,
+    client_session,
     retry,
     messages,
     publish,
@@ -83,7 +83,7 @@ def each_line(call: Callable[[], object], after: Callable[[], object], watched: 
 
 def held(broker: Broker) -> int:
     """How many messages this process holds, when all that is suspect is recovered."""
-    own = broker._client.membership()
+    own = broker._client.session()
     for first in list(own._claims):  # given up by age, else
         own.give_up(first)
     in_another_thread(own.watch_claims)
@@ -97,7 +97,7 @@ def settle_down(broker: Broker) -> None:
 
 
 def claim(broker: Broker) -> None:
-    broker._client.membership().claim(["q"], 2)
+    broker._client.session().claim(["q"], 2)
 
 
 def take(broker: Broker) -> None:
@@ -116,7 +116,7 @@ def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: 
         assert held(broker) == 0
         assert queue.stats().ready == 3
         assert not broker.connection.held
-        assert not broker._client.membership().known
+        assert not broker._client.session().known
 
     assert each_line(lambda: how(broker), look) > 20
 
@@ -152,8 +152,8 @@ def test_a_session_whose_opening_was_interrupted_is_not_kept(broker: Broker) -> 
     line, where = 0, "yes"
     while where:
         line += 1
-        where = interrupt(own.membership, line, files, strikes=runs_handlers)
-        known, own._membership = own._membership, None
+        where = interrupt(own.session, line, files, strikes=runs_handlers)
+        known, own._session = own._session, None
         if known is not None:
             known.stop()
         for thread in set(threading.enumerate()) - others:
@@ -347,7 +347,7 @@ def test_closing_settles_every_pending_ack(tmp_path: Any) -> None:
     url = f"fdb+sqlite:///{tmp_path}/b.db"
     with Broker.open(url) as broker:
         broker.queue("q").put_many(["x"] * 1200)
-        found = [each for _ in range(12) for each in broker._client.membership().claim(["q"], 100)]
+        found = [each for _ in range(12) for each in broker._client.session().claim(["q"], 100)]
         broker._client.acks.extend(each.lease for each in found)
         broker._client.close()
     with Broker.open(url) as broker:

@@ -165,7 +165,7 @@ class TestSingleActiveConsumer:
         publish(two.connection, *range(4))
         until(lambda: one.bodies == [0, 1])
         client = one.connection.default_channel.client
-        client.membership().stop()  # no heartbeat any more, and no sweep
+        client.session().stop()  # no heartbeat any more, and no sweep
         until(lambda: len(two.bodies) == 4)
         assert two.bodies == [0, 1, 2, 3]
         assert [message.delivery_info["redelivered"] for message in two.held] == [True, True, False, False]
@@ -220,7 +220,7 @@ class TestSingleActiveConsumer:
         publish(connection, 0)
         until(lambda: one.bodies == [0])
         client = connection.default_channel.client
-        client.engine.sessions.close(client.membership().session_id)
+        client.engine.sessions.close(client.session().session_id)
         until(lambda: one.bodies == [0, 0])
         assert one.active
 

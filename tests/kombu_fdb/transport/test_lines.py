@@ -12,8 +12,8 @@ from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.world import NoThreads
 
 from kombu_fdb.errors import Outrun
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import LineMember
-from kombu_fdb.process.membership import Membership
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming.fetcher import LONGEST_REST_S
 from kombu_fdb.transport.consuming.receiver import deliver_next
@@ -28,8 +28,8 @@ class Connection(SimulatedTransport):
         self.bench = bench
         engine = bench.another()
         session = engine.sessions.open({})
-        self.membership = Membership(engine, OPTIONS, session, NoThreads(), bench.clock)
-        client = SimulatedClient(engine, OPTIONS, lambda: self.membership)
+        self.client_session = ClientSession(engine, OPTIONS, session, NoThreads(), bench.clock)
+        client = SimulatedClient(engine, OPTIONS, lambda: self.client_session)
         super().__init__(client, bench.clock.monotonic, random.Random(7), prefetch, bench.clock.wall_ms)
         for number, queue in enumerate(queues or ("q",)):
             self.consume(queue, f"tag{number}")
@@ -193,14 +193,14 @@ def test_what_it_was_granted_goes_back_if_it_is_not_drained(bench: Bench) -> Non
     first.serve()
     connection.sleep()
     assert bench.counts() == (1, 0, 1)
-    assert not connection.membership.known
+    assert not connection.client_session.known
 
 
 def test_an_abandoned_connection_waits_no_longer(bench: Bench) -> None:
     connection = Connection(bench)
     connection.turns()
     connection.fetcher.abandon()
-    connection.membership.recover()
+    connection.client_session.recover()
     assert rows(bench) == 0
 
 
@@ -234,7 +234,7 @@ def test_who_is_outrun_joins_the_line(bench: Bench, monkeypatch: pytest.MonkeyPa
     connection = Connection(bench, contested=False)
     bench.put(b"a")
     with monkeypatch.context() as patch:
-        patch.setattr(connection.membership, "claim", _outrun)
+        patch.setattr(connection.client_session, "claim", _outrun)
         connection.turns()
     assert connection.member.contention.is_contested(["q"])
     assert connection.waiting == [b"a"]
@@ -245,13 +245,13 @@ def test_only_what_others_may_have_gives_way(bench: Bench, monkeypatch: pytest.M
     connection.subscriptions[0].transient = True
     bench.put(b"a")
     given: list[object] = []
-    claim = connection.membership.claim
+    claim = connection.client_session.claim
 
     def note(*args: object, **terms: object) -> object:
         given.append(terms["gives_way"])
         return claim(*args, **terms)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr(connection.membership, "claim", note)
+    monkeypatch.setattr(connection.client_session, "claim", note)
     connection.turns()
     assert given == [False]
 

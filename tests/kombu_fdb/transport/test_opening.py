@@ -14,7 +14,7 @@ from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process import client as client_module
 from kombu_fdb.process import connect
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.location import MemoryLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.testing.faults import Interrupted
@@ -156,13 +156,13 @@ def test_one_session_for_all(client: Client, monkeypatch: pytest.MonkeyPatch) ->
     away = Store(unavailable)
     with monkeypatch.context() as patch:
         patch.setattr(client.engine.sessions, "open", away)
-        threads, outcomes = together(client.membership)
+        threads, outcomes = together(client.session)
         wait_for(THREADS, client._joining)
         away.answers.set()
         end(threads)
     assert away.calls == 1
     assert outcomes == ["the test switched it off. Switch it on"] * THREADS
-    threads, outcomes = together(client.membership)
+    threads, outcomes = together(client.session)
     end(threads)
     assert len(set(outcomes)) == 1
     assert len(client.engine.sessions.beats()) == 1
@@ -171,17 +171,17 @@ def test_one_session_for_all(client: Client, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_session_of_a_store_that_was_closed_meanwhile_ends(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     user = User()
     client.attach(user, timeout_s=DEADLINE_S)
-    opened: list[Membership] = []
+    opened: list[ClientSession] = []
     open_session = client_module.open_session
 
-    def open_and_close(*args: Any) -> Membership:
+    def open_and_close(*args: Any) -> ClientSession:
         opened.append(open_session(*args))
         client.close()
         return opened[0]
 
     monkeypatch.setattr(client_module, "open_session", open_and_close)
     with pytest.raises(StoreUnavailable, match="closed"):
-        client.membership()
+        client.session()
     assert not any(thread.is_alive() for thread in opened[0].threads._threads)
 
 

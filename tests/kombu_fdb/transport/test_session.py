@@ -1,4 +1,4 @@
-"""The session behind the consumers: heartbeat, fencing, exit (client.py, membership.py)."""
+"""The session behind the consumers: heartbeat, fencing, exit (client.py, client_session.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hold(connection: Connection, number: int, until: Any, **consumer: Any) -> li
 def take_for_dead(connection: Connection) -> None:
     """What another process does to a session that is silent for too long."""
     client = connection.default_channel.client
-    session_id = client.membership().session_id
+    session_id = client.session().session_id
     client.engine.sessions.close(session_id)
 
 
@@ -39,14 +39,14 @@ def test_the_heartbeat_tells_which_queues_are_consumed(connect: Any, until: Any)
     connection = connect(session_ttl=0.5, sweep_interval=0.1)
     hold(connection, 1, until)
     client = connection.default_channel.client
-    until(lambda: client.engine.inspect.consumers("q") == [client.membership().session_id])
+    until(lambda: client.engine.inspect.consumers("q") == [client.session().session_id])
 
 
 def test_the_heartbeat_follows_consumers_that_come_and_go(connect: Any, until: Any) -> None:
     connection = connect(session_ttl=0.5, sweep_interval=0.1)
     hold(connection, 1, until)
     client = connection.default_channel.client
-    shown, own = client.engine.inspect.consumers, [client.membership().session_id]
+    shown, own = client.engine.inspect.consumers, [client.session().session_id]
     until(lambda: shown("q") == own)
     later = connection.Consumer([Queue("later")])
     later.consume()
@@ -62,11 +62,11 @@ def test_heartbeat_goes_on_beside_a_busy_consumer(connect: Any, until: Any) -> N
     held = hold(connection, 1, until)
     other.Consumer([Queue("somewhere")]).consume()
     engine = connection.default_channel.engine
-    first = beats_of(engine)[connection.default_channel.client.membership().session_id]
+    first = beats_of(engine)[connection.default_channel.client.session().session_id]
     waited = threading.Event()
     threading.Timer(2.0, waited.set).start()  # four TTLs in which this thread does nothing for kombu
     waited.wait()
-    assert beats_of(engine)[connection.default_channel.client.membership().session_id] != first
+    assert beats_of(engine)[connection.default_channel.client.session().session_id] != first
     held[0].ack()
     until(lambda: engine.inspect.counts("q").leased == 0)
     assert connection.default_channel.client.lost_acks == 0
@@ -79,7 +79,7 @@ def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypat
     silent, other = connect(**options), connect(**options, ack_delay_ms=2.5)  # another process, in all but the pid
     held = hold(silent, 1, until)
     client = silent.default_channel.client
-    lost = client.membership()
+    lost = client.session()
     beat = client.engine.sessions.beat
     monkeypatch.setattr(
         client.engine.sessions,

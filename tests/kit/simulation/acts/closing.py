@@ -9,7 +9,7 @@ from kit.simulation.world import OPTIONS, World
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.model import Lease
 from kombu_fdb.process.client import Client
-from kombu_fdb.process.membership import Membership
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.faults import Interrupted
@@ -26,9 +26,9 @@ ACKS = 2
 class ClosingClient(Client):
     """The real one, of which only the end is used."""
 
-    def __init__(self, engine: Engine, membership: Membership, options: Options, acks: list[Lease]) -> None:
+    def __init__(self, engine: Engine, client_session: ClientSession, options: Options, acks: list[Lease]) -> None:
         super().__init__(MemoryLocation("simulated"), options)
-        self._own = engine, membership
+        self._own = engine, client_session
         self.acks.extend(acks)
 
     def take_acks(self, taken: list[Lease] | None = None) -> list[Lease]:
@@ -62,9 +62,9 @@ def shut(world: World, frame: Frame) -> None:
     for lease in acks:
         del process.held[lease]
     frame.verb = "ack"
-    membership = process.membership
+    client_session = process.client_session
     try:
-        ClosingClient(process.engine, membership, OPTIONS, acks).end()
+        ClosingClient(process.engine, client_session, OPTIONS, acks).end()
     except Interrupted:
         process.unsettled.append(("ack", acks))
         raise

@@ -11,8 +11,8 @@ from kit.simulation.violation import Violation
 from kit.simulation.world import OPTIONS, SESSION_TTL_S, World
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Delivery
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duty_cycle import SessionSteps
-from kombu_fdb.process.membership import Membership
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 __all__ = ["connect", "drain", "finish", "hush", "listen", "turn", "work"]
@@ -31,16 +31,16 @@ def connect(world: World, process: Process) -> SimulatedTransport:
     rng = world.frames[-1].rng
     options = replace(OPTIONS, poll_interval=NEVER_S, undrained_timeout=rng.choice(UNDRAINED_S), claim_window=4)
 
-    def join() -> Membership:
-        if process.membership.lost:
+    def join() -> ClientSession:
+        if process.client_session.lost:
             world.note(f"{process.name} opens another session")
-            process.begin(world.open_membership(process.engine), world.duties, world.clock.monotonic())
+            process.begin(world.open_client_session(process.engine), world.duties, world.clock.monotonic())
             keep()
-        return process.membership
+        return process.client_session
 
     def keep() -> None:
-        membership, duties = process.membership, process.duties
-        process.turns = SessionSteps(process.engine, membership, duties, client.keep_house, ttl_s=SESSION_TTL_S)
+        client_session, duties = process.client_session, process.duties
+        process.turns = SessionSteps(process.engine, client_session, duties, client.keep_house, ttl_s=SESSION_TTL_S)
 
     client = SimulatedClient(process.engine, options, join)
     prefetch, single_active = rng.choice([1, 2, 3, 5]), world.profile.single_active

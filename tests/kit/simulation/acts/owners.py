@@ -119,7 +119,7 @@ def take(world: World, frame: Frame, queues: list[str], limit: int, acks: list[L
     frame.no_ack = world.profile.no_ack > 0 and frame.rng.random() < world.profile.no_ack
     no_ack = queues if frame.no_ack else ()
     try:
-        taken = process.membership.claim(
+        taken = process.client_session.claim(
             queues, limit, acks=acks, consumers=consumers_of(world, process, queues), no_ack=no_ack
         )
     except SessionLost:
@@ -234,10 +234,10 @@ def lose_session(world: World, process: Process, session: SessionId) -> None:
         return  # another thread was faster
     world.note(f"{process.name} learns that it was fenced")
     if process.connection is not None:
-        process.membership.lose()  # its receiver begins another
+        process.client_session.lose()  # its receiver begins another
         return
     process.held.clear()
-    process.begin(world.open_membership(process.engine), world.duties, world.clock.monotonic())
+    process.begin(world.open_client_session(process.engine), world.duties, world.clock.monotonic())
 
 
 def duties(world: World, frame: Frame) -> None:
@@ -247,7 +247,7 @@ def duties(world: World, frame: Frame) -> None:
         _serve(process, process.turns)
         return
     try:
-        process.membership.watch_claims()
+        process.client_session.watch_claims()
     except SessionLost:
         lose_session(world, process, session)
     settle_again(frame)

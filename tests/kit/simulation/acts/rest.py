@@ -75,7 +75,7 @@ def _heal(world: World) -> None:
 def _look(world: World) -> None:
     """The safety looks of receivers whose session is lost: they begin another one, as their programs drain."""
     for slot, process in list(world.processes.items()):
-        if process.membership.lost and process.connection is not None:
+        if process.client_session.lost and process.connection is not None:
             with process.connection.draining():
                 process.connection.bell.ring()
                 world.perform(Step("look", "turn", slot, 1))

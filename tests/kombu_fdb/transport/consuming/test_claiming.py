@@ -45,9 +45,9 @@ def test_what_the_line_has_granted_comes_before_another_queue(bench: Bench) -> N
     second = Consumer(bench, ["q", "one"], prefetch=2, single=["one"], contested=True)
     first = Consumer(bench, ["q"], contested=True)
     member = second.transport.fetcher._claiming.member
-    membership = second.transport.store.membership()
-    first.transport.fetcher._claiming.member.join(first.transport.store.membership(), ["q"], 4, [])
-    member.join(membership, ["q"], 2, [])
+    client_session = second.transport.store.session()
+    first.transport.fetcher._claiming.member.join(first.transport.store.session(), ["q"], 4, [])
+    member.join(client_session, ["q"], 2, [])
     first.turn()
     bench.put(b"a", b"b", queue="one")
     plan, hand = Plan(["one"], 2, consumers={"one": "tag-1"}), list[Delivery]()
@@ -101,7 +101,7 @@ def test_a_grant_is_no_more_than_there_is_room_for_now(bench: Bench) -> None:
     consumer = Consumer(bench, ["q"], prefetch=4, contested=True)
     first = Consumer(bench, ["q"], contested=True)
     member = first.transport.fetcher._claiming.member
-    member.join(first.transport.store.membership(), ["q"], 4, [])
+    member.join(first.transport.store.session(), ["q"], 4, [])
     consumer.turn()
     assert consumer.transport.fetcher._claiming.member.want == 4
     bench.put(*[b""] * 12)
@@ -168,7 +168,7 @@ def test_a_temporary_queue_with_and_without_acks(bench: Bench) -> None:
 def test_who_has_a_busy_queue_of_his_own_deposes_a_first_that_hangs(bench: Bench, rivals: int) -> None:
     first = Consumer(bench, ["q"])
     member = first.transport.fetcher._claiming.member
-    member.join(first.transport.store.membership(), ["q"], 4, [])
+    member.join(first.transport.store.session(), ["q"], 4, [])
     own = [f"own-{number}" for number in range(rivals)]
     consumers = [Consumer(bench, ["q", each], prefetch=1, single=[each], contested=True) for each in own]
     bench.put(*[b""] * 4)

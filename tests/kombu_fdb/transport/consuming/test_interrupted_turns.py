@@ -33,7 +33,7 @@ def joined(bench: Bench, consumer: Consumer) -> Consumer:
     """A rival who stands first in the line for which the consumer waits."""
     first = Consumer(bench, ["q"], contested=True)
     member = first.transport.fetcher._claiming.member
-    member.join(first.transport.store.membership(), ["q"], 4, [])
+    member.join(first.transport.store.session(), ["q"], 4, [])
     consumer.turn()
     assert consumer.transport.fetcher._claiming.member.in_line
     return first
@@ -108,7 +108,7 @@ def settled_in_the_end(bench: Bench, consumer: Consumer) -> list[str]:
     consumer.transport.fetcher.attend_loop(registered=True)
     for _ in range(4 * MESSAGES):  # a slow consumer has one message at a time
         consumer.turn()
-        consumer.transport.store.membership().watch_claims()
+        consumer.transport.store.session().watch_claims()
         consumer.transport.store.keep_house()
         with consumer.transport.draining():  # which ends a stall
             hand: list[Arrival] = []
@@ -142,7 +142,7 @@ def test_what_an_interrupted_turn_had_is_not_lost(scene: Callable[[Bench], Scene
         where = interrupt(call, line, TURNS, strikes=runs_handlers)
         assert len(settled_in_the_end(bench, consumer)) == left, where
         assert bench.counts("q") == (0, 0, 0), where
-        assert not consumer.transport.store.membership().known, where
+        assert not consumer.transport.store.session().known, where
     assert line > 10
 
 

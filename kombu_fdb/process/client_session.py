@@ -1,6 +1,6 @@
 """A session of this process: a state machine without a thread.
 
-Model. A membership is *open* until :meth:`Membership.close`, or until a process fenced it; then it is *lost*, and stays
+Model. A session is *open* until :meth:`ClientSession.close`, or until a process fenced it; then it is *lost*, and stays
 so: the owner opens another one. No state is left for an earlier one. Two threads maintain it (``session_threads.py``),
 by steps of their own (``duty_cycle.py``).
 
@@ -70,7 +70,7 @@ class _Underway:
     left: set[str] = field(default_factory=set)
 
 
-class Membership:
+class ClientSession:
     """One session. Thread-safe."""
 
     def __init__(self, engine: Engine, options: Options, session_id: SessionId, threads: Threads, clock: Clock) -> None:
@@ -162,7 +162,7 @@ class Membership:
     def _failed(
         self, first: int, error: BaseException, hand: list[Delivery], underway: _Underway | None = None
     ) -> None:
-        """Give it up if its outcome is unknown; after a fence, lose the membership."""
+        """Give it up if its outcome is unknown; after a fence, lose the session."""
         if isinstance(error, SessionLost):
             self.lose()
             self._claims.pop(first, None)
