@@ -50,6 +50,10 @@ class ResultNotRevoked(KombuFDBError):
     text = "cancelled, but its result could not be marked as REVOKED"
 
 
+#: Its name before 0.3; until 0.4.
+NotTold = ResultNotRevoked
+
+
 class Control(CeleryControl):
     """``app.control``."""
 
