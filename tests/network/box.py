@@ -489,7 +489,11 @@ class Box:
             assert child.stdin is not None
             assert child.stdout is not None
             child.stdout.readline()
-            child.communicate(child.stdout.readline(), timeout=START_S)
+            try:
+                child.communicate(child.stdout.readline(), timeout=START_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                raise
         if child.returncode:
             raise RuntimeError("the database is not unlocked")
 

@@ -67,6 +67,7 @@ BEGUN = ("begun", " ready.", "relay started", "serving http", "Scheduler: Sendin
 POOLS = ("threads", "solo", "gevent")
 CLOCKS, CLOCKS_SHARE = "clocks off", 0.3
 UPGRADE, UPGRADE_SHARE = "upgrade", 0.5
+LOCKED = "locked"
 #: Below 100 MB of free disk the cluster slows its clients down; a server writes some 100 MB a minute here.
 DISK_MB = 2048
 MOST_AT_ONCE = 2
@@ -258,10 +259,12 @@ class Run:
         end_s, bag = time.monotonic() + seconds, [UPGRADE] * (self.released is not None)
         while time.monotonic() < end_s:
             _pause(self.rng.uniform(*QUIET_S))
-            with ExitStack() as stack:
+            with ExitStack() as unlocking, ExitStack() as stack:
                 for _ in range(self.rng.randint(1, MOST_AT_ONCE)):
                     bag = bag or self.rng.sample(self._names, len(self._names))
-                    lasts_s = self._begin(bag.pop(), stack)
+                    name = bag.pop()
+                    # A cluster with a full disk takes no transaction that unlocks it.
+                    lasts_s = self._begin(name, unlocking if name == LOCKED else stack)
                     _pause(lasts_s)
             self.box.heal()  # of the servers that ended meanwhile, too, as fdbmonitor does
 
