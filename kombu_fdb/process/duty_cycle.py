@@ -4,10 +4,10 @@ Model. What a consumer process does besides consuming, as steps without the thre
 :meth:`SessionSteps.beat` in one thread, :meth:`SessionSteps.serve` in another, so that a long sweep never delays a
 beat. In a *beat* the session shows that it lives, and sees what the duties have to know: its neighbours in the ring,
 the promoter's record, and whether messages are kept for a newer version. So an idle process makes one transaction where
-the heartbeat and each duty made its own. If the session was fenced, the session is lost. In a *turn* of the duties
-an alarm is set, so that a message delayed from then on rings; claims of unknown outcome are recovered; the duties have
-one round; and the client's deferred calls are made. A step that fails has changed nothing that the next one depends on,
-so its thread repeats it after a pause.
+the heartbeat and each duty made its own. A session that was fenced is lost. In a *turn* of the duties an alarm is set,
+so that a message delayed from then on rings; claims of unknown outcome are recovered; the duties have one round; and
+the client's deferred calls are made. A step that fails has changed nothing that the next one depends on, so its thread
+repeats it after a pause.
 
 The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due gets a
 :class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. One that has more to
