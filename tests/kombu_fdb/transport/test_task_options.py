@@ -43,6 +43,9 @@ class Worker:
     def __init__(self, app: Celery) -> None:
         self.app = app
 
+    def on_close(self) -> None:
+        pass
+
 
 def charge(customer: str) -> None:
     pass
