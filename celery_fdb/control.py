@@ -20,16 +20,17 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from amqp.exceptions import NotFound
 from celery import Celery, states
 from celery.app.control import Control as CeleryControl
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
-from kombu.exceptions import OperationalError
+from kombu.exceptions import ContentDisallowed, OperationalError
 from kombu.message import Message
 from kombu.serialization import loads, prepare_accept_content
 
 from kombu_fdb import Broker
-from kombu_fdb.errors import KombuFDBError, StoreUnavailable
+from kombu_fdb.errors import KombuFDBError, SessionLost, StoreUnavailable
 from kombu_fdb.model import Peeked
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import open_peeked, task_id_of
@@ -41,7 +42,15 @@ logger = logging.getLogger(__name__)
 
 REASON = "revoked"
 #: What asking the workers raises where the broker carries no question, or no answer.
-UNASKED: tuple[type[BaseException], ...] = (OperationalError, *CONNECTION_ERRORS)
+#: The process may have been taken for dead, and its queue for answers deleted; a worker may answer in a form that this
+#: app does not accept.
+UNASKED: tuple[type[BaseException], ...] = (
+    OperationalError,
+    *CONNECTION_ERRORS,
+    SessionLost,
+    NotFound,
+    ContentDisallowed,
+)
 
 
 class ResultNotRevoked(KombuFDBError):
@@ -89,8 +98,7 @@ class Control(CeleryControl):
 def ask_workers(app: Celery, question: Callable[[CeleryControl], T]) -> T:
     """What the running workers answer to ``question``, which is asked of ``app.control``.
 
-    Raises ``StoreUnavailable`` if the broker carried no question or no answer: it did not answer in time, or the
-    process was taken for dead meanwhile, and its queue for replies deleted.
+    Raises ``StoreUnavailable`` for :data:`UNASKED`. The workers may have been told all the same.
     """
     try:
         return question(app.control)

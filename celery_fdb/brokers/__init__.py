@@ -103,16 +103,20 @@ class Holding:
         self._open = open_
         #: By process: a forked child opens its own, and leaves its parent's alone.
         self._held: dict[int, Broker] = {}
+        #: Another object after each :meth:`close`.
+        self._turn = object()
 
     def broker(self) -> Broker:
         """The open broker. Raises ``OptionError`` or a ``StoreError``."""
         found = self._held.get(os.getpid())
         if found is not None:
             return found
-        opened = self._open()
+        turn, opened = self._turn, self._open()
         found = self._held.setdefault(os.getpid(), opened)
         if found is not opened:  # another thread was faster
             opened.close()
+        elif self._turn is not turn:  # closed meanwhile, as when settings change: the next call opens anew
+            self.forget()
         return found
 
     def forget(self) -> Broker | None:
@@ -120,7 +124,8 @@ class Holding:
         return self._held.pop(os.getpid(), None)
 
     def close(self) -> None:
-        """The same, and it closes now: no other thread uses it."""
+        """The same, and it closes now. What another thread is opening meanwhile is that thread's alone."""
+        self._turn = object()
         held = self.forget()
         if held is not None:
             held.close()

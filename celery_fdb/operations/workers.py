@@ -34,7 +34,7 @@ MOST_PROCESSES = 100
 
 
 def _shutdown(_: Broker, request: Request) -> Outcome:
-    _told(request, lambda control, where: control.shutdown(destination=where))
+    _asked(request, lambda control, where: control.shutdown(destination=where))
     return Outcome(f"Told {request.queue} to end when it is done with what it runs.")
 
 
@@ -82,7 +82,7 @@ def _task(request: Request) -> str:
 
 
 def _quiet(_: Broker, request: Request) -> Outcome:
-    answers = _told(request, lambda control, where: control.inspect(where, TIMEOUT_S).active_queues()) or {}
+    answers = _asked(request, lambda control, where: control.inspect(where, TIMEOUT_S).active_queues()) or {}
     if request.queue not in answers:
         raise QueueError("the worker did not answer", worker=request.queue, fix="Check that it is running.")
     names = [str(each["name"]) for each in answers[request.queue]]
@@ -112,7 +112,7 @@ def _about_task(request: Request, *, terminate: bool) -> dict[str, Mapping[str, 
     """Ask all workers about a task; their answers. Raises ``QueueError`` if one refuses, as a pool of threads does."""
     if not request.queue:
         raise InvalidArgument("a task has an id", fix="Open the task's page, and begin from there.")
-    replies = _told(
+    replies = _asked(
         request,
         lambda control, _: control.revoke(request.queue, terminate=terminate, reply=True, timeout=TIMEOUT_S),
     )
@@ -126,7 +126,7 @@ def _about_task(request: Request, *, terminate: bool) -> dict[str, Mapping[str, 
 
 def _answered(request: Request, call: Callable[[Any, list[str]], Any]) -> Outcome:
     """Ask one worker. Returns what it answers. Raises ``QueueError`` if that is an error, or nothing."""
-    replies = _told(request, call)
+    replies = _asked(request, call)
     for each in replies or []:
         answer = each.get(request.queue) if isinstance(each, Mapping) else None
         if isinstance(answer, Mapping) and "ok" in answer:
@@ -136,7 +136,7 @@ def _answered(request: Request, call: Callable[[Any, list[str]], Any]) -> Outcom
     raise QueueError("the worker did not answer", worker=request.queue, fix="Check that it is running.")
 
 
-def _told(request: Request, call: Callable[[Any, list[str]], Any]) -> Any:
+def _asked(request: Request, call: Callable[[Any, list[str]], Any]) -> Any:
     if request.app is None:
         raise QueueError("no Celery app is known here", fix=request.fix_app or None)
     return ask_workers(request.app, lambda control: call(control, [request.queue]))

@@ -254,30 +254,29 @@ def join_workers(driver_type: str) -> None:
 def see_to_the_worker(sender: Any, **_: Any) -> None:
     """For the signal that the worker is about to consume."""
     guard_pool(sender.pool)
-    drop_cancelled(sender)
+    free_what_celery_cancels(sender)
     read_results_to_the_end(sender)
     warn(sender.app)
 
 
-def drop_cancelled(consumer: Any) -> None:
-    """Let a worker that lost its connection drop the tasks that waited for their ETA, so that their messages go back.
+def free_what_celery_cancels(consumer: Any) -> None:
+    """Have the messages go back of tasks that wait in Celery's timer when a worker loses its connection.
 
-    Celery (5.7, ``Consumer.on_close``) cancels their entries in its timer, "since the broker may redeliver", and
-    refers to the entries: in the timer until their time, and for a comparison until the next lost connection. Through
-    an entry's arguments the message would stay in use, and its channel takes it for a task that is under way
-    (``unacked.py``, *orphaned*).
+    Celery (5.7, ``Consumer.on_close``) cancels the timer's entries, "since the broker may redeliver". It still refers
+    to an entry until its time, and until the next lost connection. The entry's arguments refer to the message, which
+    its channel therefore takes for one of a task that is under way (``unacked.py``, *orphaned*).
     """
     on_close, state = consumer.on_close, sys.modules["celery.worker.state"]
 
-    def closed() -> None:
+    def close_and_free() -> None:
         waiting = [*getattr(state, "scheduled_requests", ())]
         on_close()
         for request in waiting:
             entry, request._eta_timer_entry = request._eta_timer_entry, None
             if getattr(entry, "canceled", False):
-                entry.args = ()
+                getattr(entry, "entry", entry).args = ()  # eventlet's is a greenlet that has the entry
 
-    consumer.on_close = closed
+    consumer.on_close = close_and_free
 
 
 def read_results_to_the_end(sender: Any) -> None:

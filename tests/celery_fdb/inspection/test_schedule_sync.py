@@ -286,3 +286,21 @@ def test_threads_that_open_it_at_the_same_time_share_one(broker: Broker) -> None
     assert not first.connection.closed
     holding.close()
     assert first.connection.closed
+
+
+def test_what_is_opened_while_it_is_closed_is_not_kept(broker: Broker) -> None:
+    """As in Django, whose settings change while a page opens the broker that they named before."""
+    made = list[Broker]()
+
+    def open_() -> Broker:
+        made.append(Broker.open(str(broker.location)))
+        if len(made) == 1:
+            holding.close()
+        return made[-1]
+
+    holding = Holding(open_)
+    assert holding.broker() is made[0]
+    assert holding.broker() is made[1]
+    assert holding.broker() is made[1]
+    for each in made:
+        each.close()

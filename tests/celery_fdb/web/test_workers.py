@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from amqp.exceptions import ConsumerCancelled
+from amqp.exceptions import ConsumerCancelled, NotFound
 from celery import Celery
 from celery.app.control import Inspect
 from celery.schedules import crontab, schedule
-from kombu.exceptions import OperationalError
+from kombu.exceptions import ContentDisallowed, OperationalError
 
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
@@ -28,7 +28,7 @@ from celery_fdb.web import User
 from celery_fdb.web.pages.schedules import rows_of
 from celery_fdb.web.pages.workers import FRESH_S, row_of, worker_of
 from celery_fdb.web.visit import NOTHING
-from kombu_fdb import Broker
+from kombu_fdb import Broker, errors
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.transport.errors import SessionLost
@@ -137,7 +137,13 @@ def test_a_session_tells_the_name_of_its_worker() -> None:
         assert row_of(replace(view, queues=others), 1.0)["worker"] == ""
 
 
-@pytest.mark.parametrize("error", [OperationalError, SessionLost, ConsumerCancelled])
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(OperationalError, SessionLost, ConsumerCancelled, NotFound, ContentDisallowed),
+        pytest.param(errors.SessionLost, id="SessionLost of the store"),
+    ],
+)
 def test_workers_that_cannot_be_asked_are_a_page(
     operator: Any, app: Celery, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:

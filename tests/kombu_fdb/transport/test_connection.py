@@ -18,6 +18,7 @@ A10 URLs, clone, failover, info, masks                      TestUrls
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import threading
@@ -32,9 +33,10 @@ from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, OptionError, StoreUnavailable
+from kombu_fdb.process.client import client_for
 from kombu_fdb.settings.location import parse_url
 from kombu_fdb.transport import Transport
-from kombu_fdb.transport.transport import url_parts_of
+from kombu_fdb.transport.transport import MOST_REFUSALS, url_parts_of
 
 
 @contextmanager
@@ -139,6 +141,36 @@ class TestErrors:
                 producer.publish(2, routing_key="q", retry=True, retry_policy={"max_retries": 1, "interval_start": 0})
         producer.publish(3, routing_key="q", retry=True)
         assert connection.default_channel._size("q") == 2
+
+
+class TestStoppingWorker:
+    def test_a_thread_that_connects_for_ever_ends(
+        self, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not before a task's publish has given up by itself, which otherwise would not be tried again."""
+        state = importlib.import_module("celery.worker.state")
+        connection.connect()
+        transport, patience = connection.transport, connection.default_channel.client.patience
+        monkeypatch.setattr(state, "should_stop", 0)
+        monkeypatch.setattr(patience, "left_s", 0.0)
+        found: list[type[Exception]] = []
+
+        def connect() -> None:
+            for _ in range(MOST_REFUSALS + 1):
+                try:
+                    transport.establish_connection()
+                except Exception as error:
+                    found.append(type(error))
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise StoreUnavailable("the test switched it off")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client_for(transport._store.location, transport.options), "attach", refuse)
+            thread = threading.Thread(target=connect)
+            thread.start()
+            thread.join()
+        assert found == [StoreUnavailable] * MOST_REFUSALS + [OperationalError]
 
 
 class TestLostConnection:

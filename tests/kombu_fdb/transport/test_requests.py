@@ -16,7 +16,7 @@ from kit.processes import until
 from kombu import Consumer, Producer, Queue
 
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
-from kombu_fdb.transport.worker import guard_pool, receive
+from kombu_fdb.transport.worker import free_what_celery_cancels, guard_pool, receive
 
 UNSTORABLE = LimitExceeded("the key is too large")
 
@@ -202,3 +202,16 @@ def test_what_could_not_be_rejected_does_not_stay_with_its_worker(channel, reque
     assert not channel.qos.holds(message.delivery_tag)
     again = channel.basic_get("q")
     assert again.headers["x-delivery-count"] == 1, "the attempt counts"
+
+
+@pytest.mark.parametrize("is_green", [False, True])
+def test_what_celery_cancels_with_a_connection_refers_to_nothing(monkeypatch, is_green):
+    """Eventlet's timer has a greenlet for each entry, and tells of that."""
+    entry = SimpleNamespace(args=("request",), canceled=False)
+    told = SimpleNamespace(entry=entry, canceled=False) if is_green else entry
+    request = SimpleNamespace(_eta_timer_entry=told)
+    monkeypatch.setattr("celery.worker.state.scheduled_requests", [request], raising=False)
+    consumer = SimpleNamespace(on_close=lambda: setattr(told, "canceled", True))
+    free_what_celery_cancels(consumer)
+    consumer.on_close()
+    assert (entry.args, request._eta_timer_entry) == ((), None)
