@@ -76,8 +76,8 @@ logger = get_logger(__name__)
 #: How many messages are handed to an event loop in one go, and for how long, so that other descriptors get their turn.
 LOOP_TURN = 64
 LOOP_TURN_S = 0.01
-#: Celery's ``task_publish_retry_policy`` connects as often by default: once, and three times again.
-MOST_REFUSALS = 4
+#: For longer than a task's publish connects by default (Celery's ``task_publish_retry_policy``), in seconds.
+REPEATED_S = 2.0
 #: How long a drain that must not wait gives the receiver for its first look, in seconds.
 FIRST_LOOK_S = 1.0
 
@@ -107,8 +107,8 @@ class Transport(virtual.Transport):
     # For a finalizer that runs after a failed constructor.
     _store: Client | None = None
     _receiver: Receiver | None = None
-    #: How often in a row the store did not answer as it was to be opened.
-    _refusals = 0
+    #: Since when the store has not answered, each time that it was to be opened; 0 if it did.
+    _refused_since = 0.0
 
     def __init__(self, client: Connection, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
@@ -178,11 +178,11 @@ class Transport(virtual.Transport):
             store.attach(self, timeout_s=store.patience.allow(self.options.connect_timeout))
         except StoreUnavailable as error:
             store.patience.wasted(monotonic() - began)
-            self._refusals += 1
+            self._refused_since = self._refused_since or began
             if store.patience.is_over:
-                end_repetition(error, self._refusals)
+                end_repetition(error, monotonic() - self._refused_since)
             raise
-        self._refusals = 0
+        self._refused_since = 0.0
 
     def verify_connection(self, connection: Transport) -> bool:
         """Runs at each access to the connection, so it must not ask the store."""
@@ -426,16 +426,16 @@ def is_stopping() -> bool:
     return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
 
 
-def end_repetition(error: StoreUnavailable, refusals: int) -> None:
+def end_repetition(error: StoreUnavailable, repeated_s: float) -> None:
     """In a worker that was told to stop, end a call that Celery repeats until there is a connection.
 
     Its heartbeat event is one. In the main thread, raise ``WorkerShutdown``, as Celery does where it connects itself.
-    In another thread or greenlet raise an error that kombu does not repeat, after more refusals in a row than a task's
-    publish puts up with by default: with gevent, the main greenlet waits for a lock that the heartbeat's holds.
+    In another thread or greenlet raise an error that kombu does not repeat, but not as early as a task's publish might
+    succeed yet: with gevent, the main greenlet waits for a lock that the heartbeat's holds.
     """
     if not is_stopping():
         return
     if threading.current_thread() is threading.main_thread():
         sys.modules["celery.worker.state"].maybe_shutdown()
-    if refusals > MOST_REFUSALS:
+    if repeated_s > REPEATED_S:
         raise OperationalError(str(error)) from error

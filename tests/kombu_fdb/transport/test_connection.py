@@ -33,10 +33,10 @@ from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, OptionError, StoreUnavailable
-from kombu_fdb.process.client import client_for
 from kombu_fdb.settings.location import parse_url
 from kombu_fdb.transport import Transport
-from kombu_fdb.transport.transport import MOST_REFUSALS, url_parts_of
+from kombu_fdb.transport import transport as transport_module
+from kombu_fdb.transport.transport import url_parts_of
 
 
 @contextmanager
@@ -147,30 +147,31 @@ class TestStoppingWorker:
     def test_a_thread_that_connects_for_ever_ends(
         self, connection: Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Not before a task's publish has given up by itself, which otherwise would not be tried again."""
-        state = importlib.import_module("celery.worker.state")
+        """Not as long as a task's publish connects by default: a retry that fails is a dead letter."""
         connection.connect()
-        transport, patience = connection.transport, connection.default_channel.client.patience
-        monkeypatch.setattr(state, "should_stop", 0)
-        monkeypatch.setattr(patience, "left_s", 0.0)
-        found: list[type[Exception]] = []
+        transport, client = connection.transport, connection.default_channel.client
+        found, now_s = list[type[Exception]](), [1_000.0]
 
         def connect() -> None:
-            for _ in range(MOST_REFUSALS + 1):
+            for passed_s in (0.0, 1.5, 1.0):
+                now_s[0] += passed_s
                 try:
                     transport.establish_connection()
-                except Exception as error:
+                except (StoreUnavailable, OperationalError) as error:
                     found.append(type(error))
 
         def refuse(*_: Any, **__: Any) -> None:
             raise StoreUnavailable("the test switched it off")
 
         with monkeypatch.context() as patch:
-            patch.setattr(client_for(transport._store.location, transport.options), "attach", refuse)
+            patch.setattr(importlib.import_module("celery.worker.state"), "should_stop", 0)
+            patch.setattr(transport_module, "monotonic", lambda: now_s[0])
+            patch.setattr(client.patience, "left_s", 0.0)
+            patch.setattr(client, "attach", refuse)
             thread = threading.Thread(target=connect)
             thread.start()
             thread.join()
-        assert found == [StoreUnavailable] * MOST_REFUSALS + [OperationalError]
+        assert found == [StoreUnavailable, StoreUnavailable, OperationalError]
 
 
 class TestLostConnection:
