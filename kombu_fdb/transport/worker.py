@@ -232,10 +232,6 @@ def _give_back(request: Any, error: Exception) -> None:
 # -- joining the worker ------------------------------------------------------------------------------------------------
 
 
-#: Stands for the requests under way while a pool ends: it is empty when its children have ended.
-UNTIL_THE_CHILDREN_END = {"until": "the children have ended"}
-
-
 def join_workers(driver_type: str) -> None:
     """Let Celery's mingle and gossip know that fanout and events work here; and see to what it does not check.
 
@@ -255,7 +251,7 @@ def see_to_the_worker(sender: Any, **_: Any) -> None:
     """For the signal that the worker is about to consume."""
     guard_pool(sender.pool)
     free_what_celery_cancels(sender)
-    read_results_to_the_end(sender)
+    keep_what_children_have(sender.pool)
     warn(sender.app)
 
 
@@ -279,16 +275,38 @@ def free_what_celery_cancels(consumer: Any) -> None:
     consumer.on_close = close_and_free
 
 
-def read_results_to_the_end(sender: Any) -> None:
-    """Let a prefork pool that ends read what its children say for as long as one of them lives.
+def keep_what_children_have(pool: Any) -> None:
+    """Let a prefork pool hear the end of each task that a child was given (guarantee NOT-TWICE).
 
-    Celery (5.7, ``asynpool.ResultHandler.on_stop_not_started``) stops reading once it knows of no request under way,
-    and forgets those whose start it has not read yet, as a parent that waited for its store has not. Billiard's child
-    then waits 30 seconds for its result to be read (``billiard.pool.Worker._ensure_messages_consumed``), and the
-    parent for the child: as long as Kubernetes waits before it kills.
+    As a worker stops or loses its connection, Celery (5.7, ``AsynPool.flush``) forgets the tasks whose start it has
+    not read yet, "since they will be redelivered by the broker". But a child runs what is written to it. Nothing
+    could ack it any more, so it would run a second time. And as a worker stops, the child would wait 30 seconds for its
+    result to be read (``billiard.pool.Worker._ensure_messages_consumed``), and the parent for the child: as long as
+    Kubernetes waits before it kills.
     """
-    handler = getattr(getattr(sender.pool, "_pool", None), "_result_handler", None)
-    if handler is not None and hasattr(
-        handler, "fileno_to_outq"
-    ):  # billiard's own handler, of a pool with threads, reads in another way
-        handler.cache = UNTIL_THE_CHILDREN_END
+    flush, tasks = getattr(pool, "flush", None), getattr(getattr(pool, "_pool", None), "_cache", None)
+    if flush is None or tasks is None:  # threads and greenlets have no such pipe
+        return
+
+    def flush_the_unwritten() -> None:
+        unwritten = pool._pool.outbound_buffer
+        given = [each for each in list(tasks.values()) if _is_with_a_child(each) and each not in unwritten]
+        for each in given:
+            each.discard = _keep
+        try:
+            flush()
+        finally:
+            for each in given:
+                del each.discard
+
+    pool.flush = flush_the_unwritten
+
+
+def _is_with_a_child(task: Any) -> bool:
+    """Or about to be: what Celery has begun to write, it writes to the end."""
+    child = getattr(task, "_write_to", None)
+    return child is not None and bool(child._is_alive())
+
+
+def _keep() -> None:
+    """Instead of forgetting a task."""

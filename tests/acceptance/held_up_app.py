@@ -1,19 +1,25 @@
 """The acceptance tests' application in a worker whose event loop is held up while its children work.
 
-As by a store that does not answer. It is told to stop before it has read that a task was begun.
+As by a store that does not answer. Before it has read that a task was begun, it is told to stop, or loses its
+connection.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from itertools import count
 from typing import Any
 
 from acceptance_app import DIRECTORY, app
 from celery import bootsteps
 from celery.worker import state
 
+from kombu_fdb.errors import StoreUnavailable
+
 #: For a child that has been given its task; the turn before, this is waited in vain.
 PAUSE_S = 2.0
+losses = count()
 
 
 class HeldUp(bootsteps.StartStopStep):
@@ -25,6 +31,10 @@ class HeldUp(bootsteps.StartStopStep):
 
 def hold_up(*_hub: Any) -> None:
     if state.reserved_requests and has_run(PAUSE_S):
+        if os.environ.get("HELD_UP_LOSES"):
+            if next(losses):
+                return
+            raise StoreUnavailable("the test has cut the connection")
         state.should_stop = 0
         state.maybe_shutdown()
 

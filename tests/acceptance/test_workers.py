@@ -19,6 +19,7 @@ from kit.celery_versions import CELERY
 from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.model import QueueCounts
 from kombu_fdb.process.session_threads import BEATS
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -235,6 +236,20 @@ def test_a_task_with_an_eta_outlives_a_lost_connection(
     until(lambda: broker.marks("run", "x"))
 
 
+def test_a_task_whose_start_was_not_read_outlives_a_lost_connection(
+    broker: Any, app: Any, start: Any, until: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery forgets it, and its child runs it all the same (transport/worker.py)."""
+    monkeypatch.setenv("HELD_UP_LOSES", "1")
+    app.note.delay("x")
+    worker = start("-c", "1", app="held_up_app")
+    until(lambda: worker.said("the test has cut the connection"))
+    until(lambda: engine.inspect.counts("celery") == QueueCounts())
+    app.note.delay("y")
+    until(lambda: broker.marks("run", "y"))
+    assert once(broker, "run", ["x", "y"])
+
+
 def test_retries_wait_in_the_store(broker: Any, app: Any, start: Any, until: Any) -> None:
     start(*prefork)
     app.flaky.delay("f")
@@ -250,7 +265,7 @@ def test_an_expired_task_does_not_run(broker: Any, app: Any, start: Any, until: 
     start(*prefork)
     app.note.delay("here")
     until(lambda: broker.marks("run", "here"))
-    until(lambda: engine.inspect.counts("celery") == type(engine.inspect.counts("celery"))())
+    until(lambda: engine.inspect.counts("celery") == QueueCounts())
     assert once(broker, "run", ["here"])
 
 
@@ -317,7 +332,7 @@ def test_a_pool_that_is_restarted_leaves_nothing_of_what_it_had_in_hand(
     broker.allow("one")
     broker.allow("two")
     until(lambda: len(broker.marks("run")) >= len(names), say=lambda: broker.count("run"))
-    until(lambda: engine.inspect.counts("celery") == type(engine.inspect.counts("celery"))())
+    until(lambda: engine.inspect.counts("celery") == QueueCounts())
     assert once(broker, "run", names)
     assert once(broker, "end", ["one", "two"])
 
