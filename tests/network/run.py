@@ -153,6 +153,7 @@ class Run:
             "RUN_DATABASE": str(self.folder / "shop.db"),
             "PYTHONPATH": os.pathsep.join([*faked, str(code), str(ROOT), str(ROOT / "tests")]),
             "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
         }
 
     def start(self, role: str) -> Actor:
@@ -194,7 +195,7 @@ class Run:
         doubts = (subprocess.TimeoutExpired,)
         answer = self.recorder.call("stop", end, doubts=doubts, target=actor.who, deadline=deadline)
         if answer.kind != "ok":
-            self._kill(actor)
+            self._kill(actor, signal.SIGABRT)  # its log tells where its threads were
         elif actor.process.returncode:
             self.complaints.append(f"{actor.who} ended with {actor.process.returncode}: {_last(actor.log)}")
         self.actors.remove(actor)
@@ -205,9 +206,9 @@ class Run:
             each.process.wait(PATIENCE_S)
             self.actors.remove(each)
 
-    def _kill(self, actor: Actor) -> None:
+    def _kill(self, actor: Actor, signal_number: int = signal.SIGKILL) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(actor.process.pid, signal.SIGKILL)
+            os.killpg(actor.process.pid, signal_number)
         actor.process.wait(PATIENCE_S)
 
     def observe(self, act: str) -> None:
