@@ -404,9 +404,10 @@ def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> 
 
     A consumer that was removed before, with its session, deletes nothing: a new queue may have that name by now.
     """
-    single.leave(work, queue, session_id, tag)
     key = work.keys.consumer(queue, session_id, tag)
-    stood, declared = work.tr.get_many([key, work.keys.queue(queue)])
+    stood, declared, own = work.tr.get_many([key, work.keys.queue(queue), work.keys.session(session_id)])
+    if own is not None:  # else the session's end makes room, once its messages are back
+        single.leave(work, queue, session_id, tag)
     work.tr.clear(key)
     declaration = QueueDeclaration.if_readable(queue, declared)
     if stood is None or declaration is None:

@@ -9,8 +9,9 @@ between (the answer was lost, the commit may still land, an exception came out o
 *suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Sessions.recover``).
 Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
 
-A consumer that ends gives up the claims that are under way for it, and those that are suspect note that it ended. Such
-a claim may still make it the active one of its queue; the recovery then makes room for another (``single.py``).
+A consumer that ends gives up the claims that are under way for it, and those that are suspect note that it ended. What
+they hold goes back before another one becomes active (``single.py``). A claim that still lands may make it the active one
+again; its recovery then makes room for another.
 
 A demand in a line of rivals (``line_member.py``) is under way as a claim is, from its join until its owner has
 collected what it was granted, or has left; each look of the owner shows that it still is. A demand whose owner stops
@@ -22,6 +23,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -260,12 +262,17 @@ class ClientSession:
             raise
 
     def end_consumers(self, tags: Collection[str]) -> None:
-        """End these consumers. Their claims under way bring nothing, and make none of them active for long."""
+        """End these consumers. Their claims under way bring nothing, and make none of them active for long.
+
+        Hands back what their claims of unknown outcome have leased. Raises a ``StoreError``: it is tried again.
+        """
         for first, underway in [*self._claims.items(), *self._suspects.items()]:
             ended = set(tags).intersection(underway.tags)
             underway.left.update(ended)  # before it can be recovered
             if ended and first in self._claims:
                 self.give_up(first, underway)
+        with suppress(SessionLost):  # then its end makes room for others
+            self.recover()
 
     # -- recovery ----------------------------------------------------------------------------------------------------
 

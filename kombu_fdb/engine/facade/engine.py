@@ -180,7 +180,7 @@ class Sessions(Verbs):
             session.seal(work, session_id)
             line.drop(work, session_id, first)
             held = session.leases_of_claim(work, session_id, first, sweep.LEASES_PER_TRANSACTION)
-            if left:
+            if left and len(held) < sweep.LEASES_PER_TRANSACTION:  # these are the last
                 single.leave_all(work, session_id, left)
             return sum(settle.release(work, held, settle.Release(counted=False)))
 

@@ -170,8 +170,16 @@ class Queues(Verbs):
         return more
 
     def leave(self, session_id: SessionId, tags: Collection[str]) -> None:
-        """Make these consumers of the session inactive everywhere: others take over."""
-        self._run.write(lambda work: single.leave_all(work, session_id, tags))
+        """Make these consumers of the session inactive everywhere: others take over.
+
+        Not those of a session that was fenced: its end does, once its messages are back.
+        """
+
+        def body(work: Work) -> None:
+            if work.tr.get(work.keys.session(session_id)) is not None:
+                single.leave_all(work, session_id, tags)
+
+        self._run.write(body)
 
     def set_control(self, queue: str, control: QueueControl) -> None:
         """Pause or resume a queue, place newcomers in its rounds, limit every key without limits of its own."""

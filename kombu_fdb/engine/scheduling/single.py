@@ -12,8 +12,9 @@ Model. A consumer is a tag inside a session. Of all consumers of such a queue at
 What happens at each failure. The active process dies: its session's end frees the record, within its time to live and
 one sweep. It is frozen instead and wakes up: its session is gone, and its claims fail with it. The sweeper dies in
 between: the next one goes on, as the session's beat is cleared with the record (``sweep.py``). The consumer ends while
-the outcome of its claim is unknown: the recovery of that claim frees the record (``Sessions.recover``). No clock is
-involved. Guarantee ONE-ACTIVE.
+the outcome of its claim is unknown: the recovery of that claim brings back what it leased, and then frees the record
+(``Sessions.recover``). It ends in a session that was fenced: that session's end frees the record. No clock is involved.
+Guarantee ONE-ACTIVE.
 
 A claim without a consumer (a single ``basic_get``) gets messages only while no consumer is active.
 """

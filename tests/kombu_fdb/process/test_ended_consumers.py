@@ -8,6 +8,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.simulation.process import NoThreads
 
+from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.model import Delivery, SessionId
 from kombu_fdb.process.client import Client
@@ -33,9 +34,9 @@ class Process:
         self.client._session = self.own
         engine.queues.add_consumer(self.own.session_id, "q", tag)
 
-    def take(self) -> list[bytes]:
+    def take(self, limit: int = 1) -> list[bytes]:
         hand: list[Delivery] = []
-        self.own.claim(["q"], 1, consumers={"q": self.tag}, hand=hand)
+        self.own.claim(["q"], limit, consumers={"q": self.tag}, hand=hand)
         return [each.payload for each in hand]
 
     def cancel(self) -> None:
@@ -111,3 +112,61 @@ def test_a_consumer_that_goes_on_stays_active(bench: Bench) -> None:
     one.own.recover()
     assert two.take() == []
     assert one.take() == [b"b"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_next_one_begins_with_what_its_claim_had_leased(bench: Bench, end: Callable[[Process], None]) -> None:
+    """Seed 4022 of the box: it began with a later message, and got this one half a second afterwards."""
+    one, two = Process(bench, "one"), Process(bench, "two")
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    database.faults.at_commits(Fault.COMMIT_LATE)
+    database.faults.at_landings(0.0)
+    with pytest.raises(CommitUnknown):
+        one.take()
+    bench.later(1.0)
+    assert two.take() == []
+    end(one)
+    assert [two.take(), two.take()] == [[b"a"], [b"b"]]
+
+
+def test_the_next_one_waits_for_all_that_a_large_claim_had_leased(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes its recovery more than one transaction."""
+    bench.put(b"c")
+    monkeypatch.setattr(sweep, "LEASES_PER_TRANSACTION", 1)
+    one, two = Process(bench, "one"), Process(bench, "two")
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    database.faults.at_commits(Fault.COMMIT_LATE)
+    database.faults.at_landings(0.0)
+    with pytest.raises(CommitUnknown):
+        one.take(2)
+    bench.later(1.0)
+    taken: list[bytes] = []
+
+    def look() -> None:
+        database.before_commit = None
+        taken.extend(two.take(3))
+        database.before_commit = look
+
+    database.before_commit = look
+    one.cancel()
+    database.before_commit = None
+    assert taken + two.take(3) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_next_one_waits_for_the_end_of_a_session_that_was_fenced(
+    bench: Bench, end: Callable[[Process], None]
+) -> None:
+    one, two = Process(bench, "one"), Process(bench, "two")
+    assert one.take() == [b"a"]
+    sessions = bench.engine.sessions
+    (beat,) = [value for session_id, value, _ in sessions.beats() if session_id == one.own.session_id]
+    assert sessions.fence(one.own.session_id, beat)
+    end(one)
+    assert two.take() == []
+    sessions.release(one.own.session_id)
+    assert [two.take(), two.take()] == [[b"a"], [b"b"]]
