@@ -278,35 +278,38 @@ def free_what_celery_cancels(consumer: Any) -> None:
 def keep_what_children_have(pool: Any) -> None:
     """Let a prefork pool hear the end of each task that a child was given (guarantee NOT-TWICE).
 
-    As a worker stops or loses its connection, Celery (5.7, ``AsynPool.flush``) forgets the tasks whose start it has
-    not read yet, "since they will be redelivered by the broker". But a child runs what is written to it. Nothing
-    could ack it any more, so it would run a second time. And as a worker stops, the child would wait 30 seconds for its
-    result to be read (``billiard.pool.Worker._ensure_messages_consumed``), and the parent for the child: as long as
-    Kubernetes waits before it kills.
+    When a worker loses its connection, Celery (5.7, ``AsynPool.flush``) forgets the tasks whose start it has not read
+    yet, "since they will be redelivered by the broker"; before 5.7 it forgets all of them. But a child runs what is
+    written to it. Nothing could ack that task any more, so it would run a second time. When a worker stops, Celery 5.7
+    forgets them as well. The child would then wait 30 seconds for its result to be read
+    (``billiard.pool.Worker._ensure_messages_consumed``), and the parent for the child: as long as Kubernetes waits
+    before it kills.
+
+    So ``flush`` is replaced: only tasks that no child was given are forgotten.
     """
-    flush, tasks = getattr(pool, "flush", None), getattr(getattr(pool, "_pool", None), "_cache", None)
-    if flush is None or tasks is None:  # threads and greenlets have no such pipe
+    processes: Any = getattr(pool, "_pool", None)
+    if not hasattr(processes, "outbound_buffer"):  # threads and greenlets have no such pipe
         return
 
-    def flush_the_unwritten() -> None:
-        unwritten = pool._pool.outbound_buffer
-        given = [each for each in list(tasks.values()) if _is_with_a_child(each) and each not in unwritten]
-        for each in given:
-            each.discard = _keep
-        try:
-            flush()
-        finally:
-            for each in given:
-                del each.discard
+    def forget_the_unwritten() -> None:
+        # First: it reads what children said that have ended. Tasks that they had not begun become unwritten again.
+        processes.maintain_pool()
+        unwritten = processes.outbound_buffer
+        while unwritten:
+            unwritten.popleft().discard()
+        _write_to_the_end(processes)
 
-    pool.flush = flush_the_unwritten
+    pool.flush = forget_the_unwritten
 
 
-def _is_with_a_child(task: Any) -> bool:
-    """Or about to be: what Celery has begun to write, it writes to the end."""
-    child = getattr(task, "_write_to", None)
-    return child is not None and bool(child._is_alive())
+def _write_to_the_end(processes: Any) -> None:
+    """Write the rest of each task that a child has a part of: the event loop does not go on with it.
 
-
-def _keep() -> None:
-    """Instead of forgetting a task."""
+    The child would wait for the rest, take the order to end for it, and wait for more.
+    """
+    if sys.modules["celery.worker.state"].should_terminate is not None:
+        return  # the children are about to be killed
+    for task in list(processes._cache.values()):
+        writer = task._writer() if hasattr(task, "_writer") else None  # a weak reference
+        if writer in processes._active_writers:
+            processes._flush_writer(task._write_to, writer)

@@ -42,7 +42,7 @@ def hold_up(*_hub: Any) -> None:
 def has_run(timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     marks = DIRECTORY / "marks"
-    while not (marks.exists() and "run " in marks.read_text()):
+    while not (marks.exists() and marks.read_text()):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)

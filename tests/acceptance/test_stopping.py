@@ -169,6 +169,15 @@ def test_a_task_whose_start_the_worker_has_not_read(broker: Any, app: Any, start
     assert engine.inspect.counts("celery") == QueueCounts()
 
 
+def test_a_task_of_which_its_child_has_a_part(broker: Any, app: Any, start: Any, engine: Any) -> None:
+    """The child would wait for the rest, and the worker for the child."""
+    app.note.apply_async(("x",), headers={"more": "than a pipe holds" * 20_000})
+    worker = start("-c", "1", app="half_written_app", wait=False)
+    worker.wait_end()
+    assert broker.marks("run", "x")
+    assert engine.inspect.counts("celery") == QueueCounts()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="root gives up what it may do with files on Linux only")
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_a_file_whose_permissions_are_taken_away(

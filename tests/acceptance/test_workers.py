@@ -196,6 +196,7 @@ def test_cold_shutdown_hands_started_messages_back(broker: Any, app: Any, start:
     until(lambda: (inspect.active() or {}).get("a@test"))
     worker.process.send_signal(signal.SIGQUIT)
     worker.wait_end()
+    assert not worker.said("Error on terminating")
     # At once; or, where the store was too slow for a worker that ends, when another one has seen it silent.
     start("-c", "1")
     until(lambda: len(broker.marks("start", "first")) >= 2)
@@ -248,6 +249,33 @@ def test_a_task_whose_start_was_not_read_outlives_a_lost_connection(
     app.note.delay("y")
     until(lambda: broker.marks("run", "y"))
     assert once(broker, "run", ["x", "y"])
+
+
+def test_a_task_whose_start_was_not_read_keeps_its_child(
+    broker: Any, app: Any, start: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a child that Celery took for idle, the next task would wait."""
+    monkeypatch.setenv("HELD_UP_LOSES", "1")
+    app.hold.delay("x")
+    worker = start("-c", "2", app="held_up_app")
+    until(lambda: worker.said("the test has cut the connection"))
+    app.hold.delay("y")
+    until(lambda: broker.marks("start", "y"))
+    app.note.delay("z")
+    broker.allow("y")
+    until(lambda: broker.marks("run", "z"))
+    assert not broker.marks("end", "x")
+
+
+def test_a_task_of_which_a_lost_child_had_a_part_outlives_a_lost_connection(
+    broker: Any, app: Any, start: Any, until: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALF_WRITTEN_LOSES", "1")
+    app.note.apply_async(("x",), headers={"more": "than a pipe holds" * 20_000})
+    worker = start("-c", "1", app="half_written_app")
+    until(lambda: worker.said("the test has cut the connection"))
+    until(lambda: engine.inspect.counts("celery") == QueueCounts())
+    assert once(broker, "run", ["x"])
 
 
 def test_retries_wait_in_the_store(broker: Any, app: Any, start: Any, until: Any) -> None:

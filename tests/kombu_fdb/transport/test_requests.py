@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,7 @@ from kit.processes import until
 from kombu import Consumer, Producer, Queue
 
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
-from kombu_fdb.transport.worker import free_what_celery_cancels, guard_pool, receive
+from kombu_fdb.transport.worker import free_what_celery_cancels, guard_pool, keep_what_children_have, receive
 
 UNSTORABLE = LimitExceeded("the key is too large")
 
@@ -215,3 +217,23 @@ def test_what_celery_cancels_with_a_connection_refers_to_nothing(monkeypatch, is
     free_what_celery_cancels(consumer)
     consumer.on_close()
     assert (entry.args, request._eta_timer_entry) == ((), None)
+
+
+def test_what_no_child_has_begun_is_forgotten(monkeypatch):
+    """Also what a child that has ended had not begun. In a cold shutdown the pool has ended before its consumer."""
+    monkeypatch.setattr("celery.worker.state.should_terminate", None)
+    jobs: dict[int, Any] = {}
+    for number in range(3):
+        jobs[number] = SimpleNamespace(discard=partial(jobs.pop, number))
+    unwritten = deque([jobs[0]])
+    processes = SimpleNamespace(
+        outbound_buffer=unwritten,
+        maintain_pool=lambda: unwritten.appendleft(jobs[1]),
+        _cache=jobs,
+        _active_writers=set(),
+    )
+    pool = SimpleNamespace(_pool=processes)
+    keep_what_children_have(pool)
+    pool._pool = None
+    pool.flush()
+    assert (list(jobs), len(unwritten)) == ([2], 0)

@@ -1,0 +1,49 @@
+"""The acceptance tests' application in a worker whose child has a part of its first task, and has stopped reading.
+
+Then the worker is told to stop, and its child goes on; or it loses its connection, and with it the child.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import Any
+
+from acceptance_app import app
+from celery import bootsteps
+from celery.worker import state
+
+from kombu_fdb.errors import StoreUnavailable
+
+children: list[int] = []
+
+
+class HalfWritten(bootsteps.StartStopStep):
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        if not children:
+            consumer.hub.on_tick.add(partial(look, consumer.pool._pool))
+
+
+def look(processes: Any, *_hub: Any) -> None:
+    if not children and processes.outbound_buffer and processes._all_inqueues:
+        children.append(processes._pool[0].pid)
+        os.kill(children[0], signal.SIGSTOP)
+    elif processes._active_writers and len(children) == 1:
+        children.append(0)
+        if os.environ.get("HALF_WRITTEN_LOSES"):
+            processes._flush_writer = partial(kill_and, processes._flush_writer)
+            raise StoreUnavailable("the test has cut the connection")
+        os.kill(children[0], signal.SIGCONT)
+        state.should_stop = 0
+        state.maybe_shutdown()
+
+
+def kill_and(write: Any, child: Any, writer: Any) -> None:
+    os.kill(child.pid, signal.SIGKILL)
+    write(child, writer)
+
+
+app.steps["consumer"].add(HalfWritten)
