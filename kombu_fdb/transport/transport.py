@@ -38,6 +38,7 @@ from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
+from kombu_fdb.store.retry import ENDING_S
 from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES
 from kombu_fdb.transport.channel import BatchingChannel, Channel
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
@@ -179,8 +180,9 @@ class Transport(virtual.Transport):
         except StoreUnavailable as error:
             store.patience.wasted(monotonic() - began)
             self._refused_since = self._refused_since or began
-            if store.patience.is_over:
-                end_repetition(error, monotonic() - self._refused_since)
+            refused_s = monotonic() - self._refused_since
+            if store.patience.is_over or refused_s > ENDING_S:  # a file that is gone is refused at once
+                end_repetition(error, refused_s)
             raise
         self._refused_since = 0.0
 
@@ -430,12 +432,14 @@ def end_repetition(error: StoreUnavailable, repeated_s: float) -> None:
     """In a worker that was told to stop, end a call that Celery repeats until there is a connection.
 
     Its heartbeat event is one. In the main thread, raise ``WorkerShutdown``, as Celery does where it connects itself.
-    In another thread or greenlet raise an error that kombu does not repeat, but not as early as a task's publish might
-    succeed yet: with gevent, the main greenlet waits for a lock that the heartbeat's holds.
+    In another thread or greenlet, and in a task of the solo pool, raise an error that kombu does not repeat, but not as
+    early as a task's publish might succeed yet: with gevent, the main greenlet waits for a lock that the heartbeat's
+    holds.
     """
     if not is_stopping():
         return
-    if threading.current_thread() is threading.main_thread():
+    in_task = sys.modules["celery._state"].get_current_task() is not None
+    if threading.current_thread() is threading.main_thread() and not in_task:
         sys.modules["celery.worker.state"].maybe_shutdown()
     if repeated_s > REPEATED_S:
         raise OperationalError(str(error)) from error

@@ -152,11 +152,19 @@ def test_a_file_locked_for_so_long_that_the_worker_connects_again(
         assert seconds_to_stop(worker, broker) < LONGEST_S
 
 
-def test_a_file_that_is_gone(broker: Any, file: Path, app: Any, start: Any, until: Any) -> None:
-    worker = begin(start, app, broker, until, pool="prefork")
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_a_file_that_is_gone(broker: Any, file: Path, app: Any, start: Any, until: Any, pool: str, busy: bool) -> None:
+    """It refuses at once, so nothing is waited for in vain but for kombu's pauses."""
+    if pool == "gevent" and importlib.util.find_spec(pool) is None:
+        pytest.skip("gevent is not installed")
+    worker = begin(start, app, broker, until, pool=pool)
     for each in file.parent.glob("broker.db*"):
         if each.is_file():
             each.unlink()
+    if not busy:  # and its heartbeat connects again and again
+        broker.allow("x")
+        until(lambda: worker.said("was deleted or replaced"))
     assert seconds_to_stop(worker, broker) < LONGEST_S
 
 

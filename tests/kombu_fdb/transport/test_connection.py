@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery._state import _task_stack
+from celery.exceptions import WorkerShutdown
 from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
@@ -144,8 +146,10 @@ class TestErrors:
 
 
 class TestStoppingWorker:
-    def test_a_thread_that_connects_for_ever_ends(
-        self, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("solo", [False, True])
+    @pytest.mark.parametrize(("left_s", "pause_s"), [(0.0, 1.5), (4.0, 3.5)], ids=["hangs", "refuses at once"])
+    def test_what_connects_for_ever_ends(
+        self, connection: Connection, monkeypatch: pytest.MonkeyPatch, solo: bool, left_s: float, pause_s: float
     ) -> None:
         """Not as long as a task's publish connects by default: a retry that fails is a dead letter."""
         connection.connect()
@@ -153,7 +157,7 @@ class TestStoppingWorker:
         found, now_s = list[type[Exception]](), [1_000.0]
 
         def connect() -> None:
-            for passed_s in (0.0, 1.5, 1.0):
+            for passed_s in (0.0, pause_s, 1.0):
                 now_s[0] += passed_s
                 try:
                     transport.establish_connection()
@@ -166,11 +170,18 @@ class TestStoppingWorker:
         with monkeypatch.context() as patch:
             patch.setattr(importlib.import_module("celery.worker.state"), "should_stop", 0)
             patch.setattr(transport_module, "monotonic", lambda: now_s[0])
-            patch.setattr(client.patience, "left_s", 0.0)
+            patch.setattr(client.patience, "left_s", left_s)
             patch.setattr(client, "attach", refuse)
-            thread = threading.Thread(target=connect)
-            thread.start()
-            thread.join()
+            if solo:  # a task in the main thread: WorkerShutdown would end it in its middle
+                _task_stack.push(connect)
+                connect()
+                _task_stack.pop()
+            else:
+                thread = threading.Thread(target=connect)
+                thread.start()
+                thread.join()
+            with pytest.raises(WorkerShutdown):
+                transport.establish_connection()
         assert found == [StoreUnavailable, StoreUnavailable, OperationalError]
 
 
