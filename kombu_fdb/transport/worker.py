@@ -28,12 +28,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
+from traceback import clear_frames
 from typing import Any
 
 from celery.backends.base import DisabledBackend
 from celery.states import READY_STATES
 from celery.utils.log import get_logger
+from kombu.utils import functional
 
+from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.poison import give_back, mend
 
@@ -237,6 +240,7 @@ def join_workers(driver_type: str) -> None:
 
     They ask for the driver type before they look at their set, and construct a transport for it: this one.
     """
+    vars(functional)["sleep"] = SystemClock().sleep  # bound before gevent replaces it, kombu's would stop all greenlets
     for module, step in (("mingle", "Mingle"), ("gossip", "Gossip")):
         loaded = sys.modules.get(f"celery.worker.consumer.{module}")
         if loaded is not None:
@@ -260,19 +264,22 @@ def free_what_celery_cancels(consumer: Any) -> None:
 
     Celery (5.7, ``Consumer.on_close``) cancels the timer's entries, "since the broker may redeliver". It still refers
     to an entry until its time, and until the next lost connection. The entry's arguments refer to the message, which
-    its channel therefore takes for one of a task that is under way (``unacked.py``, *orphaned*).
+    its channel therefore takes for one of a task that is under way (``unacked.py``, *orphaned*). So the entry is
+    emptied, and Celery finds none to cancel. Eventlet's is a greenlet: once killed, it holds the frames from which it
+    was killed, and the error that was handled there, until Python looks for cycles. Celery kills its heartbeat's, too,
+    and the error may have come out of a delivery.
     """
     on_close, state = consumer.on_close, sys.modules["celery.worker.state"]
 
-    def close_and_free() -> None:
-        waiting = [*getattr(state, "scheduled_requests", ())]
-        on_close()
-        for request in waiting:
+    def free_and_close() -> None:
+        for request in [*getattr(state, "scheduled_requests", ())]:
             entry, request._eta_timer_entry = request._eta_timer_entry, None
-            if getattr(entry, "canceled", False):
-                getattr(entry, "entry", entry).args = ()  # eventlet's is a greenlet that has the entry
+            entry = getattr(entry, "entry", entry)
+            entry.fun, entry.args = lambda: None, ()
+        clear_frames(sys.exc_info()[2])
+        on_close()
 
-    consumer.on_close = close_and_free
+    consumer.on_close = free_and_close
 
 
 def keep_what_children_have(pool: Any) -> None:

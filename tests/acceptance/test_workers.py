@@ -226,7 +226,7 @@ def test_eta_tasks_wait_in_the_store(broker: Any, app: Any, start: Any, until: A
 
 
 @pytest.mark.skipif(not hasattr(strategy, "task_scheduled"), reason="Celery before 5.7 clears its timer")
-@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent", "eventlet"], indirect=True)
 def test_a_task_with_an_eta_outlives_a_lost_connection(
     broker: Any, app: Any, start: Any, until: Any, pool: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from celery.concurrency.thread import TaskPool
 from celery.exceptions import TaskRevokedError
 from kit.processes import until
 from kombu import Consumer, Producer, Queue
+from kombu.asynchronous.timer import Entry
 
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
 from kombu_fdb.transport.worker import free_what_celery_cancels, guard_pool, keep_what_children_have, receive
@@ -208,15 +210,32 @@ def test_what_could_not_be_rejected_does_not_stay_with_its_worker(channel, reque
 
 @pytest.mark.parametrize("is_green", [False, True])
 def test_what_celery_cancels_with_a_connection_refers_to_nothing(monkeypatch, is_green):
-    """Eventlet's timer has a greenlet for each entry, and tells of that."""
-    entry = SimpleNamespace(args=("request",), canceled=False)
-    told = SimpleNamespace(entry=entry, canceled=False) if is_green else entry
-    request = SimpleNamespace(_eta_timer_entry=told)
+    """Eventlet's timer has a greenlet for each entry, which is not to be killed: it would keep its killer's frames."""
+    entry = Entry(print, ("request",))
+    request = SimpleNamespace(_eta_timer_entry=SimpleNamespace(entry=entry) if is_green else entry)
     monkeypatch.setattr("celery.worker.state.scheduled_requests", [request], raising=False)
-    consumer = SimpleNamespace(on_close=lambda: setattr(told, "canceled", True))
+    cancelled = []
+    consumer = SimpleNamespace(on_close=lambda: cancelled.append(request._eta_timer_entry))
     free_what_celery_cancels(consumer)
     consumer.on_close()
-    assert (entry.args, request._eta_timer_entry) == ((), None)
+    assert (entry(), entry.args, cancelled) == (None, (), [None])
+
+
+def test_the_error_of_a_lost_connection_keeps_no_message():
+    """Eventlet keeps the error, as the context of what its greenlets are killed with."""
+    consumer, messages, kept = SimpleNamespace(on_close=int), weakref.WeakSet(), []
+    free_what_celery_cancels(consumer)
+
+    def deliver() -> None:
+        messages.add(message := Entry(print))
+        raise StoreUnavailable(f"the test switched it off: {message}")
+
+    try:
+        deliver()
+    except StoreUnavailable as error:
+        kept.append(error)
+        consumer.on_close()
+    assert not messages
 
 
 def test_what_no_child_has_begun_is_forgotten(monkeypatch):
