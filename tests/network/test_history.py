@@ -81,6 +81,20 @@ def called(
     return [asked] if end_s is None else [asked, at(end_s, who, outcome, call=name)]
 
 
+#: What ``u`` runs is not what set the run up.
+UPGRADED = [[at(0.0, who, "code", folder=folder)] for who, folder in (("runner", "this"), ("u", "release"))]
+
+
+def waited(services: int) -> list[list[Event]]:
+    """A message of key b, for so many of key a."""
+    taken = [(f"{n}", 2 + n) for n in range(services)]
+    return [
+        published("m", 1, queue="fair", key="b"),
+        *(published(name, 1, queue="fair", key="a") + took(name, s, s + 0.5) for name, s in taken),
+        took("m", 7, 7.5),
+    ]
+
+
 def fault(name: str, begin_s: float, end_s: float | None, *struck: str) -> list[Event]:
     begun = at(begin_s, "runner", "fault", fault=name, name=name, struck=struck)
     return [begun] if end_s is None else [begun, at(end_s, "runner", "healed", fault=name)]
@@ -307,23 +321,16 @@ CASES: dict[str, tuple[checks.Check, list[list[Event]], list[list[Event]]]] = {
         [published(f"{n}", 1, queue="rated") + took(f"{n}", 2 + n / 9, 2.1 + n / 9) for n in range(5)],
         [published(f"{n}", 1, queue="rated") + took(f"{n}", 2 + n / 2, 2.1 + n / 2) for n in range(5)],
     ),
-    "a key that waits for more than 2K services": (
-        checks.behind,
-        [published("m", 1, queue="fair", key="b")]
-        + [published(f"{n}", 1, queue="fair", key="a") + took(f"{n}", 2 + n, 2.5 + n) for n in range(5)]
-        + [took("m", 7, 7.5)],
-        [published("m", 1, queue="fair", key="b")]
-        + [published(f"{n}", 1, queue="fair", key="a") + took(f"{n}", 2 + n, 2.5 + n) for n in range(4)]
-        + [took("m", 7, 7.5)],
-    ),
+    "a key that waits for more than 2K services": (checks.behind, waited(5), waited(4)),
     "a key that waits, while a session is struck": (
         checks.behind,
-        [published("m", 1, queue="fair", key="b")]
-        + [published(f"{n}", 1, queue="fair", key="a") + took(f"{n}", 2 + n, 2.5 + n) for n in range(5)]
-        + [took("m", 7, 7.5), fault("lock", 3, 4)],
-        [published("m", 1, queue="fair", key="b")]
-        + [published(f"{n}", 1, queue="fair", key="a") + took(f"{n}", 2 + n, 2.5 + n) for n in range(5)]
-        + [took("m", 7, 7.5), fault("pause", 3, 4, "t")],
+        [*waited(5), fault("lock", 3, 4)],
+        [*waited(5), fault("pause", 3, 4, "t")],
+    ),
+    "a key that waits, with a taker of the release": (
+        checks.behind,
+        [*waited(5), *UPGRADED, took(None, 0.5, 1, outcome=None, who="u", queue="fair")],
+        [*waited(5), *UPGRADED, took(None, 0.5, 2, outcome=None, who="u", queue="fair")],
     ),
     "a counter that is wrong": (checks.miscounted, [final(counts=["q"])], [final(counts=[])]),
     "a row that is left": (checks.orphaned, [final(leftovers=["row"])], [final(leftovers=[])]),

@@ -405,16 +405,17 @@ def behind(history: History) -> Finding:
     """A key waited for more than 2K services: of takes that began after it had come, and ended before its own did.
 
     K: the keys that were ever published to the queue. If a session was struck meanwhile, or a take's answer is not
-    known, messages are in hands that no taker knows of, and nothing is concluded.
+    known, messages are in hands that no taker knows of, and nothing is concluded. Nor is it before the last take of the
+    release with which a run begins: among several consumers, that one lets some keys wait for much longer.
     """
     exercised, violations = 0, []
     for queue in history.queues("fair"):
         keys = {history.key(each)[1] for each in history.publishes if history.of(each, "queue") == queue}
         firsts = [each[0] for each in history.deliveries.values() if history.of(each[0].message, "queue") == queue]
         served = sorted((each for each in firsts if each.asked), key=lambda each: each.begun.mono_s)
-        unknown = [
-            each.invoked for each in history.calls["take"] if each.invoked["queue"] == queue and each.outcome != "ok"
-        ]
+        takes = [each for each in history.calls["take"] if each.invoked["queue"] == queue]
+        unknown = [each.invoked for each in takes if each.outcome != "ok"]
+        by_release = [each.events[-1].mono_s for each in takes if each.invoked.who in history.released]
         before: dict[str, Event] = {}
         for number, each in enumerate(served):
             assert each.asked is not None
@@ -423,7 +424,12 @@ def behind(history: History) -> Finding:
                 (event for event in (calls[0].answered, before.get(key)) if event), key=lambda e: e.mono_s, default=None
             )
             before[key] = each.begun
-            if since is None or calls[0].outcome != "ok" or _disturbed(history, unknown, since, each.begun):
+            if (
+                since is None
+                or since.mono_s < max(by_release, default=0.0)
+                or calls[0].outcome != "ok"
+                or _disturbed(history, unknown, since, each.begun)
+            ):
                 continue
             exercised += 1
             others = [

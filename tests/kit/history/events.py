@@ -147,6 +147,13 @@ class History:
         return float(self.setup.get("session_ttl", 30.0))
 
     @cached_property
+    def released(self) -> set[str]:
+        """Processes of the release with which the run began: their code is not that of the one which set it up."""
+        code = {each.who: each["folder"] for each in self.events if each.kind == "code"}
+        own = {code.get(each.who) for each in self.events if each.kind == "setup"}
+        return {who for who, folder in code.items() if folder not in own}
+
+    @cached_property
     def calls(self) -> dict[str, list[Call]]:
         """By their verbs."""
         answers = {each["call"]: each for each in self.events if each.kind in {"ok", "fail", "info"}}
