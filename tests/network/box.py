@@ -445,6 +445,11 @@ class Box:
         """From all other machines that there are now."""
         self.partition(where, self.others(where))
 
+    def rejoin(self, where: Where) -> None:
+        """All that was cut arrives there again."""
+        for machine in self.select(where):
+            machine.run(["nft", "flush", "set", "inet", "box", "cut"])
+
     def heal(self) -> None:
         """End all faults of all machines, and start the servers that have ended; links stay as they are."""
         for each in self.machines.values():

@@ -40,26 +40,35 @@ def _until(heal: Callable[[], object], *begin: Callable[[], object]) -> Iterator
         heal()
 
 
+def _holder(run: Run, rng: Random) -> Client:
+    """In three of four times one of a consumer, as soon as that holds a message."""
+    if rng.random() < 0.25:
+        return rng.choice(run.struck_ones)
+    client = rng.choice(run.consumers)
+    run.await_hold(client)
+    return client
+
+
 def zone_lost(run: Run, rng: Random) -> Strike:
     zone = rng.choice(ZONES)
     servers = [each for each in run.box.servers if each.zone == zone]
-    return Strike([], 8, _until(run.box.heal, *(each.kill for each in servers)))
+    return Strike([], 8, _until(lambda: [each.heal() for each in servers], *(each.kill for each in servers)))
 
 
 def zone_deaf(run: Run, rng: Random) -> Strike:
     """What it says is heard, and it hears nothing."""
     zone = rng.choice(ZONES)
     struck = [each for each in run.box.clients if each.zone == zone]
-    return Strike(struck, 8, _until(run.box.heal, lambda: run.box.cut(run.box.others(zone), zone)))
+    return Strike(struck, 8, _until(lambda: run.box.rejoin(zone), lambda: run.box.cut(run.box.others(zone), zone)))
 
 
 def one_server_left(run: Run, rng: Random) -> Strike:
     """For a client, which is cut off from all others."""
     client, server = rng.choice(run.struck_ones), rng.choice(run.box.servers)
     others = [each for each in run.box.servers if each is not server]
-    return Strike(
-        [client], rng.choice([4, 2 * run.ttl_s]), _until(run.box.heal, lambda: run.box.partition(client, others))
-    )
+    lasts_s = rng.choice([4, 2 * run.ttl_s])
+    cut_off = _until(lambda: run.box.rejoin([client, *others]), lambda: run.box.partition(client, others))
+    return Strike([client], lasts_s, cut_off)
 
 
 def coordinators_moved(run: Run, rng: Random) -> Strike:
@@ -69,12 +78,12 @@ def coordinators_moved(run: Run, rng: Random) -> Strike:
 
 def paused_short(run: Run, rng: Random) -> Strike:
     client = rng.choice(run.struck_ones)
-    return Strike([client], 5, _until(client.heal, client.pause))
+    return Strike([client], 5, _until(client.go_on, client.pause))
 
 
 def paused_long(run: Run, rng: Random) -> Strike:
-    client = rng.choice(run.struck_ones)
-    return Strike([client], 2 * run.ttl_s, _until(client.heal, client.pause))
+    client = _holder(run, rng)
+    return Strike([client], 2 * run.ttl_s, _until(client.go_on, client.pause))
 
 
 def clocks_off(run: Run, rng: Random) -> Strike:
@@ -121,8 +130,8 @@ def upgraded(run: Run, rng: Random) -> Strike:
 
 def killed(run: Run, rng: Random) -> Strike:
     """All processes of a client, and they start again."""
-    client = rng.choice(run.struck_ones)
-    roles = [each.role for each in run.actors if each.client is client]
+    client = _holder(run, rng)
+    roles = [each.role for each in run.on(client)]
 
     def start() -> None:
         for role in roles:

@@ -222,7 +222,7 @@ def opened(over: threading.Event) -> Broker:
                 sys.exit(0)  # ends this thread, which has nothing to do
 
 
-def main(seed: int) -> None:
+def main(seed: str) -> None:
     acts = [by_celery, by_groups, by_kombu, by_api]
     if recorder.who.startswith("producer1"):
         acts += [as_a_person, at_the_dashboard]
@@ -231,4 +231,4 @@ def main(seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1])

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -61,13 +62,15 @@ ROLES = {
 }
 #: They only publish, and end before the others.
 PUBLISHERS = ("beat", "producer")
+CONSUMERS = ("prefork", "other", "taker")
+#: How often, and how much of what a process wrote last, is read to see whether it holds a message.
+LOOKS, LOOK_S, LATELY_BYTES = 1000, 0.005, 1 << 15
 #: What a program, a worker, a relay, a dashboard or a beat says when it has. (Celery's beat says that it starts before
 #: it can be told to end: the handler of the signal makes the scheduler that it is making.)
 BEGUN = ("begun", " ready.", "relay started", "serving http", "Scheduler: Sending")
 POOLS = ("threads", "solo", "gevent")
 CLOCKS, CLOCKS_SHARE = "clocks off", 0.3
 UPGRADE, UPGRADE_SHARE = "upgrade", 0.5
-LOCKED = "locked"
 #: Below 100 MB of free disk the cluster slows its clients down; a server writes some 100 MB a minute here.
 DISK_MB = 2048
 MOST_AT_ONCE = 2
@@ -103,7 +106,7 @@ class Run:
     """See the module."""
 
     def __init__(self, box: Box, folder: Path, seed: int, names: Sequence[str]) -> None:
-        self.box, self.folder, self.rng = box, folder, Random(seed)
+        self.box, self.folder, self.seed, self.rng = box, folder, seed, Random(seed)
         self._names = self._compatible(names)
         self.ttl_s = OPTIONS["session_ttl"]
         self.recorder = Recorder(folder, "runner")
@@ -125,6 +128,10 @@ class Run:
     def struck_ones(self) -> list[Client]:
         """Clients that a fault may choose."""
         return list(dict.fromkeys(self._clients.values()))
+
+    @property
+    def consumers(self) -> list[Client]:
+        return [client for role, client in self._clients.items() if role.startswith(CONSUMERS)]
 
     def _compatible(self, names: Sequence[str]) -> list[str]:
         """A run has clocks that jump, or pauses; and it begins with a release or with this version.
@@ -160,7 +167,7 @@ class Run:
         self._generations[role] += 1
         who = f"{role}.{self._generations[role]}"
         pool = {"prefork": "prefork", "other": self._pool}.get(role, "")
-        command = _command(role, who, pool, self.rng.randrange(10**6))
+        command = _command(role, who, pool, f"{self.seed} {who}")
         log = self.folder / f"{who}.log"
         code = ROOT if self.released is None or role.startswith("web") else self.released
         client = self._clients[role]
@@ -201,10 +208,19 @@ class Run:
         self.actors.remove(actor)
 
     def kill(self, client: Client) -> None:
-        client.kill()
-        for each in [each for each in self.actors if each.client is client]:
-            each.process.wait(PATIENCE_S)
+        for each in self.on(client):
+            self._kill(each)
             self.actors.remove(each)
+
+    def on(self, client: Client) -> list[Actor]:
+        return [each for each in self.actors if each.client is client]
+
+    def await_hold(self, client: Client) -> None:
+        """Until one of its processes holds a message, if one does soon."""
+        for _ in range(LOOKS):
+            if any(read(self.folder, each.who, LATELY_BYTES).open for each in self.on(client)):
+                return
+            _pause(LOOK_S)
 
     def _kill(self, actor: Actor, signal_number: int = signal.SIGKILL) -> None:
         with suppress(ProcessLookupError):
@@ -253,24 +269,27 @@ class Run:
             database.commit()
 
     def _strike(self, seconds: float) -> None:
-        """One fault after the other, each kind as often; sometimes two at once.
+        """One fault after the other, each kind as often; sometimes two at once, each healed at its own time.
 
         An upgrade is the first: what the release does under the others is not the question.
         """
         end_s, bag = time.monotonic() + seconds, [UPGRADE] * (self.released is not None)
         while time.monotonic() < end_s:
             _pause(self.rng.uniform(*QUIET_S))
-            with ExitStack() as unlocking, ExitStack() as stack:
+            with ThreadPoolExecutor() as pool:
+                healed = []
                 for _ in range(self.rng.randint(1, MOST_AT_ONCE)):
                     bag = bag or self.rng.sample(self._names, len(self._names))
-                    name = bag.pop()
-                    # A cluster with a full disk takes no transaction that unlocks it.
-                    lasts_s = self._begin(name, unlocking if name == LOCKED else stack)
-                    _pause(lasts_s)
+                    lasts_s, stack = self._begin(bag.pop())
+                    healed.append(pool.submit(_heal, lasts_s, stack))
+                    _pause(self.rng.uniform(0, lasts_s))
+            for each in healed:
+                each.result()
             self.box.heal()  # of the servers that ended meanwhile, too, as fdbmonitor does
 
-    def _begin(self, name: str, stack: ExitStack) -> float:
-        fault = f"{name} {next(self._numbers)}"
+    def _begin(self, name: str) -> tuple[float, ExitStack]:
+        """For how long it lasts, and what heals it."""
+        fault, stack = f"{name} {next(self._numbers)}", ExitStack()
         strike = FAULTS[name](self, self.rng)
         struck = [each.who for each in self.actors if each.client in strike.struck]
         self.recorder.note("fault", fault=fault, name=name, struck=struck)
@@ -278,9 +297,9 @@ class Run:
         try:
             stack.enter_context(strike.hold)
         except RuntimeError:  # it can't be: a coordinator that was chosen can't be reached, all have been upgraded
-            return 0.0
+            return 0.0, stack
         self.faults[name] += 1
-        return strike.lasts_s
+        return strike.lasts_s, stack
 
 
 def play(seed: int, seconds: float, folder: Path, names: Sequence[str] | None = None) -> Result:
@@ -303,9 +322,9 @@ def _machine(role: str) -> str:
     return f"shop{role[-1]}" if role.startswith((*PUBLISHERS, "web")) else role
 
 
-def _command(role: str, who: str, pool: str, seed: int) -> list[str]:
+def _command(role: str, who: str, pool: str, seed: str) -> list[str]:
     if role.startswith("producer"):
-        return ["-m", "tests.network.producer", str(seed)]
+        return ["-m", "tests.network.producer", seed]
     if role == "relay":
         outbox = ["-m", "celery_fdb.contrib.outbox", "-A", "tests.network.app"]
         return [*outbox, "--connect", "tests.network.app:connect", "--interval", "0.2"]
@@ -332,6 +351,11 @@ def _await(actor: Actor) -> bool:
 
 def _pause(seconds: float) -> None:
     threading.Event().wait(seconds)
+
+
+def _heal(lasts_s: float, stack: ExitStack) -> None:
+    with stack:
+        _pause(lasts_s)
 
 
 def _read(log: Path) -> str:

@@ -123,7 +123,7 @@ def test_a_cut_has_one_direction(box: Box, near: Machine, far: Machine) -> None:
         assert here.stdout.readline() == "arrives\n"
         send(box.servers[0], far, "others-arrive")
         assert there.stdout.readline() == "others-arrive\n"
-        box.heal()
+        box.rejoin(far)
         send(near, far, "arrives-again")
         assert there.stdout.readline() == "arrives-again\n"
 

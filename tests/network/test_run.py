@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import threading
 from pathlib import Path
+from random import Random
 from unittest.mock import MagicMock
 
 import pytest
 from kit.history.events import History, read
+from kit.history.record import Recorder
 from kit.history.report import judge, render
 
+from . import run as run_module
 from .box import box_unavailable_reason
+from .faults import FAULTS, Strike, _until
 from .release import RELEASED, ROOT, release_unavailable_reason
-from .run import ROLES, Run, play
+from .run import ROLES, Actor, Run, play
 
 pytestmark = [
     pytest.mark.foundationdb,
@@ -67,14 +71,63 @@ def test_an_upgrade_begins_with_the_release_and_ends_with_this_version(tmp_path:
     assert {who for who, folder in code.items() if folder == str(ROOT)} >= {f"{role}.2" for role in ROLES}
 
 
+def a_box(**traits: object) -> MagicMock:
+    return MagicMock(machines={}, client=lambda *_: MagicMock(), **traits)
+
+
 def test_a_fault_that_another_one_keeps_from_beginning_is_not_counted(tmp_path: Path) -> None:
     """It ended the whole series: a server that was chosen as a coordinator was in a zone that heard nothing."""
-    box = MagicMock(servers=["fdb1", "fdb2", "fdb3"])
+    box = a_box(servers=["fdb1", "fdb2", "fdb3"])
     run = Run(box, tmp_path, 1, ["coordinators moved"])
     box.move_coordinators.side_effect = [RuntimeError("unreachable"), None]
-    with ExitStack() as stack:
-        assert run._begin("coordinators moved", stack) == 0.0
-        assert not run.faults
-        assert run._begin("coordinators moved", stack) > 0.0
-    assert run.faults == {"coordinators moved": 1}
+    for lasts in (False, True):
+        lasts_s, stack = run._begin("coordinators moved")
+        with stack:
+            assert (lasts_s > 0) is lasts
+        assert run.faults["coordinators moved"] == lasts
     assert {each.over is None for each in read(tmp_path).faults} == {False}
+
+
+def test_each_fault_is_healed_at_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deaf zone was so for minutes, as a rolling restart beside it was waited for."""
+    healed, in_time = threading.Event(), []
+    faults = {
+        "zone deaf": lambda *_: Strike([], 0.01, _until(healed.set)),
+        "rolling restart": lambda *_: Strike([], 0.01, _until(bool, lambda: in_time.append(healed.wait(60)))),
+    }
+    monkeypatch.setattr(run_module, "FAULTS", faults)
+    run = Run(a_box(), tmp_path, 1, ["rolling restart", "zone deaf"])
+    run.box.heal.side_effect = KeyboardInterrupt  # ends the first round
+    run.rng = MagicMock(uniform=lambda *_: 0.0, randint=lambda *_: 2, sample=lambda names, _: names)
+    with pytest.raises(KeyboardInterrupt):
+        run._strike(600)
+    assert in_time == [True]
+
+
+def test_a_kill_waits_for_a_message_that_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(a_box(), tmp_path, 1, ["kill"])
+    recorder = Recorder(tmp_path, "taker1.1")
+    recorder.note("start", message="m")
+    recorder.note("end", message="m", how="done")
+    looks = []
+
+    def look(_: float) -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            recorder.note("start", message="n")
+
+    monkeypatch.setattr(run_module, "_pause", look)
+    client = run._clients["taker1"]
+    run.actors = [Actor("taker1", "taker1.1", client, MagicMock(), tmp_path)]
+    run.await_hold(client)
+    assert len(looks) == 3
+    run.await_hold(run._clients["relay"])
+    assert len(looks) == 3 + run_module.LOOKS
+
+
+def test_a_kill_falls_mostly_upon_consumers(tmp_path: Path) -> None:
+    run = Run(a_box(), tmp_path, 1, ["kill"])
+    run.await_hold = MagicMock()  # type: ignore[method-assign]  # nothing is held in it
+    chosen = [FAULTS["kill"](run, Random(seed)).struck[0] for seed in range(100)]
+    assert sum(each in run.consumers for each in chosen) > 70
+    assert any(each not in run.consumers for each in chosen)

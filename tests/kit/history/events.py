@@ -15,6 +15,7 @@ for the fault to take hold.
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -187,6 +188,11 @@ class History:
             found[each.message].append(each)
         return found
 
+    @property
+    def open(self) -> list[Delivery]:
+        """Those that have not ended."""
+        return [each for deliveries in self.deliveries.values() for each in deliveries if each.how == "open"]
+
     def _of_tasks(self) -> Iterator[Delivery]:
         open_ = defaultdict[tuple[str, int, str], list[Event]](list)
         for each in self.events:
@@ -317,13 +323,19 @@ class History:
         return found
 
 
-def read(folder: str | Path) -> History:
-    """All files of a run. A last line without its end was cut off by a kill, or by a full disk."""
+def read(folder: str | Path, who: str = "*", last_bytes: int = sys.maxsize) -> History:
+    """All files of a run, or the last lines of a process's.
+
+    A last line without its end was cut off by a kill, or by a full disk.
+    """
     events = []
-    for path in sorted(Path(folder).glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                row = json.loads(line)
-                common = {name: row.pop(name) for name in COMMON}
-                events.append(Event(**common, fields=row))
+    for path in sorted(Path(folder).glob(f"{who}-*.jsonl")):
+        with path.open("rb") as file:
+            begin = max(0, path.stat().st_size - last_bytes)
+            file.seek(begin)
+            for line in file.readlines()[begin > 0 :]:  # where it begins in the middle of one
+                if line.endswith(b"\n"):
+                    row = json.loads(line)
+                    common = {name: row.pop(name) for name in COMMON}
+                    events.append(Event(**common, fields=row))
     return History(events)
