@@ -10,7 +10,7 @@ between (the answer was lost, the commit may still land, an exception came out o
 Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
 
 A consumer that ends gives up the claims that are under way for it, and those that are suspect note that it ended. What
-they hold goes back before another one becomes active (``single.py``). A claim that still lands may make it the active one
+they hold goes back before another becomes active (``single.py``). A claim that still lands may make it the active one
 again; its recovery then makes room for another.
 
 A demand in a line of rivals (``line_member.py``) is under way as a claim is, from its join until its owner has

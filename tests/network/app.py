@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sqlite3
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from celery import Celery, Task
 from celery.exceptions import Reject
-from celery.signals import worker_init
 from kit.history.record import Recorder
 from kombu import Queue
 from kombu.exceptions import OperationalError
@@ -24,7 +22,6 @@ from kombu_fdb.errors import KombuFDBError
 
 URL = os.environ["RUN_BROKER"]
 OPTIONS = json.loads(os.environ["RUN_OPTIONS"])
-POOL = os.environ.get("RUN_POOL", "")
 #: The shop's SQL database, which has the outbox.
 DATABASE = os.environ["RUN_DATABASE"]
 #: Between two of beat's.
@@ -51,19 +48,6 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_hijack_root_logger=False,
 )
-
-
-class Disconnections(logging.Handler):
-    """Celery has no signal for that."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if "onnection to broker lost" in record.getMessage():
-            recorder.note("disconnected", pool=POOL)
-
-
-@worker_init.connect
-def begin(**_: Any) -> None:
-    logging.getLogger("celery.worker.consumer.consumer").addHandler(Disconnections())
 
 
 def connect() -> sqlite3.Connection:

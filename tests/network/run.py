@@ -148,7 +148,7 @@ class Run:
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
-    def _env(self, who: str, pool: str = "", code: Path = ROOT) -> dict[str, str]:
+    def _env(self, who: str, code: Path = ROOT) -> dict[str, str]:
         faked = [str(Path(__file__).with_name("faked"))] if CLOCKS in self._names else []
         return {
             **os.environ,
@@ -156,7 +156,6 @@ class Run:
             "RUN_OPTIONS": json.dumps(OPTIONS),
             "RUN_HISTORY": str(self.folder),
             "RUN_WHO": who,
-            "RUN_POOL": pool,
             "RUN_DATABASE": str(self.folder / "shop.db"),
             "PYTHONPATH": os.pathsep.join([*faked, str(code), str(ROOT), str(ROOT / "tests")]),
             "PYTHONUNBUFFERED": "1",
@@ -174,7 +173,7 @@ class Run:
         with log.open("w") as output:
             process = client.popen(
                 [sys.executable, *command],
-                self._env(who, pool, code),
+                self._env(who, code),
                 clock=0 if CLOCKS in self._names else None,
                 cwd=code,
                 stdin=subprocess.DEVNULL,

@@ -244,8 +244,8 @@ class History:
         """When its owner may have lost the message without knowing, if it may.
 
         A severe fault counts while it holds the message, and shortly before: what its process had claimed by then it
-        still begins. With Celery's prefork pool a lost connection counts, too (guarantees.md says which moment). So
-        does its end, where the store refused what it had to say of its messages.
+        still begins. So does its end, where the store refused what it had to say of its messages. A process of the
+        release with which the run began may lose any: its prefork worker forgets what a child has just begun.
         """
         before_s = delivery.begun.mono_s - 2 * self.ttl_s
         excuses = [
@@ -253,11 +253,7 @@ class History:
             for each in self.severe(delivery.owner)
             if (over := self._ends(each)) is None or over.clock != delivery.begun.clock or over.mono_s > before_s
         ]
-        excuses += [
-            each
-            for each in self._lost_connections[delivery.owner]
-            if each.clock != delivery.begun.clock or each.mono_s > before_s
-        ]
+        excuses += [delivery.begun] * (delivery.owner in self.released)
         excuses += [
             stop.answered
             for stop in self.calls["stop"]
@@ -274,14 +270,6 @@ class History:
             and (each.over is None or call.answered.precedes(each.over))
             for each in self.faults
         )
-
-    @cached_property
-    def _lost_connections(self) -> defaultdict[str, list[Event]]:
-        found = defaultdict[str, list[Event]](list)
-        for each in self.events:
-            if each.kind == "disconnected" and each["pool"] == "prefork":
-                found[each.who].append(each)
-        return found
 
     @cached_property
     def stored(self) -> dict[str, list[tuple[str, str]]]:
