@@ -26,13 +26,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any, TypeVar
 
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import control_of, decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace, read_or
-from kombu_fdb.model import URGENT, Publication, QueueControl
+from kombu_fdb.model import URGENT, QueueControl
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Transaction
 
@@ -301,9 +300,10 @@ class RoutingTables:
 
     def __init__(self, keys: Keyspace, clock: Clock) -> None:
         self._keys = keys
-        self._clock = clock
+        self.clock = clock
         self._loaded: dict[str, _CachedExchange] = {}
-        self._declarations: dict[str, tuple[float, QueueDeclaration]] = {}
+        #: Until when each is believed, by the monotonic clock.
+        self.declarations: dict[str, tuple[float, QueueDeclaration]] = {}
         self._controls: dict[str, tuple[float, QueueControl]] = {}
 
     # -- exchanges -------------------------------------------------------------------------------------------------
@@ -321,25 +321,6 @@ class RoutingTables:
         One round trip if no exchange has changed, and one more for each alternate exchange in a row.
         """
         return [*map(self._routes(tr, dict.fromkeys(addresses)).__getitem__, addresses)]
-
-    def reached(
-        self, tr: Transaction, publications: Sequence[Publication]
-    ) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
-        """The queues of each publication, as by :meth:`routes`, and the declarations of all of these queues."""
-        now, known = self._clock.monotonic(), self._declarations
-        reached: list[list[str]] = []
-        declared: dict[str, QueueDeclaration] = {}
-        for each in publications:
-            queue = each.routing_key  # the default exchange leads to the queue of the key's name
-            entry = None if each.exchange else known.get(queue)
-            if entry is None or now - entry[0] >= DECLARATION_AGE_S:
-                break
-            reached.append([queue])
-            declared[queue] = entry[1]
-        else:
-            return reached, declared
-        reached = self.routes(tr, [each[:2] for each in publications])
-        return reached, self.queues(tr, dict.fromkeys(chain.from_iterable(reached)))
 
     def _routes(self, tr: Transaction, addresses: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
         names = {exchange: None for exchange, _ in addresses if exchange}
@@ -394,13 +375,13 @@ class RoutingTables:
 
     def forget_queue(self, name: str) -> None:
         """Read the declaration again next time: this process changed it."""
-        self._declarations.pop(name, None)
+        self.declarations.pop(name, None)
         self._controls.pop(name, None)
 
     def queue(self, tr: Transaction, name: str) -> QueueDeclaration:
         """The queue's declaration, up to a second old; without arguments if it is not declared."""
-        known = self._declarations.get(name)
-        if known is not None and self._clock.monotonic() - known[0] < DECLARATION_AGE_S:
+        known = self.declarations.get(name)
+        if known is not None and self.clock.monotonic() < known[0]:
             return known[1]
         return self.queues(tr, [name])[name]
 
@@ -414,7 +395,7 @@ class RoutingTables:
                 for each in zip(asked, values, strict=True)
             ]
 
-        return self._believed(self._declarations, names, read)
+        return self._believed(self.declarations, names, read)
 
     def controls(self, tr: Transaction, queues: Collection[str]) -> dict[str, QueueControl]:
         """The controls of these queues; believed as long as a declaration, and read in one round trip."""
@@ -427,12 +408,12 @@ class RoutingTables:
     def _believed(
         self, known: dict[str, tuple[float, V]], names: Collection[str], read: Callable[[list[str]], list[V]]
     ) -> dict[str, V]:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         found: dict[str, V] = {}
         asked: list[str] = []
         for name in names:
             each = known.get(name)
-            if each is not None and now - each[0] < DECLARATION_AGE_S:
+            if each is not None and now < each[0]:
                 found[name] = each[1]
             else:
                 asked.append(name)
@@ -441,5 +422,5 @@ class RoutingTables:
                 known.clear()
             for name, value in zip(asked, read(asked), strict=True):
                 found[name] = value
-                known[name] = now, value
+                known[name] = now + DECLARATION_AGE_S, value
         return found

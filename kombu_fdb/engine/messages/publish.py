@@ -54,7 +54,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from itertools import count
+from itertools import chain, count
 from threading import RLock
 from typing import Any, NamedTuple, TypeVar
 
@@ -133,8 +133,22 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
 
 
 def route(work: Work, publications: Sequence[Publication]) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
-    """The queues that each publication reaches, and their declarations."""
-    reached, declared = work.routing.reached(work.tr, publications)
+    """The queues that each publication reaches, and their declarations.
+
+    The default exchange leads to the queue of the routing key's name, so as long as its declaration is believed nothing
+    is read.
+    """
+    now, known = work.routing.clock.monotonic(), work.routing.declarations
+    reached: list[list[str]] = []
+    declared: dict[str, QueueDeclaration] = {}
+    for each in publications:
+        believed = None if each.exchange else known.get(each.routing_key)
+        if believed is None or now >= believed[0]:
+            reached = work.routing.routes(work.tr, [each[:2] for each in publications])
+            declared = work.routing.queues(work.tr, dict.fromkeys(chain.from_iterable(reached)))
+            break
+        reached.append([each.routing_key])
+        declared[each.routing_key] = believed[1]
     messages = work.effects.stamped + sum(map(len, reached))
     if messages > MOST_STAMPED:
         raise LimitExceeded(
