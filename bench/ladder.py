@@ -52,7 +52,7 @@ from kombu_fdb.transport.envelope import encode
 ROUNDS = 9
 TIMEOUT_S = 5.0
 
-encoded = partial(encode, exchange="", routing_key="weight", now_ms=lambda: 0)
+encoded = partial(encode, exchange="", routing_key="weight", now_ms=0)
 
 
 def behind(publish: Callable[[Publication], object]) -> Connection:

@@ -141,10 +141,10 @@ class Client:
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
         #: For changes of what is open; its holder does not call the store.
         self._lock = threading.RLock()
-        self._opening: SingleFlight[Engine] = SingleFlight(lambda: self._engine)
+        self._opening: SingleFlight[Engine] = SingleFlight(lambda: self.engine_if_open)
         self._joining: SingleFlight[ClientSession] = SingleFlight(self._standing)
-        #: Of the open store.
-        self._engine = engine
+        #: Of the open store; in a forked child the parent's.
+        self.engine_if_open = engine
         self._session: ClientSession | None = None
         self._suspect = False
         self._doubts = Doubts(SystemClock())
@@ -163,7 +163,7 @@ class Client:
         if self._suspect:
             timeout_s = min(timeout_s, SUSPECT_TIMEOUT_S)
         with self._lock:  # from here on it is not idle
-            known, engine = user in self._users, self._engine
+            known, engine = user in self._users, self.engine_if_open
             self._users.add(user)
         try:
             if engine is None:
@@ -189,7 +189,7 @@ class Client:
         engine.transactions.be_patient_as(self.patience)
         engine.transactions.make_room = partial(self._reclaim.run, engine)
         with self._lock:
-            self._engine = engine
+            self.engine_if_open = engine
             # Only now: exit handlers run backwards, and FoundationDB's, just registered, ends its network thread.
             atexit.register(self.close)
         return engine
@@ -223,7 +223,7 @@ class Client:
     @property
     def engine(self) -> Engine:
         """Raises ``ForkedError`` in a child, ``StoreUnavailable`` when closed."""
-        engine = self._engine
+        engine = self.engine_if_open
         if engine is not None and os.getpid() == self.pid:
             return engine
         self.check_process()
@@ -260,7 +260,7 @@ class Client:
         session = open_session(engine, self.options, self._run_deferred)
         try:
             with self._lock:
-                if self._engine is engine:
+                if self.engine_if_open is engine:
                     self._session = session
                     return session
         finally:  # also after a signal handler's exception: nothing else knows of its threads
@@ -293,7 +293,7 @@ class Client:
 
     def _run_without_session(self) -> None:
         """Do what is left to do in a process without a session."""
-        if self._engine is not None:
+        if self.engine_if_open is not None:
             self._run_deferred()
 
     def nudge(self) -> None:
@@ -301,7 +301,7 @@ class Client:
         session = self._standing()
         if session is not None:
             session.threads.ring()
-        elif self._engine is not None and os.getpid() == self.pid:
+        elif self.engine_if_open is not None and os.getpid() == self.pid:
             self._deferred_thread.call()
 
     # -- settling ----------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ class Client:
             if if_idle and (self._users or self.owes or self._returns or self._deferred_calls):
                 return
             session, self._session = self._session, None
-            engine, self._engine = self._engine, None
+            engine, self.engine_if_open = self.engine_if_open, None
             self.overdue.clear()
             atexit.unregister(self.close)
         if engine is None:
@@ -469,7 +469,7 @@ class Client:
 
     def _finish(self) -> None:
         """Make the deferred calls, as the threads that would have made them end."""
-        if self._engine is None:
+        if self.engine_if_open is None:
             return
         with self.patience.ending():
             began, longest_s = monotonic(), self.options.operation_timeout

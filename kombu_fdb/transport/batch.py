@@ -31,7 +31,7 @@ from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts
 from kombu_fdb.errors import InvalidArgument, KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Death, Publication
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.transport.envelope import payload_of, without_deaths
+from kombu_fdb.transport.envelope import now_ms, payload_of, without_deaths
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 
 __all__ = ["KOMBU_HAS_BATCHES", "BatchPublishError", "batched"]
@@ -76,7 +76,7 @@ class Encoder(Protocol):
     @property
     def engine(self) -> Engine: ...
 
-    def encode(self, message: Any, exchange: str, routing_key: str) -> Publication: ...
+    def encode(self, message: Any, exchange: str, routing_key: str, now_ms: int) -> Publication: ...
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
         """Handle a message that reached no queue."""
@@ -119,7 +119,7 @@ class PublishBatch:
     ) -> None:
         """Buffer a message; flush when ``max_size`` copies are. Raises 406 for a message over the maximum."""
         self._check_usable()
-        publication = self.channel.encode(message, exchange or "", routing_key or "")
+        publication = self.channel.encode(message, exchange or "", routing_key or "", now_ms())
         self._check(publication)
         entry = _Entry(publication, message, mandatory, self._count_copies(exchange, routing_key))
         if self._entries and self._copies + entry.copies > self.max_size:
@@ -261,7 +261,7 @@ def encode_again(encoder: Encoder, message: Any) -> tuple[Publication, tuple[Dea
     info = message.delivery_info
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or info["queue"]
     try:
-        return encoder.encode(again, exchange, routing_key), deaths
+        return encoder.encode(again, exchange, routing_key, now_ms()), deaths
     except InvalidArgument:  # from another writer: it keeps its odd headers, and they steer nothing
-        plain = encoder.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key)
+        plain = encoder.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key, now_ms())
         return plain._replace(payload=payload_of(again, exchange, routing_key)), deaths

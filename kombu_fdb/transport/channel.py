@@ -34,7 +34,7 @@ from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.consuming.receiver import Receiver
 from kombu_fdb.transport.declaring import DeclaringChannel, one_call, settle_orphaned
-from kombu_fdb.transport.envelope import KeyOf, encode, open_delivery, whole_of
+from kombu_fdb.transport.envelope import KeyOf, encode, now_ms, open_delivery, whole_of
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 from kombu_fdb.transport.unacked import Connected, Credit, Message, QoS, Settling, Subscription, next_tag
 
@@ -61,6 +61,11 @@ class Connecting(Connected, Protocol):
 
     @property
     def options(self) -> Options: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+    def suspect(self) -> None: ...
 
     @property
     def receiver(self) -> Receiver: ...
@@ -93,10 +98,9 @@ class Channel(DeclaringChannel):
         self._subscriptions: dict[str, Subscription] = {}
         #: Tags of consumers without acks: kombu's ``Message.ack`` does nothing for their messages.
         self.no_ack_consumers: set[str] = set()  # type: ignore[assignment]  # kombu's None is a default
-        #: Makes a publication of a message dict, an exchange and a routing key.
+        #: Makes a publication of a message dict, an exchange, a routing key and the moment.
         self.encode: Callable[..., Publication] = partial(
             encode,
-            now_ms=connection.now_ms,
             most_urgent_is_zero=connection.options.priority_order == "redis",
             key_of=connection.key_of,
             dedup_window_s=connection.options.dedup_window,
@@ -120,7 +124,7 @@ class Channel(DeclaringChannel):
     @property
     def engine(self) -> Engine:
         """The engine for all that does not depend on the session: in a forked child it is the child's own."""
-        return self.transport.store.engine
+        return self.transport.engine
 
     def join(self, tr: Any) -> Transaction:
         """A caller's own FoundationDB transaction. Raises ``OptionError`` if it is not of this cluster."""
@@ -152,13 +156,14 @@ class Channel(DeclaringChannel):
             )
         if isinstance(message, (str, bytes)):  # ``celery amqp basic.publish``
             message = self.prepare_message(message, content_type="text/plain", content_encoding="utf-8")
-        publication = self.encode(message, exchange or "", routing_key or "")
-        store = self.transport.store
+        moment_ms = now_ms()
+        publication = self.encode(message, exchange or "", routing_key or "", moment_ms)
         try:
-            queues = store.engine.publisher.publish([publication], timeout_s=timeout)[0]
+            publisher = self.transport.engine.publisher
+            queues = publisher.publish([publication], timeout_s=timeout, now_ms=moment_ms)[0]
         except KombuFDBError as error:
             if isinstance(error, StoreError) and not isinstance(error, LimitExceeded):
-                store.suspect()
+                self.transport.suspect()
             raise_as_amqp(error, "basic_publish")
         if not queues:
             self.on_unroutable(message, publication, mandatory)
@@ -330,7 +335,7 @@ class Channel(DeclaringChannel):
     def open(self, delivery: Delivery, tag: int, consumer_tag: str | None = None) -> Any:
         """The message of a delivery. If it can't be one: None, it is dead-lettered, and the worker lives on."""
         try:
-            opened = open_delivery(delivery, tag, consumer_tag, now_ms=self.transport.now_ms())
+            opened = open_delivery(delivery, tag, consumer_tag, now_ms=now_ms())
             message = self.Message(opened, channel=self)
         except FormatError as error:  # only that: a timeout out of a signal handler says nothing of the message
             self.credit.held.drop(tag)

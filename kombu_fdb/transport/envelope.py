@@ -58,6 +58,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -79,6 +80,11 @@ from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_MS, LONGEST_S, is_who
 _DELAYS = ("x-delay", "DelaySeconds")
 #: Headers and properties that name a time, besides those of AMQP and Celery.
 TIMES = frozenset({*_DELAYS, "x-ttr"})
+
+
+def now_ms() -> int:
+    """Rounded up: a delay counted from it ends not even a part of a millisecond early."""
+    return -(-time.time_ns() // 1_000_000)
 
 
 def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: int) -> int:
@@ -572,8 +578,8 @@ def encode(
     message: Mapping[str, Any],
     exchange: str,
     routing_key: str,
+    now_ms: int,
     *,
-    now_ms: Callable[[], int],
     most_urgent_is_zero: bool = False,
     key_of: KeyOf = explicit_key,
     dedup_window_s: float = 300.0,
@@ -606,7 +612,7 @@ def encode(
     if not (shape.steers or headers.get("eta")):
         key = "" if key_of is explicit_key else key_of(message)
         return Publication(exchange, routing_key, payload, priority, 0, ttl, 0, key, 0, task_id)
-    steered = steered_by(headers, properties, now_ms(), dedup_window_s)
+    steered = steered_by(headers, properties, now_ms, dedup_window_s)
     return Publication(
         exchange, routing_key, payload, priority, ttl_ms=ttl, key=key_of(message), task_id=task_id, **steered
     )

@@ -33,6 +33,7 @@ from kombu.exceptions import OperationalError
 from kombu.log import get_logger
 from kombu.transport import virtual
 
+from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -44,7 +45,7 @@ from kombu_fdb.transport.channel import BatchingChannel, Channel
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
-from kombu_fdb.transport.envelope import KeyOf
+from kombu_fdb.transport.envelope import KeyOf, now_ms
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
 from kombu_fdb.transport.fairkey import key_reader
 from kombu_fdb.transport.unacked import next_tag
@@ -105,6 +106,7 @@ class Transport(virtual.Transport):
     )
 
     next_tag = staticmethod(next_tag)
+    now_ms = staticmethod(now_ms)
     # For a finalizer that runs after a failed constructor.
     _store: Client | None = None
     _receiver: Receiver | None = None
@@ -202,6 +204,19 @@ class Transport(virtual.Transport):
             self.establish_connection()
             return self.store
         return store
+
+    @property
+    def engine(self) -> Engine:
+        """The client's engine. Raises ``StoreUnavailable`` if the connection, or the client, is closed."""
+        store = self._store
+        if store is not None and store.pid == os.getpid() and store.engine_if_open is not None:
+            return store.engine_if_open
+        return self.store.engine
+
+    def suspect(self) -> None:
+        """Note that a call has failed: until one succeeds, new connections don't wait long."""
+        if self._store is not None:
+            self._store.suspect()
 
     def close_connection(self, connection: Transport) -> None:
         """Hand back everything at once. Idempotent; leaves nothing behind if the store fails meanwhile."""
@@ -395,17 +410,12 @@ class Transport(virtual.Transport):
 
     # -- small services to the channels ----------------------------------------------------------------------------
 
-    @staticmethod
-    def now_ms() -> int:
-        """Rounded up: a delay counted from it ends not even a part of a millisecond early."""
-        return -(-time.time_ns() // 1_000_000)
-
     def declare(self, declaration: QueueDeclaration) -> None:
         """Declare a queue, and remember what needs care later. Raises as the engine's verb."""
         if declaration.exclusive:
             self._exclusive_queues.declare(self.store, declaration)
         else:
-            self.store.engine.queues.declare(declaration)
+            self.engine.queues.declare(declaration)
         if declaration.can_vanish:
             self._declared[declaration.name] = declaration
 
@@ -413,7 +423,7 @@ class Transport(virtual.Transport):
         """Note a direct get, which keeps a queue with ``x-expires`` alive."""
         declaration = self._declared.get(queue)
         if declaration is not None and "x-expires" in declaration.arguments:
-            self.store.engine.queues.touch(queue)
+            self.engine.queues.touch(queue)
 
 
 # -- a worker's end ----------------------------------------------------------------------------------------------------

@@ -506,8 +506,12 @@ class Publisher:
         #: Publications that may be stored; outlives the engine where its owner says so.
         self.doubts = Doubts(run.clock)
 
-    def publish(self, publications: Sequence[Publication], *, timeout_s: float | None = None) -> list[list[str]]:
+    def publish(
+        self, publications: Sequence[Publication], *, timeout_s: float | None = None, now_ms: int | None = None
+    ) -> list[list[str]]:
         """Route and store all of them in one transaction, in this order; all or none.
+
+        ``now_ms``: the moment from which the caller has reckoned their times; None: now.
 
         Returns for each the queues it reached; an empty list is an unroutable message, which is dropped. Raises
         ``MessageTooLarge`` (nothing stored), ``ExchangeNotFound``, ``LimitExceeded`` if together they exceed what one
@@ -521,10 +525,12 @@ class Publisher:
             block[1].extend(publications)
             return self._run.read(lambda work: route(work, publications))[0]
         if self.doubts.found:
-            return self._publish_again(publications, timeout_s)
-        return self._publish(publications, timeout_s)
+            return self._publish_again(publications, timeout_s, now_ms)
+        return self._publish(publications, timeout_s, now_ms)
 
-    def _publish_again(self, publications: Sequence[Publication], timeout_s: float | None) -> list[list[str]]:
+    def _publish_again(
+        self, publications: Sequence[Publication], timeout_s: float | None = None, now_ms: int | None = None
+    ) -> list[list[str]]:
         """Count those that an earlier call has stored as published; publish the others."""
         timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
         deadline = self._run.clock.monotonic() + timeout_s
@@ -533,7 +539,8 @@ class Publisher:
         try:
             stored = self._resolve(taken, timeout_s)
             left = [each for each, reached in zip(publications, stored, strict=True) if reached is None]
-            now = iter(self._publish(left, max(deadline - self._run.clock.monotonic(), 0.001)) if left else [])
+            left_s = max(deadline - self._run.clock.monotonic(), 0.001)
+            now = iter(self._publish(left, left_s, now_ms) if left else [])
             return [next(now) if reached is None else reached for reached in stored]
         except BaseException:
             for number, (publication, doubted) in enumerate(zip(publications, taken, strict=True)):
@@ -573,13 +580,14 @@ class Publisher:
             _current.reset(token)
         *first, last = [*parts(gathered, weight)] or [[]]
         for part in first:
-            self._publish_again(part, None)
-        self._publish(last, None, partial(_with, verb))
+            self._publish_again(part)
+        self._publish(last, together=partial(_with, verb))
 
     def _publish(
         self,
         publications: Sequence[Publication],
-        timeout_s: float | None,
+        timeout_s: float | None = None,
+        now_ms: int | None = None,
         together: Callable[..., Reached] | None = None,
     ) -> list[list[str]]:
         """``together``: runs :func:`publish`, and does something else in the same transaction."""
@@ -595,7 +603,8 @@ class Publisher:
         doubt: Doubt[Reached] | None = Doubt() if run.may_be_unknown else None
         body = partial(together or publish, publications=stored, beforehand=True)
         try:
-            reached, overfull = run.write(body, timeout_s, doubt=doubt, now_ms=run.clock.wall_ms())
+            now_ms = run.now() if now_ms is None else now_ms
+            reached, overfull = run.write(body, timeout_s, doubt=doubt, now_ms=now_ms)
             if overfull:
                 for queue, own in overfull.items():
                     self._shed(queue, own, deadline - run.clock.monotonic())

@@ -354,7 +354,7 @@ def test_an_opening_that_is_left_leaves_nothing_open(any_store, submitted, how):
     gc.collect()
     own = [each for (_, _, options), each in list(_registry.items()) if options.ack_delay_ms == 7.5]
     assert own
-    until(lambda: all(each._engine is None for each in own))
+    until(lambda: all(each.engine_if_open is None for each in own))
 
 
 def test_a_loop_that_was_closed_leaves_its_jobs_and_they_go_back(sync, submitted):

@@ -147,9 +147,9 @@ def test_one_that_only_put_closes_the_store(url: str) -> None:
         return other._client
 
     client = forget()
-    assert client._engine is not None
+    assert client.engine_if_open is not None
     gc.collect()
-    until(lambda: client._engine is None)
+    until(lambda: client.engine_if_open is None)
     with Broker.open(url, ack_delay_ms=3.5) as again:
         assert again._client is client
         assert placed(again) == (1, 0)

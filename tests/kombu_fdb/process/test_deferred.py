@@ -197,7 +197,7 @@ def test_an_end_with_a_hopeless_call(broker: Broker, caplog: pytest.LogCaptureFi
     broker._client._deferred_calls.add(hopeless)
     broker._client.close()
     assert "1 deferred call(s) are not done" in caplog.text
-    assert broker._client._engine is None
+    assert broker._client.engine_if_open is None
 
 
 def test_a_thread_that_was_asked_for_and_has_not_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

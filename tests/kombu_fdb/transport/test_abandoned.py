@@ -337,7 +337,7 @@ class TestCollected:
                 return _unavailable(failures.pop()) if failures else remove_consumer(*args, **given)
 
             monkeypatch.setattr(client.engine.queues, "remove_consumer", away_for_a_while)
-        until(lambda: collect() is None and client._engine is None)
+        until(lambda: collect() is None and client.engine_if_open is None)
         assert engine.inspect.queue("own") is None
         assert placed(engine) == (1, 0)
         until(lambda: not any(thread.name == "kombu-fdb-deferred" for thread in threading.enumerate()))

@@ -33,6 +33,7 @@ from kombu.transport.virtual.base import UndeliverableWarning
 from kombu_fdb.errors import OptionError, QueueError
 from kombu_fdb.model import Publication
 from kombu_fdb.settings.options import Options
+from kombu_fdb.transport.envelope import now_ms
 
 
 class TestDeclare:
@@ -297,6 +298,12 @@ class TestDelay:
     def test_eta(self, channel: Any) -> None:
         eta = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
         assert self.seconds_left(channel, headers={"task": "t", "id": "1", "eta": eta}) == 1
+
+    def test_is_reckoned_from_one_moment(self, channel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However long it takes until the message is stored."""
+        monkeypatch.setattr("kombu_fdb.transport.channel.now_ms", lambda: now_ms() - 3_600_000)
+        Producer(channel).publish(1, routing_key="q", headers={"x-delay": 1})
+        assert channel.engine.inspect.counts("q").delayed == 1
 
     def test_a_foreign_eta_header_is_none(self, channel: Any) -> None:
         eta = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()

@@ -44,7 +44,7 @@ from kombu_fdb.transport.transport import url_parts_of
 @contextmanager
 def outage(connection: Connection) -> Iterator[None]:
     """The store of this connection does not answer."""
-    database = connection.default_channel.client._engine.database
+    database = connection.default_channel.client.engine_if_open.database
 
     def begin(**_: Any) -> Any:
         raise StoreUnavailable("the test switched it off")
@@ -143,6 +143,12 @@ class TestErrors:
                 producer.publish(2, routing_key="q", retry=True, retry_policy={"max_retries": 1, "interval_start": 0})
         producer.publish(3, routing_key="q", retry=True)
         assert connection.default_channel._size("q") == 2
+
+    def test_publish_on_a_closed_connection(self, connection: Connection) -> None:
+        channel = connection.default_channel
+        connection.transport.close_connection(connection.transport)
+        with pytest.raises(OperationalError, match="closed"):
+            channel.basic_publish("x", routing_key="q")
 
 
 class TestStoppingWorker:
@@ -287,7 +293,7 @@ class TestLostConnection:
         for number, channel in enumerate(channels):
             channel.basic_consume(f"q{number}", False, held.append)
         until(lambda: connection.drain_events(timeout=60) or len(held) == 8)
-        database = connection.default_channel.client._engine.database
+        database = connection.default_channel.client.engine_if_open.database
         hanging = threading.Event()
 
         def begin(**_: Any) -> Any:

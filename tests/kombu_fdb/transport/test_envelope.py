@@ -24,10 +24,6 @@ from kombu_fdb.transport.envelope import due_ms, encode, open_delivery, payload_
 NOW_MS = 1_800_000_000_000
 
 
-def now() -> int:
-    return NOW_MS
-
-
 def message(body: Any = b"", headers: Any = None, **properties: Any) -> dict[str, Any]:
     return {
         "body": body,
@@ -43,7 +39,7 @@ def delivery(payload: bytes, redeliveries: int = 0, deaths: tuple[Death, ...] = 
 
 
 def there_and_back(**what: Any) -> dict[str, Any]:
-    return open_delivery(delivery(encode(message(**what), "e", "k", now_ms=now).payload), 7, "tag")
+    return open_delivery(delivery(encode(message(**what), "e", "k", now_ms=NOW_MS).payload), 7, "tag")
 
 
 json_values = st.recursive(
@@ -72,24 +68,24 @@ def test_a_prepared_message_has_the_bytes_of_any_other(headers: list[dict[str, A
     """``payload_of`` knows no templates."""
     for each in headers * (1 + repeated):
         same = message("body %s", each, reply_to="%s", delivery_tag=5)
-        assert encode(same, "100%", "%(k)s", now_ms=now).payload == payload_of(same, "100%", "%(k)s")
+        assert encode(same, "100%", "%(k)s", now_ms=NOW_MS).payload == payload_of(same, "100%", "%(k)s")
 
 
 @pytest.mark.parametrize(
     "odd", [2**63, [2**63], {"a": {"b": -(2**63) - 1}}, (10**400,)], ids=lambda each: str(each)[:20]
 )
 def test_a_number_that_is_too_long_is_found_where_short_ones_were(odd: Any) -> None:
-    encode(message(headers={"n": 1, "l": [1], "d": {"a": {"b": 1}}}), "", "q", now_ms=now)
+    encode(message(headers={"n": 1, "l": [1], "d": {"a": {"b": 1}}}), "", "q", now_ms=NOW_MS)
     for name in ("n", "l", "d"):
         with pytest.raises(InvalidArgument, match="64 bits"):
-            encode(message(headers={"n": 1, "l": [1], "d": {"a": {"b": 1}}, name: odd}), "", "q", now_ms=now)
+            encode(message(headers={"n": 1, "l": [1], "d": {"a": {"b": 1}}, name: odd}), "", "q", now_ms=NOW_MS)
 
 
 def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envelope, "MOST_SHAPES", 3)
     monkeypatch.setattr(envelope, "_shapes", {})
     for number in range(10):
-        encode(message(headers={f"header-{number}": 1}), "", "q", now_ms=now)
+        encode(message(headers={f"header-{number}": 1}), "", "q", now_ms=NOW_MS)
         assert len(envelope._shapes) <= 3
 
 
@@ -120,7 +116,7 @@ def test_delivery_info() -> None:
 
 def test_redelivered_and_dead() -> None:
     deaths = (Death("b", "expired", 2, NOW_MS), Death("a", "rejected", 1, NOW_MS, "e", ("k",), {"error": "x"}))
-    payload = encode(message(), "e", "k", now_ms=now).payload
+    payload = encode(message(), "e", "k", now_ms=NOW_MS).payload
     headers = open_delivery(delivery(payload, 3, deaths), 1)["headers"]
     assert headers["x-delivery-count"] == 3
     assert [entry["queue"] for entry in headers["x-death"]] == ["b", "a"]
@@ -131,12 +127,12 @@ def test_redelivered_and_dead() -> None:
 def test_the_time_of_a_death_is_that_of_the_first_one_of_its_kind() -> None:
     """Recorded from RabbitMQ 3.10, where a second one changes the count only."""
     deaths = (Death("a", "rejected", 2, NOW_MS + 9_000, since_ms=NOW_MS), Death("b", "expired", 1, NOW_MS + 5_000))
-    headers = open_delivery(delivery(encode(message(), "e", "k", now_ms=now).payload, 3, deaths), 1)["headers"]
+    headers = open_delivery(delivery(encode(message(), "e", "k", now_ms=NOW_MS).payload, 3, deaths), 1)["headers"]
     assert [entry["time"] - NOW_MS // 1000 for entry in headers["x-death"]] == [0, 5]
 
 
 def test_an_expiration_is_over_with_the_first_death():
-    payload = encode({"body": "b", "properties": {"expiration": "5"}}, "e", "k", now_ms=now).payload
+    payload = encode({"body": "b", "properties": {"expiration": "5"}}, "e", "k", now_ms=NOW_MS).payload
     deaths = (Death("b", "rejected", 1, NOW_MS), Death("a", "expired", 1, NOW_MS, first=True))
     opened = open_delivery(delivery(payload, 0, deaths), 1)
     assert "expiration" not in opened["properties"]
@@ -152,7 +148,7 @@ def test_foreign_bytes_are_a_format_error(payload: bytes) -> None:
 
 @given(st.data())
 def test_damaged_bytes_are_a_format_error_or_a_message(data: st.DataObject) -> None:
-    payload = bytearray(encode(message(b"body", {"a": 1}), "e", "k", now_ms=now).payload)
+    payload = bytearray(encode(message(b"body", {"a": 1}), "e", "k", now_ms=NOW_MS).payload)
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(payload[: data.draw(st.integers(0, len(payload)))])
     with suppress(FormatError):
@@ -162,13 +158,13 @@ def test_damaged_bytes_are_a_format_error_or_a_message(data: st.DataObject) -> N
 @pytest.mark.parametrize("body", [5, 1.5, [1], {"a": 1}])
 def test_a_body_that_is_no_body(body: Any) -> None:
     with pytest.raises(TypeError):
-        encode(message(body), "", "q", now_ms=now)
+        encode(message(body), "", "q", now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(0, 0), (9, 9), (5, 5), (99, 9), (255, 9), (None, 0), ("7", 7)])
 def test_priority(priority: Any, expected: int) -> None:
-    assert encode(message(priority=priority), "", "q", now_ms=now).priority == expected
-    assert encode(message(priority=priority), "", "q", now_ms=now, most_urgent_is_zero=True).priority == 9 - expected
+    assert encode(message(priority=priority), "", "q", now_ms=NOW_MS).priority == expected
+    assert encode(message(priority=priority), "", "q", now_ms=NOW_MS, most_urgent_is_zero=True).priority == 9 - expected
 
 
 IN_A_MINUTE = datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(minutes=1)
@@ -259,7 +255,7 @@ def nested(depth: int) -> Any:
 )
 def test_what_can_not_be_written_down_is_refused_by_its_name(what: Any, match: str) -> None:
     with pytest.raises(InvalidArgument, match=match):
-        encode(message(**what), "", "q", now_ms=now)
+        encode(message(**what), "", "q", now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(

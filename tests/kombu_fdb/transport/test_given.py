@@ -19,12 +19,6 @@ from kombu_fdb.transport.envelope import encode, open_payload, payload_of
 from kombu_fdb.transport.fairkey import key_reader
 
 NOW_MS = 1_800_000_000_000
-
-
-def now() -> int:
-    return NOW_MS
-
-
 HUGE = 10**400
 NO_TEXT: list[Any] = [7, 0, 1.5, True, ["a"], {"a": 1}, b"a", UUID(int=7)]
 NO_NUMBER: list[Any] = [
@@ -103,7 +97,7 @@ def test_a_property(name: str) -> None:
 
 def refuses(name: str, odd: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=name) as raised:
-        encode(odd, "", "q", now_ms=now, key_of=key_reader(None))
+        encode(odd, "", "q", now_ms=NOW_MS, key_of=key_reader(None))
     assert raised.value.fix
     assert len(str(raised.value)) < 500
 
@@ -112,9 +106,9 @@ def refuses(name: str, odd: dict[str, Any]) -> None:
 def test_a_lazy_text_of_djangos_is_what_it_says(name: str) -> None:
     """As kombu has it on Redis; a worker sees a text."""
     said = message({**TASK, name: lazystr("Grüße")}, {"correlation_id": lazystr("c")})
-    opened = open_payload(encode(said, "", "q", now_ms=now).payload)
+    opened = open_payload(encode(said, "", "q", now_ms=NOW_MS).payload)
     assert (opened.headers[name], opened.properties["correlation_id"]) == ("Grüße", "c")
-    assert encode(message({"dedup_id": lazystr("d")}), "", "q", now_ms=now).dedup_id == "d"
+    assert encode(message({"dedup_id": lazystr("d")}), "", "q", now_ms=NOW_MS).dedup_id == "d"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +122,7 @@ def test_a_lazy_text_of_djangos_is_what_it_says(name: str) -> None:
 )
 def test_an_object_for_a_text_names_what_to_write(odd: dict[str, Any], fix: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        encode(odd, "", "q", now_ms=now)
+        encode(odd, "", "q", now_ms=NOW_MS)
     assert fix in raised.value.fix
 
 
@@ -153,7 +147,7 @@ def test_nothing_is_stored_of_it(channel: Any) -> None:
     ],
 )
 def test_what_makes_sense_is_published(headers: dict[str, Any], properties: dict[str, Any]) -> None:
-    encode(message(headers, properties), "", "q", now_ms=now)
+    encode(message(headers, properties), "", "q", now_ms=NOW_MS)
 
 
 TASK_OPTIONS: list[tuple[dict[str, Any], str]] = [

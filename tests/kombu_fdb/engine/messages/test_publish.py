@@ -71,6 +71,13 @@ def test_a_message_that_is_due_at_this_moment_is_ready(bench: Bench) -> None:
     assert bench.counts() == (2, 1, 0)
 
 
+def test_a_message_is_delayed_from_the_moment_that_its_publisher_names(bench: Bench) -> None:
+    now_ms = bench.clock.wall_ms()
+    bench.clock.advance(0.001)
+    bench.engine.publisher.publish([Publication("", "q", b"x", due_ms=now_ms + 1)], now_ms=now_ms)
+    assert bench.counts() == (0, 1, 0)
+
+
 def test_a_payload_that_fits_into_its_record_stands_there(bench: Bench) -> None:
     bodies = range_of(bench.engine.keys._key("body"))
     bench.put(b"x" * INLINE_BYTES)
