@@ -270,9 +270,14 @@ TWINS: dict[str, Twin] = {
     "a limit changed rings no bell": Twin("FAIR", "limits", *_without(limit_changes, "_ring")),
     # Single active consumers
     "consumers become active without a look at each other": Twin("ONE-ACTIVE", "single", *_blind(single, "admitted")),
-    "a consumer leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave")),
+    "a consumer leaves without a look at who is active": Twin(
+        "ONE-ACTIVE", "single", *_blind(topology, "remove_consumer")
+    ),
     "a session leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave_all")),
     "a claim does not ask who is active": Twin("ONE-ACTIVE", "single", claim, "_open_to", _open_to_all),
+    "a consumer leaves before its claims are back": Twin(
+        "ONE-ACTIVE", "single", ClientSession, "end_consumers", wrong.end_at_once
+    ),
     "the place is free before the messages are back": Twin("ONE-ACTIVE", "single", sweep, "release_part", _hand_over),
     # Publishing once
     "two publishers of one dedup id do not conflict": Twin(

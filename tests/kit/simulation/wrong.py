@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "clear_after_the_look",
     "clear_at_once",
     "count_what_is_held",
+    "end_at_once",
     "fill_by_own_clock",
     "fill_twice",
     "forget_the_acks",
@@ -45,6 +47,7 @@ _attempt, _commit, _put_ready = retry.Retry._attempt, retry.Retry._commit, messa
 _refilled, _take = key_limits.refilled, claim.take
 _clear_dedup_part = Upkeep.clear_dedup_part
 _with_acks, _remove = Claiming._with_acks, Dispatch.remove
+_end_consumers = ClientSession.end_consumers
 
 
 def settle_a_part(client: Client, engine: Any, client_session: Any) -> None:
@@ -142,6 +145,14 @@ def promise_twice(claiming: Claiming, plan: Any, _hand: list[Any]) -> None:
 
 def count_what_is_held(credit: Credit) -> int:
     return credit.prefetch - len(credit.held.leases)
+
+
+def end_at_once(client_session: ClientSession, tags: Collection[str]) -> None:
+    client_session.recover = lambda: None  # type: ignore[method-assign]  # for one call
+    try:
+        _end_consumers(client_session, tags)
+    finally:
+        del client_session.recover
 
 
 def just_leave(client_session: ClientSession, demand: Any, _hand: Any) -> None:

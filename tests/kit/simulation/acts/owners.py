@@ -307,6 +307,7 @@ def resign(world: World, frame: Frame) -> None:
     process = frame.actor
     for queue, tag in sorted(consumers_of(world, process, world.profile.queues).items()):
         world.note(f"{process.name} resigns from {queue}")
+        process.client_session.end_consumers([tag])
         process.engine.queues.remove_consumer(process.session, queue, tag)
 
 

@@ -11,7 +11,7 @@ from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import NO_SESSION, SessionId
+from kombu_fdb.model import NO_SESSION, Lease, SessionId
 
 __all__ = ["SingleLedger"]
 
@@ -25,17 +25,19 @@ class SingleLedger:
         #: Session of the active consumer; b"" for none.
         self._active: dict[str, SessionId] = {}
         #: Leases by queue and session.
-        self._held: dict[tuple[str, SessionId], int] = {}
+        self._held: dict[tuple[str, SessionId], set[Lease]] = {}
         self._claimed: list[Row] = []
         self._changed: list[tuple[str, SessionId]] = []
 
     def message(self, row: Row, by: int) -> None:
         """A message row came or went."""
         if row.state == "leased" and row.queue in self._queues:
-            held = row.queue, row.session
-            self._held[held] = self._held.get(held, 0) + by
+            held = self._held.setdefault((row.queue, row.session), set())
             if by > 0:
+                held.add(Lease(row.session, row.number))
                 self._claimed.append(row)
+            else:
+                held.discard(Lease(row.session, row.number))
 
     def note(self, key: bytes, value: bytes | None) -> None:
         """The record of a queue was set."""
@@ -57,15 +59,18 @@ class SingleLedger:
     def _handed_over(
         self, author: Frame, queue: str, before: SessionId, named: SessionId, sessions: set[SessionId]
     ) -> None:
-        whose = f"of {before.hex()[:4]} in {queue}"
+        whose, held = f"of {before.hex()[:4]} in {queue}", self._held.get((queue, before), set())
         if named:
             raise Violation("ONE-ACTIVE", f"{named.hex()[:4]} took the place {whose}")
         if author.process is not None and before in author.process.sessions:
-            return  # its own, now or when the link was cut and it could not be told
+            # Its own, now or when the link was cut and it could not be told. What it works on, it may keep.
+            if before == author.process.session and not held <= author.process.client_session.known:
+                raise Violation("ONE-ACTIVE", f"the place {whose} was left before all that it had claimed was back")
+            return
         if author.verb in SWEEPERS:
             if before in sessions:
                 raise Violation("ONE-ACTIVE", f"the place {whose} was vacated, and its session lives")
-            if self._held.get((queue, before)):
+            if held:
                 raise Violation("ONE-ACTIVE", f"the place {whose} was vacated before its messages were back")
         else:
             raise Violation("ONE-ACTIVE", f"the place {whose} was vacated by another")
