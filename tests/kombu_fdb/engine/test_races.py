@@ -402,7 +402,7 @@ def session_ends_while_another_takes_over(bench: Bench) -> None:
     bench.engine.sessions.fence(consumers.sessions["one"], bench.beats()[consumers.sessions["one"]])
 
     def meanwhile() -> None:
-        consumers.engines["two"].queues.remove_consumer(consumers.sessions["one"], "q", "one")
+        consumers.engines["two"].sessions.release(consumers.sessions["one"])
         consumers.take("two")
 
     during(bench, lambda: bench.engine.sessions.release(consumers.sessions["one"]), meanwhile)
