@@ -46,6 +46,17 @@ class Process:
         self.client.leave([self.tag])
 
 
+def take_in_doubt(bench: Bench, process: Process, limit: int = 1, lands_s: float | None = 0.0) -> MemoryDatabase:
+    """Of which it does not hear."""
+    database = bench.database
+    assert isinstance(database, MemoryDatabase)
+    database.faults.at_commits(Fault.COMMIT_LATE)
+    database.faults.at_landings(lands_s)
+    with pytest.raises(CommitUnknown):
+        process.take(limit)
+    return database
+
+
 ENDS: list[Callable[[Process], None]] = [Process.cancel, Process.close]
 
 
@@ -65,12 +76,7 @@ def bench() -> Bench:
 @pytest.mark.parametrize("lands_s", [None, 0.0, 1.0, 4.0])
 def test_its_late_claim_does_not_leave_it_active(bench: Bench, end: Callable[[Process], None], lands_s: float) -> None:
     one, two = Process(bench, "one"), Process(bench, "two")
-    database = bench.database
-    assert isinstance(database, MemoryDatabase)
-    database.faults.at_commits(Fault.COMMIT_LATE)
-    database.faults.at_landings(lands_s)
-    with pytest.raises(CommitUnknown):
-        one.take()
+    take_in_doubt(bench, one, lands_s=lands_s)
     end(one)
     bench.later(2.0)
     one.own.recover()
@@ -101,12 +107,7 @@ def test_a_consumer_that_goes_on_stays_active(bench: Bench) -> None:
     """A recovery says nothing of it, nor does the end of another one in its process."""
     one, two = Process(bench, "one"), Process(bench, "two")
     assert one.take() == [b"a"]
-    database = bench.database
-    assert isinstance(database, MemoryDatabase)
-    database.faults.at_commits(Fault.COMMIT_LATE)
-    database.faults.at_landings(1.0)
-    with pytest.raises(CommitUnknown):
-        one.take()
+    take_in_doubt(bench, one, lands_s=1.0)
     one.client.leave(["another"])
     bench.later(2.0)
     one.own.recover()
@@ -118,12 +119,7 @@ def test_a_consumer_that_goes_on_stays_active(bench: Bench) -> None:
 def test_the_next_one_begins_with_what_its_claim_had_leased(bench: Bench, end: Callable[[Process], None]) -> None:
     """Seed 4022 of the box: it began with a later message, and got this one half a second afterwards."""
     one, two = Process(bench, "one"), Process(bench, "two")
-    database = bench.database
-    assert isinstance(database, MemoryDatabase)
-    database.faults.at_commits(Fault.COMMIT_LATE)
-    database.faults.at_landings(0.0)
-    with pytest.raises(CommitUnknown):
-        one.take()
+    take_in_doubt(bench, one)
     bench.later(1.0)
     assert two.take() == []
     end(one)
@@ -137,12 +133,7 @@ def test_the_next_one_waits_for_all_that_a_large_claim_had_leased(
     bench.put(b"c")
     monkeypatch.setattr(sweep, "LEASES_PER_TRANSACTION", 1)
     one, two = Process(bench, "one"), Process(bench, "two")
-    database = bench.database
-    assert isinstance(database, MemoryDatabase)
-    database.faults.at_commits(Fault.COMMIT_LATE)
-    database.faults.at_landings(0.0)
-    with pytest.raises(CommitUnknown):
-        one.take(2)
+    database = take_in_doubt(bench, one, 2)
     bench.later(1.0)
     taken: list[bytes] = []
 
