@@ -10,7 +10,7 @@ UTC.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NewType
 
@@ -88,7 +88,8 @@ class ClaimTerms(NamedTuple):
     ``acks`` are settled in the same transaction. ``consumers``: the tag of the consumer by queue; a queue with
     ``x-single-active-consumer`` serves one of them. ``first``: the number that was reserved for the first lease, for a
     caller that may have to recover this claim. ``gives_way``: the claim raises ``Outrun`` if rivals stand in a line for
-    the same queues, or one was faster.
+    the same queues, or one was faster. ``stands``: whether its caller still wants it, asked before each commit; it
+    raises ``Outrun`` if not.
     """
 
     no_ack: Collection[str] = ()
@@ -96,6 +97,7 @@ class ClaimTerms(NamedTuple):
     consumers: Mapping[str, str] = {}
     first: int | None = None
     gives_way: bool = False
+    stands: Callable[[], bool] = lambda: True
 
 
 class Demand(NamedTuple):

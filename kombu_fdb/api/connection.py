@@ -80,8 +80,9 @@ class Connection:
                 self.client.release(held)
                 if self.taken:
                     self.client.leave([self.tag])
-            except StoreError:  # the client has noted them, and the session's end brings them back anyway
-                pass
+            except StoreError:
+                if self.taken:  # or the place stays taken for as long as this process lives
+                    self.client.later(partial(_end, self.client, [], self.tag))
             finally:
                 self.client.detach(self)
 

@@ -9,9 +9,9 @@ between (the answer was lost, the commit may still land, an exception came out o
 *suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Sessions.recover``).
 Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
 
-A consumer that ends gives up the claims that are under way for it, and those that are suspect note that it ended. What
-they hold goes back before another becomes active (``single.py``). A claim that still lands may make it the active one
-again; its recovery then makes room for another.
+A claim that is given up does not commit any more, unless its commit is on the way; its recovery makes sure of that one.
+A consumer that ends gives up the claims that are under way for it. What they and the suspect ones hold goes back before
+another consumer becomes active (``single.py``).
 
 A demand in a line of rivals (``line_member.py``) is under way as a claim is, from its join until its owner has
 collected what it was granted, or has left; each look of the owner shows that it still is. A demand whose owner stops
@@ -24,7 +24,8 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -64,12 +65,11 @@ class Threads(Protocol):
 class _Underway:
     """A claim or demand. A look at it changes only this object, so one that was given up meanwhile stays so.
 
-    ``tags``: the consumers for which it claims, where only one is active. ``left``: those that have ended meanwhile.
+    ``tags``: the consumers for which it claims, where only one is active.
     """
 
     seen_s: float
     tags: Collection[str] = ()
-    left: set[str] = field(default_factory=set)
 
 
 class ClientSession:
@@ -129,22 +129,24 @@ class ClientSession:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
         First hands back what an earlier claim of unknown outcome may have leased. Takes no lock, so however many
-        threads claim, each one's deadline is its own.
+        threads claim, each one's deadline is its own. Raises ``Outrun`` also if it was given up before its commit.
 
         ``hand``: an empty list for what is found. So the caller knows what to release even if a signal handler raises
         between the end of this call and the caller's next line.
         """
         hand = [] if hand is None else hand
-        if self._suspects:
-            self.recover()
         first = self._engine.messages.reserve()
         underway = self._claims[first] = _Underway(self._clock.monotonic(), (consumers or {}).values())
         try:
+            if self._suspects:
+                self.recover()
             found = self._engine.messages.claim(
                 self.session_id,
                 queues,
                 limit,
-                terms=ClaimTerms(no_ack, acks, consumers or {}, first, gives_way),
+                terms=ClaimTerms(
+                    no_ack, acks, consumers or {}, first, gives_way, partial(self._claims.__contains__, first)
+                ),
             )
             self.known.update([each.lease for each in found if each.queue not in no_ack])
             hand.extend(found)
@@ -262,16 +264,14 @@ class ClientSession:
             raise
 
     def end_consumers(self, tags: Collection[str]) -> None:
-        """End these consumers. Their claims under way bring nothing, and make none of them active for long.
+        """End the claims of these consumers, before another one becomes active: they bring nothing, and hold nothing.
 
-        Hands back what their claims of unknown outcome have leased. Raises a ``StoreError``: it is tried again.
+        Raises a ``StoreError``: try again.
         """
-        for first, underway in [*self._claims.items(), *self._suspects.items()]:
-            ended = set(tags).intersection(underway.tags)
-            underway.left.update(ended)  # before it can be recovered
-            if ended and first in self._claims:
+        for first, underway in list(self._claims.items()):
+            if not set(tags).isdisjoint(underway.tags):
                 self.give_up(first, underway)
-        with suppress(SessionLost):  # then its end makes room for others
+        with suppress(SessionLost):  # then the session's end makes room for others
             self.recover()
 
     # -- recovery ----------------------------------------------------------------------------------------------------
@@ -281,9 +281,9 @@ class ClientSession:
 
         Raises ``SessionLost``, or a ``StoreError``: it is tried again.
         """
-        for first, underway in list(self._suspects.items()):
+        for first in list(self._suspects):
             try:
-                self._engine.sessions.recover(self.session_id, first, set(underway.left))
+                self._engine.sessions.recover(self.session_id, first)
             except SessionLost:
                 self.lose()
                 raise

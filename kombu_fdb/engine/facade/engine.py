@@ -16,7 +16,7 @@ handler:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kombu_fdb.engine import topology
@@ -30,7 +30,7 @@ from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.engine.metrics import samples, totals
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 from kombu_fdb.engine.metrics.totals import KeyTotals
-from kombu_fdb.engine.scheduling import line, single
+from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.session import Beat, Surroundings
 from kombu_fdb.engine.stored.work import Policy, Work
@@ -168,20 +168,17 @@ class Sessions(Verbs):
 
         return self._run.write(body)
 
-    def recover(self, session_id: SessionId, first: int, left: Collection[str] = ()) -> int:
+    def recover(self, session_id: SessionId, first: int) -> int:
         """Release, uncounted, what a claim or demand of unknown outcome has leased, or would: it never lands any more.
 
-        ``first``: the number that was reserved for it. ``left``: its consumers that have ended since; none of them is
-        active on a queue any more. Returns how many messages came back. Raises ``SessionLost`` if the session was
-        fenced; may be called again after any other error. The session's concurrent claims start again.
+        ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``SessionLost`` if
+        the session was fenced; may be called again after any other error. The session's concurrent claims start again.
         """
 
         def body(work: Work) -> int:
             session.seal(work, session_id)
             line.drop(work, session_id, first)
             held = session.leases_of_claim(work, session_id, first, sweep.LEASES_PER_TRANSACTION)
-            if left and len(held) < sweep.LEASES_PER_TRANSACTION:  # these are the last
-                single.leave_all(work, session_id, left)
             return sum(settle.release(work, held, settle.Release(counted=False)))
 
         total = 0

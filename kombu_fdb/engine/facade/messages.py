@@ -88,6 +88,8 @@ class Messages(Verbs):
             window.no_ack = terms.no_ack
             work = work._replace(rests=rests)
             tried[:] = claim.claim(work, queues, window, terms.acks)
+            if not terms.stands():  # asked behind the reads: what gives it up later, and seals the session, conflicts
+                raise Outrun
             gives_way = may_give_way and not window.single  # else a service would serve the active consumer only
             return list(tried)
 

@@ -12,9 +12,9 @@ Model. A consumer is a tag inside a session. Of all consumers of such a queue at
 What happens at each failure. The active process dies: its session's end frees the record, within its time to live and
 one sweep. It is frozen instead and wakes up: its session is gone, and its claims fail with it. The sweeper dies in
 between: the next one goes on, as the session's beat is cleared with the record (``sweep.py``). The consumer ends while
-the outcome of its claim is unknown: the recovery of that claim brings back what it leased, and then frees the record
-(``Sessions.recover``). It ends in a session that was fenced: that session's end frees the record. No clock is involved.
-Guarantee ONE-ACTIVE.
+a claim of its is under way, or has an unknown outcome: what these have leased is brought back before its end frees the
+record, and none of them commits afterwards (``process/client_session.py``). It ends in a session that was fenced: that
+session's end frees the record. No clock is involved. Guarantee ONE-ACTIVE.
 
 A claim without a consumer (a single ``basic_get``) gets messages only while no consumer is active.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -202,9 +202,9 @@ class SimulatedSessions(Sessions):
         super().__init__(engine.transactions, engine.queues)
         self.frames = frames
 
-    def recover(self, session_id: SessionId, first: int, left: Collection[str] = ()) -> int:
+    def recover(self, session_id: SessionId, first: int) -> int:
         with self._as("recover"):
-            return super().recover(session_id, first, left)
+            return super().recover(session_id, first)
 
     def close(self, session_id: SessionId) -> int:
         with self._as("close"):

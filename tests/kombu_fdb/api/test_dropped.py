@@ -12,7 +12,7 @@ import pytest
 from kit.processes import until
 
 from kombu_fdb import Broker
-from kombu_fdb.errors import StoreError
+from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.process.client import Client
 
 DEADLINE_S = 60.0
@@ -136,6 +136,27 @@ def test_one_active_consumer_that_is_dropped_makes_way(url: str, broker: Broker)
     job = jobs.take(timeout=DEADLINE_S)
     assert job is not None
     assert job.payload == b"second"
+
+
+def test_one_active_consumer_that_closes_in_vain_makes_way(
+    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within its process, whose session goes on."""
+    jobs = broker.declare("jobs", arguments={"x-single-active-consumer": True})
+    jobs.put_many([b"first", b"second"])
+    other = Broker.open(url)
+    job = other.queue("jobs").take(timeout=DEADLINE_S)
+    assert job is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(type(other._engine.queues), "leave", refuse)
+        other.close()
+    job = jobs.take(timeout=DEADLINE_S)
+    assert job is not None
+    assert job.payload == b"first"
+
+
+def refuse(*_: Any) -> None:
+    raise StoreUnavailable
 
 
 def test_one_that_only_put_closes_the_store(url: str) -> None:

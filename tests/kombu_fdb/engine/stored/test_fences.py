@@ -83,7 +83,7 @@ VERBS: dict[str, Callable[[Holder], object]] = {
     "serve, and become the active consumer": lambda holder: serve(holder, "single"),
     "leave the line": lambda holder: holder.engine.messages.leave(holder.rival.demand),
     "evict": lambda holder: holder.engine.messages.evict(holder.behind.demand, holder.sight.first),
-    "recover": lambda holder: holder.engine.sessions.recover(holder.session, holder.rival.demand.first, ["tag"]),
+    "recover": lambda holder: holder.engine.sessions.recover(holder.session, holder.rival.demand.first),
     "take a role": lambda holder: holder.engine.sessions.hold_role("promoter", holder.session, None),
     "leave a role": lambda holder: holder.engine.sessions.leave_role("promoter", holder.session),
     "consume": lambda holder: holder.engine.queues.add_consumer(holder.session, "q", "tag"),
