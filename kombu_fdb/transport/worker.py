@@ -267,7 +267,7 @@ def free_what_celery_cancels(consumer: Any) -> None:
     its channel therefore takes for one of a task that is under way (``unacked.py``, *orphaned*). So the entry is
     emptied, and Celery finds none to cancel. Eventlet's is a greenlet: once killed, it holds the frames from which it
     was killed, and the error that was handled there, until Python looks for cycles. Celery kills its heartbeat's, too,
-    and the error may have come out of a delivery.
+    and the error, or one before it, may have come out of a delivery.
     """
     on_close, state = consumer.on_close, sys.modules["celery.worker.state"]
 
@@ -276,7 +276,11 @@ def free_what_celery_cancels(consumer: Any) -> None:
             entry, request._eta_timer_entry = request._eta_timer_entry, None
             entry = getattr(entry, "entry", entry)
             entry.fun, entry.args = lambda: None, ()
-        clear_frames(sys.exc_info()[2])
+        error, cleared = sys.exc_info()[1], list[BaseException]()
+        while error is not None and error not in cleared:
+            clear_frames(error.__traceback__)
+            cleared.append(error)
+            error = error.__cause__ or error.__context__
         on_close()
 
     consumer.on_close = free_and_close

@@ -226,9 +226,16 @@ def test_the_error_of_a_lost_connection_keeps_no_message():
     consumer, messages, kept = SimpleNamespace(on_close=int), weakref.WeakSet(), []
     free_what_celery_cancels(consumer)
 
+    def decode() -> None:
+        messages.add(message := Entry(print))
+        raise ValueError(f"the test made no sense of {message}")
+
     def deliver() -> None:
         messages.add(message := Entry(print))
-        raise StoreUnavailable(f"the test switched it off: {message}")
+        try:
+            decode()
+        except ValueError:  # and what rejects the message fails
+            raise StoreUnavailable(f"the test switched it off: {message}")  # noqa: B904
 
     try:
         deliver()
