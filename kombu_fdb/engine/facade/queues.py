@@ -176,8 +176,11 @@ class Queues(Verbs):
         """
 
         def body(work: Work) -> None:
-            if work.tr.get(work.keys.session(session_id)) is not None:
-                single.leave_all(work, session_id, tags)
+            work.tr.add_read_conflict_key(work.keys.session(session_id))
+            asked = [work.keys.session(session_id)], [(*work.keys.all_singles, 0)]
+            (own,), (records,) = work.tr.get_together(*asked, snapshot=True)
+            if own is not None:
+                single.leave_each(work, session_id, records, tags)
 
         self._run.write(body)
 

@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.model import SessionId
+from kombu_fdb.store.protocol import KeyValue
 
 #: The length of a session's id; a shorter record names no consumer.
 SESSION_BYTES = 16
@@ -61,9 +62,16 @@ def leave(work: Work, queue: str, session_id: SessionId, tag: str) -> None:
         vacate(work, queue)
 
 
-def leave_all(work: Work, session_id: SessionId, tags: Collection[str] | None = None) -> None:
-    """:func:`leave` for these consumers of a session, or all, in all queues."""
-    for (queue,), record in work.keys.read(work.tr.get_range(*work.keys.all_singles, snapshot=True), str):
+def leave_all(work: Work, session_id: SessionId) -> None:
+    """:func:`leave` for all consumers of a session, in all queues."""
+    leave_each(work, session_id, work.tr.get_range(*work.keys.all_singles, snapshot=True))
+
+
+def leave_each(
+    work: Work, session_id: SessionId, records: Sequence[KeyValue], tags: Collection[str] | None = None
+) -> None:
+    """:func:`leave` for these consumers of a session, or all, in the queues whose records were read at snapshot."""
+    for (queue,), record in work.keys.read(records, str):
         if record.startswith(session_id) and (tags is None or record[SESSION_BYTES:].decode(errors="replace") in tags):
             work.tr.add_read_conflict_key(work.keys.single(queue))
             vacate(work, queue)

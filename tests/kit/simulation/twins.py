@@ -273,7 +273,7 @@ TWINS: dict[str, Twin] = {
     "a consumer leaves without a look at who is active": Twin(
         "ONE-ACTIVE", "single", *_blind(topology, "remove_consumer")
     ),
-    "a session leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave_all")),
+    "a session leaves without a look at who is active": Twin("ONE-ACTIVE", "single", *_blind(single, "leave_each")),
     "a claim does not ask who is active": Twin("ONE-ACTIVE", "single", claim, "_open_to", _open_to_all),
     "a consumer leaves before its claims are back": Twin(
         "ONE-ACTIVE", "single", ClientSession, "end_consumers", wrong.end_at_once

@@ -19,7 +19,7 @@ from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault
-from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
 OPTIONS = Options()
 
@@ -232,3 +232,22 @@ def test_a_claim_that_recovers_an_earlier_one_first_is_under_way(bench: Bench, m
     with pytest.raises(Outrun):
         one.take()
     assert two.take() == [b"a"]
+
+
+def test_an_end_asks_the_store_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, asked = Process(bench, "one"), list[str]()
+    assert one.take() == [b"a"]
+    for name in ("get", "get_many", "get_range", "get_together"):
+        monkeypatch.setattr(MemoryTransaction, name, noted(asked, getattr(MemoryTransaction, name)))
+    one.close()
+    assert asked == ["get_together"]
+
+
+def noted(asked: list[str], read: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **named: Any) -> Any:
+        before = len(asked)
+        found = read(*args, **named)
+        asked[before:] = [read.__name__]  # and not what it calls itself
+        return found
+
+    return wrapped
