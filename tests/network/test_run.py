@@ -127,7 +127,9 @@ def test_a_kill_waits_for_a_message_that_is_held(tmp_path: Path, monkeypatch: py
 
 def test_a_kill_falls_mostly_upon_consumers(tmp_path: Path) -> None:
     run = Run(a_box(), tmp_path, 1, ["kill"])
-    run.await_hold = MagicMock()  # type: ignore[method-assign]  # nothing is held in it
+    run.await_hold = awaited = MagicMock()  # type: ignore[method-assign]  # nothing is held in it
     chosen = [FAULTS["kill"](run, Random(seed)).struck[0] for seed in range(100)]
     assert sum(each in run.consumers for each in chosen) > 70
     assert any(each not in run.consumers for each in chosen)
+    assert awaited.call_count > 60
+    assert {each.args[0] for each in awaited.call_args_list} <= {*run.consumers}
