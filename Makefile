@@ -13,7 +13,7 @@ endif
 export FDB_SERIES
 ARGS ?=
 
-.PHONY: help tour test test-all matrix floors fdb lint format types bench bench-compare bench-contention bench-scaling bench-tenants bench-history bench-fairness \
+.PHONY: help tour test test-all matrix floors fdb lint format types bench bench-compare bench-contention bench-tenants bench-history bench-fairness \
 	bench-network sim parity fuzz storm network mutate docs release-check doctor clean
 
 help: ## this list
@@ -67,9 +67,6 @@ mutate: $(TOX) ## changes of kombu_fdb/engine that no test notices: make mutate 
 
 bench-contention: $(TOX) ## rival consumers on a real FoundationDB
 	$(TOX) run -q -e bench-contention -- $(ARGS)
-
-bench-scaling: $(TOX) ## what rival consumers would do on a cluster, by a model that is fed with what they do here
-	$(TOX) run -q -e bench-scaling -- $(ARGS)
 
 bench-tenants: $(TOX) ## one noisy tenant among a hundred, with 8 Celery workers on a real FoundationDB
 	$(TOX) run -q -e bench-tenants -- $(ARGS)

@@ -12,6 +12,7 @@ another is published. Shown is the time from before the publish to the callback.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import random
 import statistics
@@ -42,7 +43,7 @@ QUEUES = ["q"]
 KEYS = {"no keys": 0, "one key": 1, "1,000 keys": 1_000, "100,000 keys": 100_000}
 MESSAGES = 60_000
 #: Consumers begin one after another, as processes that are started together do; then each finds out that it has rivals.
-BEGINNING_S, LEARNING_S = 2.0, 2.0
+BEGINNING_S, LEARNING_S = 2.0, 5.0
 #: Pings of the latency, of which the first are not counted: the consumers learn that they have rivals.
 PINGS, LEARNING = 150, 30
 
@@ -288,7 +289,11 @@ def main() -> None:
     parser.add_argument("--consumers", type=int, nargs="*", default=[1, 8, 50, 200])
     parser.add_argument("--keys", nargs="*", choices=[*KEYS], default=[*KEYS])
     parser.add_argument("--idle", type=int, nargs="*", default=[1, 8, 50])
+    parser.add_argument("--cluster", metavar="FILE", help="measure there, once, and print one JSON object")
     given = parser.parse_args()
+    if given.cluster:
+        print(json.dumps(throughput(given.cluster, KEYS[given.keys[0]], given.consumers[0], given.seconds)._asdict()))
+        return
     reason = fdb_unavailable_reason()
     if reason is not None:
         raise SystemExit(reason)

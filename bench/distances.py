@@ -4,7 +4,10 @@ Five servers in three zones and a client, each in a network namespace of its own
 trip between the client and each server takes so many milliseconds more than none. Shown are the medians of each verb,
 and how many round trips it makes: as they are counted below the engine, and as the slope over the distance of its
 fastest calls, which other programs on the machine disturb least. Then throughput and latency of whole programs, 16
-threads that publish beside one, and a worker whose tasks sleep.
+threads that publish beside one, a worker whose tasks sleep, and up to 200 consumers of one queue, beside a model of
+them (``scaling.py``).
+
+With ``--zones`` the distance is that between two zones, in one of which the client is.
 
 Client, servers and the switch between them share this machine: rates are what it gives, slopes are what distance costs.
 On a busy one, ``chrt -r 1 make bench-network`` lets them go first.
@@ -20,12 +23,15 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from network.box import Box, Client, box_unavailable_reason
+from contention import WINDOW, Tally, median
+from network.box import ZONES, Box, Client, box_unavailable_reason
 from rich.console import Console
 from rich.table import Table
+from scaling import READS, Costs, at_distance, rate
 
 HERE = Path(__file__).parent
 URL = "fdb:///"
@@ -44,23 +50,33 @@ FIGURES = {
 THREADS = (1, 16)
 #: Where threads, and where workers with tasks of 50 ms, are compared.
 THREADS_MS, NAPS_MS = 2.0, (0.0, 5.0)
+RIVALS, RIVALS_S = (1, 8, 50, 200), 8.0
+#: Of the cluster for which the model is asked: its round trips and commits, and its workers.
+CLUSTER_MS, WORKERS = [(0.5, 3.0), (1.0, 5.0), (5.0, 15.0)], (10, 50, 100, 500, 1_000, 5_000)
+#: Of each server: what consumers leave in the logs has to fit.
+DISK_MB = 4096
 MEASUREMENT_S = 300.0
 
+WHAT = ["verbs", "programs", "threads", "naps", "rivals"]
 Figures = dict[str, dict[float, list[float]]]
 
 
 class Bench:
     """One box, and what was measured in it: by name, then by distance."""
 
-    def __init__(self, box: Box, scale: float) -> None:
-        self._box, self._scale = box, scale
-        self._client: Client = box.client("client")
+    def __init__(self, box: Box, scale: float, zones: bool) -> None:
+        self._box, self._scale, self._zones = box, scale, zones
+        self._client: Client = box.client("client", zone=ZONES[0] if zones else "")
         self.verbs: Figures = defaultdict(lambda: defaultdict(list))
         self.counted: dict[str, float] = {}
         self.figures: Figures = defaultdict(lambda: defaultdict(list))
+        #: By keys, number of consumers, and distance.
+        self.rivals: dict[tuple[str, int, float], list[Tally]] = defaultdict(list)
 
     def go_away(self, round_trip_ms: float) -> None:
-        self._box.delay(self._client, self._box.servers, round_trip_ms / 2000)
+        pairs = combinations(ZONES, 2) if self._zones else [(self._client, self._box.servers)]
+        for one, other in pairs:
+            self._box.delay(one, other, round_trip_ms / 2000)
 
     def measure_verbs(self, distance: float) -> None:
         measured = self._run("verbs.py", "verbs", count=self._many(60))
@@ -83,12 +99,21 @@ class Bench:
         measured = self._run("workloads.py", "naps", count=self._many(400))
         self.figures["naps"][distance].append(measured["rate"])
 
+    def measure_rivals(self, distance: float) -> None:
+        for keys in READS:
+            for number in RIVALS:
+                asked = ["--keys", keys, "--consumers", str(number), "--seconds", str(RIVALS_S)]
+                told = self._python("contention.py", "--cluster", self._box.cluster_file, *asked)
+                self.rivals[keys, number, distance].append(Tally(**told))
+
     def _many(self, count: int) -> int:
         return max(20, int(count * self._scale))
 
     def _run(self, script: str, what: str, *arguments: str, count: int) -> dict[str, Any]:
-        url = f"{URL}{self._box.cluster_file}"
-        command = [sys.executable, str(HERE / script), what, url, *arguments, "--count", str(count)]
+        return self._python(script, what, f"{URL}{self._box.cluster_file}", *arguments, "--count", str(count))
+
+    def _python(self, *arguments: str) -> dict[str, Any]:
+        command = [sys.executable, str(HERE / arguments[0]), *arguments[1:]]
         printed = self._client.run(command, MEASUREMENT_S, env={**os.environ, "PYTHONPATH": str(HERE.parent / "tests")})
         found: dict[str, Any] = json.loads(printed.splitlines()[-1])
         return found
@@ -133,21 +158,55 @@ def programs(bench: Bench, distances: Sequence[float]) -> Table:
     return shown
 
 
+def rivals(points: Mapping[tuple[str, int, float], Sequence[Tally]], distances: Sequence[float]) -> Table:
+    """What was measured, and the model over it, which is fed with the first distance."""
+    shown = Table(title="consumers of one queue, messages/s (model / measured)")
+    shown.add_column("keys")
+    for title in ("consumers", *(f"{distance:g} ms" for distance in distances)):
+        shown.add_column(title, justify="right")
+    for keys, number in dict.fromkeys(each[:2] for each in points):
+        first, *others = (median(points[keys, number, distance]) for distance in distances)
+        here, messages = first.messages / RIVALS_S, WINDOW * first.claims / max(1, first.services or first.claims)
+        cells = [f"{here:,.0f}"]
+        for distance, found in zip(distances[1:], others, strict=True):
+            there = at_distance(here, messages, keys, number, (distance - distances[0]) / 1e3)
+            cells.append(f"{found.messages / RIVALS_S:,.0f} ({there * RIVALS_S / found.messages:.2f})")
+        shown.add_row(keys, str(number), *cells)
+    return shown
+
+
+def curves(points: Mapping[tuple[str, int, float], Sequence[Tally]], distance: float) -> Table:
+    """The model of a cluster whose workers have a core each; what a message costs is that of this machine."""
+    shown = Table(title="one queue on a cluster by the model, messages/s")
+    for title in ("keys", "round trip, commit", *(f"{number:,} workers" for number in WORKERS)):
+        shown.add_column(title, justify="right")
+    for keys in READS:
+        alone, many = (median(points[keys, number, distance]) for number in (RIVALS[0], RIVALS[2]))
+        serving = alone.cpu_s / alone.messages / 2  # the other half is its acks
+        own = max(0.0, many.cpu_s / many.messages - serving)
+        for round_trip, commit in CLUSTER_MS:
+            costs = Costs(round_trip / 1e3, commit / 1e3, serving, own)
+            cells = [f"{rate(costs, number, keys):,.0f}" for number in WORKERS]
+            shown.add_row(keys, f"{round_trip:g} ms, {commit:g} ms", *cells)
+    return shown
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--scale", type=float, default=1.0, help="multiply the number of calls and messages")
     parser.add_argument("--distance", type=float, action="append", metavar="MS", help="of a round trip")
-    parser.add_argument("--only", action="append", choices=["verbs", "programs", "threads", "naps"])
+    parser.add_argument("--only", action="append", choices=WHAT)
+    parser.add_argument("--zones", action="store_true", help="the distance lies between the zones")
     given = parser.parse_args()
     if reason := box_unavailable_reason():
         raise SystemExit(reason)
     distances = given.distance or list(DISTANCES)
-    wanted = given.only or ["verbs", "programs", "threads", "naps"]
-    where = {"verbs": distances, "programs": distances, "threads": [THREADS_MS], "naps": list(NAPS_MS)}
+    wanted = given.only or WHAT
+    where = {**dict.fromkeys(WHAT, distances), "threads": [THREADS_MS], "naps": list(NAPS_MS)}
     console, began = Console(width=None if sys.stdout.isatty() else 140), time.monotonic()
-    with Box(longest_s=3600) as box:
-        bench = Bench(box, given.scale)
+    with Box(disk_mb=DISK_MB, longest_s=3600) as box:
+        bench = Bench(box, given.scale, given.zones)
         # Rounds are interleaved: a slow minute of the machine hits all distances alike.
         for _ in range(given.rounds):
             for distance in sorted({each for name in wanted for each in where[name]}):
@@ -161,6 +220,9 @@ def main() -> None:
         console.print(verbs(bench, distances))
     if bench.figures:
         console.print(programs(bench, sorted({each for name in wanted for each in where[name]})))
+    if bench.rivals:
+        console.print(rivals(bench.rivals, distances))
+        console.print(curves(bench.rivals, distances[0]))
 
 
 if __name__ == "__main__":

@@ -54,9 +54,7 @@ def test_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "script", ["run", "contention", "distances", "fairness", "fleet", "keeping", "scaling", "tenants"]
-)
+@pytest.mark.parametrize("script", ["run", "contention", "distances", "fairness", "fleet", "keeping", "tenants"])
 def test_help(script: str) -> None:
     """What it needs is there."""
     pytest.importorskip("rich")

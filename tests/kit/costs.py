@@ -104,10 +104,7 @@ class CountingTransaction:
         return self._inner.get(key, snapshot=snapshot)
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
-        self._trip()
-        self._cost.point_reads += len(keys)
-        self._cost.conflict_keys += 0 if snapshot else len(keys)
-        return self._inner.get_many(keys, snapshot=snapshot)
+        return self.get_together(keys, (), snapshot=snapshot)[0]
 
     def get_range(
         self, begin: bytes, end: bytes, *, limit: int = 0, reverse: bool = False, snapshot: bool = False
@@ -120,19 +117,19 @@ class CountingTransaction:
         return rows
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
-        self._trip()
-        answers = self._inner.get_ranges(ranges, snapshot=snapshot)
-        self._cost.range_reads += len(ranges)
-        self._cost.rows += sum(map(len, answers))
-        self._cost.conflict_ranges += 0 if snapshot else len(ranges)
-        return answers
+        return self.get_together((), ranges, snapshot=snapshot)[1]
 
     def get_together(
         self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
     ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
-        values, answers = self.get_many(keys, snapshot=snapshot), self.get_ranges(ranges, snapshot=snapshot)
-        self._cost.round_trips -= 1  # as the second one did not wait for the first
-        self._travel(-1)
+        self._trip()
+        values, answers = self._inner.get_together(keys, ranges, snapshot=snapshot)
+        self._cost.point_reads += len(keys)
+        self._cost.range_reads += len(ranges)
+        self._cost.rows += sum(map(len, answers))
+        if not snapshot:
+            self._cost.conflict_keys += len(keys)
+            self._cost.conflict_ranges += len(ranges)
         return values, answers
 
     def set(self, key: bytes, value: bytes) -> None:
