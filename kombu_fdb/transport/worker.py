@@ -303,12 +303,14 @@ def keep_what_children_have(pool: Any) -> None:
         return
 
     def forget_the_unwritten() -> None:
-        # First: it reads what children said that have ended. Tasks that they had not begun become unwritten again.
+        _write_to_the_end(processes)
+        # Behind: a child may have ended instead of reading, and the order to end would wait for room in its pipe. This
+        # reads what such children said, and gives up their pipes. Tasks that they had not begun become unwritten again.
         processes.maintain_pool()
+        processes._join_exited_workers()  # as a stop begins, the pool is not maintained any more
         unwritten = processes.outbound_buffer
         while unwritten:
             unwritten.popleft().discard()
-        _write_to_the_end(processes)
 
     pool.flush = forget_the_unwritten
 

@@ -1,6 +1,6 @@
 """The acceptance tests' application in a worker whose child has a part of its first task, and has stopped reading.
 
-Then the worker is told to stop, and its child goes on; or it loses its connection, and with it the child.
+Then the worker is told to stop, or loses its connection. The child goes on, or is killed as the rest is written.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ def look(processes: Any, *_hub: Any) -> None:
         os.kill(children[0], signal.SIGSTOP)
     elif processes._active_writers and len(children) == 1:
         children.append(0)
-        if os.environ.get("HALF_WRITTEN_LOSES"):
+        if os.environ.get("HALF_WRITTEN_KILLS"):
             processes._flush_writer = partial(kill_and, processes._flush_writer)
+        else:
+            os.kill(children[0], signal.SIGCONT)
+        if os.environ.get("HALF_WRITTEN_LOSES"):
             raise StoreUnavailable("the test has cut the connection")
-        os.kill(children[0], signal.SIGCONT)
         state.should_stop = 0
         state.maybe_shutdown()
 

@@ -186,6 +186,18 @@ def test_a_task_of_which_its_child_has_a_part(broker: Any, app: Any, start: Any,
     assert engine.inspect.counts("celery") == QueueCounts()
 
 
+def test_a_task_of_which_a_child_had_a_part_that_ends(
+    broker: Any, app: Any, start: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does after ``worker_max_tasks_per_child``. The order to end would wait for room in its pipe."""
+    monkeypatch.setenv("HALF_WRITTEN_KILLS", "1")
+    app.note.apply_async(("x",), headers={"more": "than a pipe holds" * 20_000})
+    worker = start("-c", "1", app="half_written_app", wait=False)
+    worker.wait_end()
+    assert not broker.marks("run", "x")
+    assert engine.inspect.counts("celery").ready == 1
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="root gives up what it may do with files on Linux only")
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_a_file_whose_permissions_are_taken_away(

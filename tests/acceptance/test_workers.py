@@ -270,6 +270,7 @@ def test_a_task_whose_start_was_not_read_keeps_its_child(
 def test_a_task_of_which_a_lost_child_had_a_part_outlives_a_lost_connection(
     broker: Any, app: Any, start: Any, until: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HALF_WRITTEN_KILLS", "1")
     monkeypatch.setenv("HALF_WRITTEN_LOSES", "1")
     app.note.apply_async(("x",), headers={"more": "than a pipe holds" * 20_000})
     worker = start("-c", "1", app="half_written_app")

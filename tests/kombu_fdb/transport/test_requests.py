@@ -249,12 +249,13 @@ def test_what_no_child_has_begun_is_forgotten(monkeypatch):
     """Also what a child that has ended had not begun. In a cold shutdown the pool has ended before its consumer."""
     monkeypatch.setattr("celery.worker.state.should_terminate", None)
     jobs: dict[int, Any] = {}
-    for number in range(3):
+    for number in range(4):
         jobs[number] = SimpleNamespace(discard=partial(jobs.pop, number))
     unwritten = deque([jobs[0]])
     processes = SimpleNamespace(
         outbound_buffer=unwritten,
         maintain_pool=lambda: unwritten.appendleft(jobs[1]),
+        _join_exited_workers=lambda: unwritten.appendleft(jobs[2]),
         _cache=jobs,
         _active_writers=set(),
     )
@@ -262,4 +263,4 @@ def test_what_no_child_has_begun_is_forgotten(monkeypatch):
     keep_what_children_have(pool)
     pool._pool = None
     pool.flush()
-    assert (list(jobs), len(unwritten)) == ([2], 0)
+    assert (list(jobs), len(unwritten)) == ([3], 0)
