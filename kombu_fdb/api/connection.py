@@ -50,6 +50,8 @@ class Connection:
         """
         self.client = client
         self.held: set[Lease] = set()
+        #: What each claim that is under way brings, or has just brought.
+        self.hands: dict[int, list[Delivery]] = {}
         #: As which consumer it takes, where only one is active (``engine/scheduling/single.py``).
         self.tag = f"broker-{next(_connections)}"
         #: Something was asked for: it may be somewhere's active consumer.
@@ -71,18 +73,18 @@ class Connection:
             return  # the parent's
         with unless_mine(self._lock):
             closed, self.closed = self.closed, True
-            held, self.held = self.held, set()
         self.wake()
         if closed:
             return
         with self.client.patience.ending():
+            end = partial(self.client.leave, [self.tag], self._gather)
             try:
-                self.client.release(held)
                 if self.taken:
-                    self.client.leave([self.tag])
-            except StoreError:
-                if self.taken:  # or the place stays taken for as long as this process lives
-                    self.client.later(partial(_end, self.client, [], self.tag))
+                    end()
+            except BaseException as error:  # or the place stays taken for as long as this process lives
+                self.client.later(end)
+                if not isinstance(error, StoreError):  # a signal handler's
+                    raise
             finally:
                 self.client.detach(self)
 
@@ -91,7 +93,7 @@ class Connection:
         if self.closed or sys.is_finalizing() or os.getpid() != self.client.pid:
             return
         if self.taken:
-            self.client.later(partial(_end, self.client, list(self.held), self.tag))
+            self.client.later(partial(self.client.leave, [self.tag], self.held.copy))
         self.client.abandon(self)
 
     @property
@@ -110,6 +112,12 @@ class Connection:
         return self.client.patience.clock.monotonic()
 
     # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def _gather(self) -> set[Lease]:
+        """The leases of all that is held, or in a hand."""
+        with unless_mine(self._lock):
+            held, self.held = self.held, set()
+        return held.union(each.lease for hand in list(self.hands.values()) for each in list(hand))
 
     def hold(self, found: Sequence[Delivery]) -> bool:
         """False if it was closed while these were claimed."""
@@ -158,9 +166,3 @@ class Connection:
         """Have all who wait look again. Takes no lock, for signal handlers and finalizers."""
         for ring in list(self._sleepers):
             ring()
-
-
-def _end(client: Client, held: list[Lease], tag: str) -> None:
-    """What ``close`` does in the store. Raises a ``StoreError``: try again."""
-    client.release(held)
-    client.leave([tag])

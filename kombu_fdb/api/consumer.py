@@ -213,6 +213,7 @@ class Take(NamedTuple):
         try:
             _ = connection.engine  # of an open broker
             connection.taken = True
+            connection.hands[id(hand)] = hand
             self.in_time(partial(claim, hand))
             if hand and not connection.hold(hand):
                 _let_go(connection, hand)
@@ -223,6 +224,8 @@ class Take(NamedTuple):
         except BaseException:  # from a signal handler: the program has not seen them
             _let_go(connection, hand)
             raise
+        finally:
+            connection.hands.pop(id(hand), None)
 
     def _claim(self, member: LineMember | None, hand: list[Delivery]) -> None:
         contested = self.connection.contention.is_contested(self.queues)
@@ -234,11 +237,11 @@ class Take(NamedTuple):
 
     def _claim_alone(self, hand: list[Delivery], *, gives_way: bool) -> None:
         connection, names = self.connection, self._in_turn
-        consumers = dict.fromkeys(names, connection.tag)
+        consumers, is_closed = dict.fromkeys(names, connection.tag), lambda: connection.closed
 
         def claim() -> None:
             session = connection.client.session()
-            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, hand=hand)
+            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, ended=is_closed, hand=hand)
 
         try:
             try:

@@ -410,11 +410,18 @@ class Client:
         self.settled(leases)
         return sum(released)
 
-    def leave(self, tags: Collection[str]) -> None:
-        """End these consumers: where one was the only active one, another takes over. Raises a ``StoreError``."""
+    def leave(self, tags: Collection[str], held: Callable[[], Collection[Lease]] = list) -> None:
+        """End these consumers: where one was the only active one, another takes over. Raises a ``StoreError``.
+
+        ``held``: what goes back before. It is asked when none of their claims is under way: what these brought is among
+        it.
+        """
         session = self._session
-        if session is not None and not session.lost:
+        stands = session is not None and not session.lost
+        if session is not None and stands:
             session.end_consumers(tags)
+        self.release(held())
+        if session is not None and stands:
             self.engine.queues.leave(session.session_id, tags)
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:

@@ -22,10 +22,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -124,12 +123,15 @@ class ClientSession:
         acks: Sequence[Lease] = (),
         consumers: Mapping[str, str] | None = None,
         gives_way: bool = False,
+        ended: Callable[[], bool] = lambda: False,
         hand: list[Delivery] | None = None,
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
         First hands back what an earlier claim of unknown outcome may have leased. Takes no lock, so however many
         threads claim, each one's deadline is its own. Raises ``Outrun`` also if it was given up before its commit.
+
+        ``ended``: whether one of the ``consumers`` has ended. :meth:`end_consumers` knows no claim that begins later.
 
         ``hand``: an empty list for what is found. So the caller knows what to release even if a signal handler raises
         between the end of this call and the caller's next line.
@@ -145,7 +147,7 @@ class ClientSession:
                 queues,
                 limit,
                 terms=ClaimTerms(
-                    no_ack, acks, consumers or {}, first, gives_way, partial(self._claims.__contains__, first)
+                    no_ack, acks, consumers or {}, first, gives_way, lambda: first in self._claims and not ended()
                 ),
             )
             self.known.update([each.lease for each in found if each.queue not in no_ack])

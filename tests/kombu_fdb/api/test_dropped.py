@@ -14,6 +14,7 @@ from kit.processes import until
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.process.client import Client
+from kombu_fdb.process.client_session import ClientSession
 
 DEADLINE_S = 60.0
 
@@ -138,8 +139,9 @@ def test_one_active_consumer_that_is_dropped_makes_way(url: str, broker: Broker)
     assert job.payload == b"second"
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable, KeyboardInterrupt])
 def test_one_active_consumer_that_closes_in_vain_makes_way(
-    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """Within its process, whose session goes on."""
     jobs = broker.declare("jobs", arguments={"x-single-active-consumer": True})
@@ -147,7 +149,11 @@ def test_one_active_consumer_that_closes_in_vain_makes_way(
     other = Broker.open(url)
     job = other.queue("jobs").take(timeout=DEADLINE_S)
     assert job is not None
-    with monkeypatch.context() as patch:
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr(type(other._engine.queues), "leave", refuse)
         other.close()
     job = jobs.take(timeout=DEADLINE_S)
@@ -155,8 +161,38 @@ def test_one_active_consumer_that_closes_in_vain_makes_way(
     assert job.payload == b"first"
 
 
-def refuse(*_: Any) -> None:
-    raise StoreUnavailable
+@pytest.mark.parametrize("is_active", [True, False])
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_one_active_consumer_that_another_thread_closes_makes_way(
+    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch, when: str, *, is_active: bool
+) -> None:
+    """Before or behind a claim that is made for it. What that has leased goes back before the next one begins."""
+    jobs = broker.declare("jobs", arguments={"x-single-active-consumer": True})
+    jobs.put_many([b"0", b"1", b"2"])
+    assert broker.queue("another").take(timeout=0) is None  # so their session goes on
+    other, claim, taken = Broker.open(url), ClientSession.claim, list[bytes]()
+    if is_active:
+        other.queue("jobs").take(timeout=DEADLINE_S).ack()
+
+    def take() -> None:
+        job = jobs.take(timeout=DEADLINE_S)
+        taken.append(job.payload)
+        job.ack()
+
+    def close_and_claim(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        found = claim(*arguments, **named) if when == "behind" else None
+        other.close()
+        if found is None:
+            return claim(*arguments, **named)
+        take()
+        return found
+
+    monkeypatch.setattr(ClientSession, "claim", close_and_claim)
+    assert other.queue("jobs").take(timeout=0) is None
+    while len(taken) < 3 - is_active:
+        take()
+    assert taken == [b"0", b"1", b"2"][is_active:]
 
 
 def test_one_that_only_put_closes_the_store(url: str) -> None:
