@@ -100,6 +100,10 @@ def fault(name: str, begin_s: float, end_s: float | None, *struck: str) -> list[
     return [begun] if end_s is None else [begun, at(end_s, "runner", "healed", fault=name)]
 
 
+def stalled(at_s: float, seconds: float, who: str = "w") -> list[Event]:
+    return [at(at_s, who, "stall", seconds=seconds)]
+
+
 def stopped(begin_s: float, end_s: float, who: str = "w") -> list[Event]:
     return called("stop", begin_s, end_s, who="runner", target=who)
 
@@ -116,6 +120,9 @@ def history(*parts: list[Event]) -> History:
     setup = at(0.0, "runner", "setup", **SETUP)
     return History([setup, *(event for part in parts for event in part)])
 
+
+#: For longer than the others take to bring back what ``w`` holds.
+PAUSED = fault("pause", 3, 24, "w")
 
 #: A check, a history that violates it, and how that one differs which does not.
 CASES: dict[str, tuple[checks.Check, list[list[Event]], list[list[Event]]]] = {
@@ -241,13 +248,13 @@ CASES: dict[str, tuple[checks.Check, list[list[Event]], list[list[Event]]]] = {
     ),
     "before it was due by every clock": (
         checks.early,
-        [published("m", 1, delay=5), [at(2, "w", "stall", seconds=1, ahead_s=1.8)], ran("m", 4.1, 7)],
-        [published("m", 1, delay=5), [at(2, "w", "stall", seconds=1, ahead_s=1.9)], ran("m", 4.1, 7)],
+        [published("m", 1, delay=5), [at(2, "w", "note", ahead_s=1.8)], ran("m", 4.1, 7)],
+        [published("m", 1, delay=5), [at(2, "w", "note", ahead_s=1.9)], ran("m", 4.1, 7)],
     ),
     "past its deadline": (
         checks.overdue,
         [called("take", 1, 7.5, deadline=5)],
-        [called("take", 1, 7.5, deadline=5), [at(6, "o", "stall", seconds=1)]],
+        [called("take", 1, 7.5, deadline=5), stalled(6, 1, "o")],
     ),
     "past its deadline, and never answered": (
         checks.overdue,
@@ -261,8 +268,55 @@ CASES: dict[str, tuple[checks.Check, list[list[Event]], list[list[Event]]]] = {
     ),
     "back too late after a kill": (
         checks.back_late,
-        [published("m", 1), ran("m", 2, None), fault("kill", 3, None, "w"), ran("m", 17, 18, "v")],
+        [published("m", 1), ran("m", 2, None), fault("kill", 3, None, "w"), ran("m", 17, 18, "v"), stalled(2, 9, "v")],
         [published("m", 1), ran("m", 2, None), fault("kill", 3, None, "w"), ran("m", 15, 18, "v")],
+    ),
+    "back too late after a pause, though its task ended": (
+        checks.back_late,
+        [published("m", 1), ran("m", 2, 23, "w"), fault("pause", 3, 23, "w"), ran("m", 17, 18, "v")],
+        [published("m", 1), ran("m", 2, 23, "w"), fault("pause", 3, 23, "w"), ran("m", 15, 18, "v")],
+    ),
+    "not taken from a process that stood still": (
+        checks.back_late,
+        [published("m", 1), ran("m", 2, 20, "w"), fault("pause", 3, 19, "w")],
+        [published("m", 1), ran("m", 2, 20, "w"), fault("pause", 3, 14, "w")],
+    ),
+    "back too late, of what was taken as the fault began": (
+        checks.back_late,
+        [published("m", 1), took("m", 2.9, 3.1, outcome=None), fault("kill", 3, None, "t"), ran("m", 17, 18, "v")],
+        [published("m", 1), took("m", 2.9, 4.1, outcome=None), fault("kill", 3, None, "t"), ran("m", 17, 18, "v")],
+    ),
+    "back too late, though the pause is what the dead process tells of": (
+        checks.back_late,
+        [published("m", 1), ran("m", 2, 25), PAUSED, ran("m", 23, 26, "v"), stalled(22, 20)],
+        [published("m", 1), ran("m", 2, 25), PAUSED, ran("m", 23, 26, "v"), stalled(22, 20, "v")],
+    ),
+    "back too late after the last of two faults": (
+        checks.back_late,
+        [published("m", 1), ran("m", 2, None), PAUSED, fault("kill", 30, 32, "w"), ran("m", 44, 45, "v")],
+        [published("m", 1), ran("m", 2, None), PAUSED, fault("kill", 30, 32, "w"), ran("m", 42, 45, "v")],
+    ),
+    "back too late after the first of two faults": (
+        checks.back_late,
+        [
+            published("m", 1),
+            ran("m", 2, None),
+            fault("kill", 3, 5, "w"),
+            ran("m", 17, 18, "v"),
+            fault("kill", 19, 21, "w"),
+        ],
+        [
+            published("m", 1),
+            ran("m", 2, None),
+            fault("kill", 3, 5, "w"),
+            ran("m", 15, 18, "v"),
+            fault("kill", 19, 21, "w"),
+        ],
+    ),
+    "back too late, while another was struck": (
+        checks.back_late,
+        [published("m", 1), ran("m", 2, None), fault("kill", 3, None, "w"), locked(4, 9), ran("m", 22, 26, "v")],
+        [published("m", 1), ran("m", 2, None), fault("kill", 3, None, "w"), locked(4, 11), ran("m", 22, 26, "v")],
     ),
     "left over": (
         checks.back_late,
@@ -342,6 +396,32 @@ def test_an_anomaly_is_found_and_its_neighbour_is_none(case: str) -> None:
     check, violating, upholding = CASES[case]
     assert check(history(*violating)).violations
     assert not check(history(*upholding)).violations
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([published("m", 1), ran("m", 2, 25), fault("cut", 3, 24, "w")], id="its owner may have beaten"),
+        pytest.param([published("m", 1), ran("m", 2, 2.5), PAUSED], id="it had ended"),
+        pytest.param([published("m", 1), ran("m", 2, 25, how="buried"), PAUSED], id="it is dead, and replayed"),
+        pytest.param([published("m", 1, queue="poison"), ran("m", 2, 25), PAUSED], id="it may be dead, and replayed"),
+        pytest.param([published("m", 1), took("m", 2, 3, "release", "info", who="w"), PAUSED], id="it was released"),
+        pytest.param(
+            [published("m", s, who=who) for s, who in ((1, "p"), (2, "o"))] + [ran("m", 2, 25), PAUSED],
+            id="it was put in twice",
+        ),
+        pytest.param([published("m", 1), ran("m", 25, 26), PAUSED], id="it began when its owner went on"),
+        pytest.param([published("m", 1), ran("m", 2, 25), locked(2, 30), PAUSED], id="nothing else went on"),
+    ],
+)
+def test_what_may_have_come_back_for_another_reason_is_not_judged(parts: list[list[Event]]) -> None:
+    for following in ([], ran("m", 50, 51, "v")):
+        assert checks.back_late(history(*parts, following)) == (0, [])
+
+
+def test_what_was_refused_had_been_taken_from_its_owner() -> None:
+    refused = took("m", 2, 2.9, outcome="fail", who="w", held_s=22)
+    assert checks.back_late(history(published("m", 1), refused, PAUSED)) == (0, [])
 
 
 def test_each_check_has_its_anomalies() -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from kit.history.events import Call, Delivery, Event, Fault, History
@@ -50,6 +50,10 @@ class Finding(NamedTuple):
 
 
 Check = Callable[[History], Finding]
+
+
+def _mono_s(event: Event) -> float:
+    return event.mono_s
 
 
 def _events(history: History, *messages: str) -> tuple[Event, ...]:
@@ -260,17 +264,18 @@ def back_late(history: History) -> Finding:
     exercised, violations = 0, []
     in_time_s = history.ttl_s + 2 * float(history.setup.get("sweep_interval", 5.0)) + WAY_S
     for message, deliveries in history.deliveries.items():
-        for one, following in pairwise(deliveries):
+        for one, following in zip_longest(deliveries, deliveries[1:]):
             fault = _fatal(history, one, following)
             if fault is None:
                 continue
-            exercised += 1
-            waited = following.begun.mono_s - fault.begun.mono_s
-            others = sum(each.overlap_s(fault.begun, following.begun) for each in history.faults if each is not fault)
-            stood = sum(each["seconds"] for each in history.events if each.kind == "stall")
-            if waited - others - stood > in_time_s:
-                text = f"{message} came back {waited:.1f} s after {fault.name}"
-                violations.append(Violation(text, (one.begun, fault.begun, following.begun)))
+            begin = max(one.begun, fault.begun, key=_mono_s)
+            end = min(filter(None, (history.ends(fault), following and following.begun)), key=_mono_s)
+            others = sum(each.overlap_s(begin, end) for each in history.faults if each is not fault)
+            waited = end.mono_s - begin.mono_s - others - history.stood_s(begin, end)
+            exercised += waited > 0
+            if waited > in_time_s:
+                text = f"{message} was not back {end.mono_s - begin.mono_s:.1f} s after {fault.name}"
+                violations.append(Violation(text, (one.begun, fault.begun, end)))
     kept = history.queues("kept")
     for message, places in history.stored.items():
         for queue, state in places:
@@ -293,18 +298,24 @@ def _not_due(history: History, message: str) -> bool:
     )
 
 
-def _fatal(history: History, one: Delivery, following: Delivery) -> Fault | None:
-    """The kill or the long pause that ended a delivery."""
-    if one.how not in {"open", "refused"} or one.owner == following.owner:
+def _fatal(history: History, one: Delivery, following: Delivery | None) -> Fault | None:
+    """The kill or the long pause that took a delivery from its owner; without a next one, the pause that should have.
+
+    A fault begins a moment before it takes hold; what stands still neither begins nor ends a delivery. Left out is what
+    may have come back for another reason: it was released or published twice, or was dead and replayed.
+    """
+    limited = history.of(one.message, "queue") in history.queues("delivery_limit")
+    if limited or one.how in {"released", "buried"} or history.attempts(one.message) > 1:
         return None
-    return next(
-        (
-            each
-            for each in history.severe(one.owner)
-            if one.begun.precedes(each.begun) and each.begun.precedes(following.begun)
-        ),
-        None,
-    )
+    for each in reversed(history.severe(one.owner)):
+        held = one.ended is None or each.begun.precedes(one.ended)
+        if following is not None:
+            lost = each.begun.precedes(following.begun)
+        else:
+            lost = one.how == "done" and each.overlap_s(one.begun, one.ended or one.begun) >= history.ttl_s
+        if each.stops and held and lost:
+            return each
+    return None
 
 
 # -- in which order ----------------------------------------------------------------------------------------------------

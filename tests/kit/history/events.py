@@ -114,6 +114,11 @@ class Fault(NamedTuple):
     begun: Event
     over: Event | None
 
+    @property
+    def stops(self) -> bool:
+        """Whether those that it struck did nothing at all meanwhile."""
+        return self.name.startswith(("kill", "pause"))
+
     def overlap_s(self, begin: Event, end: Event) -> float:
         """For how long it lasted between two moments."""
         if begin.clock != self.begun.clock:
@@ -225,7 +230,7 @@ class History:
             if each.kind == "fault"
         ]
 
-    def _ends(self, fault: Fault) -> Event | None:
+    def ends(self, fault: Fault) -> Event | None:
         """When it was over for those that it struck: never for what was killed, though another was started instead."""
         return None if fault.name == "kill" else fault.over
 
@@ -237,7 +242,7 @@ class History:
             each
             for each in self.faults
             if who in each.struck
-            and (each.name == "kill" or each.overlap_s(each.begun, self._ends(each) or last) >= enough_s)
+            and (each.name == "kill" or each.overlap_s(each.begun, self.ends(each) or last) >= enough_s)
         ]
 
     def parted(self, delivery: Delivery) -> Event | None:
@@ -251,7 +256,7 @@ class History:
         excuses = [
             each.begun
             for each in self.severe(delivery.owner)
-            if (over := self._ends(each)) is None or over.clock != delivery.begun.clock or over.mono_s > before_s
+            if (over := self.ends(each)) is None or over.clock != delivery.begun.clock or over.mono_s > before_s
         ]
         excuses += [delivery.begun] * (delivery.owner in self.released)
         excuses += [
@@ -293,22 +298,23 @@ class History:
         """For how long its process, or the one that it meant, stood still meanwhile."""
         struck = {call.invoked.who, call.invoked["target"]}
         paused: float = sum(
-            each.overlap_s(call.invoked, end)
-            for each in self.faults
-            if each.struck & struck and each.name.startswith("pause")
+            each.overlap_s(call.invoked, end) for each in self.faults if each.struck & struck and each.stops
         )
-        for each in self._stalls[call.invoked.who, call.invoked.pid]:
-            if call.invoked.mono_s < each.mono_s and each.mono_s - each["seconds"] < end.mono_s:
+        for each in self._stalls:
+            own = (each.who, each.pid) == (call.invoked.who, call.invoked.pid)
+            if own and call.invoked.mono_s < each.mono_s and each.mono_s - each["seconds"] < end.mono_s:
                 paused += min(each["seconds"], each.mono_s - call.invoked.mono_s)
         return paused
 
+    def stood_s(self, begin: Event, end: Event) -> float:
+        """For how long the machine did meanwhile: what processes tell of that no fault stopped."""
+        stopped = {who for each in self.faults if each.stops for who in each.struck}
+        meanwhile = [each for each in self._stalls if begin.precedes(each) and each.precedes(end)]
+        return sum(float(each["seconds"]) for each in meanwhile if each.who not in stopped)
+
     @cached_property
-    def _stalls(self) -> defaultdict[tuple[str, int], list[Event]]:
-        found = defaultdict[tuple[str, int], list[Event]](list)
-        for each in self.events:
-            if each.kind == "stall":
-                found[each.who, each.pid].append(each)
-        return found
+    def _stalls(self) -> list[Event]:
+        return [each for each in self.events if each.kind == "stall"]
 
 
 def read(folder: str | Path, who: str = "*", last_bytes: int = sys.maxsize) -> History:
