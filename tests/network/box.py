@@ -278,20 +278,10 @@ class Machine:
         written.write_text(f"{ahead_s:+.3f}\n")
         written.replace(self.disk / "clock")
 
-    def pause(self) -> None:
-        """All its processes stand still, until :meth:`go_on` or :meth:`heal`."""
-        self._signal("STOP")
-
-    def go_on(self) -> None:
-        self._signal("CONT")
-
     def kill(self) -> None:
         """All its processes end at once."""
-        self._signal("KILL")
-
-    def _signal(self, name: str) -> None:
         # That there is none to hear it, as after a kill, is an error for kill and not for us.
-        self.run(["sh", "-c", f"kill -{name} -1 || true"])
+        self.run(["sh", "-c", "kill -KILL -1 || true"])
 
     def fill_disk(self, leave_mb: int = 0) -> None:
         """But for so much. A server that finds no room for what it has to write ends, as it does everywhere."""
@@ -300,8 +290,8 @@ class Machine:
                 file.write(bytes(1 << 16))
 
     def heal(self) -> None:
-        """End what was done to it, here and on its way here: cuts, a pause, a full disk."""
-        self.run(["sh", "-c", "nft flush set inet box cut; kill -CONT -1; rm -f /mnt/ballast"])
+        """End what was done to it, here and on its way here: cuts, a full disk."""
+        self.run(["sh", "-c", "nft flush set inet box cut; rm -f /mnt/ballast"])
 
 
 class Client(Machine):
@@ -440,10 +430,6 @@ class Box:
         """Nothing arrives, in either direction."""
         self.cut(left, right)
         self.cut(right, left)
-
-    def isolate(self, where: Where) -> None:
-        """From all other machines that there are now."""
-        self.partition(where, self.others(where))
 
     def rejoin(self, where: Where) -> None:
         """All that was cut arrives there again."""

@@ -6,8 +6,10 @@ beat again before one is taken for dead.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -77,13 +79,19 @@ def coordinators_moved(run: Run, rng: Random) -> Strike:
 
 
 def paused_short(run: Run, rng: Random) -> Strike:
-    client = rng.choice(run.struck_ones)
-    return Strike([client], 5, _until(client.go_on, client.pause))
+    return _paused(run, rng.choice(run.struck_ones), 5)
 
 
 def paused_long(run: Run, rng: Random) -> Strike:
-    client = _holder(run, rng)
-    return Strike([client], 2 * run.ttl_s, _until(client.go_on, client.pause))
+    return _paused(run, _holder(run, rng), 2 * run.ttl_s)
+
+
+def _paused(run: Run, client: Client, lasts_s: float) -> Strike:
+    def send(number: int) -> None:
+        for each in run.on(client):
+            each.send(number)
+
+    return Strike([client], lasts_s, _until(partial(send, signal.SIGCONT), partial(send, signal.SIGSTOP)))
 
 
 def clocks_off(run: Run, rng: Random) -> Strike:

@@ -87,6 +87,11 @@ class Actor:
     process: subprocess.Popen[Any]
     log: Path
 
+    def send(self, signal_number: int) -> None:
+        """To it and its children. To enter its machine for that takes longer than a taker holds a message."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal_number)
+
 
 class Result(NamedTuple):
     """``faults``: how often each was begun; ``complaints``: what the history can't tell."""
@@ -222,8 +227,7 @@ class Run:
             _pause(LOOK_S)
 
     def _kill(self, actor: Actor, signal_number: int = signal.SIGKILL) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(actor.process.pid, signal_number)
+        actor.send(signal_number)
         actor.process.wait(PATIENCE_S)
 
     def observe(self, act: str) -> None:

@@ -123,9 +123,19 @@ def test_a_cut_has_one_direction(box: Box, near: Machine, far: Machine) -> None:
         assert here.stdout.readline() == "arrives\n"
         send(box.servers[0], far, "others-arrive")
         assert there.stdout.readline() == "others-arrive\n"
+
+
+def test_what_rejoins_hears_all_again_and_nothing_else_is_healed(box: Box, near: Machine, far: Machine) -> None:
+    with talking(far, LISTENER) as there:
+        assert there.stdout is not None
+        box.partition(far, [near, box.servers[0]])
         box.rejoin(far)
-        send(near, far, "arrives-again")
-        assert there.stdout.readline() == "arrives-again\n"
+        for each in (near, box.servers[0]):
+            send(each, far, each.name)
+            assert there.stdout.readline() == f"{each.name}\n"
+        before = dropped(near)
+        send(far, near, "lost")
+        until(lambda: dropped(near) == before + 1)
 
 
 def test_a_partition_has_both(box: Box, near: Machine, far: Machine) -> None:
@@ -162,7 +172,7 @@ def test_there_is_no_way_out(near: Machine) -> None:
 def test_a_zone_that_is_cut_off_does_without_the_cluster_and_the_cluster_without_it(
     box: Box, near: Machine, far: Machine
 ) -> None:
-    box.isolate("a")
+    box.partition("a", box.others("a"))
     assert not commits(near, 2)
     until(lambda: commits(far))
     box.heal()
@@ -260,26 +270,12 @@ def test_a_disk_is_filled_but_for_what_is_left(near: Machine) -> None:
 # -- machines ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_paused_machine_stands_still_and_no_other_does(box: Box, near: Machine, far: Machine) -> None:
-    with sleeping(near) as stopped, sleeping(far) as going:
-        near.pause()
-        until(lambda: state(stopped) == "T")
-        assert "T" not in {state(going), state(box.servers[0].process)}
-        near.go_on()
-        until(lambda: state(stopped) != "T")
-        near.pause()
-        box.heal()
-        until(lambda: state(stopped) != "T")
+def test_a_machine_is_killed_and_no_other_is(near: Machine, far: Machine) -> None:
+    with sleeping(near) as ended, sleeping(far) as going:
         near.kill()
-        assert stopped.wait(DEADLINE_S) == -signal.SIGKILL
+        assert ended.wait(DEADLINE_S) == -signal.SIGKILL
         assert going.poll() is None
-
-
-def test_a_machine_on_which_nothing_runs_is_paused_and_killed_like_others(near: Machine) -> None:
-    near.kill()
-    near.pause()
-    near.go_on()
-    near.kill()
+    near.kill()  # nothing runs on it
 
 
 @contextmanager
@@ -289,11 +285,6 @@ def sleeping(machine: Machine) -> Iterator[subprocess.Popen[Any]]:
             yield child
         finally:
             child.kill()
-
-
-def state(process: subprocess.Popen[Any]) -> str:
-    """As ps has it."""
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_clock_is_ahead_and_jumps_and_is_its_own(near: Machine, far: Machine) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from kit.history.events import History, read
 from kit.history.record import Recorder
 from kit.history.report import judge, render
+from kit.processes import until
 
 from . import run as run_module
 from .box import box_unavailable_reason
@@ -104,6 +108,29 @@ def test_each_fault_is_healed_at_its_own_time(tmp_path: Path, monkeypatch: pytes
     assert in_time == [True]
 
 
+def test_no_fault_is_healed_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []  # how long each was waited for, and what was healed
+    monkeypatch.setattr(run_module, "_pause", told.append)
+    faults = {name: partial(lasting, told, name, s) for name, s in (("zone deaf", 30), ("locked", 20))}
+    monkeypatch.setattr(run_module, "FAULTS", faults)
+    run = Run(a_box(), tmp_path, 1, list(faults))
+    run.rng = MagicMock(uniform=lambda *_: 0.0, randint=lambda *_: 2, sample=lambda names, _: names)
+
+    def end_the_round() -> None:
+        told.append("all")
+        raise KeyboardInterrupt
+
+    run.box.heal.side_effect = end_the_round
+    with pytest.raises(KeyboardInterrupt):
+        run._strike(600)
+    assert told.index(30) < told.index("zone deaf") < told.index("all")
+    assert told.index(20) < told.index("locked") < told.index("all")
+
+
+def lasting(told: list[object], name: str, lasts_s: float, *_: object) -> Strike:
+    return Strike([], lasts_s, _until(lambda: told.append(name)))
+
+
 def test_a_kill_waits_for_a_message_that_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(a_box(), tmp_path, 1, ["kill"])
     recorder = Recorder(tmp_path, "taker1.1")
@@ -123,6 +150,25 @@ def test_a_kill_waits_for_a_message_that_is_held(tmp_path: Path, monkeypatch: py
     assert len(looks) == 3
     run.await_hold(run._clients["relay"])
     assert len(looks) == 3 + run_module.LOOKS
+
+
+@pytest.mark.parametrize("name", ["pause, short", "pause, long"])
+def test_a_paused_process_stands_still_until_it_is_healed(name: str, tmp_path: Path) -> None:
+    run = Run(a_box(), tmp_path, 1, [name])
+    strike = FAULTS[name](run, Random(1))
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        run.actors = [Actor("taker1", "taker1.1", strike.struck[0], process, tmp_path)]
+        try:
+            with strike.hold:
+                until(lambda: state(process) == "T")
+            until(lambda: state(process) != "T")
+        finally:
+            process.kill()
+
+
+def state(process: subprocess.Popen[Any]) -> str:
+    """As ps has it."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_kill_falls_mostly_upon_consumers(tmp_path: Path) -> None:
