@@ -33,6 +33,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -229,6 +230,8 @@ class Machine:
         self.name, self.zone, self.address = name, zone, address
         self._hold = hold
         self._process = hold.machine(name, address, disk_mb)
+        #: How many cuts there are between the address of each other machine and here.
+        self.cuts = Counter[str]()
         #: Its disk, as this process sees it.
         self.disk = Path(f"/proc/{self._process}/root/mnt")
 
@@ -289,9 +292,18 @@ class Machine:
             while leave_mb == 0 or os.statvfs(self.disk).f_bavail * 4096 > leave_mb << 20:
                 file.write(bytes(1 << 16))
 
+    def empty_disk(self) -> None:
+        (self.disk / "ballast").unlink(missing_ok=True)
+
     def heal(self) -> None:
         """End what was done to it, here and on its way here: cuts, a full disk."""
-        self.run(["sh", "-c", "nft flush set inet box cut; rm -f /mnt/ballast"])
+        self.cuts.clear()
+        self.apply_cuts()
+        self.empty_disk()
+
+    def apply_cuts(self) -> None:
+        cut = ", ".join(address for address, number in self.cuts.items() if number > 0)
+        self.run(["nft", "flush set inet box cut;" + (f"add element inet box cut {{ {cut} }}" if cut else "")])
 
 
 class Client(Machine):
@@ -305,6 +317,10 @@ class Server(Machine):
 
     def heal(self) -> None:
         super().heal()
+        self.revive()
+
+    def revive(self) -> None:
+        """Start it, if it has ended."""
         if self.process.poll() is not None:
             self.start()
 
@@ -340,6 +356,7 @@ class Box:
         self.cluster_file = CLUSTER_FILE
         self.machines: dict[str, Machine] = {}
         self._stack = ExitStack()
+        self._lock = threading.Lock()  # faults begin and are healed in several threads
         self._connection_string = ""
 
     def __enter__(self) -> Self:
@@ -421,20 +438,23 @@ class Box:
 
     def cut(self, source: Where, target: Where) -> None:
         """What machines of ``source`` send to those of ``target`` does not arrive; the other way it does."""
-        sources = self.select(source)
-        for machine in self.select(target):
-            if cut := [each.address for each in sources if each is not machine]:
-                machine.run(["nft", "add", "element", "inet", "box", "cut", f"{{ {', '.join(cut)} }}"])
+        self._count_cuts(source, target, 1)
 
     def partition(self, left: Where, right: Where) -> None:
         """Nothing arrives, in either direction."""
         self.cut(left, right)
         self.cut(right, left)
 
-    def rejoin(self, where: Where) -> None:
-        """All that was cut arrives there again."""
-        for machine in self.select(where):
-            machine.run(["nft", "flush", "set", "inet", "box", "cut"])
+    def rejoin(self, source: Where, target: Where) -> None:
+        """End one cut. What was cut twice, as by two faults, is rejoined twice."""
+        self._count_cuts(source, target, -1)
+
+    def _count_cuts(self, source: Where, target: Where, more: int) -> None:
+        sources = self.select(source)
+        with self._lock:
+            for machine in self.select(target):
+                machine.cuts.update({each.address: more for each in sources if each is not machine})
+                machine.apply_cuts()
 
     def heal(self) -> None:
         """End all faults of all machines, and start the servers that have ended; links stay as they are."""

@@ -54,14 +54,14 @@ def _holder(run: Run, rng: Random) -> Client:
 def zone_lost(run: Run, rng: Random) -> Strike:
     zone = rng.choice(ZONES)
     servers = [each for each in run.box.servers if each.zone == zone]
-    return Strike([], 8, _until(lambda: [each.heal() for each in servers], *(each.kill for each in servers)))
+    return Strike([], 8, _until(lambda: [each.revive() for each in servers], *(each.kill for each in servers)))
 
 
 def zone_deaf(run: Run, rng: Random) -> Strike:
     """What it says is heard, and it hears nothing."""
     zone = rng.choice(ZONES)
-    struck = [each for each in run.box.clients if each.zone == zone]
-    return Strike(struck, 8, _until(lambda: run.box.rejoin(zone), lambda: run.box.cut(run.box.others(zone), zone)))
+    struck, others = [each for each in run.box.clients if each.zone == zone], run.box.others(zone)
+    return Strike(struck, 8, _until(lambda: run.box.rejoin(others, zone), lambda: run.box.cut(others, zone)))
 
 
 def one_server_left(run: Run, rng: Random) -> Strike:
@@ -69,8 +69,12 @@ def one_server_left(run: Run, rng: Random) -> Strike:
     client, server = rng.choice(run.struck_ones), rng.choice(run.box.servers)
     others = [each for each in run.box.servers if each is not server]
     lasts_s = rng.choice([4, 2 * run.ttl_s])
-    cut_off = _until(lambda: run.box.rejoin([client, *others]), lambda: run.box.partition(client, others))
-    return Strike([client], lasts_s, cut_off)
+
+    def rejoin() -> None:
+        run.box.rejoin(client, others)
+        run.box.rejoin(others, client)
+
+    return Strike([client], lasts_s, _until(rejoin, lambda: run.box.partition(client, others)))
 
 
 def coordinators_moved(run: Run, rng: Random) -> Strike:
@@ -150,7 +154,12 @@ def killed(run: Run, rng: Random) -> Strike:
 
 def disk_full(run: Run, rng: Random) -> Strike:
     server = rng.choice(run.box.servers)
-    return Strike([], 6, _until(server.heal, server.fill_disk))
+
+    def empty() -> None:
+        server.empty_disk()
+        server.revive()
+
+    return Strike([], 6, _until(empty, server.fill_disk))
 
 
 #: By their names in the history.

@@ -125,17 +125,23 @@ def test_a_cut_has_one_direction(box: Box, near: Machine, far: Machine) -> None:
         assert there.stdout.readline() == "others-arrive\n"
 
 
-def test_what_rejoins_hears_all_again_and_nothing_else_is_healed(box: Box, near: Machine, far: Machine) -> None:
+def test_what_is_rejoined_arrives_again_and_no_other_cut_is_ended(box: Box, near: Machine, far: Machine) -> None:
+    """A client that was cut off from a zone that heard nothing rejoined it, and let it hear."""
+    server = box.servers[0]
     with talking(far, LISTENER) as there:
         assert there.stdout is not None
-        box.partition(far, [near, box.servers[0]])
-        box.rejoin(far)
-        for each in (near, box.servers[0]):
-            send(each, far, each.name)
-            assert there.stdout.readline() == f"{each.name}\n"
-        before = dropped(near)
-        send(far, near, "lost")
-        until(lambda: dropped(near) == before + 1)
+        box.partition(far, [near, server])
+        box.cut(server, far)
+        box.rejoin([near, server], far)
+        send(near, far, "arrives")
+        assert there.stdout.readline() == "arrives\n"
+        for source, target in ((far, near), (far, server), (server, far)):
+            before = dropped(target)
+            send(source, target, "lost")
+            until(lambda target=target, before=before: dropped(target) == before + 1)
+        box.rejoin(server, far)
+        send(server, far, "arrives")
+        assert there.stdout.readline() == "arrives\n"
 
 
 def test_a_partition_has_both(box: Box, near: Machine, far: Machine) -> None:

@@ -17,7 +17,7 @@ from kit.history.report import judge, render
 from kit.processes import until
 
 from . import run as run_module
-from .box import box_unavailable_reason
+from .box import ZONES, box_unavailable_reason
 from .faults import FAULTS, Strike, _until
 from .release import RELEASED, ROOT, release_unavailable_reason
 from .run import ROLES, Actor, Run, play
@@ -150,6 +150,16 @@ def test_a_kill_waits_for_a_message_that_is_held(tmp_path: Path, monkeypatch: py
     assert len(looks) == 3
     run.await_hold(run._clients["relay"])
     assert len(looks) == 3 + run_module.LOOKS
+
+
+@pytest.mark.parametrize("name", ["zone lost", "zone deaf", "one server left", "disk full"])
+def test_a_fault_ends_what_it_did_and_no_other(name: str, tmp_path: Path) -> None:
+    """A zone that came back heard all, and a disk that had room did, though another fault had cut them off."""
+    servers = [MagicMock(zone=zone) for zone in ZONES]
+    run = Run(a_box(servers=servers), tmp_path, 1, [name])
+    with FAULTS[name](run, Random(1)).hold:
+        pass
+    assert not any(each.heal.called for each in [run.box, *servers, *run.struck_ones])
 
 
 @pytest.mark.parametrize("name", ["pause, short", "pause, long"])
