@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -24,6 +25,12 @@ BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: It takes the cluster most of a minute to see that all copies are there.
 PATIENCE_S = 300.0
 FIELD = re.compile(r"^\| `((?:client|cluster)\.[\w.]+)` \|", re.MULTILINE)
+TRIPLE = """
+...Redundancy mode        - triple
+...Coordinators           - 5
+...Fault Tolerance        - 2 zones
+...Replication health     - Healthy...
+"""
 #: Publishes and takes one message for each line, and says how that went.
 CLIENT = """
 import sys
@@ -49,7 +56,7 @@ class Operator:
     """Types what the page shows."""
 
     def __init__(self, box: Box, machine: Client) -> None:
-        self.box, self._machine = box, machine
+        self.box, self.machine = box, machine
         self.environ = {**os.environ, "PYTHONPATH": str(ROOT), "FDB_CLUSTER_FILE": CLUSTER_FILE}
         self._lock = ""
 
@@ -64,7 +71,7 @@ class Operator:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                said = self._machine.run(["sh", "-c", command], 120, env=self.environ)
+                said = self.machine.run(["sh", "-c", command], 120, env=self.environ)
                 if matches(printed, said):
                     break
             except RuntimeError as error:
@@ -85,7 +92,6 @@ def operator() -> Iterator[Operator]:
 def test_what_the_page_shows_is_what_happens_and_a_client_goes_on(operator: Operator) -> None:
     box = operator.box
     third = box.servers[2]
-    client = box.machines["client"]
 
     def add_one() -> None:
         box.heal()
@@ -100,19 +106,7 @@ def test_what_the_page_shows_is_what_happens_and_a_client_goes_on(operator: Oper
         "fdbcli --exec status": lambda: until(lambda: not missing_fields(box.status())),
         "fdbcli --exec 'kill; kill all; status'": lambda: restart(box),
     }
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    program = [sys.executable, "-c", CLIENT, f"fdb:///{CLUSTER_FILE}"]
-    with client.popen(program, operator.environ, **pipes) as fleet:
-        assert fleet.stdin is not None
-        assert fleet.stdout is not None
-        assert fleet.stdout.readline() == "ready\n"
-
-        def says() -> str:
-            assert fleet.stdin is not None
-            assert fleet.stdout is not None
-            fleet.stdin.write("job\n")
-            return fleet.stdout.readline().strip()
-
+    with working(operator) as says:
         for block in BLOCK.findall(PAGE):
             for command, printed in commands_of(block):
                 before.pop(command, lambda: None)()
@@ -122,10 +116,42 @@ def test_what_the_page_shows_is_what_happens_and_a_client_goes_on(operator: Oper
                     assert says().startswith("StoreUnavailable")
                 else:
                     until(lambda: says() == "served")
-        fleet.stdin.close()
-        assert fleet.wait(60) == 0
     assert not before
     assert not after
+
+
+def test_triple_works_without_two_of_five_zones(operator: Operator) -> None:
+    """The page's table says how many coordinators it has, and how many zones it needs."""
+    for number, zone in ((4, "d"), (5, "e")):
+        operator.box.server(f"fdb{number}", zone)
+    operator.type("fdbcli --exec 'configure triple'", "Configuration changed")
+    operator.type("fdbcli --exec 'coordinators auto'", "")
+    operator.type("fdbcli --exec status", TRIPLE)
+    with working(operator) as says:
+        for each in operator.box.servers[:2]:
+            each.kill()
+        until(lambda: says() == "served")
+
+
+@contextmanager
+def working(operator: Operator) -> Iterator[Callable[[], str]]:
+    """How it goes for a client that publishes and takes another message."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    program = [sys.executable, "-c", CLIENT, f"fdb:///{CLUSTER_FILE}"]
+    with operator.machine.popen(program, operator.environ, **pipes) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+
+        def says() -> str:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            client.stdin.write("job\n")
+            return client.stdout.readline().strip()
+
+        yield says
+        client.stdin.close()
+        assert client.wait(60) == 0
 
 
 def restart(box: Box) -> None:
