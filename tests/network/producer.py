@@ -112,17 +112,9 @@ def by_celery(over: threading.Event, rng: random.Random) -> None:
             fields = {"delay": rng.choice([1, 2, 3])}
             sent, options = plain.s(), {"countdown": fields["delay"]}
         else:
-            sent, options, fields = (
-                rng.choice([plain.s(), plain.s(0.2), plain.s(0.5), retried.s(), failing.s()]),
-                {},
-                {},
-            )
-        publish(
-            name,
-            options.get("queue", "tasks"),
-            partial(sent.apply_async, task_id=name, **options),
-            **fields,
-        )
+            sent = rng.choice([plain.s(), plain.s(0.2), plain.s(0.5), retried.s(), failing.s()])
+            options, fields = {}, {}
+        publish(name, options.get("queue", "tasks"), partial(sent.apply_async, task_id=name, **options), **fields)
 
 
 def by_kombu(over: threading.Event, rng: random.Random) -> None:
@@ -134,15 +126,8 @@ def by_kombu(over: threading.Event, rng: random.Random) -> None:
                 producer = connection.Producer()
                 while not over.wait(PAUSE_S):
                     name, priority = f"{recorder.who}-kombu-{next(numbers)}", rng.choice([0, 0, 5])
-
-                    send = partial(
-                        producer.publish,
-                        name,
-                        routing_key="line",
-                        headers={"id": name},
-                        priority=priority,
-                        retry=False,
-                    )
+                    options = {"routing_key": "line", "headers": {"id": name}, "priority": priority, "retry": False}
+                    send = partial(producer.publish, name, **options)
                     if publish(name, "line", send, priority=priority, deadline=PUBLISH_S).kind == "info":
                         break
         except DOUBTS as error:

@@ -6,16 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from kit.processes import until
 
 from .box import Box, Client
+from .release import ROOT
 
 pytestmark = [pytest.mark.foundationdb, pytest.mark.process, pytest.mark.xdist_group("box")]
 
-ROOT = Path(__file__).parents[2]
 TRIP_S = 0.01
 #: The library learns how long an answer takes; then the fastest call of as many as it takes is what counts.
 READER = """
