@@ -417,11 +417,12 @@ class Client:
         it.
         """
         session = self._session
-        stands = session is not None and not session.lost
-        if session is not None and stands:
+        if session is not None and session.lost:
+            session = None
+        if session is not None:
             session.end_consumers(tags)
         self.release(held())
-        if session is not None and stands:
+        if session is not None:
             self.engine.queues.leave(session.session_id, tags)
 
     def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
