@@ -452,6 +452,15 @@ class Client:
         self._deferred_calls.add(call)
         self.nudge()
 
+    def make_deferred_calls(self) -> None:
+        """Make them now, before a queue is declared that one of them ends. Raises a ``StoreError``."""
+        try:
+            self._deferred_calls.run()
+        except STORE_FAILURES:
+            raise
+        except Exception as error:  # noqa: BLE001 - the duties thread makes it again, and reports it
+            logger.debug("a deferred call failed: %s", error)
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, *, if_idle: bool = False) -> None:

@@ -412,6 +412,8 @@ class Transport(virtual.Transport):
 
     def declare(self, declaration: QueueDeclaration) -> None:
         """Declare a queue, and remember what needs care later. Raises as the engine's verb."""
+        if declaration.can_vanish:  # with the consumer of a lost connection, which ends when the store answers again
+            self.store.make_deferred_calls()
         if declaration.exclusive:
             self._exclusive_queues.declare(self.store, declaration)
         else:

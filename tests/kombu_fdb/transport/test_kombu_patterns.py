@@ -11,6 +11,8 @@ from kombu.exceptions import OperationalError
 from kombu.mixins import ConsumerMixin, ConsumerProducerMixin
 from kombu.pidbox import Mailbox
 
+from kombu_fdb.process.client import Client
+
 
 class Stoppable(ConsumerMixin):
     """Runs in a thread until so many messages have come."""
@@ -201,3 +203,19 @@ def test_pools_of_kombu(url, connect):
     finally:
         pools.reset()
         connection.close()
+
+
+def test_a_mailbox_is_opened_again_as_the_store_answers(connect, monkeypatch):
+    """The consumer of the lost connection ends then, too: between declare and consume, it took the queue along."""
+    monkeypatch.setattr(Client, "nudge", lambda _client: None)  # or the duties thread may be early
+    lost, found = connect(), connect()
+    queue = Queue("one.pidbox", Exchange("pidbox", "fanout"), auto_delete=True)
+    lost.Consumer([queue], on_message=print).consume()
+    client = found.default_channel.connection.store
+    client.suspect()
+    lost.close()
+    bound = queue(found.default_channel)
+    bound.queue_declare()
+    client._run_deferred()
+    bound.queue_bind()
+    found.Consumer([bound], on_message=print, auto_declare=False).consume()
