@@ -425,11 +425,17 @@ class Client:
         if session is not None:
             self.engine.queues.leave(session.session_id, tags)
 
-    def remove_consumer(self, session_id: SessionId, queue: str, tag: str) -> None:
-        """End a consumer of this queue; an auto-delete queue ends with its last one. Raises a ``StoreError``."""
+    def remove_consumer(
+        self, session_id: SessionId, queue: str, tag: str, held: Callable[[], Collection[Lease]] = list
+    ) -> None:
+        """End a consumer of this queue; an auto-delete queue ends with its last one. Raises a ``StoreError``.
+
+        ``held``: as in :meth:`leave`.
+        """
         session = self._session
         if session is not None and session.session_id == session_id:
             session.end_consumers([tag])
+        self.release(held())
         self.engine.queues.remove_consumer(session_id, queue, tag)
 
     def release_later(self, leases: Iterable[Lease]) -> None:

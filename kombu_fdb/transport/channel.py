@@ -390,7 +390,9 @@ class Channel(DeclaringChannel):
     def orphan(self, store: Client) -> None:
         """After a lost connection: give up consuming without calling the store, keep what is being worked on."""
         self.closed = self._settling.ended = True
-        store.later(partial(settle_orphaned, store, (), self.consumers))
+        receiver = self.transport.receiver_if_any  # its thread may be in a claim, and is not waited for
+        held: Callable[[], list[Lease]] = list if receiver is None else receiver.fetcher.close
+        store.later(partial(settle_orphaned, store, (), self.consumers, held))
         self.qos.orphan()
         self.leave()
 

@@ -278,12 +278,17 @@ class ExclusiveQueues:
 # -- what is left behind -----------------------------------------------------------------------------------------------
 
 
-def settle_orphaned(client: Client, leases: Collection[Lease], consumers: Iterable[tuple[SessionId, str, str]]) -> None:
+def settle_orphaned(
+    client: Client,
+    leases: Collection[Lease],
+    consumers: Iterable[tuple[SessionId, str, str]],
+    held: Callable[[], Collection[Lease]] = list,
+) -> None:
     """Settle for a connection that is gone: the leases it held, and its consumers as session, queue and tag.
 
-    For another thread. Raises a ``StoreError``: call again.
+    ``held``: as in ``Client.leave``. For another thread. Raises a ``StoreError``: call again.
     """
     client.release(leases)
     # Only now: where one consumer is active at a time, the next one must find what this one held.
     for consumer in consumers:
-        client.remove_consumer(*consumer)
+        client.remove_consumer(*consumer, held)

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -85,7 +86,7 @@ class Dispatch:
                 self._credits.append(subscription.credit)
 
     def remove(self, subscription: Subscription) -> None:
-        """What was waiting for it is leaving."""
+        """What was waiting for it, or arrives for it alone, is leaving."""
         with unless_mine(self._lock):
             subscriptions = self._by_queue.get(subscription.queue, deque())
             if subscription in subscriptions:
@@ -93,6 +94,11 @@ class Dispatch:
             if not subscriptions and self._by_queue.pop(subscription.queue, None) is not None:
                 self._firsts.pop(subscription.queue, None)
             subscription.credit.inbox.withdraw(lambda each, _: each is subscription, self._leaving)
+            for each in list(self.arriving) if subscription.single else ():
+                if each.queue == subscription.queue:
+                    self._leaving.add(each.lease)
+                    with suppress(ValueError):  # its claim was given up
+                        self.arriving.remove(each)
 
     def drop_session(self, session_id: SessionId) -> None:
         """A session was lost: what it claimed and no consumer has seen yet belongs to others now."""
@@ -171,6 +177,10 @@ class Dispatch:
         """By queue with one active consumer, the tag of the one that is served here."""
         with unless_mine(self._lock):
             return {queue: each[0].tag for queue, each in self._by_queue.items() if each[0].single}
+
+    def serves(self, consumers: Mapping[str, str]) -> bool:
+        """Whether these, by queue, have not ended."""
+        return not consumers or consumers.items() <= self.consumers.items()
 
     @property
     def unburdened(self) -> set[str]:

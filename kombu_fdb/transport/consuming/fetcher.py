@@ -178,6 +178,7 @@ class Claiming:
             no_ack=plan.leaseless,
             consumers=plan.consumers,
             gives_way=not shared.isdisjoint(plan.queues),
+            ended=lambda: not self._dispatch.serves(plan.consumers),
             hand=hand,
         )
         try:
@@ -322,8 +323,10 @@ class Fetcher:
         """The store forgets a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
         if subscription.session_id is None:
             return
-        remove = partial(self._client.remove_consumer, subscription.session_id, subscription.queue, subscription.tag)
+        consumer = subscription.session_id, subscription.queue, subscription.tag
+        remove = partial(self._client.remove_consumer, *consumer, partial(self._withdraw, subscription))
         try:
+            self.dispatch.remove(subscription)  # first: no claim commits any more that was planned for it
             if self._client.suspected:
                 self._client.later(remove)
             else:
@@ -331,6 +334,10 @@ class Fetcher:
         except errors.StoreError:
             self._client.suspect()
             self._client.later(remove)
+
+    def _withdraw(self, subscription: Subscription) -> list[Lease]:
+        self.dispatch.remove(subscription)
+        return self.dispatch.to_release()
 
     def next(self, hand: list[Arrival]) -> Arrival | None:
         """The next message to hand out, which is put into ``hand`` first. Raises the error that ended the thread."""

@@ -1,0 +1,107 @@
+"""The one active consumer of a queue whose connection ends while a claim is made for it (``single.py``)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from kombu_fdb import Broker
+from kombu_fdb.engine.facade.messages import Messages
+from kombu_fdb.process.client_session import ClientSession
+
+DEADLINE_S = 60.0
+ENDS = ["collect", "close"]
+
+
+@pytest.fixture
+def broker(any_store: str) -> Iterator[Broker]:
+    """Of the same process, and so of the same session."""
+    with Broker.open(any_store) as broker:
+        jobs = broker.declare("q", arguments={"x-single-active-consumer": True})
+        jobs.put_many([b"0", b"1", b"2"])
+        assert broker.queue("another").take(timeout=0) is None
+        yield broker
+
+
+@pytest.fixture
+def connection(any_store: str, broker: Broker) -> Connection:
+    connection = Connection(any_store)
+    connection.default_channel.basic_qos(0, 1)
+    connection.default_channel.basic_consume("q", no_ack=False, callback=print)
+    return connection
+
+
+def end(connection: Connection, how: str) -> None:
+    """As another thread does; and have the duties done."""
+    client = connection.transport.store
+    getattr(connection, how)()
+    client._run_deferred()
+
+
+def drain(connection: Connection) -> None:
+    with pytest.raises((OSError, *connection.connection_errors)):
+        connection.drain_events(timeout=DEADLINE_S)
+
+
+def take(broker: Broker, number: int = 1) -> list[bytes]:
+    taken = []
+    for _ in range(number):
+        job = broker.queue("q").take(timeout=DEADLINE_S)
+        taken.append(job.payload)
+        job.ack()
+    return taken
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_claim_that_begins_behind_the_end_gets_nothing(
+    broker: Broker, connection: Connection, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    claim, claimed = ClientSession.claim, threading.Event()
+
+    def end_and_claim(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        try:
+            end(connection, how)
+            return claim(*arguments, **named)
+        finally:
+            claimed.set()
+
+    monkeypatch.setattr(ClientSession, "claim", end_and_claim)
+    drain(connection)
+    assert claimed.wait(DEADLINE_S)
+    assert take(broker, 3) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_a_claim_has_leased_goes_back_before_another_begins(
+    broker: Broker, connection: Connection, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    claim, lease, claimed = ClientSession.claim, Messages.claim, threading.Event()
+    client, taken = connection.transport.store, list[bytes]()
+
+    def lease_and_end(*arguments: Any, **named: Any) -> Any:
+        found = lease(*arguments, **named)
+        monkeypatch.setattr(Messages, "claim", lease)
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "_run_deferred", list)  # they come later
+            getattr(connection, how)()
+        return found
+
+    def claim_and_look(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(ClientSession, "claim", claim)
+        try:
+            return claim(*arguments, **named)
+        finally:
+            client._run_deferred()
+            taken.extend(take(broker))
+            claimed.set()
+
+    monkeypatch.setattr(ClientSession, "claim", claim_and_look)
+    monkeypatch.setattr(Messages, "claim", lease_and_end)
+    drain(connection)
+    assert claimed.wait(DEADLINE_S)
+    assert taken + take(broker, 2) == [b"0", b"1", b"2"]
