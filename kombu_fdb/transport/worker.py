@@ -296,32 +296,34 @@ def keep_what_children_have(pool: Any) -> None:
     (``billiard.pool.Worker._ensure_messages_consumed``), and the parent for the child: as long as Kubernetes waits
     before it kills.
 
-    So ``flush`` is replaced: only tasks that no child was given are forgotten.
+    So ``flush`` is replaced: only tasks that no child was given are forgotten. And before a child gets the order to
+    end, it gets the rest of its task: it would wait for that, take the order for it, and wait for more.
     """
     processes: Any = getattr(pool, "_pool", None)
     if not hasattr(processes, "outbound_buffer"):  # threads and greenlets have no such pipe
         return
 
     def forget_the_unwritten() -> None:
-        _write_to_the_end(processes)
-        # Behind: a child may have ended instead of reading, and the order to end would wait for room in its pipe. This
-        # reads what such children said, and gives up their pipes. Tasks that they had not begun become unwritten again.
+        if sys.modules["celery.worker.state"].should_terminate is None:  # else the children are about to be killed
+            _write_to_the_end(processes)
+        # Behind: it reads what children said that have ended. Tasks that they had not begun become unwritten again.
         processes.maintain_pool()
         processes._join_exited_workers()  # as a stop begins, the pool is not maintained any more
         unwritten = processes.outbound_buffer
         while unwritten:
             unwritten.popleft().discard()
 
+    def order_to_end(*args: Any) -> None:
+        _write_to_the_end(processes)  # Celery's cold shutdown begins with this
+        processes._join_exited_workers()  # a pipe of one that reads nothing any more may be full
+        order(*args)
+
     pool.flush = forget_the_unwritten
+    order, processes._stop_task_handler = processes._stop_task_handler, order_to_end
 
 
 def _write_to_the_end(processes: Any) -> None:
-    """Write the rest of each task that a child has a part of: the event loop does not go on with it.
-
-    The child would wait for the rest, take the order to end for it, and wait for more.
-    """
-    if sys.modules["celery.worker.state"].should_terminate is not None:
-        return  # the children are about to be killed
+    """Write the rest of each task that a child has a part of: the event loop does not go on with it."""
     for task in list(processes._cache.values()):
         writer = task._writer() if hasattr(task, "_writer") else None  # a weak reference
         if writer in processes._active_writers:

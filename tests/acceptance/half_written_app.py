@@ -39,6 +39,9 @@ def look(processes: Any, *_hub: Any) -> None:
             os.kill(children[0], signal.SIGCONT)
         if os.environ.get("HALF_WRITTEN_LOSES"):
             raise StoreUnavailable("the test has cut the connection")
+        if os.environ.get("HALF_WRITTEN_QUITS"):
+            os.kill(os.getpid(), signal.SIGQUIT)
+            return
         state.should_stop = 0
         state.maybe_shutdown()
 

@@ -186,6 +186,16 @@ def test_a_task_of_which_its_child_has_a_part(broker: Any, app: Any, start: Any,
     assert engine.inspect.counts("celery") == QueueCounts()
 
 
+def test_a_task_of_which_its_child_has_a_part_in_a_cold_shutdown(
+    broker: Any, app: Any, start: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALF_WRITTEN_QUITS", "1")
+    app.note.apply_async(("x",), headers={"more": "than a pipe holds" * 20_000})
+    worker = start("-c", "1", app="half_written_app", wait=False)
+    worker.wait_end()
+    assert len(broker.marks("run", "x")) + engine.inspect.counts("celery").ready == 1
+
+
 def test_a_task_of_which_a_child_had_a_part_that_ends(
     broker: Any, app: Any, start: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

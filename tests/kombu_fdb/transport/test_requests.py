@@ -256,6 +256,7 @@ def test_what_no_child_has_begun_is_forgotten(monkeypatch):
         outbound_buffer=unwritten,
         maintain_pool=lambda: unwritten.appendleft(jobs[1]),
         _join_exited_workers=lambda: unwritten.appendleft(jobs[2]),
+        _stop_task_handler=None,
         _cache=jobs,
         _active_writers=set(),
     )
