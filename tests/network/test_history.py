@@ -281,6 +281,11 @@ CASES: dict[str, tuple[checks.Check, list[list[Event]], list[list[Event]]]] = {
         [published("m", 1), ran("m", 2, 20, "w"), fault("pause", 3, 19, "w")],
         [published("m", 1), ran("m", 2, 20, "w"), fault("pause", 3, 14, "w")],
     ),
+    "back too late, as its ack did not land": (
+        checks.back_late,
+        [published("m", 1), took("m", 2, 2.8, outcome="info", who="w"), PAUSED, ran("m", 17, 18, "v")],
+        [published("m", 1), took("m", 2, 2.8, outcome="info", who="w"), PAUSED, ran("m", 15, 18, "v")],
+    ),
     "back too late, of what was taken as the fault began": (
         checks.back_late,
         [published("m", 1), took("m", 2.9, 3.1, outcome=None), fault("kill", 3, None, "t"), ran("m", 17, 18, "v")],
@@ -402,7 +407,7 @@ def test_an_anomaly_is_found_and_its_neighbour_is_none(case: str) -> None:
     "parts",
     [
         pytest.param([published("m", 1), ran("m", 2, 25), fault("cut", 3, 24, "w")], id="its owner may have beaten"),
-        pytest.param([published("m", 1), ran("m", 2, 2.5), PAUSED], id="it had ended"),
+        pytest.param([published("m", 1), ran("m", 1.5, 1.9), PAUSED], id="it had ended"),
         pytest.param([published("m", 1), ran("m", 2, 25, how="buried"), PAUSED], id="it is dead, and replayed"),
         pytest.param([published("m", 1, queue="poison"), ran("m", 2, 25), PAUSED], id="it may be dead, and replayed"),
         pytest.param([published("m", 1), took("m", 2, 3, "release", "info", who="w"), PAUSED], id="it was released"),

@@ -301,14 +301,14 @@ def _not_due(history: History, message: str) -> bool:
 def _fatal(history: History, one: Delivery, following: Delivery | None) -> Fault | None:
     """The kill or the long pause that took a delivery from its owner; without a next one, the pause that should have.
 
-    A fault begins a moment before it takes hold; what stands still neither begins nor ends a delivery. Left out is what
-    may have come back for another reason: it was released or published twice, or was dead and replayed.
+    A fault begins a moment before it takes hold, and what had just ended was held if its ack did not land. Left out is
+    what may have come back for another reason: it was released or published twice, or was dead and replayed.
     """
     limited = history.of(one.message, "queue") in history.queues("delivery_limit")
     if limited or one.how in {"released", "buried"} or history.attempts(one.message) > 1:
         return None
     for each in reversed(history.severe(one.owner)):
-        held = one.ended is None or each.begun.precedes(one.ended)
+        held = one.ended is None or each.begun.mono_s - one.ended.mono_s < GRACE_S
         if following is not None:
             lost = each.begun.precedes(following.begun)
         else:
