@@ -47,6 +47,7 @@ from kombu_fdb.errors import InvalidArgument, Outrun, SessionLost, StoreUnavaila
 from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.primitives.wakeup import Bell
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import LineMember
 from kombu_fdb.store.protocol import Watch
 
@@ -239,15 +240,11 @@ class Take(NamedTuple):
         connection, names = self.connection, self._in_turn
         consumers, is_closed = dict.fromkeys(names, connection.tag), lambda: connection.closed
 
-        def claim() -> None:
-            session = connection.client.session()
+        def claim(session: ClientSession) -> None:
             session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, ended=is_closed, hand=hand)
 
         try:
-            try:
-                claim()
-            except SessionLost:  # the next one is as good
-                claim()
+            connection.client.in_session(claim)
         except Outrun:
             connection.contention.contest(names)
 

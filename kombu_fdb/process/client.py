@@ -47,7 +47,15 @@ from typing import Any, Generic, TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import Doubts
-from kombu_fdb.errors import ClientUnusable, CommitUnknown, ForkedError, KombuFDBError, StoreError, StoreUnavailable
+from kombu_fdb.errors import (
+    ClientUnusable,
+    CommitUnknown,
+    ForkedError,
+    KombuFDBError,
+    SessionLost,
+    StoreError,
+    StoreUnavailable,
+)
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
@@ -251,6 +259,15 @@ class Client:
         if session is not None:
             return session
         return self._joining.run(partial(self._join, self.engine), self.options.operation_timeout)
+
+    def in_session(self, verb: Callable[[ClientSession], T]) -> T:
+        """``verb`` in the name of the session; if others have ended that, once more in a new one's."""
+        session = self.session()
+        try:
+            return verb(session)
+        except SessionLost:
+            session.lose()
+            return verb(self.session())
 
     def _standing(self) -> ClientSession | None:
         session = self._session

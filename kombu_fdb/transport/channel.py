@@ -27,6 +27,7 @@ from kombu_fdb.model import LONGEST_NAME, Delivery, Lease, Publication, SessionI
 from kombu_fdb.primitives.ranges import check_text
 from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Transaction
@@ -270,12 +271,16 @@ class Channel(DeclaringChannel):
 
         A message that waits for a consumer of this channel comes first: it was claimed before.
         """
-        session, tag, hand = self.client.session(), next_tag(), list[Delivery]()
+        tag, hand = next_tag(), list[Delivery]()
+
+        def claim(session: ClientSession) -> list[Delivery]:
+            return session.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand)
+
         try:
             for _ in range(MOST_EXPIRED):
                 hand.clear()
                 self._take_waiting(queue, hand, 1)
-                if not hand and session.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand):
+                if not hand and self.client.in_session(claim):
                     lease = hand[0].lease
                     if hand[0].leased:
                         self.client.watch(hand[0], gone=weakly(self.credit.held.expire, lease, otherwise=None))

@@ -9,7 +9,7 @@ is swept, and the queue loses its last consumer as any other does.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,7 +22,7 @@ from kombu.utils.uuid import uuid
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.inspection.inspect import OWNER
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.errors import ExchangeNotFound, InvalidArgument, QueueError, SessionLost
+from kombu_fdb.errors import ExchangeNotFound, InvalidArgument, QueueError
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
@@ -245,13 +245,8 @@ class ExclusiveQueues:
         return iter(list(self._owners.values()))
 
     def declare(self, client: Client, declaration: QueueDeclaration) -> None:
-        """Raises as the engine's verb. If the session turns out to be fenced, tries again with a new one."""
-        session = client.session()
-        try:
-            self._declare(client, declaration, session)
-        except SessionLost:
-            session.lose()
-            self._declare(client, declaration, client.session())
+        """Raises as the engine's verb."""
+        client.in_session(partial(self._declare, client, declaration))
 
     def _declare(self, client: Client, declaration: QueueDeclaration, session: ClientSession) -> None:
         queue, session_id = declaration.name, session.session_id

@@ -285,7 +285,7 @@ class Fetcher:
 
     def subscribe(self, subscription: Subscription) -> None:
         """Begin to claim for a consumer, from the next drain on; the bell must ring after it."""
-        self._register(subscription, self._client.session())
+        self._client.in_session(partial(self._register, subscription))
         self.dispatch.add(subscription)
         self._entered = None  # behind it: the session may have been lost meanwhile
         self.is_workers = self.is_workers or is_workers(subscription.callback)

@@ -108,6 +108,25 @@ def test_fenced_and_going_on(connection: Connection, until: Any, caplog: Any) ->
     assert "may run twice" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda channel: channel.basic_get("q", no_ack=True),
+        lambda channel: channel.basic_consume("q", no_ack=True, callback=print),
+        lambda channel: channel.queue_declare("own", exclusive=True),
+    ],
+    ids=["get", "consume", "declare"],
+)
+def test_what_meets_the_fence_is_done_in_the_next_session(connection: Connection, verb: Any) -> None:
+    """A worker that connects again was ended by it: its heartbeat had not heard of the fence."""
+    connection.Producer().publish(1, routing_key="q")
+    channel = connection.default_channel
+    lost = channel.client.session()
+    take_for_dead(connection)
+    assert verb(channel)
+    assert channel.client.session() is not lost
+
+
 def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> None:
     """The queue is gone with the session, so the consumer must declare it again: it gets a connection error."""
     connection.Consumer([Queue("q", auto_delete=True)]).consume()
