@@ -40,6 +40,8 @@ from kombu_fdb.primitives.ranges import FLAG, MOST, TEXT, Kind, refused, shown
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
+#: An exclusive queue's connection is an entry among its consumers; its tag begins with this.
+OWNER = "exclusive-"
 OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
 #: The prefix of our own arguments.
 OWN = "x-fair-"
@@ -193,7 +195,7 @@ def delete_queue(
     # Serializable: a claim that commits meanwhile makes this transaction start again.
     if if_idle and any(work.tr.get(work.keys.count(queue, LEASED)) or b""):
         return None
-    if if_unused and work.tr.get_range(*work.keys.consumers(queue), limit=1):
+    if if_unused and count_consumers(consumer_tags(work, queue)):
         return None
     if if_empty and any(
         work.tr.get_range(*range_of(p), limit=1) for p in (work.keys.ready(queue), work.keys.keyed(queue))
@@ -348,7 +350,7 @@ def expiring(work: Work) -> list[tuple[str, bytes, int]]:
     A queue whose declaration can't be read is left out: it is unknown whether it may be deleted.
     """
     consumers = work.keys.read(work.tr.get_range(*work.keys.all_consumers, snapshot=True), str, bytes, str)
-    used = {queue for (queue, _session, _tag), _ in consumers}
+    used = {queue for (queue, _session, tag), _ in consumers if count_consumers([tag])}
     rows = work.keys.read(work.tr.get_range(*work.keys.all_expiring, snapshot=True), str)
     idle = [(queue, last_use) for (queue,), last_use in rows if queue not in used]
     declared = work.tr.get_many([work.keys.queue(queue) for queue, _ in idle], snapshot=True) if idle else []
@@ -402,6 +404,7 @@ def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str, *, dec
 def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bytes | None:
     """Remove a consumer, and delete an auto-delete queue whose last one it was. Returns as :func:`delete_queue`.
 
+    An exclusive queue that is not auto-delete waits for its connection, too.
     A consumer that was removed before, with its session, deletes nothing: a new queue may have that name by now.
     """
     key = work.keys.consumer(queue, session_id, tag)
@@ -414,8 +417,22 @@ def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> 
         return None
     if "x-expires" in declaration.arguments:
         touch(work, queue)
-    vanishes = declaration.auto_delete or declaration.exclusive
-    return delete_queue(work, queue, if_unused=True) if vanishes else None
+    if not (declaration.auto_delete or declaration.exclusive):
+        return None
+    left = consumer_tags(work, queue)
+    is_used = count_consumers(left) if declaration.auto_delete else left
+    return None if is_used else delete_queue(work, queue)
+
+
+def consumer_tags(work: Work, queue: str, *, snapshot: bool = False) -> list[str]:
+    """The tags of its consumers, and of the entries that stand for an exclusive queue's connection."""
+    rows = work.keys.read(work.tr.get_range(*work.keys.consumers(queue), snapshot=snapshot), str, bytes, str)
+    return [tag for (_queue, _session, tag), _ in rows]
+
+
+def count_consumers(tags: Sequence[str]) -> int:
+    """How many of the tags are those of consumers."""
+    return sum(not tag.startswith(OWNER) for tag in tags)
 
 
 def drop_consumers(work: Work, limit: int, session_id: SessionId) -> tuple[list[str], bool]:

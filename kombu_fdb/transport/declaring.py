@@ -3,7 +3,8 @@
 What ends: the connection's consumers, the messages it holds, and its exclusive queues, when it is closed or collected
 and when its process dies. For each exclusive queue an entry that stands for the connection is among the queue's
 consumers, in the name of the process's session. The entry goes with the connection. If the process dies, the session
-is swept, and the queue loses its last consumer as any other does.
+is swept, and the queue loses its last consumer as any other does. Like RabbitMQ's, an exclusive queue that is also
+auto-delete (kombu's are) goes before, with its last consumer.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.inspection.inspect import OWNER
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.topology import OWNER
 from kombu_fdb.errors import ExchangeNotFound, InvalidArgument, QueueError
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.process.client import Client

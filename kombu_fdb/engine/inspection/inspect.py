@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import DELAYED, LEASED, NEWER, READY, Work
 from kombu_fdb.errors import FormatError
@@ -31,8 +32,6 @@ from kombu_fdb.model import (
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
-#: An exclusive queue's connection is an entry among its consumers; its tag begins with this.
-OWNER = "exclusive-"
 STATES = (READY, DELAYED, LEASED, NEWER)
 #: How many keys of a queue are looked at for its oldest message: those next in the ring, and as many by name.
 OLDEST_OF_KEYS = 100
@@ -57,8 +56,7 @@ def exists(work: Work, queue: str) -> bool:
 
 def consumer_count(work: Work, queue: str) -> int:
     """How many consumers it has, without the entry of an exclusive queue's connection."""
-    rows = work.keys.read(work.tr.get_range(*work.keys.consumers(queue), snapshot=True), str, bytes, str)
-    return sum(not tag.startswith(OWNER) for (_queue, _session, tag), _ in rows)
+    return topology.count_consumers(topology.consumer_tags(work, queue, snapshot=True))
 
 
 def queues(work: Work) -> dict[str, QueueCounts]:

@@ -376,12 +376,25 @@ class TestVanishing:
         connection.close()
         assert not channel._has_queue("q")
 
-    def test_exclusive_outlives_its_consumers(self, connect: Any, channel: Any) -> None:
-        """It is its connection's, as on RabbitMQ; only ``auto_delete`` ends with the last consumer."""
+    @pytest.mark.parametrize("auto_delete", [False, True])
+    def test_only_auto_delete_ends_an_exclusive_queue_with_its_last_consumer(
+        self, connect: Any, channel: Any, auto_delete: bool
+    ) -> None:
+        """Else it is its connection's. Each of kombu's queues that is exclusive is auto-delete, too."""
         with connect() as connection:
-            connection.Consumer([Queue("q", exclusive=True)]).consume()
+            connection.default_channel.queue_declare("q", exclusive=True, auto_delete=auto_delete)
+            connection.default_channel.basic_consume("q", no_ack=True, callback=print)
             connection.default_channel.close()
-            assert channel._has_queue("q")
+            assert channel._has_queue("q") is not auto_delete
+        assert not channel._has_queue("q")
+
+    def test_an_exclusive_queue_without_consumers_is_unused(self, connect: Any, channel: Any) -> None:
+        """The entry that stands for its connection is no consumer: neither of a deletion nor of ``x-expires``."""
+        theirs = connect().default_channel
+        queue = Queue("q", exclusive=True, expires=0.1)(theirs)
+        queue.declare()
+        assert [name for name, *_ in channel.engine.queues.expiring()] == ["q"]
+        queue.delete(if_unused=True)
         assert not channel._has_queue("q")
 
     def test_a_refused_declaration_owns_nothing(self, connect: Any, connection: Connection, channel: Any) -> None:
