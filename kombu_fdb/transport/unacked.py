@@ -572,10 +572,12 @@ class QoS(virtual.QoS):
     # -- out ---------------------------------------------------------------------------------------------------------
 
     def ack(self, delivery_tag: int, multiple: bool = False) -> None:
-        """Acknowledge one, or with ``multiple`` all handed out up to this one, as AMQP has it."""
+        """Acknowledge one, or with ``multiple`` all handed out up to this one, or all for 0, as AMQP has it."""
         if multiple:
-            for earlier in [tag for tag in list(self._held.leases) if tag < delivery_tag]:
+            for earlier in [tag for tag in list(self._held.leases) if tag < delivery_tag or not delivery_tag]:
                 self.ack(earlier)
+            if not delivery_tag:
+                return
         lease = self._held.leases.get(delivery_tag)
         if lease is None or delivery_tag in self._held.late:
             self._pop(delivery_tag)

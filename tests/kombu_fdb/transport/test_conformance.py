@@ -222,6 +222,8 @@ class TestMessages:
         again = self.get(connection)
         assert again.payload == 2
         assert self.get(connection) is None
+        connection.default_channel.basic_ack(0, multiple=True)
+        assert len(connection.default_channel.qos) == 0
 
 
 class TestConnections:
