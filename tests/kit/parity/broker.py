@@ -24,7 +24,7 @@ __all__ = ["Broker", "Observation"]
 #: What a program observes of a step: by place, as ("queue", "q0", "ready"), what was there.
 Observation = dict[tuple[str, ...], Any]
 #: Properties that a publisher sets.
-PROPERTIES = ("priority", "expiration", "content_type", "content_encoding", "delivery_mode")
+PROPERTIES = ("priority", "expiration", "content_type", "content_encoding", "delivery_mode", "correlation_id")
 #: The queue that lives for a single step.
 SHORT_LIVED = "short-lived"
 #: What makes a body large: of it a program observes how much there is.
@@ -350,11 +350,11 @@ class Broker:
     def purge(self, step: Step, queue: str) -> int:
         return int(Queue(queue, channel=self.channel(step.channel).channel).purge())
 
-    def bind(self, step: Step, queue: str, exchange: str, key: str) -> None:
-        Queue(queue, channel=self.channel(step.channel).channel).bind_to(exchange, key)
+    def bind(self, step: Step, queue: str, exchange: str, key: str, arguments: dict[str, Any] | None = None) -> None:
+        Queue(queue, channel=self.channel(step.channel).channel).bind_to(exchange, key, arguments)
 
-    def unbind(self, step: Step, queue: str, exchange: str, key: str) -> None:
-        Queue(queue, channel=self.channel(step.channel).channel).unbind_from(Exchange(exchange), key)
+    def unbind(self, step: Step, queue: str, exchange: str, key: str, arguments: dict[str, Any] | None = None) -> None:
+        Queue(queue, channel=self.channel(step.channel).channel).unbind_from(Exchange(exchange), key, arguments)
 
     def expire_queue(self, step: Step, dead_letters: bool) -> bool:
         """A queue with messages that is left alone until it is gone."""
@@ -365,6 +365,20 @@ class Broker:
         Queue(SHORT_LIVED, channel=channel.channel, durable=False, queue_arguments=arguments).queue_declare()
         channel.producer.publish(f"m{step.number}", exchange="", routing_key=SHORT_LIVED)
         return self.until(lambda: self.is_gone(SHORT_LIVED))
+
+    def leave_exclusive(self, step: Step, auto_delete: bool) -> dict[str, bool]:
+        """The end of an exclusive queue's last consumer, and whether the queue counts as unused then."""
+        channel = self.channel(step.channel).channel
+        channel.queue_declare(SHORT_LIVED, exclusive=True, durable=False, auto_delete=auto_delete)
+        channel.basic_cancel(channel.basic_consume(SHORT_LIVED, no_ack=True, callback=lambda message: None))
+        asking = self.connection(CHANNELS[step.channel]).channel()
+        try:
+            asking.queue_declare(SHORT_LIVED, passive=True)
+        except self.connection(CHANNELS[step.channel]).channel_errors:
+            return {"stays": False}
+        asking.queue_delete(SHORT_LIVED, if_unused=True)
+        asking.close()
+        return {"stays": True}
 
     def is_gone(self, queue: str) -> bool:
         """Asked in a way that does not count as a use."""
@@ -461,6 +475,12 @@ class Broker:
         for each in settled:
             opened.held.remove(each)
         return [each.label for each in settled]
+
+    def ack_all(self, step: Step) -> None:
+        """As AMQP has it: 0 stands for all that the channel holds."""
+        opened = self.channel(step.channel)
+        opened.channel.basic_ack(0, multiple=True)
+        opened.held.clear()
 
     def ack_again(self, step: Step) -> None:
         opened = self.channel(step.channel)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,7 +126,8 @@ def _is_dead_letter_queue(difference: Difference, seen: Seen) -> bool:
     return difference.place[0] == "queue" and difference.place[1].endswith(".dead")
 
 
-_DYING = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q1"}
+_DYING_KEY = "x-dead-letter-routing-key"
+_DYING = {"x-dead-letter-exchange": "", _DYING_KEY: "q1"}
 _EXPIRING = {"x-message-ttl": SHORT_MS, **_DYING}
 _FULL = {"x-max-length": 0, "x-overflow": "reject-publish"}
 
@@ -340,6 +342,50 @@ def _has_more_there(difference: Difference) -> bool:
 
 def _refuses_all(difference: Difference, seen: Seen) -> bool:
     return seen.errors() == ("MessageNacked", "MessageNacked") and _has_more_there(difference)
+
+
+def _expires_at_once(difference: Difference, seen: Seen) -> bool:
+    """RabbitMQ has given it to a consumer that waited."""
+    is_at_once = seen.step.verb == "publish" and seen.step.given.get("expiration_ms") == 0
+    return is_at_once and difference.place[0] == "delivered" and difference.ours is None
+
+
+def _goes_on_counting(difference: Difference, seen: Seen) -> bool:
+    """RabbitMQ, from the deaths that a publisher has written into the headers."""
+    published = any("x-death" in each.given.get("headers", ()) for each in seen.before if each.verb == "publish")
+    return published and difference.place[-1].startswith(("x-death ", "header x-first-death-"))
+
+
+def _has_deaths_in_another_order(difference: Difference, seen: Seen) -> bool:
+    """Three or more, all of them the same, the newest one first on both sides."""
+    if not difference.place[-1].startswith("x-death "):
+        return False
+
+    def queues(observed: Observation) -> list[Any]:
+        message = difference.place[:-1]
+        found = (observed.get((*message, f"x-death {number} queue")) for number in range(len(observed)))
+        return [queue for queue in found if queue is not None]
+
+    theirs, ours = queues(seen.theirs), queues(seen.ours)
+    return len(ours) > 2 and theirs[0] == ours[0] and sorted(theirs) == sorted(ours)
+
+
+def _knows_bindings_by_arguments(difference: Difference, seen: Seen) -> bool:
+    """RabbitMQ still has one of several with the same key."""
+    bound = any(each.verb == "bind" and each.given.get("arguments") for each in seen.before)
+    return bound and seen.step.verb == "publish" and _has_more_there(difference)
+
+
+def _is_another_type(difference: Difference, seen: Seen) -> bool:
+    place, theirs, ours = difference
+    if not place[-1].startswith("header "):
+        return False
+    if isinstance(ours, bytes):
+        return bool(theirs == ours.decode())
+    return isinstance(ours, datetime) and bool(theirs == ours.astimezone(UTC).replace(tzinfo=None, microsecond=0))
+
+
+_DEATH = {"queue": "q0", "reason": "rejected", "count": 1, "exchange": "", "routing-keys": ["q0"]}
 
 
 RULES: Mapping[str, Rule] = {
@@ -579,6 +625,72 @@ RULES: Mapping[str, Rule] = {
         [
             step(0, "declare_queue", queue="q0", arguments=_FULL | {"x-overflow": "reject-publish-dlx"}),
             step(1, "publish", exchange="", key="q0"),
+        ],
+    ),
+    "expires-at-once": Rule(
+        _expires_at_once,
+        [
+            step(0, "declare_queue", queue="q0"),
+            step(1, "consume", queue="q0", tag="c0"),
+            step(2, "publish", exchange="", key="q0", expiration_ms=0),
+        ],
+        ends=True,
+    ),
+    "published-deaths": Rule(
+        _goes_on_counting,
+        [
+            step(0, "declare_queue", queue="q0", arguments=_DYING),
+            step(1, "declare_queue", queue="q1"),
+            step(2, "publish", exchange="", key="q0", headers={"x-death": [_DEATH]}),
+            step(3, "get", queue="q0"),
+            step(4, "reject", at=0, requeue=False),
+            step(5, "get", queue="q1"),
+        ],
+    ),
+    "death-order": Rule(
+        _has_deaths_in_another_order,
+        [
+            *(
+                step(
+                    at, "declare_queue", queue=f"q{at}", arguments=_DYING | {"x-dead-letter-routing-key": f"q{at + 1}"}
+                )
+                for at in range(3)
+            ),
+            step(3, "declare_queue", queue="q3"),
+            step(4, "publish", exchange="", key="q0"),
+            step(5, "get", queue="q0"),
+            step(6, "reject", at=0, requeue=False),
+            step(7, "get", queue="q1"),
+            step(8, "reject", at=0, requeue=False),
+            step(9, "get", queue="q2"),
+            step(10, "reject", at=0, requeue=False),
+            step(11, "get", queue="q3"),
+        ],
+    ),
+    "binding-arguments": Rule(
+        _knows_bindings_by_arguments,
+        [
+            step(0, "declare_exchange", exchange="direct", type="direct"),
+            step(1, "declare_queue", queue="q0"),
+            step(2, "bind", queue="q0", exchange="direct", key="red", arguments={"n": 1}),
+            step(3, "bind", queue="q0", exchange="direct", key="red", arguments={"n": 2}),
+            step(4, "unbind", queue="q0", exchange="direct", key="red", arguments={"n": 1}),
+            step(5, "publish", exchange="direct", key="red"),
+        ],
+        ends=True,
+    ),
+    "reserved-names": Rule(
+        lambda difference, seen: difference == (("error",), "AccessRefused", None),
+        [step(0, "declare_queue", queue="amq.mine")],
+        ends=True,
+        follows=_as_its_channel_closed,
+    ),
+    "header-types": Rule(
+        _is_another_type,
+        [
+            step(0, "declare_queue", queue="q0"),
+            step(1, "publish", exchange="", key="q0", headers={"b": b"ab", "t": datetime(2031, 1, 1, 0, 0, 0, 7, UTC)}),
+            step(2, "get", queue="q0"),
         ],
     ),
 }

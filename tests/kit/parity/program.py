@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 __all__ = ["CHANNELS", "EXCHANGES", "LARGE_BYTES", "QUEUES", "SHORT_MS", "Step", "make_program", "step"]
@@ -206,6 +208,8 @@ class _Maker:
             given["expiration_ms"] = LONG_MS
         if rng.random() < 0.15:
             given["headers"] = rng.choice(HEADERS)
+        if rng.random() < 0.1:
+            given["correlation_id"] = rng.choice(["c", "", None])
         if self.has_large and rng.random() < 0.6:
             given["size"] = rng.choice([1, 1, 1, 2]) * LARGE_BYTES
         self._add("publish", **given)
@@ -229,6 +233,9 @@ class _Maker:
     def _ack(self) -> None:
         self._add("ack", at=self.rng.randrange(4), multiple=self.rng.random() < 0.15)
 
+    def _ack_all(self) -> None:
+        self._add("ack_all")
+
     def _ack_again(self) -> None:
         self._add("ack_again")
 
@@ -247,6 +254,9 @@ class _Maker:
     def _expire_queue(self) -> None:
         self._add("expire_queue", dead_letters=self.rng.random() < 0.5)
 
+    def _leave_exclusive(self) -> None:
+        self._add("leave_exclusive", auto_delete=self.rng.random() < 0.5)
+
 
 #: Verb -> weight.
 VERBS: Mapping[str, int] = {
@@ -259,6 +269,7 @@ VERBS: Mapping[str, int] = {
     "ack": 8,
     "reject": 12,
     "recover": 2,
+    "ack_all": 1,
     "ack_again": 1,
     "purge": 1,
     "declare_queue": 4,
@@ -272,5 +283,11 @@ VERBS: Mapping[str, int] = {
     "close_channel": 2,
     "close_connection": 1,
     "expire_queue": 1,
+    "leave_exclusive": 1,
 }
-HEADERS: Sequence[Mapping[str, Any]] = ({"n": 7, "s": "text"}, {"nested": {"list": [1, "two", True]}}, {"none": None})
+HEADERS: Sequence[Mapping[str, Any]] = (
+    {"n": 7, "s": "text"},
+    {"nested": {"list": [1, "two", True]}},
+    {"none": None},
+    {"price": Decimal("1.50"), "at": datetime(2031, 12, 31, 23, 59, 59)},  # noqa: DTZ001 - AMQP has no zones
+)

@@ -50,6 +50,24 @@ ONCE_DIFFERENT = {
         step(11, "publish", exchange="", key="q0"),
         step(12, "consume", queue="q0", tag="c0"),
     ],
+    "all that a channel holds, acked at once": [
+        step(0, "declare_queue", queue="q0"),
+        step(1, "publish", exchange="", key="q0"),
+        step(2, "publish", exchange="", key="q0"),
+        step(3, "get", queue="q0"),
+        step(4, "get", queue="q0"),
+        step(5, "ack_all"),
+        step(6, "close_channel"),
+    ],
+    "an exclusive queue without its last consumer": [
+        step(0, "leave_exclusive", auto_delete=True),
+        step(1, "leave_exclusive", auto_delete=False),
+    ],
+    "a property that is none": [
+        step(0, "declare_queue", queue="q0"),
+        step(1, "publish", exchange="", key="q0", correlation_id=None),
+        step(2, "get", queue="q0"),
+    ],
 }
 
 
