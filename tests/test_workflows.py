@@ -244,7 +244,7 @@ def test_a_cell_installs_the_versions_in_its_name_and_runs_tests_that_exist(name
     assert [path for path in paths.split() if not (ROOT / path).exists()] == []
 
 
-def test_the_floors_are_those_of_the_extra():
+def test_the_floors_are_those_of_the_extra_and_its_tests_exist():
     extra = settings()["project"]["optional-dependencies"]["web"]
     (body,) = re.findall(r"^\[testenv:floors\]\n(.*?)(?=^\[)", (ROOT / "tox.ini").read_text(), re.MULTILINE | re.DOTALL)
     pinned = dict(re.findall(r"^ +(\S+)==(\S+)$", body, re.MULTILINE))
@@ -252,6 +252,8 @@ def test_the_floors_are_those_of_the_extra():
     for each in extra:
         name, _, floor = each.partition(">=")
         assert pinned[name] in {floor, f"{floor}.0"}
+    (paths,) = re.findall(r"^commands = .*\{posargs:(.+)\}$", body, re.MULTILINE)
+    assert [path for path in paths.split() if not (ROOT / path).exists()] == []
 
 
 def test_one_version_of_foundationdb_is_tested_and_shown():

@@ -1,18 +1,8 @@
-"""Commands that serve: ``metrics`` and ``web``.
-
-Connections of the dashboard's server: none keeps its place by sending half a request, or by reading nothing.
-
-uvicorn waits for the rest of a request's head, and for a full socket, as long as the client stays, and takes
-connections until the process has no files left. Here a client has :data:`HEAD_S` for each head and :data:`READ_S` to
-read what stands in the way, and one that comes when :data:`MOST_CONNECTIONS` are open is told so. How long a body may
-take, the pages say (``web/page.py``).
-"""
+"""Commands that serve: ``metrics`` and ``web``."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import resource
 import signal
 import socket
 import sys
@@ -26,12 +16,9 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import click
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, command
 from celery_fdb.inspection.overview import LOOPBACK, is_ours
-
-# -- connections -------------------------------------------------------------------------------------------------------
 
 
 def cannot_listen(address: str, port: int, error: OSError) -> Refused:
@@ -42,56 +29,6 @@ def cannot_listen(address: str, port: int, error: OSError) -> Refused:
         reason=error.strerror,
         fix="Choose another --port.",
     )
-
-
-HEAD_S = 15.0
-READ_S = 120.0
-#: Connections at a time: at most half of the files that the process may open.
-MOST_CONNECTIONS = max(min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2), 16)
-#: Connections that are accepted at once, before the first of them is looked at.
-BACKLOG = 64
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 60\r\ncontent-length: 0\r\n\r\n"
-
-
-class TimedProtocol(H11Protocol):
-    """One client's connection, which ends if the client is too slow."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
-    def _begin(self, what: str, seconds: float) -> None:
-        if what not in self._timers:
-            self._timers[what] = self.loop.call_later(seconds, self.transport.abort)
-
-    def _end(self, what: str) -> None:
-        if what in self._timers:
-            self._timers.pop(what).cancel()
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        super().connection_made(transport)
-        self._begin("head", HEAD_S)
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.write(FULL)
-            transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        is_answering = not getattr(self.cycle, "response_complete", True)  # before the first head there is no cycle
-        self._end("head") if is_answering else self._begin("head", HEAD_S)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._begin("read", READ_S)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._end("read")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        for what in list(self._timers):
-            self._end(what)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -291,6 +228,7 @@ def _token(file: Path | None, given: str | None) -> str | None:
 
 def _application(invocation: Invocation, given: dict[str, Any], token: str | None, *, is_local: bool) -> Any:
     try:
+        from celery_fdb.cli import connections  # noqa: F401 - uvicorn's absence is told here, too
         from celery_fdb.web import dashboard
     except ImportError as error:
         fix = "Run: pip install 'celery-fdb[web]'"
@@ -320,6 +258,8 @@ def _listen(address: str, port: int) -> socket.socket:
 
 def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> None:
     import uvicorn
+
+    from celery_fdb.cli.connections import BACKLOG, TimedProtocol
 
     prefix = given["root_path"].strip("/")
     config = uvicorn.Config(

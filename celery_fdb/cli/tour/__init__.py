@@ -382,6 +382,7 @@ class Tour:
 def tour(invocation: Invocation, store: str, port: int, *, go_on: bool) -> Answer:
     """Show a shop with two workers on a broker of its own: a flood, a killed worker, an outage; ends with a verdict."""
     try:
+        import celery_fdb.cli.connections
         import celery_fdb.web  # noqa: F401 - told now, and not by the process of the dashboard
     except ImportError as error:
         raise Refused(

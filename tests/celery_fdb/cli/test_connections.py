@@ -14,7 +14,7 @@ from kit.processes import DEADLINE_S
 
 uvicorn = pytest.importorskip("uvicorn", reason="the dashboard's libraries are not installed")
 
-connections = pytest.importorskip("celery_fdb.cli.serving")
+connections = pytest.importorskip("celery_fdb.cli.connections")
 
 HALF = b"GET / HTTP/1.1\r\nhost: localhost\r\n"
 REST = b"connection: close\r\n\r\n"
