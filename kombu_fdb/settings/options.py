@@ -20,7 +20,7 @@ from math import inf
 from typing import Any, Literal
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import Kind, is_number, refused
+from kombu_fdb.primitives.ranges import Kind, is_number, refused, shown
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class Options:
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in _schema()}
         for name, value, kind in refused(_schema(), given):
-            raise OptionError("unusable option value", name=name, value=value, fix=f"{name} takes {kind.what}.")
+            raise OptionError("unusable option value", name=name, value=shown(value), fix=f"{name} takes {kind.what}.")
         for each in dataclasses.fields(self):
             object.__setattr__(self, each.name, each.metadata["stored"](given[each.name]))
         if self.sweep_interval * _LOOKS > self.session_ttl:
@@ -300,7 +300,7 @@ def parse_options(given: Mapping[str, Any] | None = None, **fallbacks: Any) -> O
         elif (why := why_ignored(name)) is not None:
             _tell_once(name, why)
         elif name not in _KOMBU:
-            near = difflib.get_close_matches(str(name), sorted(known), n=1)
+            near = difflib.get_close_matches(str(name), sorted(known | _FOREIGN), n=1)
             advice = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(sorted(known))}."
             raise OptionError("unknown option", name=name, suggestion=near[0] if near else None, fix=advice)
     if "sweep_interval" not in values and is_number(values.get("session_ttl"), -inf, inf):

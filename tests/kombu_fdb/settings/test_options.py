@@ -69,6 +69,11 @@ def test_an_unknown_name_is_an_error_with_the_nearest_known_one():
     assert caught.value.suggestion == "session_ttl"
 
 
+def test_a_misspelt_option_of_another_transport_leads_to_none_of_ours():
+    with pytest.raises(OptionError, match=r"Did you mean visibility_timeout\?"):
+        parse_options({"visibilty_timeout": 3600})  # publish_timeout is near, too
+
+
 def test_an_unknown_name_near_nothing_lists_all():
     with pytest.raises(OptionError, match=r"Known options: ack_delay_ms, .*, synchronous") as caught:
         parse_options({"qqqq": 30})
@@ -87,7 +92,7 @@ def test_the_sweep_follows_a_ttl_that_is_set_alone(ttl):
 
 
 def test_a_ttl_of_the_wrong_type_is_reported_as_such():
-    with pytest.raises(OptionError, match="session_ttl takes a number"):
+    with pytest.raises(OptionError, match=r"value: '10'\)\. session_ttl takes a number"):
         parse_options({"session_ttl": "10"})
 
 
