@@ -46,6 +46,7 @@ from kombu_fdb.settings.location import (
     parse_url,
 )
 from kombu_fdb.settings.options import Options, parse_options, why_ignored
+from kombu_fdb.store.sqlite.errors import to_be_let_in
 from kombu_fdb.store.sqlite.files import check_sqlite_version
 
 NEWER_STEP = "Upgrade celery-fdb in the workers: an old one could not read them, and a new one delivers them by itself."
@@ -188,7 +189,7 @@ def _place(location: SqliteLocation) -> Findings:
         found = "its path in the URL is relative, so a process that starts in another folder uses another file"
         yield Finding("warn", "file", found, FOUR_SLASHES)
     yield _writable(path, folder)
-    if path.exists() and path.stat().st_mode & 0o007:
+    if path.is_file() and path.stat().st_mode & 0o007:
         step = f"Run chmod o= {path}: now every user of this host can read and change the tasks in it."
         yield Finding("warn", "file mode", f"{path} is open to every user", step)
     yield from _file_system(folder)
@@ -213,12 +214,8 @@ def _writable(path: Path, folder: Path) -> Finding:
         step = f"SQLite creates files next to its own: give the workers' user write access to {folder}."
         return Finding("fail", "file", f"the folder {folder} is not writable", step)
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        return Finding(
-            "fail",
-            "file",
-            f"{path} is not readable and writable",
-            f"Give the workers' user access: chown or chmod {path}.",
-        )
+        step = to_be_let_in(str(path)) or f"chmod u+rw {path}"
+        return Finding("fail", "file", f"{path} is not readable and writable", step)
     return Finding("ok", "file", str(path) if path.exists() else f"{path} (will be created)")
 
 

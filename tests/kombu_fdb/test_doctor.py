@@ -128,9 +128,11 @@ def test_a_path_in_the_home_folder_is_the_same_everywhere(tmp_path, monkeypatch)
 
 
 def test_a_directory_instead_of_a_file(tmp_path):
+    tmp_path.chmod(0o755)
     code, text = run(f"fdb+sqlite:///{tmp_path}")
     assert code == 1
     assert f"-> Name a file in it: {tmp_path}/broker.db." in text
+    assert "chmod" not in text  # which would take the folder from all others
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

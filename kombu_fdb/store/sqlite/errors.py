@@ -56,7 +56,7 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
     fix = None
     if primary in _REFUSED:
         path = _in_the_way(path) or path
-        fix = _to_be_let_in(path)
+        fix = to_be_let_in(path)
     kind = StoreFull if primary == sqlite3.SQLITE_FULL else StoreUnavailable
     return kind(text, path=path, reason=name or str(error), fix=fix or advice.format(path=path) or None)
 
@@ -66,14 +66,14 @@ _REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLI
 
 #: SECURITY.md, "The embedded store".
 _SHARING = (
-    "It belongs to another user. To share it, its owner gives the folder to a group (`chgrp`, `chmod 2770`), opens the "
-    "file to it (`chgrp`, `chmod 660 {path}`), and opens the store once: `python -m kombu_fdb.doctor URL` "
-    "(see SECURITY.md)"
+    "It belongs to another user. To hand it over, root runs `chown USER {path}`; to share it, its owner gives the "
+    "folder to a group (`chgrp`, `chmod 2770`), and opens the file to it (`chgrp`, `chmod 660 {path}`). Then root or "
+    "its owner opens the store once: `python -m kombu_fdb.doctor URL` (see SECURITY.md)"
 )
 _BESIDE = re.compile("-(wal|shm|lock|gate|bells(/.*)?)$")
 
 
-def _to_be_let_in(path: str) -> str | None:
+def to_be_let_in(path: str) -> str | None:
     """What the owner has to do, if that is another user; None if this user can do something."""
     try:
         is_ours = os.stat(path).st_uid == os.geteuid()
@@ -99,7 +99,7 @@ def explain_os(error: OSError, path: str) -> StoreUnavailable:
     """A failed system call on ``path``, or on the file that the error names."""
     if isinstance(error.filename, str) and os.path.isabs(error.filename):
         path = error.filename
-    usable = _to_be_let_in(path) or f"Make {path} and its directory readable and writable for this user"
+    usable = to_be_let_in(path) or f"Make {path} and its directory readable and writable for this user"
     fixes = {
         errno.EACCES: usable,
         errno.EPERM: usable,

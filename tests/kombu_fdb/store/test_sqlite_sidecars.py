@@ -18,7 +18,9 @@ from kit.conformance.store import TIMEOUT_S, arm, commit, read
 from kit.processes import Program, in_child
 from kit.sqlite_apart import open_apart
 
+from kombu_fdb import doctor
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.settings.location import SqliteLocation
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.store.sqlite.files import Access
 
@@ -428,4 +430,22 @@ def test_what_root_makes_belongs_to_the_owner_of_the_database(folder: Path) -> N
         path.with_name(f"b.db-{name}").unlink()
     shutil.rmtree(path.with_name("b.db-bells"))
     use(path)  # as root, the first
+    as_user(ALICE, lambda: use(path))
+
+
+@as_root
+def test_what_root_made_by_mistake_is_handed_over_as_the_error_says(folder: Path) -> None:
+    path = folder / "b.db"
+    os.chown(folder, ALICE, ALICE)
+    use(path)
+
+    def alice() -> None:
+        with pytest.raises(StoreUnavailable, match=rf"`chown USER {path}`.* Then root .* opens the store once"):
+            use(path)
+        (told,) = [each.fix for each in doctor.check_file(SqliteLocation(path, "n")) if each.level == "fail"]
+        assert f"`chown USER {path}`" in told
+
+    as_user(ALICE, alice)
+    os.chown(path, ALICE, -1)
+    assert doctor.main([f"fdb+sqlite:///{path}"], [].append) == 0
     as_user(ALICE, lambda: use(path))
