@@ -18,9 +18,9 @@ A message of a newer version is not buried, because its history can't be read: i
 If a full disk has no room for the death record of a message that a claim meets, the message *rests*: it is delayed for
 :data:`REST_MS`, and the claim goes on behind it. Any other burial is refused, and tried again.
 
-Three exceptions keep the set of messages finite. A message that only expires from queue to queue in a circle is dropped
-when it would enter a queue for the second time, as in RabbitMQ. A message that dies of expiry is dropped unless a
-dead-letter exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
+Three exceptions keep the set of messages finite. A message that goes in a circle from queue to queue without being
+rejected on it is dropped when it would enter a queue for the second time, as in RabbitMQ. A message that dies of expiry
+is dropped unless a dead-letter exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
 """
 
 from __future__ import annotations
@@ -152,9 +152,13 @@ def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
 
 
 def _goes_in_circles(deaths: tuple[Death, ...], queue: str, target: str, reason: str) -> bool:
-    """RabbitMQ's rule: a message that comes to a queue again without ever having been rejected is dropped."""
-    is_back = target in (queue, *(death.queue for death in deaths))
-    return is_back and "rejected" not in (reason, *(death.reason for death in deaths))
+    """RabbitMQ's rule: a message that comes to a queue again, and was not rejected since it died there, is dropped."""
+    for death_queue, death_reason in [(queue, reason), *((death.queue, death.reason) for death in deaths)]:
+        if death_reason == "rejected":
+            return False
+        if death_queue == target:
+            return True
+    return False
 
 
 def _remember(deaths: tuple[Death, ...], death: Death, most_bytes: int) -> tuple[Death, ...]:

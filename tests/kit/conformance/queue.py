@@ -404,11 +404,15 @@ class QueueConformance(OnBench):
         bench.engine.messages.reject([bench.take()[0].lease])
         assert bench.payloads(5, "q.dead") == [b"a"]
 
-    def test_a_message_does_not_expire_in_circles(self, bench: Bench) -> None:
-        for one, other in (("q", "r"), ("r", "q")):
+    @pytest.mark.parametrize("rejected", [False, True])
+    def test_a_message_does_not_expire_in_circles(self, bench: Bench, rejected: bool) -> None:
+        """Nor does one that was rejected before it came to the circle."""
+        for one, other in (("q", "r"), ("r", "q"), ("before", "q")):
             arguments = {"x-message-ttl": 10, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": other}
             bench.engine.queues.declare(QueueDeclaration(one, arguments=arguments))
-        bench.put(b"a")
+        bench.put(b"a", queue="before" if rejected else "q")
+        if rejected:
+            bench.engine.messages.reject([delivery.lease for delivery in bench.take(1, "before")])
         for queue in "qr":
             bench.later(1)
             assert bench.payloads(5, queue) == []

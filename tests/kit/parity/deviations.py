@@ -367,7 +367,7 @@ def _has_deaths_in_another_order(difference: Difference, seen: Seen) -> bool:
         return [queue for queue in found if queue is not None]
 
     theirs, ours = queues(seen.theirs), queues(seen.ours)
-    return len(ours) > 2 and theirs[0] == ours[0] and sorted(theirs) == sorted(ours)
+    return len(ours) > 2 and sorted(theirs) == sorted(ours) and bool(theirs[0] == ours[0])
 
 
 def _knows_bindings_by_arguments(difference: Difference, seen: Seen) -> bool:

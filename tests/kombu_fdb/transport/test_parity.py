@@ -20,6 +20,7 @@ from kombu.transport.virtual.base import Message as VirtualMessage
 FAILED = [int(line.split()[0]) for line in Path(__file__).with_name("parity_seeds.txt").read_text().splitlines()]
 SEEDS = range(10)
 FULL = {"x-max-length": 0, "x-overflow": "reject-publish"}
+ROUND = {"x-max-length": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q0"}
 #: What once differed, and is in few seeds.
 ONCE_DIFFERENT = {
     "a publish to a full queue": [
@@ -58,6 +59,14 @@ ONCE_DIFFERENT = {
         step(4, "get", queue="q0"),
         step(5, "ack_all"),
         step(6, "close_channel"),
+    ],
+    "a circle that began after a rejection": [
+        step(0, "declare_queue", queue="q0", arguments=ROUND),
+        step(1, "publish", exchange="", key="q0"),
+        step(2, "get", queue="q0"),
+        step(3, "reject", at=0, requeue=False),
+        step(4, "publish", exchange="", key="q0"),
+        step(5, "get", queue="q0"),
     ],
     "an exclusive queue without its last consumer": [
         step(0, "leave_exclusive", auto_delete=True),
