@@ -114,6 +114,13 @@ def test_delivery_info() -> None:
     }
 
 
+def test_a_property_that_is_none_is_not_there() -> None:
+    """Published by a template for its names, and by no template for a header of an uncommon type."""
+    for headers in ({}, {"price": Decimal("1.5")}):
+        payload = encode(message(headers=headers, correlation_id=None), "e", "k", now_ms=NOW_MS).payload
+        assert "correlation_id" not in open_delivery(delivery(payload), 1)["properties"]
+
+
 def test_redelivered_and_dead() -> None:
     deaths = (Death("b", "expired", 2, NOW_MS), Death("a", "rejected", 1, NOW_MS, "e", ("k",), {"error": "x"}))
     payload = encode(message(), "e", "k", now_ms=NOW_MS).payload
