@@ -476,9 +476,9 @@ class Client:
         self.nudge()
 
     def make_deferred_calls(self) -> None:
-        """Make them now, before a queue is declared that one of them ends. Raises a ``StoreError``."""
+        """Have them made now, before a queue is declared that one of them ends. Raises a ``StoreError``."""
         try:
-            self._deferred_calls.run()
+            self._deferred_calls.finish(self.patience.allow(self.options.operation_timeout))
         except STORE_FAILURES:
             raise
         except Exception as error:  # noqa: BLE001 - the duties thread makes it again, and reports it

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock, in_step
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.threads import Signal, instead_of_threads, move, start, start_native
@@ -59,6 +59,8 @@ class DeferredCalls:
     def __init__(self) -> None:
         self._open: set[partial[object]] = set()
         self._waiting: deque[partial[object]] = deque()
+        #: One for each call that a thread is making, set when it has returned or waits again.
+        self._underway: set[Signal] = set()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -84,9 +86,23 @@ class DeferredCalls:
         finally:
             del failure, failed  # their frames refer to these locals
 
+    def finish(self, timeout_s: float) -> None:
+        """Make each call, and wait for those that other threads are making. Raises as :meth:`run`.
+
+        Raises ``StoreUnavailable`` if one of them takes longer than ``timeout_s`` seconds.
+        """
+        self.run()
+        for returned in list(self._underway):
+            if not returned.wait(timeout_s):
+                raise StoreUnavailable("a deferred call of another thread has not returned")
+            returned.set()  # for others that wait for it
+            self.run()  # it failed, if it waits again
+
     def _run_next(self) -> Exception | None:
         hand: list[partial[object]] = []
+        returned = Signal()
         try:
+            self._underway.add(returned)
             if move(self._waiting, hand, 1):  # otherwise another thread was faster
                 hand[0]()
                 self._open.discard(hand[0])
@@ -99,6 +115,9 @@ class DeferredCalls:
         except BaseException:
             self._waiting.extendleft(hand)
             raise
+        finally:
+            self._underway.discard(returned)
+            returned.set()
         return None
 
 

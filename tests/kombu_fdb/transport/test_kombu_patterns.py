@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue, pools
@@ -11,7 +12,11 @@ from kombu.exceptions import OperationalError
 from kombu.mixins import ConsumerMixin, ConsumerProducerMixin
 from kombu.pidbox import Mailbox
 
+from kombu_fdb.engine.facade.queues import Queues
+from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.process.client import Client
+
+WAIT_S = 60.0
 
 
 class Stoppable(ConsumerMixin):
@@ -205,8 +210,13 @@ def test_pools_of_kombu(url, connect):
         connection.close()
 
 
-def test_a_mailbox_is_opened_again_as_the_store_answers(connect, monkeypatch):
-    """The consumer of the lost connection ends then, too: between declare and consume, it took the queue along."""
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("underway", [False, True])
+def test_a_mailbox_is_opened_again_as_the_store_answers(connect, monkeypatch, underway, fails):
+    """The consumer of the lost connection ends then, too: between declare and consume, it took the queue along.
+
+    ``underway``: in another thread, which has begun with it, and may fail.
+    """
     monkeypatch.setattr(Client, "nudge", lambda _client: None)  # or the duties thread may be early
     lost, found = connect(), connect()
     queue = Queue("one.pidbox", Exchange("pidbox", "fanout"), auto_delete=True)
@@ -215,7 +225,33 @@ def test_a_mailbox_is_opened_again_as_the_store_answers(connect, monkeypatch):
     client.suspect()
     lost.close()
     bound = queue(found.default_channel)
-    bound.queue_declare()
+    declare = threading.Thread(target=bound.queue_declare)
+    if underway:
+        begun, go_on, remove = threading.Event(), threading.Event(), Queues.remove_consumer
+
+        def wait(*arguments):
+            monkeypatch.setattr(Queues, "remove_consumer", remove)
+            begun.set()
+            assert go_on.wait(WAIT_S)
+            if fails:
+                raise StoreUnavailable("not yet")
+            remove(*arguments)
+
+        def run():
+            with suppress(StoreUnavailable):
+                client._run_deferred()
+
+        monkeypatch.setattr(Queues, "remove_consumer", wait)
+        other = threading.Thread(target=run)
+        other.start()
+        assert begun.wait(WAIT_S)
+        declare.start()
+        declare.join(0.1)  # without the wait for the other thread, it is through by then
+        go_on.set()
+        other.join(WAIT_S)
+    else:
+        declare.start()
+    declare.join(WAIT_S)
     client._run_deferred()
     bound.queue_bind()
     found.Consumer([bound], on_message=print, auto_declare=False).consume()
