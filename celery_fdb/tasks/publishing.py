@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 from celery import Celery, Task, current_app
 from celery.canvas import Signature
@@ -17,6 +17,9 @@ from celery.canvas import Signature
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.transport.batch import AtomicBatch, BatchPublishError, JoinedBatch, batched, batching
+
+#: A repetition gets another channel, and what it publishes there is not part of the batch.
+AT_ONCE: Final = {"retry": False}
 
 
 def publish_many(
@@ -43,7 +46,8 @@ def publish_many(
     with chosen.producer_or_acquire(producer) as acquired:
         batch = batching(acquired, AtomicBatch) if atomic else batched(acquired, BATCH_MESSAGES)
         with batch, everywhere(chosen, acquired):
-            return [each.apply_async(producer=acquired) for each in listed]
+            at_once = AT_ONCE if acquired.connection.transport.driver_type == "fdb" else {}
+            return [each.apply_async(producer=acquired, **at_once) for each in listed]
 
 
 def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -79,7 +83,7 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
         batching(producer, JoinedBatch, tr),
         everywhere(app, producer),
     ):
-        return signature.apply_async(**options, producer=producer)
+        return signature.apply_async(**{**options, **AT_ONCE}, producer=producer)
 
 
 #: The producer that publishes a batch, by application: chains and chords don't hand on the one they are given.

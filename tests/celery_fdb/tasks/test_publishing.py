@@ -7,11 +7,13 @@ import os
 import pytest
 from celery import Celery, chain, chord, group
 from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
 
 from celery_fdb import enqueue, publish_many
 from kombu_fdb import OptionError
+from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.messages.publish import Publisher
-from kombu_fdb.errors import CapacityExceeded, LimitExceeded
+from kombu_fdb.errors import CapacityExceeded, LimitExceeded, StoreUnavailable
 
 
 @pytest.fixture
@@ -90,6 +92,42 @@ def test_the_producer_is_as_before(app, add, broker):
         add.apply_async((1,), producer=producer)
         publish_many([add.s(1)] * 2001, producer=producer)
     assert broker.queue("q").count() == 2002
+
+
+@pytest.fixture
+def refused(app, monkeypatch):
+    """A queue whose first declaration meets a store that does not answer."""
+    app.conf.task_publish_retry_policy = {"max_retries": 3, "interval_start": 0}
+    declare, refusals = Queues.declare, [StoreUnavailable("it does not answer")]
+
+    def refuse(self, declaration, **kwargs):
+        if declaration.name == "refused" and refusals:
+            raise refusals.pop()
+        return declare(self, declaration, **kwargs)
+
+    monkeypatch.setattr(Queues, "declare", refuse)
+    return "refused"
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize(
+    "together",
+    [list, lambda each: [group(each)], lambda each: [chord(each[:2], each[2])]],
+    ids=["many", "group", "chord"],
+)
+def test_a_batch_with_a_store_that_does_not_answer_is_not_published(app, add, broker, refused, together, atomic):
+    """The error is one that callers know. A repetition's channel would not have the batch."""
+    signatures = [add.s(1), add.s(2).set(queue=refused), add.s(3)]
+    with pytest.raises(OperationalError, match="does not answer"):
+        publish_many(together(signatures), app=app, atomic=atomic)
+    assert broker.queue("q").count() == 0
+
+
+def test_the_messages_of_a_batch_do_not_say_that_it_repeats_nothing(app, add, broker):
+    publish_many([chain(add.s(1), add.s(2)), group([chain(add.s(5), add.s(6))])], app=app)
+    jobs = broker.queue("q").take_many(10, timeout=5)
+    assert len(jobs) == 2
+    assert b'retry"' not in b"".join(job.payload for job in jobs)
 
 
 def test_nothing_is_nothing():
