@@ -419,9 +419,11 @@ def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> 
         touch(work, queue)
     if not (declaration.auto_delete or declaration.exclusive):
         return None
-    left = consumer_tags(work, queue)
-    is_used = count_consumers(left) if declaration.auto_delete else left
-    return None if is_used else delete_queue(work, queue)
+    rows = work.keys.read(work.tr.get_range(*work.keys.consumers(queue)), str, bytes, str)
+    left = [(owner, each) for (_queue, owner, each), _ in rows]
+    if declaration.auto_delete:  # an exclusive one is used by its connection, too, if that has another session by now
+        left = [entry for entry in left if count_consumers([entry[1]]) or entry[0] != session_id]
+    return None if left else delete_queue(work, queue)
 
 
 def consumer_tags(work: Work, queue: str, *, snapshot: bool = False) -> list[str]:

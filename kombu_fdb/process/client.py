@@ -477,12 +477,15 @@ class Client:
 
     def make_deferred_calls(self) -> None:
         """Have them made now, before a queue is declared that one of them ends. Raises a ``StoreError``."""
-        try:
-            self._deferred_calls.finish(self.patience.allow(self.options.operation_timeout))
-        except STORE_FAILURES:
-            raise
-        except Exception as error:  # noqa: BLE001 - the duties thread makes it again, and reports it
-            logger.debug("a deferred call failed: %s", error)
+        patience_s = self.patience.allow(self.options.operation_timeout)
+        for _ in range(2):  # the second time those that failed in another thread, and wait again
+            try:
+                self._deferred_calls.run()
+            except STORE_FAILURES:
+                raise
+            except Exception as error:  # noqa: BLE001 - the duties thread makes it again, and reports it
+                logger.debug("a deferred call failed: %s", error)
+            self._deferred_calls.wait(patience_s)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -86,17 +87,16 @@ class DeferredCalls:
         finally:
             del failure, failed  # their frames refer to these locals
 
-    def finish(self, timeout_s: float) -> None:
-        """Make each call, and wait for those that other threads are making. Raises as :meth:`run`.
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the calls that other threads are making. One that fails is then to be made again.
 
-        Raises ``StoreUnavailable`` if one of them takes longer than ``timeout_s`` seconds.
+        Raises ``StoreUnavailable`` if that takes longer than ``timeout_s`` seconds.
         """
-        self.run()
+        deadline = monotonic() + timeout_s
         for returned in list(self._underway):
-            if not returned.wait(timeout_s):
+            if not returned.wait(deadline - monotonic()):
                 raise StoreUnavailable("a deferred call of another thread has not returned")
             returned.set()  # for others that wait for it
-            self.run()  # it failed, if it waits again
 
     def _run_next(self) -> Exception | None:
         hand: list[partial[object]] = []

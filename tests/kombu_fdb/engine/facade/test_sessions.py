@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from kit.conformance.queue import Bench
 
+from kombu_fdb.engine import topology
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import QueueNotFound, SessionLost, StoreFull
@@ -52,6 +53,23 @@ def test_a_queue_with_an_owner_ends_with_it_though_it_never_consumed(bench: Benc
     bench.engine.queues.remove_consumer(bench.session, "own", "another")
     assert "own" in bench.engine.inspect.queues()
     end(bench)
+    assert "own" not in bench.engine.inspect.queues()
+
+
+@pytest.mark.parametrize("consumed", [False, True])
+def test_a_queue_that_the_next_session_has_declared_outlives_the_last_one(bench: Bench, *, consumed: bool) -> None:
+    """A client whose session was ended by others goes on before its entries are dropped, and consumes later."""
+    declaration, session_id = QueueDeclaration("own", exclusive=True, auto_delete=True), bench.session
+    bench.engine.queues.declare(declaration, owner=(session_id, f"{topology.OWNER}1"))
+    if consumed:
+        bench.engine.queues.add_consumer(session_id, "own", "tag")
+    assert bench.engine.sessions.fence(session_id, bench.beats()[session_id])
+    following = bench.engine.sessions.open({})
+    bench.engine.queues.declare(declaration, owner=(following, f"{topology.OWNER}2"))
+    bench.engine.sessions.release(session_id)
+    bench.engine.sessions.forget_part(session_id)
+    bench.engine.queues.add_consumer(following, "own", "tag", declared=True)
+    bench.engine.queues.remove_consumer(following, "own", "tag")
     assert "own" not in bench.engine.inspect.queues()
 
 
