@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any
 
 from celery import Celery, Task, current_app
 from celery.canvas import Signature
@@ -17,9 +17,6 @@ from celery.canvas import Signature
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.transport.batch import AtomicBatch, BatchPublishError, JoinedBatch, batched, batching
-
-#: A repetition gets another channel, and what it publishes there is not part of the batch.
-AT_ONCE: Final = {"retry": False}
 
 
 def publish_many(
@@ -46,8 +43,7 @@ def publish_many(
     with chosen.producer_or_acquire(producer) as acquired:
         batch = batching(acquired, AtomicBatch) if atomic else batched(acquired, BATCH_MESSAGES)
         with batch, everywhere(chosen, acquired):
-            at_once = AT_ONCE if acquired.connection.transport.driver_type == "fdb" else {}
-            return [each.apply_async(producer=acquired, **at_once) for each in listed]
+            return [each.apply_async(producer=acquired) for each in listed]
 
 
 def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -83,7 +79,7 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
         batching(producer, JoinedBatch, tr),
         everywhere(app, producer),
     ):
-        return signature.apply_async(**{**options, **AT_ONCE}, producer=producer)
+        return signature.apply_async(**options, producer=producer)
 
 
 #: The producer that publishes a batch, by application: chains and chords don't hand on the one they are given.
@@ -92,14 +88,25 @@ _producers: ContextVar[dict[int, Any]] = ContextVar("_producers", default={})  #
 
 @contextmanager
 def everywhere(app: Celery, producer: Any) -> Iterator[None]:
-    """Send everything that this thread publishes with ``app`` through ``producer``."""
+    """Send everything that this thread publishes with ``app`` through ``producer``, and repeat none of it.
+
+    A repetition gets another channel, and what it publishes there is not part of the batch. As an option of the
+    signatures, ``retry`` would go into a chord's messages.
+    """
     if "producer_or_acquire" not in vars(app):
         _consult_producers(app)
     token = _producers.set({**_producers.get(), id(app): producer})
+    within, publish = "publish" in vars(producer), producer.publish
+    if producer.connection.transport.driver_type == "fdb":
+        producer.publish = lambda *args, **options: publish(*args, **{**options, "retry": False})
     try:
         yield
     finally:
         _producers.reset(token)
+        if within:
+            producer.publish = publish
+        else:
+            vars(producer).pop("publish", None)
 
 
 def _consult_producers(app: Celery) -> None:

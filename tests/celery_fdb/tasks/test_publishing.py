@@ -124,10 +124,19 @@ def test_a_batch_with_a_store_that_does_not_answer_is_not_published(app, add, br
 
 
 def test_the_messages_of_a_batch_do_not_say_that_it_repeats_nothing(app, add, broker):
-    publish_many([chain(add.s(1), add.s(2)), group([chain(add.s(5), add.s(6))])], app=app)
+    """A worker publishes the rest of them, and repeats it."""
+    chords = [chord([add.s(3), add.s(4)], add.s(5)), chain(group(add.s(1), add.s(2)), add.s(9))]
+    publish_many([chain(add.s(1), add.s(2)), group([chain(add.s(5), add.s(6))]), *chords], app=app)
     jobs = broker.queue("q").take_many(10, timeout=5)
-    assert len(jobs) == 2
+    assert len(jobs) == 6
     assert b'retry"' not in b"".join(job.payload for job in jobs)
+
+
+def test_a_producer_repeats_what_it_publishes_after_the_batch(app, add, broker, refused):
+    with app.amqp.producer_pool.acquire(block=True) as producer:
+        publish_many([add.s(1)], producer=producer)
+        add.apply_async((2,), queue=refused, producer=producer)
+    assert broker.queue(refused).count() == 1
 
 
 def test_nothing_is_nothing():
