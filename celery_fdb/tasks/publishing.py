@@ -42,8 +42,8 @@ def publish_many(
         return [each.apply_async() for each in listed]
     with chosen.producer_or_acquire(producer) as acquired:
         batch = batching(acquired, AtomicBatch) if atomic else batched(acquired, BATCH_MESSAGES)
-        with batch, everywhere(chosen, acquired):
-            return [each.apply_async(producer=acquired) for each in listed]
+        with batch, everywhere(chosen, in_batch := InBatch(acquired)):
+            return [each.apply_async(producer=in_batch) for each in listed]
 
 
 def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -77,9 +77,9 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
         app.producer_or_acquire(options.pop("producer", None)) as producer,
         _the_reason(),
         batching(producer, JoinedBatch, tr),
-        everywhere(app, producer),
+        everywhere(app, in_batch := InBatch(producer)),
     ):
-        return signature.apply_async(**options, producer=producer)
+        return signature.apply_async(**options, producer=in_batch)
 
 
 #: The producer that publishes a batch, by application: chains and chords don't hand on the one they are given.
@@ -88,25 +88,32 @@ _producers: ContextVar[dict[int, Any]] = ContextVar("_producers", default={})  #
 
 @contextmanager
 def everywhere(app: Celery, producer: Any) -> Iterator[None]:
-    """Send everything that this thread publishes with ``app`` through ``producer``, and repeat none of it.
-
-    A repetition gets another channel, and what it publishes there is not part of the batch. As an option of the
-    signatures, ``retry`` would go into a chord's messages.
-    """
+    """Send everything that this thread publishes with ``app`` through ``producer``."""
     if "producer_or_acquire" not in vars(app):
         _consult_producers(app)
     token = _producers.set({**_producers.get(), id(app): producer})
-    within, publish = "publish" in vars(producer), producer.publish
-    if producer.connection.transport.driver_type == "fdb":
-        producer.publish = lambda *args, **options: publish(*args, **{**options, "retry": False})
     try:
         yield
     finally:
         _producers.reset(token)
-        if within:
-            producer.publish = publish
-        else:
-            vars(producer).pop("publish", None)
+
+
+class InBatch:
+    """A producer that repeats no publish: a repetition gets another channel, which does not have the batch.
+
+    Not an option of the signatures: it would go into a chord's messages, and the worker would not repeat its body.
+    """
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        if self.connection.transport.driver_type == "fdb":
+            options["retry"] = False
+        return self._producer.publish(body, **options)
 
 
 def _consult_producers(app: Celery) -> None:

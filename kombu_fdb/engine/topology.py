@@ -419,17 +419,20 @@ def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> 
         touch(work, queue)
     if not (declaration.auto_delete or declaration.exclusive):
         return None
-    rows = work.keys.read(work.tr.get_range(*work.keys.consumers(queue)), str, bytes, str)
-    left = [(owner, each) for (_queue, owner, each), _ in rows]
+    left = _consumers(work, queue)
     if declaration.auto_delete:  # an exclusive one is used by its connection, too, if that has another session by now
-        left = [entry for entry in left if count_consumers([entry[1]]) or entry[0] != session_id]
+        left = [(session, each) for session, each in left if count_consumers([each]) or session != session_id]
     return None if left else delete_queue(work, queue)
 
 
 def consumer_tags(work: Work, queue: str, *, snapshot: bool = False) -> list[str]:
     """The tags of its consumers, and of the entries that stand for an exclusive queue's connection."""
+    return [tag for _session, tag in _consumers(work, queue, snapshot=snapshot)]
+
+
+def _consumers(work: Work, queue: str, *, snapshot: bool = False) -> list[tuple[SessionId, str]]:
     rows = work.keys.read(work.tr.get_range(*work.keys.consumers(queue), snapshot=snapshot), str, bytes, str)
-    return [tag for (_queue, _session, tag), _ in rows]
+    return [(session_id, tag) for (_queue, session_id, tag), _ in rows]
 
 
 def count_consumers(tags: Sequence[str]) -> int:

@@ -60,8 +60,8 @@ class DeferredCalls:
     def __init__(self) -> None:
         self._open: set[partial[object]] = set()
         self._waiting: deque[partial[object]] = deque()
-        #: One for each call that a thread is making, set when it has returned or waits again.
-        self._underway: set[Signal] = set()
+        #: One for each call that a thread is making, set when it has returned or waits again; and that thread.
+        self._underway: dict[Signal, int] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -93,7 +93,9 @@ class DeferredCalls:
         Raises ``StoreUnavailable`` if that takes longer than ``timeout_s`` seconds.
         """
         deadline = monotonic() + timeout_s
-        for returned in list(self._underway):
+        for returned, thread in list(self._underway.items()):
+            if thread == threading.get_ident():
+                continue  # a signal handler has interrupted it
             if not returned.wait(deadline - monotonic()):
                 raise StoreUnavailable("a deferred call of another thread has not returned")
             returned.set()  # for others that wait for it
@@ -102,7 +104,7 @@ class DeferredCalls:
         hand: list[partial[object]] = []
         returned = Signal()
         try:
-            self._underway.add(returned)
+            self._underway[returned] = threading.get_ident()
             if move(self._waiting, hand, 1):  # otherwise another thread was faster
                 hand[0]()
                 self._open.discard(hand[0])
@@ -116,7 +118,7 @@ class DeferredCalls:
             self._waiting.extendleft(hand)
             raise
         finally:
-            self._underway.discard(returned)
+            self._underway.pop(returned, None)
             returned.set()
         return None
 

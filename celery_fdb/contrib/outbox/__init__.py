@@ -46,7 +46,7 @@ from celery.utils.saferepr import saferepr
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
-from celery_fdb.tasks.publishing import everywhere
+from celery_fdb.tasks.publishing import InBatch, everywhere
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import OptionError
@@ -415,18 +415,15 @@ def is_brokers(app: Celery, error: BaseException) -> bool:
     return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
 
 
-class _Once:
+class _Once(InBatch):
     """A producer that gives each message an id made from its row's."""
 
     def __init__(self, producer: Any, row_id: str) -> None:
-        self._producer = producer
+        super().__init__(producer)
         self._row_id = row_id
         self._published = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._producer, name)
 
     def publish(self, body: Any, headers: dict[str, Any] | None = None, **options: Any) -> Any:
         self._published += 1
         ids = {"once_id": f"outbox:{self._row_id}:{self._published}", "once_window": DEDUP_WINDOW_S}
-        return self._producer.publish(body, headers={**(headers or {}), **ids}, **options)
+        return super().publish(body, headers={**(headers or {}), **ids}, **options)

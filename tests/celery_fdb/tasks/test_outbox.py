@@ -18,6 +18,7 @@ from celery_fdb.contrib import outbox as module
 from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox, OutboxTable
 from celery_fdb.contrib.published import BrokerInTest
 from kombu_fdb import InvalidArgument
+from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 
@@ -309,6 +310,28 @@ def test_nor_does_one_that_fails_in_the_middle(box, database, sent, monkeypatch,
     assert rows(database) == before
     assert box.relay() == 1
     assert len(sent()) == 1, "it was stored before"
+
+
+def test_nor_does_one_that_does_not_answer_while_a_queue_is_declared(box, database, sent, task, monkeypatch):
+    """Kombu's repetition would get another channel, which does not have the batch: an error that counts."""
+    box.app.conf.task_publish_retry_policy = {"max_retries": 3, "interval_start": 0}
+    add(box, database)
+    add(box, database, task.s(3, 4).set(queue="refused"))
+    before = rows(database)
+    declare, refusals = Queues.declare, [StoreUnavailable("it does not answer")]
+
+    def refuse(self, declaration, **options):
+        if declaration.name == "refused" and refusals:
+            raise refusals.pop()
+        return declare(self, declaration, **options)
+
+    monkeypatch.setattr(Queues, "declare", refuse)
+    with pytest.raises(OperationalError):
+        box.relay()
+    assert rows(database) == before
+    assert sent() == []
+    assert box.relay() == 2
+    assert [len(sent()), len(sent("refused"))] == [1, 1]
 
 
 def test_a_relay_whose_lease_is_over_takes_nothing_from_the_next(box, database, hurry):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 from celery import Celery, chain, chord, group
-from kombu import Exchange, Queue
+from kombu import Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 
 from celery_fdb import enqueue, publish_many
@@ -132,11 +133,23 @@ def test_the_messages_of_a_batch_do_not_say_that_it_repeats_nothing(app, add, br
     assert b'retry"' not in b"".join(job.payload for job in jobs)
 
 
-def test_a_producer_repeats_what_it_publishes_after_the_batch(app, add, broker, refused):
+def test_another_thread_that_publishes_with_the_producer_meanwhile_repeats(app, add, monkeypatch):
+    repeats = {}
+    publish = Producer.publish
+
+    def note(self, body, **options):
+        repeats[threading.get_ident()] = options["retry"]
+        if len(repeats) == 1:
+            other = threading.Thread(target=add.apply_async, args=((2,),), kwargs={"producer": self})
+            other.start()
+            other.join(60)
+        return publish(self, body, **options)
+
+    monkeypatch.setattr(Producer, "publish", note)
     with app.amqp.producer_pool.acquire(block=True) as producer:
         publish_many([add.s(1)], producer=producer)
-        add.apply_async((2,), queue=refused, producer=producer)
-    assert broker.queue(refused).count() == 1
+    assert repeats.pop(threading.get_ident()) is False
+    assert list(repeats.values()) == [True]
 
 
 def test_nothing_is_nothing():

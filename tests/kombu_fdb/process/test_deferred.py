@@ -210,3 +210,11 @@ def test_a_thread_that_was_asked_for_and_has_not_begun_is_waited_for(monkeypatch
     monkeypatch.undo()
     asked[0]()
     assert thread.stop(60)
+
+
+def test_a_declaration_within_a_deferred_call_does_not_wait_for_itself(broker: Broker) -> None:
+    """As that of a signal handler, which has interrupted the call."""
+    client = broker._client
+    client._deferred_calls.add(client.make_deferred_calls)
+    client._run_deferred()
+    assert not client._deferred_calls
