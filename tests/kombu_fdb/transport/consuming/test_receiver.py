@@ -372,11 +372,11 @@ def test_a_cancel_in_an_event_loop_does_not_wait(monkeypatch: pytest.MonkeyPatch
         assert threading.current_thread() is not threading.main_thread(), "it waits"
         return wait(signal, timeout_s)
 
-    monkeypatch.setattr(Signal, "wait", refuse)
     with Connection(f"fdb+sqlite:///{tmp_path}/broker.db") as connection:
         connection.Producer().publish(1, routing_key="q", declare=[Queue("q")])
         consumer = connection.Consumer([Queue("q")], on_message=print)
         consumer.consume()
+        monkeypatch.setattr(Signal, "wait", refuse)  # not before: a write may have to wait for the duties'
         consumer.cancel()
         monkeypatch.undo()
         engine = connection.default_channel.engine
