@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -17,6 +19,8 @@ from kombu.connection import Connection
 __all__ = ["Node", "rabbitmq_unavailable_reason"]
 
 START_S = 120.0
+#: Below those of ``net.ipv4.ip_local_port_range``.
+PORTS = (15_000, 32_000)
 #: Debian's wrapper on PATH changes the user and drops the environment.
 PLAIN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 #: Between us and the node. At the end of its input, which comes even if we are killed, it kills the node; with the node
@@ -110,7 +114,9 @@ class Node:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that the system gives to no socket by itself: such a port may be taken before the node binds it."""
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

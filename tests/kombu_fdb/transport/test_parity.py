@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kit.parity import RULES, Bench, benches, documented, make_program, rabbitmq_unavailable_reason, shrink
 from kit.parity.broker import Observation
-from kit.parity.compare import compare
+from kit.parity.compare import RUNS, compare
 from kit.parity.deviations import Difference
 from kit.parity.program import Step, step
 from kombu.transport.pyamqp import Channel as AMQPChannel
@@ -112,9 +112,12 @@ class TestOnRabbitMQ:
 
     @pytest.mark.parametrize("rule", [*RULES])
     def test_each_deviation_is_there(self, both: Bench, rule: str) -> None:
-        """Or its line in the docs is out of date."""
-        verdict = both.verdict(RULES[rule].witness)
-        assert not verdict.unexplained, str(verdict)
+        """Or its line in the docs is out of date. A race of either broker may hide it in a run, but not in each."""
+        for _ in range(RUNS):
+            verdict = both.verdict(RULES[rule].witness)
+            assert not verdict.unexplained, str(verdict)
+            if rule in verdict.shown:
+                break
         assert rule in verdict.shown
 
 
