@@ -1,4 +1,4 @@
-"""What a publish costs over its floor, step by step: the floor of ``weight.py``, extended until it is a publish.
+"""What a message costs over its floor, step by step: the floor of ``weight.py``, extended until it is our transport.
 
 Each step stores the same rows on SQLite with kombu in front, and does one thing more as the transport does it:
 
@@ -10,7 +10,16 @@ Each step stores the same rows on SQLite with kombu in front, and does one thing
 * ``publisher``: routed, admitted and not stored twice (``engine/messages/publish.py``);
 * ``transport``: by a channel, whose process may have forked and whose connection may have been closed.
 
-All steps take turns in one process, so that their differences hold on a busy machine.
+A consumed message, with its acknowledgement and a prefetch of 8, likewise: what kombu's consumer takes in memory, and
+
+* ``floor``: claims of four messages, which settle those of the claim before, as one function over ``sqlite3``;
+* ``transaction``: the same rows by the store's transaction;
+* ``engine``: leased to a session that lives, from queues in their states, records read and checked, counters and totals
+  (``engine/messages/claim.py``);
+* ``transport``: by a connection that drains, claims, hands out, and settles (``transport/consuming``).
+
+All steps take turns in one process, so that their differences hold on a busy machine. RabbitMQ's client is beside them,
+without confirms, where a server is found: its CPU time is that of one process of the two.
 
 With ``--fdb``, on a FoundationDB of its own: the floor of a publish, and of a claim of 250 messages that settles those
 of the claim before, are the same rows by the client library alone. A claim is from a queue without keys, or with 1,000.
@@ -21,16 +30,18 @@ usage: python bench/ladder.py [--messages 2000] [--fdb]
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count, islice
 from typing import Any
 
+from kit.rabbitmq import Node, rabbitmq_unavailable_reason
 from kombu import Connection
 from kombu.transport import memory
 from weight import Floor, Side, celery_message, over
@@ -40,6 +51,7 @@ from kombu_fdb.engine.messages.message import Subqueue, put_ready
 from kombu_fdb.engine.stored.work import PUBLISHED, Work
 from kombu_fdb.engine.transactions import Environment, Transactions
 from kombu_fdb.keyspace.codec import Record
+from kombu_fdb.keyspace.layout import Keyspace, range_of
 from kombu_fdb.model import NO_PRIORITY, ClaimTerms, Publication
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -51,6 +63,8 @@ from kombu_fdb.transport.envelope import encode
 
 ROUNDS = 9
 TIMEOUT_S = 5.0
+#: What a consumer with a prefetch of 8 claims at once.
+CLAIM = 4
 
 encoded = partial(encode, exchange="", routing_key="weight", now_ms=0)
 
@@ -91,6 +105,26 @@ def by_work(run: Transactions, publication: Publication) -> None:
         put_ready(work, Subqueue("weight", "", work.keys.rank(0)), record_of(publication, work.now_ms))
 
     run.write(verb, TIMEOUT_S)
+
+
+def claim_by_transaction(database: SqliteDatabase, keys: Keyspace, held: list[tuple[bytes, bytes]]) -> int:
+    """As ``Floor.claim`` does it. ``held``: the lease and the task of each message of the claim before."""
+    tr = database.begin(timeout_s=TIMEOUT_S)
+    session = b"session"
+    tr.get_many([keys.session(session), keys.count("weight", "ready"), keys.control("weight"), keys.fair("weight")])
+    rows = tr.get_range(*range_of(keys.ready("weight")), limit=CLAIM)
+    for lease, task in held:
+        tr.clear(lease)
+        tr.clear(task)
+    held.clear()
+    for number, (key, value) in enumerate(rows):
+        tr.clear(key)
+        held.append((keys.lease(session, number), keys.task(value[2:38].decode("latin-1"))))
+        tr.set(held[-1][0], value)
+    tr.add(keys.count("weight", "ready"), -len(rows))
+    tr.add(keys.count("weight", "leased"), len(rows))
+    tr.commit()
+    return len(rows)
 
 
 # -- on FoundationDB ---------------------------------------------------------------------------------------------------
@@ -203,6 +237,16 @@ def tell(what: str, floor: float, ours: float) -> None:
     print(f"{what:<18} floor {floor:6.1f} us, ours {ours:6.1f} us  {ours / floor:.2f}")
 
 
+def tell_steps(what: str, took: Mapping[str, list[float]]) -> None:
+    """The first round warms up."""
+    floor, before = statistics.median(took["floor"][1:]), 0.0
+    print(what)
+    for name, each in took.items():
+        us = statistics.median(each[1:])
+        print(f"  {name:<12} {us:6.1f} us  {us - before:+6.1f}  {us / floor:.2f}")
+        before = us
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=2000)
@@ -212,34 +256,87 @@ def main() -> None:
 
 
 def on_sqlite(messages: int) -> None:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        peers = {}
+        if rabbitmq_unavailable_reason() is None:
+            peers["rabbitmq"] = Side(stack.enter_context(Connection(stack.enter_context(Node()).url)))
+        tell_steps("publish", publishes(folder, messages, peers))
+        tell_steps("consume", consumes(folder, messages, peers))
+
+
+def publishes(folder: str, messages: int, peers: Mapping[str, Side]) -> Mapping[str, list[float]]:
     environment = Environment(SystemClock(), random_id, random.Random(1))
-    with tempfile.TemporaryDirectory() as folder:
-        databases = [SqliteDatabase.open(f"{folder}/{name}.db") for name in ("transaction", "work", "publisher")]
-        run, work = (Transactions(database, "bench", environment) for database in databases[:2])
-        engine = Engine(databases[2], "bench", environment)
-        engine.queues.declare(QueueDeclaration("weight"))
-        steps = {
-            "floor": over(Floor(tempfile.mkdtemp(dir=folder))),
-            "envelope": behind(partial(to_floor, Floor(tempfile.mkdtemp(dir=folder)))),
-            "transaction": behind(partial(by_transaction, databases[0], run)),
-            "work": behind(partial(by_work, work)),
-            "publisher": behind(lambda publication: engine.publisher.publish([publication])),
-            "transport": Connection(f"fdb+sqlite:///{folder}/transport.db"),
-        }
-        sides, numbers = {name: Side(connection) for name, connection in steps.items()}, count()
-        took: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(1 + ROUNDS):  # the first one warms up
+    databases = [SqliteDatabase.open(f"{folder}/{name}.db") for name in ("transaction", "work", "publisher")]
+    run, work = (Transactions(database, "bench", environment) for database in databases[:2])
+    engine = Engine(databases[2], "bench", environment)
+    engine.queues.declare(QueueDeclaration("weight"))
+    steps = {
+        "floor": over(Floor(tempfile.mkdtemp(dir=folder))),
+        "envelope": behind(partial(to_floor, Floor(tempfile.mkdtemp(dir=folder)))),
+        "transaction": behind(partial(by_transaction, databases[0], run)),
+        "work": behind(partial(by_work, work)),
+        "publisher": behind(lambda publication: engine.publisher.publish([publication])),
+        "transport": Connection(f"fdb+sqlite:///{folder}/transport.db"),
+    }
+    sides, numbers = {name: Side(connection) for name, connection in steps.items()} | peers, count()
+    took: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(1 + ROUNDS):
+        for name, side in sides.items():
+            took[name].append(side.publish([celery_message(each) for each in islice(numbers, messages)]))
+    for side in sides.values():
+        side.queue.purge()
+    for connection in steps.values():
+        connection.release()
+    for database in databases:
+        database.close()
+    return took
+
+
+def consumes(folder: str, messages: int, peers: Mapping[str, Side]) -> Mapping[str, list[float]]:
+    with Connection("memory://") as in_memory, Connection(f"fdb+sqlite:///{folder}/consumed.db") as connection:
+        kombus, sides = Side(in_memory), {"transport": Side(connection)} | peers
+        took: dict[str, list[float]] = {name: [] for name in ("floor", "transaction", "engine", *sides)}
+        for number in range(1 + ROUNDS):
+            batch = [celery_message(each) for each in range(number * messages, (number + 1) * messages)]
+            for side in (kombus, *sides.values()):
+                side.publish(batch)
+            kombu_us = kombus.consume(messages, 2 * CLAIM)
+            for name, claim in claims(tempfile.mkdtemp(dir=folder), batch).items():
+                began = time.process_time()
+                while claim():
+                    pass
+                took[name].append(kombu_us + (time.process_time() - began) / messages * 1e6)
             for name, side in sides.items():
-                took[name].append(side.publish([celery_message(each) for each in islice(numbers, messages)]))
-        floor, before = statistics.median(took["floor"][1:]), 0.0
-        for name, each in took.items():
-            us = statistics.median(each[1:])
-            print(f"{name:<12} {us:6.1f} us  {us - before:+6.1f}  {us / floor:.2f}")
-            before = us
-        for connection in steps.values():
-            connection.release()
-        for database in databases:
-            database.close()
+                took[name].append(side.consume(messages, 2 * CLAIM))
+        return took
+
+
+def claims(folder: str, batch: list[Any]) -> dict[str, Callable[[], int]]:
+    """Each claims four messages of its own full queue, and returns how many there were."""
+    floor = Floor(folder)
+    floor.fill(batch)
+    environment = Environment(SystemClock(), random_id, random.Random(1))
+    databases = [SqliteDatabase.open(f"{folder}/{name}.db") for name in ("transaction", "engine")]
+    engines = [Engine(database, "bench", environment) for database in databases]
+    for engine in engines:
+        with behind(lambda publication, engine=engine: engine.publisher.publish([publication])) as connection:
+            Side(connection).publish(batch)
+    held: list[tuple[bytes, bytes]] = []
+    leases: list[Any] = []
+    session = engines[1].sessions.open({}, ttl_s=3600)
+
+    def by_engine() -> int:
+        found = engines[1].messages.claim(session, ["weight"], CLAIM, terms=ClaimTerms(acks=[*leases]))
+        leases[:] = [each.lease for each in found]
+        return len(found)
+
+    keys = Keyspace("bench")
+    return {
+        "floor": partial(floor.claim, CLAIM),
+        "transaction": partial(claim_by_transaction, databases[0], keys, held),
+        "engine": by_engine,
+    }
 
 
 if __name__ == "__main__":
