@@ -15,6 +15,8 @@ __all__ = ["RabbitMQ"]
 
 #: Looks in a row at which nothing has changed. A message passes from queue to queue between two looks.
 CALM_LOOKS = 2
+#: Likewise where a quorum queue is, whose log a message passes first.
+QUORUM_CALM_LOOKS = 8
 
 
 class RabbitMQ(Broker):
@@ -34,6 +36,8 @@ class RabbitMQ(Broker):
     def settle(self) -> None:
         """All channels and queues have answered, several times, and nothing has changed meanwhile."""
         calm = 0
+        has_quorum = any(each.get("x-queue-type") == "quorum" for each in self.arguments.values())
+        looks = QUORUM_CALM_LOOKS if has_quorum else CALM_LOOKS
 
         def is_calm() -> bool:
             nonlocal calm
@@ -43,7 +47,7 @@ class RabbitMQ(Broker):
                 opened.channel.exchange_declare("amq.direct", "direct", passive=True)  # also reads what was delivered
             moving = any(self.is_moving(queue, found[0]) for queue, found in self.counts.items() if found)
             calm = 0 if moving or before != (len(self._arrived), self.counts) else calm + 1
-            return calm >= CALM_LOOKS
+            return calm >= looks
 
         self.until(is_calm)
 
