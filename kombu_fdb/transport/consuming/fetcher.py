@@ -598,20 +598,21 @@ class Fetcher:
 
     def _enter(self, session: ClientSession) -> None:
         """All consumers, in the name of this session, and show what is consumed."""
-        previous, self._session = self._session, session
         self._entered = session  # before the looks: a consumer that comes after them makes another one necessary
         try:
-            self._enter_all(previous, session)
+            self._enter_all(session)
         except BaseException:
             self._entered = None
             raise
 
-    def _enter_all(self, previous: ClientSession | None, session: ClientSession) -> None:
-        if previous is not None and previous is not session:
-            self.dispatch.drop_session(previous.session_id)
+    def _enter_all(self, session: ClientSession) -> None:
+        lost = None if self._session is session else self._session
+        if lost is not None:
+            self.dispatch.drop_session(lost.session_id)
             self._watch_set.disarm()  # the look that found the session gone has looked at nothing else
-            if any(each.transient for each in self.dispatch.subscriptions):
-                raise SessionLost("the session was ended by another process, and its temporary queues with it")
+        self._session = session  # behind the drop, which is repeated if it was interrupted
+        if lost is not None and any(each.transient for each in self.dispatch.subscriptions):
+            raise SessionLost("the session was ended by another process, and its temporary queues with it")
         for subscription in self.dispatch.subscriptions:
             if subscription.session_id != session.session_id:
                 self._register(subscription, session)

@@ -30,8 +30,11 @@ class Consumer:
         contested: bool = False,
     ) -> None:
         engine = bench.another()
-        client_session = ClientSession(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
-        client = SimulatedClient(engine, OPTIONS, lambda: client_session)
+        client = SimulatedClient(
+            engine,
+            OPTIONS,
+            lambda: ClientSession(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock),
+        )
         self.transport = SimulatedTransport(
             client, bench.clock.monotonic, Random(1), prefetch, bench.clock.wall_ms, single_active=single.__contains__
         )

@@ -102,6 +102,16 @@ def without_room(bench: Bench) -> Scene:
     return consumer, consumer.turn
 
 
+def fenced(bench: Bench) -> Scene:
+    """What waits for it belongs to others now; its next turn is another session's."""
+    consumer, _ = alone(bench)
+    consumer.turn()
+    lost = consumer.transport.store.session()
+    bench.engine.sessions.close(lost.session_id)
+    lost.lose()
+    return consumer, consumer.turn
+
+
 def settled_in_the_end(bench: Bench, consumer: Consumer) -> list[str]:
     """Everything that is delivered once it is left alone, the late duties included."""
     queues: list[str] = []
@@ -128,6 +138,7 @@ SCENES = [
     left_lying,
     cancelled,
     without_room,
+    fenced,
 ]
 
 
