@@ -261,13 +261,13 @@ class Client:
         return self._joining.run(partial(self._join, self.engine), self.options.operation_timeout)
 
     def in_session(self, verb: Callable[[ClientSession], T]) -> T:
-        """``verb`` in the name of the session; if others have ended that, once more in a new one's."""
-        session = self.session()
-        try:
-            return verb(session)
-        except SessionLost:
-            session.lose()
-            return verb(self.session())
+        """``verb`` in the name of the session; if others have ended that, again in a new one's, until the deadline."""
+        while True:
+            session = self.session()
+            try:
+                return verb(session)
+            except SessionLost:
+                session.lose()
 
     def _standing(self) -> ClientSession | None:
         session = self._session

@@ -108,15 +108,14 @@ def test_fenced_and_going_on(connection: Connection, until: Any, caplog: Any) ->
     assert "may run twice" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda channel: channel.basic_get("q", no_ack=True),
-        lambda channel: channel.basic_consume("q", no_ack=True, callback=print),
-        lambda channel: channel.queue_declare("own", exclusive=True),
-    ],
-    ids=["get", "consume", "declare"],
-)
+VERBS = {
+    "get": lambda channel: channel.basic_get("q", no_ack=True),
+    "consume": lambda channel: channel.basic_consume("q", no_ack=True, callback=print),
+    "declare": lambda channel: channel.queue_declare("own", exclusive=True),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_what_meets_the_fence_is_done_in_the_next_session(connection: Connection, verb: Any) -> None:
     """A worker that connects again was ended by it: its heartbeat had not heard of the fence."""
     connection.Producer().publish(1, routing_key="q")
@@ -125,6 +124,27 @@ def test_what_meets_the_fence_is_done_in_the_next_session(connection: Connection
     take_for_dead(connection)
     assert verb(channel)
     assert channel.client.session() is not lost
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_what_meets_a_second_fence_is_done_in_the_session_after_that(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, verb: Any
+) -> None:
+    connection.Producer().publish(1, routing_key="q")
+    channel = connection.default_channel
+    client, lost = channel.client, list[Any]()
+    session = client.session
+
+    def ended_twice() -> Any:
+        found = session()
+        if len(lost) < 2 and found not in lost:
+            lost.append(found)
+            client.engine.sessions.close(found.session_id)
+        return found
+
+    monkeypatch.setattr(client, "session", ended_twice)
+    assert verb(channel)
+    assert len(lost) == 2
 
 
 def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> None:
