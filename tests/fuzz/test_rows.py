@@ -166,8 +166,10 @@ def work(bench: Bench) -> None:
 
 def tidy_up(bench: Bench) -> None:
     engine = bench.engine
-    for duty in (engine.dead_letters.trim, engine.upkeep.trim_full, engine.upkeep.clear_dedup):
-        duty()
+    engine.dead_letters.trim()
+    for queue in engine.upkeep.limited_queues():
+        engine.upkeep.trim_full_part(queue)
+    engine.upkeep.clear_dedup_part()
     list(engine.metrics.trim_steps())
     for number in range(3):
         engine.messages.cancel(f"plain-{number}")

@@ -11,7 +11,6 @@ from kombu_fdb.engine.messages import overflow, publish
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling import key_limits, limit_changes
 from kombu_fdb.engine.stored import copies
-from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.engine.upkeep import due, quarantine, regain
 from kombu_fdb.keyspace.layout import Range
@@ -19,8 +18,6 @@ from kombu_fdb.store.protocol import KeyValue
 
 #: How many rows of the duties' own bookkeeping one transaction reads or clears.
 ROWS_PER_TRANSACTION = 1_000
-#: How many transactions one overfull queue gets in one go: its dead letters may come back to it.
-MOST_TRIMS = 100
 
 
 class Upkeep(Verbs):
@@ -88,32 +85,16 @@ class Upkeep(Verbs):
             return 0
         return self._run.part(regain.part, regain.MESSAGES_PER_TRANSACTION)
 
-    def trim_full(self) -> int:
-        """Shed the oldest in queues that dead letters or due messages have made too full. Returns how many."""
-        total = 0
-        for queue in self.limited_queues():
-            budget = Budget(self._run.clock, transactions=MOST_TRIMS)
-            while budget.spend() and (dropped := self.trim_full_part(queue)):
-                total += dropped
-        return total
-
     def trim_full_part(self, queue: str) -> int:
-        """Shed some of the oldest in a queue that is over its maximum. Returns how many."""
+        """Shed some of the oldest in a queue that dead letters or due messages have made too full. Returns how many."""
         return self._run.part(overflow.trim, overflow.MOST_LEAVING, queue)
 
     def drop_expired_part(self, queue: str, cursor: bytes = b"") -> tuple[int, bytes]:
         """Drop the expired ones among some ready messages. Returns how many, and where to go on; b"" at the end."""
         return self._run.part(due.drop_part, due.ROWS_PER_TRANSACTION, queue, cursor)
 
-    def clear_dedup(self, *, kept_ms: int = publish.KEPT_MS) -> int:
-        """Clear dedup ids whose window has been over for ``kept_ms`` by this process's clock. Returns how many."""
-        total = 0
-        while cleared := self.clear_dedup_part(kept_ms=kept_ms):
-            total += cleared
-        return total
-
     def clear_dedup_part(self, *, kept_ms: int = publish.KEPT_MS) -> int:
-        """One transaction of :meth:`clear_dedup`. Returns how many."""
+        """Clear some dedup ids whose window has been over for ``kept_ms`` by this process's clock. Returns how many."""
         end_ms = max(0, self._run.now() - kept_ms)
         return self._run.part(publish.clear_ended, publish.ENTRIES_PER_TRANSACTION, end_ms)
 

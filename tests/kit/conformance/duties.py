@@ -349,7 +349,7 @@ class DutiesConformance(OnBench):
         bench.duties().run_once()
         assert [(each.duty, each.subject) for each in bench.engine.upkeep.asides()] == [("trim full queues", "q")]
         monkeypatch.undo()
-        assert bench.engine.upkeep.trim_full() == 1
+        assert bench.engine.upkeep.trim_full_part("q") == 1
 
     def test_messages_of_several_calls_in_a_callers_transaction(self, bench: Bench) -> None:
         """A full queue is not read in the transaction that holds new messages of it."""

@@ -185,7 +185,7 @@ class LimitsConformance(OnBench):
         bench.put(b"retry", due_ms=bench.clock.wall_ms() + 1000)
         bench.later(1)
         bench.engine.upkeep.promote()
-        assert bench.engine.upkeep.trim_full() == 0
+        assert bench.engine.upkeep.trim_full_part("q") == 0
         assert bench.payloads() == [b"a", b"retry"]
 
     # -- priorities ------------------------------------------------------------------------------------------------

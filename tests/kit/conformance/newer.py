@@ -200,7 +200,7 @@ class NewerConformance:
         assert bench.engine.inspect.counts("q") == QueueCounts(1, ready_bytes=3, newer=1)
         with upgraded():
             bench.engine.upkeep.regain_part()
-            assert bench.engine.upkeep.trim_full() == 1
+            assert bench.engine.upkeep.trim_full_part("q") == 1
             (letter,) = bench.take(1, "grave")
             assert (letter.payload, letter.deaths[0].reason) == (b"new", "maxlen")
             bench.engine.messages.ack([letter.lease])

@@ -60,7 +60,7 @@ class Ours(Broker):
         expired, _next_ms = upkeep.expired_heads([*QUEUES])
         for queue in expired:
             upkeep.drop_expired_part(queue)
-        return len(expired) + upkeep.trim_full()
+        return len(expired) + sum(map(upkeep.trim_full_part, upkeep.limited_queues()))
 
     def _drain(self, connection: str, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

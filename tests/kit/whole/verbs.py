@@ -374,7 +374,6 @@ VERBS: dict[str, Verb] = {
     "upkeep.unpark": _in_turn(_claim, lambda s: _later(s).upkeep.unpark()),
     "upkeep.relimited_queues": lambda s: s.engine.upkeep.relimited_queues(),
     "upkeep.regain_part": lambda s: s.engine.upkeep.regain_part(),
-    "upkeep.trim_full": lambda s: s.engine.upkeep.trim_full(),
     "upkeep.trim_full_part": lambda s: _until_nothing(lambda: s.engine.upkeep.trim_full_part("full")),
     "upkeep.limited_queues": lambda s: s.engine.upkeep.limited_queues(),
     "upkeep.ttl_queues": lambda s: s.engine.upkeep.ttl_queues(),
@@ -382,7 +381,6 @@ VERBS: dict[str, Verb] = {
     "upkeep.drop_expired_part": lambda s: _by_cursor(
         lambda cursor: _later(s).upkeep.drop_expired_part("ttl", cursor)[1]
     ),
-    "upkeep.clear_dedup": lambda s: _later(s).upkeep.clear_dedup(kept_ms=0),
     "upkeep.clear_dedup_part": lambda s: _until_nothing(lambda: _later(s).upkeep.clear_dedup_part(kept_ms=0)),
     "upkeep.clear_buckets_part": _in_turn(_claim, lambda s: _by_cursor(_later(s).upkeep.clear_buckets_part)),
     "upkeep.rows": lambda s: s.engine.upkeep.rows(s.keys.all_beats),

@@ -40,9 +40,8 @@ ONE_BY_ONE = {
     ("sessions.release", "consumers"): 9,
     ("sessions.release_part", "consumers"): 9,
     ("sessions.forget_part", "consumers"): 9,
-    # The duties do a queue a step, and have a budget; these are loops for tests.
+    # The duties do a queue a step, and have a budget; this is a loop for tests.
     ("upkeep.promote", "queues"): 4,
-    ("upkeep.trim_full", "queues"): 3,
 }
 
 

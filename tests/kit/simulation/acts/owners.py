@@ -319,4 +319,5 @@ def consumers_of(world: World, process: Process, queues: Iterable[str]) -> dict[
 def tidy(world: World, frame: Frame) -> None:
     """Forget dedup ids whose window is over, as by a clock that is as far ahead as it may be."""
     own_ms = 2000 * world.profile.most_off_s if "jump" in world.profile.weights else 0
-    frame.actor.engine.upkeep.clear_dedup(kept_ms=own_ms)
+    while frame.actor.engine.upkeep.clear_dedup_part(kept_ms=own_ms):
+        pass

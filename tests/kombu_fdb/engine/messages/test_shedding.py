@@ -9,7 +9,6 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.errors import CapacityExceeded
 from kombu_fdb.model import Publication
@@ -64,16 +63,16 @@ def test_a_queue_with_room_does_not_hide_a_full_one_of_the_same_batch(bench: Ben
     assert (bench.counts("roomy"), bench.counts("full")) == ((0, 0, 0), (0, 0, 0))
 
 
-def test_all_that_are_over_their_maximum_are_trimmed_and_a_while_at_a_time(
+def test_all_that_are_over_their_maximum_are_trimmed_and_a_part_at_a_time(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overflow, "MOST_LEAVING", 2)
-    monkeypatch.setattr(upkeep, "MOST_TRIMS", 2)
+    monkeypatch.setattr(overflow, "MOST_LEAVING", 4)
     for queue in ("one", "other"):
         bench.put(*(b"%d" % number for number in range(7)), queue=queue)
         bench.engine.queues.declare(QueueDeclaration(queue, arguments={"x-max-length": 1}))
-    assert bench.engine.upkeep.trim_full() == 8
-    assert bench.engine.upkeep.trim_full() == 4
+    upkeep = bench.engine.upkeep
+    assert {queue: upkeep.trim_full_part(queue) for queue in upkeep.limited_queues()} == {"q": 0, "one": 4, "other": 4}
+    assert {queue: upkeep.trim_full_part(queue) for queue in upkeep.limited_queues()} == {"q": 0, "one": 2, "other": 2}
     assert [bench.counts(queue)[0] for queue in ("one", "other")] == [1, 1]
 
 

@@ -61,7 +61,7 @@ def overflown(bench: Bench) -> None:
     bench.later(2)
     for _ in range(8):
         bench.put(b"", key="a")
-    bench.engine.upkeep.trim_full()
+    bench.engine.upkeep.trim_full_part("q")
     bench.engine.queues.declare(QueueDeclaration("q"))
     bench.later(2)
 

@@ -58,7 +58,7 @@ def test_a_consumers_clock_ends_no_dedup_window(ahead_s: float) -> None:
         pass_time(hosts, 10)
         consumer.engine.sessions.beat(consumer.session)
         duties.run_once()
-        consumer.engine.upkeep.clear_dedup()
+        consumer.engine.upkeep.clear_dedup_part()
         publisher.once()
     assert bench.counts() == (1, 0, 0)
 
@@ -72,8 +72,8 @@ def test_a_dedup_window_is_wrong_by_how_far_its_publishers_are_apart_at_most(
     one, two = hosts = [Host(bench, first_s), Host(bench, second_s)]
     one.once()
     pass_time(hosts, later_s)
-    one.engine.upkeep.clear_dedup()
-    two.engine.upkeep.clear_dedup()
+    one.engine.upkeep.clear_dedup_part()
+    two.engine.upkeep.clear_dedup_part()
     two.once()
     stored, apart_s = bench.counts()[0], abs(first_s - second_s)
     if later_s < WINDOW_MS / 1000 - apart_s:

@@ -137,7 +137,7 @@ def test_publishers_to_a_full_queue_do_not_conflict(bench: Bench, counted: Count
     assert len(storing) == publishers * 20, "each in one transaction"
     assert sum(each.conflicts for each in storing) == 0
     assert 50 <= bench.counts()[0] <= 50 + publishers
-    bench.engine.upkeep.trim_full()
+    bench.engine.upkeep.trim_full_part("q")
     assert bench.counts() == (50, 0, 0)
     bench.check()
 
@@ -149,7 +149,7 @@ def test_publishes_to_a_full_queue_that_are_open_together_all_commit(bench: Benc
     open_together = [counted.begin(timeout_s=60.0) for _ in range(8)]
     for number, each in enumerate(open_together):
         bench.another().publisher.publish_in(each, [Publication("", "q", b"%d" % number)])
-    bench.engine.upkeep.trim_full()
+    bench.engine.upkeep.trim_full_part("q")
     for each in open_together:
         each.commit()
     assert counted.total().conflicts == 0
