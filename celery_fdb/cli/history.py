@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from celery_fdb.cli.terminal import Answer, Invocation, command, duration, table
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ENDED, STATES
-from celery_fdb.history.views.runs import RunsPage, RunView, active_runs, page_of_runs
+from celery_fdb.history.views.runs import RunsPage, RunView, page_of_runs
 from celery_fdb.history.views.timeline import Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
 from celery_fdb.inspection.time_formats import age, moment
@@ -57,10 +57,7 @@ def history(
         until_ms=0 if until is None else max(now_ms - int(until * 1000), 1),
         **texts,
     )
-    if state == STATES[0]:
-        page = RunsPage(active_runs(invocation.broker, wanted, limit=limit), None)
-    else:
-        page = _page(invocation.broker, wanted, limit, after)
+    page = _page(invocation.broker, wanted, limit, after)
     more = [] if page.cursor is None else [f"There is more: --after {page.cursor}"]
     return Answer(dataclasses.asdict(page), [_table(page.runs), *more])
 
@@ -74,7 +71,7 @@ def _page(broker: Broker, wanted: Wanted, limit: int, after: str | None) -> Runs
         after = page.cursor
         if after is None or len(runs) == limit:
             break
-    return RunsPage(runs, after)
+    return RunsPage(runs[:limit], after)  # active runs are one page, whatever the limit
 
 
 def _table(runs: Sequence[RunView]) -> RenderableType:

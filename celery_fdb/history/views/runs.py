@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from celery_fdb.history.layout import SLOTS, Counters
 from celery_fdb.history.reading import Cursor, Wanted
-from celery_fdb.history.run import ENDED, STATES, Run
+from celery_fdb.history.run import ACTIVE, ENDED, STATES, Run
 from celery_fdb.history.store import HistoryStore
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
@@ -119,12 +119,16 @@ def page_of_runs(
 ) -> RunsPage:
     """Runs that have ended, the newest first (``reading.py``); at a bounded cost, whatever is wanted.
 
-    Raises ``InvalidArgument`` for a state or cursor that is none, and ``HistoryOff``.
+    With the state STARTED: :func:`active_runs`, all on one page. Their rows are in the order of their sessions, so a
+    first page of ``limit`` rows could miss the longest. Raises ``InvalidArgument`` for a state or cursor that is none,
+    and ``HistoryOff``.
     """
     wanted = wanted or Wanted()
     if wanted.state and wanted.state not in STATES:
         raise InvalidArgument("not a state of a run", given=wanted.state[:80], fix=f"It is one of {', '.join(STATES)}.")
     after = Cursor.parse(cursor) if cursor else None
+    if wanted.state == ACTIVE:
+        return RunsPage(active_runs(broker, wanted), None)
     runs, following = kept_by(broker).page(wanted, limit=min(max(limit, 1), MOST_RUNS), after=after)
     return RunsPage([RunView.of(run) for run in runs], None if following is None else str(following))
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from celery_fdb.history.layout import ERROR
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, FAILED, LOST, STATES
-from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, RunsPage, active_runs, look_at_tasks, page_of_runs
+from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
 from celery_fdb.history.views.workflows import DONE, Node, Workflow, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
@@ -58,11 +58,7 @@ def runs(visit: Visit, broker: Broker) -> Response:
     arguments = visit.asked_arguments()[:LONGEST]
     wanted = Wanted(task, state, key, queue, worker, ended.since_ms or 0, ended.until_ms or 0, arguments)
     try:
-        if wanted.state == ACTIVE:
-            found = RunsPage(active_runs(broker, wanted), None)
-        else:
-            size, cursor = visit.settings.page_size, visit.asked("cursor") or None
-            found = page_of_runs(broker, wanted, limit=size, cursor=cursor)
+        found = page_of_runs(broker, wanted, limit=visit.settings.page_size, cursor=visit.asked("cursor") or None)
     except HistoryOff:
         return visit.page("no_history", title="Runs", here="tasks")
     kept = {name: value for name, value in given.items() if value}

@@ -59,6 +59,16 @@ def test_what_runs_now(run: Callable[..., Any], history: HistoryStore) -> None:
     assert run("history", "--state", STARTED, "--json").json["runs"][0]["alive"] is False
 
 
+def test_a_limit_counts_the_active_runs_that_are_wanted(run: Callable[..., Any], history: HistoryStore) -> None:
+    """It limited the rows that were read before they were filtered."""
+    now_ms = SystemClock().wall_ms()
+    begun = {number: Run(f"t{number}", f"shop.{number % 2}", start_ms=now_ms - 1000 * number) for number in range(4)}
+    history.activity(b"s", begun)
+    ids = lambda *options: [each["id"] for each in run("history", *options, "--json").json["runs"]]  # noqa: E731 - short
+    assert ids("--state", STARTED, "--limit", "1") == ["t3"]
+    assert ids("--state", STARTED, "--limit", "1", "--task", "shop.0") == ["t2"]
+
+
 def test_history_is_off(run: Callable[..., Any], broker: Broker) -> None:
     broker.queues()
     result = run("history")

@@ -101,6 +101,24 @@ def test_active_runs_and_whether_their_worker_lives(broker: Broker, store: Histo
     assert [each.id for each in active_runs(broker, Wanted(task="unknown"))] == []
 
 
+def test_a_page_of_the_active_state_is_the_active_runs(
+    broker: Broker, store: HistoryStore, keep: Keep, run: Make
+) -> None:
+    keep(run("ended"))
+    active = {
+        number: run(name, task=task, state=STARTED, ago_s=ago_s, end_ms=0, runtime_s=None)
+        for number, (name, task, ago_s) in enumerate([("new", "a", 1), ("old", "a", 9), ("other", "b", 5)])
+    }
+    store.activity(b"session", active)
+    assert [each.id for each in page_of_runs(broker).runs] == ["ended"]
+    found = page_of_runs(broker, Wanted(state=STARTED), limit=1)
+    assert ([each.id for each in found.runs], found.cursor) == (["old", "other", "new"], None)
+    assert found.runs == active_runs(broker)
+    assert [each.id for each in page_of_runs(broker, Wanted("b", STARTED)).runs] == ["other"]
+    with pytest.raises(InvalidArgument, match="cursor"):
+        page_of_runs(broker, Wanted(state=STARTED), cursor="x")
+
+
 # -- lives -------------------------------------------------------------------------------------------------------------
 
 
