@@ -45,7 +45,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import autodiscover_modules
 
 from celery_fdb.contrib.django import conf
-from kombu_fdb.errors import FormatError
+from kombu_fdb.errors import FormatError, OptionError
 from kombu_fdb.transport.envelope import open_payload
 
 try:
@@ -165,8 +165,12 @@ class CeleryBackend(BaseTaskBackend):
 
     def check(self, **_: Any) -> list[CheckMessage]:
         """Check that results can be read."""
-        has_backend = not isinstance(self.app.backend, DisabledBackend)
-        if not has_backend or self.app.conf.result_extended:
+        app = self.app
+        try:
+            has_backend = not isinstance(app.backend, DisabledBackend)
+        except OptionError:  # celery_fdb.E002 says so
+            return []
+        if not has_backend or app.conf.result_extended:
             return []
         return [
             Warning(

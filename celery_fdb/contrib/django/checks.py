@@ -4,7 +4,7 @@
 id                     when        what
 =====================  ==========  ====================================================================================
 ``celery_fdb.E001``                a key or value of ``CELERY_FDB`` is unusable, or its ``APP`` is not a Celery app
-``celery_fdb.E002``                the broker's URL or options are unusable: workers would not start either
+``celery_fdb.E002``                the URL or options of the broker or result backend are unusable: no worker starts
 ``celery_fdb.W001``                the Celery app uses another broker, or the project's ``__init__.py`` imports no app
 ``celery_fdb.W002``                ``CELERY_BROKER_URL`` and the app's ``broker_url`` differ
 ``celery_fdb.W003``                the file's path is relative, or its folder is missing, not writable or on a network
@@ -42,9 +42,11 @@ from django.db import connections
 
 from celery_fdb.brokers import NoBrokerYet
 from celery_fdb.contrib.django import conf
+from celery_fdb.results.backend import settings_of
 from kombu_fdb import doctor
 from kombu_fdb.errors import KombuFDBError, OptionError
 from kombu_fdb.settings.location import (
+    SCHEMES,
     ClusterLocation,
     Location,
     SqliteLocation,
@@ -56,6 +58,8 @@ from kombu_fdb.settings.options import parse_options
 from kombu_fdb.transport.worker import without_effect
 
 Messages = Iterator[CheckMessage]
+#: Whose store is checked, as the messages begin.
+BROKER, RESULT_BACKEND = "The broker", "The result backend"
 _UNSAFE = frozenset({"pickle", "application/x-python-serialize", "yaml", "application/x-yaml"})
 #: Whether these checks are loading an app's tasks.
 _loading = ContextVar("loading", default=False)
@@ -78,19 +82,21 @@ def check_project(**_: Any) -> list[CheckMessage]:
 
 def check_store_files(**_: Any) -> list[CheckMessage]:
     """The file, or the cluster file and client library. Opens nothing."""
-    settings, location, _wrong = _read()
+    settings, locations, _wrong = _read()
     if settings is None or not settings.checks:
         return []
-    if isinstance(location, SqliteLocation):
-        return [*_check_file(location)]
-    if isinstance(location, ClusterLocation):
-        return [*_check_cluster(location)]
-    return []
+    found: list[CheckMessage] = []
+    for whose, location in locations.items():
+        if isinstance(location, SqliteLocation):
+            found += _check_file(whose, location)
+        elif isinstance(location, ClusterLocation):
+            found += _check_cluster(location)
+    return found
 
 
 def check_deployment(**_: Any) -> list[CheckMessage]:
-    """``check --deploy``: opens the store."""
-    location = _read()[1]
+    """``check --deploy``: opens the broker's store."""
+    location = _read()[1].get(BROKER)
     if location is None:
         return []
     return [*_check_answers(), *_check_namespace(location), *_check_atomic_requests()]
@@ -173,23 +179,23 @@ def _check_pickle(app: Celery) -> Messages:
         )
 
 
-def _check_file(location: SqliteLocation) -> Messages:
+def _check_file(whose: str, location: SqliteLocation) -> Messages:
     for finding in doctor.check_file(location):
         if finding.level != "ok":
             number = "W004" if finding.what == "file mode" else "W003"
-            yield Warning(f"The broker's {finding.what}: {finding.found}.", hint=finding.fix, id=f"celery_fdb.{number}")
+            yield Warning(f"{whose}'s {finding.what}: {finding.found}.", hint=finding.fix, id=f"celery_fdb.{number}")
     path = location.path
     if any(_is_file(each.settings_dict, path) for each in connections.all()):
         yield Warning(
-            "The broker's file is also a Django database.",
-            hint="Give the broker its own file: each write locks the whole file.",
+            f"{whose}'s file is also a Django database.",
+            hint=f"Give {whose.lower()} its own file: each write locks the whole file.",
             id="celery_fdb.W005",
         )
     for name in ("MEDIA_ROOT", "STATIC_ROOT"):
         root = getattr(django_settings, name, None)
         if root and path.is_relative_to(Path(root).absolute()):
             yield Warning(
-                f"The broker's file is in {name}, which web servers serve to anyone.",
+                f"{whose}'s file is in {name}, which web servers serve to anyone.",
                 hint="Move it elsewhere, such as /var/lib.",
                 id="celery_fdb.W006",
             )
@@ -242,26 +248,41 @@ def _check_atomic_requests() -> Messages:
 # -- how ---------------------------------------------------------------------------------------------------------------
 
 
-def _read() -> tuple[conf.DjangoSettings | None, Location | None, list[CheckMessage]]:
-    """The settings and the location they name, each None unless it is right; and the messages on what is wrong."""
-    settings = None
-    kind: type[Error | Warning] = Error
-    number = "E001"
+def _read() -> tuple[conf.DjangoSettings | None, dict[str, Location], list[CheckMessage]]:
+    """The settings, None if they are wrong; the location of each usable store; and the messages on what is wrong.
+
+    The result backend has a location only if it is celery-fdb's, and elsewhere than the broker.
+    """
     try:
-        read = conf.read()
-        if read.broker_url is None:
-            conf.celery_app(read)
-        settings, kind, number = read, Warning, "W001"
-        url, options = conf.broker_of(settings)
-        kind, number = Error, "E002"
-        return settings, locate(parse_url(url), parse_options(options)), []
+        settings = conf.read()
+        app = conf.app_of_broker(settings)
     except OptionError as error:
-        return settings, None, [_told(kind, error, number)]
+        return None, {}, [_told(Error, error, "E001")]
+    locations: dict[str, Location] = {}
+    wrong: list[CheckMessage] = []
+    try:
+        url, options = conf.broker_of(settings)
+    except OptionError as error:
+        wrong.append(_told(Warning, error, "W001"))
+    else:
+        try:
+            locations[BROKER] = locate(parse_url(url), parse_options(options))
+        except OptionError as error:
+            wrong.append(_told(Error, error, "E002"))
+    if app is not None and str(app.conf.result_backend).startswith(tuple(f"{each}://" for each in SCHEMES)):
+        try:
+            location = settings_of(app.conf, app.conf.result_backend)[0]
+            if location != locations.get(BROKER):
+                locations[RESULT_BACKEND] = location
+        except OptionError as error:
+            wrong.append(_told(Error, error, "E002", whose=RESULT_BACKEND))
+    return settings, locations, wrong
 
 
-def _told(kind: type[Error | Warning], error: KombuFDBError, number: str) -> CheckMessage:
+def _told(kind: type[Error | Warning], error: KombuFDBError, number: str, *, whose: str = "") -> CheckMessage:
     """The check's message: what happened, and the next step."""
     fix = str(error.attributes.get("fix") or "")
     text = str(error).removesuffix(fix).rstrip(". ")
+    text = f"{whose}: {text}" if whose else text
     hint = fix or "Run python -m kombu_fdb.doctor with the broker's URL to see what is wrong."
     return kind(f"{text[:1].upper()}{text[1:]}.", hint=hint, id=f"celery_fdb.{number}")

@@ -77,6 +77,56 @@ def test_options_with_which_no_worker_starts(app: Celery, options: dict[str, Any
     assert "session_ttl" in f"{messages()['E002'].msg} {messages()['E002'].hint}"
 
 
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        ("fdb:///shop/results", {}, "ambiguous path"),
+        ("fdb+sqlite://host/results.db", {}, "four slashes"),
+        ("fdb+sqlite:////srv/results.db", {"sesion_ttl": 3}, "session_ttl"),
+    ],
+)
+def test_a_result_backend_with_which_no_worker_starts(
+    app: Celery, url: str, options: dict[str, Any], says: str
+) -> None:
+    app.conf.update(result_backend=url, result_backend_transport_options=options)
+    found = messages()
+    assert found.keys() == {"E002"}
+    assert found["E002"].msg.startswith("The result backend: ")
+    assert says in f"{found['E002'].msg} {found['E002'].hint}"
+    app.conf.broker_url = "redis://localhost"
+    assert messages().keys() == {"W001", "E002"}, "whatever the broker is"
+
+
+@pytest.mark.parametrize("url", [None, "", "rpc://", "redis://localhost/0", "fdb", "fdb.backends:Theirs"])
+def test_result_backends_of_other_libraries_are_theirs(app: Celery, url: str | None) -> None:
+    app.conf.result_backend = url
+    assert messages() == {}
+
+
+def test_the_files_of_broker_and_result_backend_are_checked_alike(
+    app: Celery, tmp_path: Path, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.conf.result_backend = f"fdb+sqlite:///{tmp_path}/nowhere/results.db"
+    (found,) = messages().values()
+    assert (found.id, found.hint) == ("celery_fdb.W003", f"mkdir -p {tmp_path}/nowhere")
+    assert found.msg.startswith("The result backend's file: ")
+    monkeypatch.chdir(tmp_path)
+    app.conf.result_backend = "fdb+sqlite:///results.db"
+    assert "four slashes" in str(messages()["W003"].hint)
+    (tmp_path / "results.db").touch(mode=0o600)
+    app.conf.result_backend = f"fdb+sqlite:///{tmp_path}/results.db"
+    configure(MEDIA_ROOT=str(tmp_path))
+    served = {each.msg for each in django_checks.run_checks() if each.id == "celery_fdb.W006"}
+    files = ("The broker's file", "The result backend's file")
+    assert served == {f"{each} is in MEDIA_ROOT, which web servers serve to anyone." for each in files}
+
+
+def test_a_store_of_broker_and_results_is_checked_once(app: Celery, tmp_path: Path) -> None:
+    app.conf.broker_url = app.conf.result_backend = f"fdb+sqlite:///{tmp_path}/nowhere/broker.db"
+    (found,) = [each for each in django_checks.run_checks() if "celery_fdb" in each.id]
+    assert found.msg.startswith("The broker's file: ")
+
+
 def test_another_broker(app: Celery) -> None:
     app.conf.broker_url = "redis://:hidden@localhost/0"
     found = messages()
@@ -87,7 +137,7 @@ def test_another_broker(app: Celery) -> None:
 
 @pytest.mark.parametrize("url", [Path("/var/lib/shop/broker.db"), [Path("/var/lib/shop/broker.db")]])
 def test_a_path_in_the_place_of_the_url(app: Celery, url: object) -> None:
-    app.conf.broker_url = url
+    app.conf.broker_url, app.conf.result_backend = url, "fdb+sqlite://"
     found = messages()
     assert found.keys() == {"W001"}
     assert "/var/lib/shop/broker.db" in found["W001"].msg

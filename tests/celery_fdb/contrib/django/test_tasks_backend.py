@@ -304,3 +304,8 @@ def test_without_a_result_backend_tasks_are_sent_and_results_refused(app: Any, b
     assert broker.queue("default").count() == 1
     with pytest.raises(NotImplementedError, match="CELERY_RESULT_EXTENDED"):
         default_task_backend.get_result(sent.id)
+
+
+def test_an_unusable_result_backend_is_left_to_its_own_check(app: Any, tasks: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(backend_module.CeleryBackend, "app", Celery(backend="fdb:///a/b", set_as_current=False))
+    assert default_task_backend.check() == []
