@@ -14,7 +14,7 @@ from celery_fdb.history.run import ENDED, STATES
 from celery_fdb.history.views.runs import RunsPage, RunView, page_of_runs
 from celery_fdb.history.views.timeline import Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
-from celery_fdb.inspection.time_formats import age, moment
+from celery_fdb.inspection.time_formats import age, moment, took
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -81,7 +81,7 @@ def _table(runs: Sequence[RunView]) -> RenderableType:
         [
             (
                 *(each.task, each.id, _state(each), _ended(each, now_s), _runtime(each, now_s)),
-                *(each.attempt, each.queue, each.key, each.worker, _error(each)),
+                *(each.attempt, each.queue, each.key, each.worker, each.said),
             )
             for each in runs
         ],
@@ -99,17 +99,7 @@ def _ended(run: RunView, now_s: float) -> str:
 def _runtime(run: RunView, now_s: float) -> str:
     if run.ended is None and run.started is not None:
         return age(max(now_s - run.started, 0))
-    return "" if run.runtime_s is None else seconds(run.runtime_s)
-
-
-def seconds(value: float) -> str:
-    """A runtime; a short one exactly."""
-    return f"{value * 1000:.1f} ms" if value < 1 else age(value)
-
-
-def _error(run: RunView) -> str:
-    text = f"{run.error_class.rpartition('.')[2]}: {run.error}" if run.error_class else run.error
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return took(run.runtime_s)
 
 
 @command()
@@ -153,10 +143,10 @@ def _tree(workflow: Workflow) -> Iterator[str]:
 
 
 def _branch(node: Node, indent: str) -> Iterator[str]:
-    took = "" if node.runtime_s is None else f" in {seconds(node.runtime_s)}"
+    runtime = "" if node.runtime_s is None else f" in {took(node.runtime_s)}"
     tries = f", {node.runs} runs" if node.runs > 1 else ""
     error = f": {node.error[:80]}" if node.error else ""
     id_ = f" {node.id}" if node.kind == "task" else ""
-    yield f"{indent}{node.task or node.kind}{id_} {node.state}{took}{tries}{error}"
+    yield f"{indent}{node.task or node.kind}{id_} {node.state}{runtime}{tries}{error}"
     for child in node.children:
         yield from _branch(child, indent + "  ")

@@ -232,7 +232,7 @@ def reason_of(reason: str, details: Mapping[str, Any]) -> str:
 
 
 def error_line(details: Mapping[str, Any]) -> str:
-    """The class of a death's error and its text, in one line that fits into a table; "" for none."""
+    """The class and the text of a death's or a run's error, in one line that fits into a table; "" for none."""
     kind, error = (str(masked(name, details.get(name) or "")) for name in ERROR_DETAILS)
     text = " ".join(": ".join(filter(None, (kind.rpartition(".")[2], error))).split())
     return text if len(text) <= MOST_OF_ERROR else f"{text[: MOST_OF_ERROR - 1]}\N{HORIZONTAL ELLIPSIS}"

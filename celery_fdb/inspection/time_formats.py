@@ -34,6 +34,15 @@ def age(seconds: float | None, nothing: str = "") -> str:
     raise AssertionError
 
 
+def took(seconds: float | None, nothing: str = "") -> str:
+    """A runtime: "12.5 ms", "4.21 s", from a minute on as :func:`age`; ``nothing`` for None."""
+    if seconds is None:
+        return nothing
+    if seconds < 0.9995:  # from here on, three digits are a second
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 60 else age(seconds)
+
+
 def seconds_of(text: str) -> float | None:
     """Seconds, or a number with its unit: 30s, 10m, 12h, 7d. None for what is none, or over a hundred years."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([smhd]?)", text)

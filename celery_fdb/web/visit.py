@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from celery_fdb.history.run import LOST
-from celery_fdb.inspection.time_formats import age, limit, moment, rate
+from celery_fdb.inspection.time_formats import age, limit, moment, rate, took
 from celery_fdb.operations.action import Action, Audit
 from celery_fdb.web.settings import DashboardSettings, User
 from kombu_fdb.model import Spot
@@ -149,7 +149,7 @@ def environment() -> Environment:
     made.filters |= {
         "number": number,
         "age_s": partial(age, nothing=NOTHING),
-        "took": took,
+        "took": partial(took, nothing=NOTHING),
         "rate": partial(rate, nothing=NOTHING),
         "shown": shown,
         "limit": limit,
@@ -206,19 +206,10 @@ def clock(moment: Any, form: str = "") -> str:
     return NOTHING if moment is None else moment.strftime(FORMS[form])
 
 
-def took(seconds: float | None) -> str:
-    """A runtime: three digits, in the unit that suits."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 60 else age(seconds)
-
-
 def shown(value: float | None, kind: str) -> str:
     """A value of a chart, by its kind: rate, number or took."""
     if kind == "took":
-        return took(value)
+        return took(value, NOTHING)
     if kind == "rate":
         return rate(value, NOTHING)
     return number(None if value is None else int(value) if value == int(value) else value)

@@ -13,6 +13,7 @@ from celery_fdb.history.layout import SLOTS, Counters
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import ACTIVE, ENDED, STATES, Run
 from celery_fdb.history.store import HistoryStore
+from celery_fdb.inspection.message import error_line
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.primitives.clock import Clock, SystemClock
@@ -104,6 +105,11 @@ class RunView:
             parent=run.parent,
             group=run.group,
         )
+
+    @property
+    def said(self) -> str:
+        """The class of its error and what that said, in one line that fits into a table; "" for none."""
+        return error_line({"error_class": self.error_class, "error": self.error})
 
 
 @dataclass(frozen=True, slots=True)

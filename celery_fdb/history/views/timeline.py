@@ -18,6 +18,7 @@ from celery_fdb.history.run import ACTIVE, LOST, PUBLISHED, bounded
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import RunView, history_of
 from celery_fdb.inspection.message import describe, reason_of
+from celery_fdb.inspection.time_formats import took
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError
@@ -123,8 +124,8 @@ def _of_run(run: RunView) -> Iterator[Event]:
         yield Event(run.started, "started", f"{attempt}, by {run.worker} from {run.queue}")
     if run.ended is not None:
         error = f"{run.error_class}: {run.error}" if run.error_class else run.error
-        took = "" if run.runtime_s is None else f"after {run.runtime_s:.3g} s"
-        yield Event(run.ended, ENDS[run.state], " ".join(filter(None, (took, error))))
+        after = "" if run.runtime_s is None else f"after {took(run.runtime_s)}"
+        yield Event(run.ended, ENDS[run.state], " ".join(filter(None, (after, error))))
 
 
 def _state(messages: list[dict[str, Any]], runs: list[RunView], result: str | None) -> str:

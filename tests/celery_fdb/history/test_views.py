@@ -119,7 +119,18 @@ def test_a_page_of_the_active_state_is_the_active_runs(
         page_of_runs(broker, Wanted(state=STARTED), cursor="x")
 
 
+def test_a_run_says_its_error_in_one_line(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(run("short", error_class="shop.Broken", error="no\n  card"), run("long", error="x" * 500), run("fine"))
+    said = {each.id: each.said for each in page_of_runs(broker).runs}
+    assert said == {"short": "Broken: no card", "long": "x" * 99 + "…", "fine": ""}
+
+
 # -- lives -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_life_says_how_long_a_long_run_took(broker: Broker, keep: Keep, run: Make) -> None:
+    keep(run("t", runtime_s=1_234.0))
+    assert timeline_of(broker, "t").events[-1].about == "after 20 min 34 s"
 
 
 class Trap:
@@ -133,7 +144,7 @@ class Trap:
 
 
 def test_a_life_never_loads_a_pickle(broker: Broker, tmp_path: Path) -> None:
-    """Also of an application that accepts them: who looks at a page is no worker."""
+    """Also of an application that accepts them: the process that shows a page is no worker."""
     app = Celery("tests", backend=f"file://{tmp_path}", set_as_current=False)
     app.conf.result_serializer = "pickle"
     app.conf.result_accept_content = ["json", "pickle"]

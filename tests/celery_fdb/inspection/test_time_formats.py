@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_fdb.inspection.time_formats import age, limit, moment, rate, rate_of
+from celery_fdb.inspection.time_formats import age, limit, moment, rate, rate_of, took
 
 
 @pytest.mark.parametrize("ms", [-1, 0, 2**53, 2**63, 10**30, -(10**30), 1e300])
@@ -29,6 +29,22 @@ def test_moments_that_no_calendar_has(ms: float) -> None:
 )
 def test_an_age_has_two_units_at_most(seconds: float | None, told: str) -> None:
     assert age(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (None, ""),
+        (0, "0 ms"),
+        (0.01254, "12.5 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (4.214, "4.21 s"),
+        (1_234, "20 min 34 s"),
+    ],
+)
+def test_a_runtime_has_three_digits_below_a_minute(seconds: float | None, told: str) -> None:
+    assert took(seconds) == told
 
 
 @pytest.mark.parametrize(
