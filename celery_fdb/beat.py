@@ -18,8 +18,8 @@ This fails if clocks differ by more than an interval, or are set back by more th
 different times in different beats. A ``dedup_id`` in the entry's own options is kept. Other brokers ignore the headers,
 and every beat publishes.
 
-They also tell the broker's store what is in their schedules, and when each entry ran and will run: the dashboard shows
-it, and pauses an entry for all of them.
+They also report to the broker's store what is in their schedules, and when each entry ran and will run: the dashboard
+shows it, and pauses an entry for all of them.
 """
 
 from __future__ import annotations

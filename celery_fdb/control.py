@@ -98,7 +98,7 @@ class Control(CeleryControl):
 def ask_workers(app: Celery, question: Callable[[CeleryControl], T]) -> T:
     """What the running workers answer to ``question``, which is asked of ``app.control``.
 
-    Raises ``StoreUnavailable`` for :data:`UNASKED`. The workers may have been told all the same.
+    Raises ``StoreUnavailable`` for :data:`UNASKED`. The workers may have heard it all the same.
     """
     try:
         return question(app.control)

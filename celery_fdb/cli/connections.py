@@ -2,7 +2,7 @@
 
 uvicorn waits for the rest of a request's head, and for a full socket, as long as the client stays, and takes
 connections until the process has no files left. Here a client has :data:`HEAD_S` for each head and :data:`READ_S` to
-read what stands in the way, and one that comes when :data:`MOST_CONNECTIONS` are open is told so. How long a body may
+read what fills its socket, and one that comes when :data:`MOST_CONNECTIONS` are open gets a 503. How long a body may
 take, the pages say (``web/page.py``).
 """
 

@@ -59,7 +59,7 @@ def metrics(invocation: Invocation, *, port: int, address: str, keys: int, once:
         from celery_fdb.inspection.metrics import BrokerCollector
     except ImportError as error:
         raise Refused("prometheus-client is not installed", fix="Run: pip install prometheus-client") from error
-    invocation.where.location()  # wrong usage is told now, an unreachable store at each scrape
+    invocation.where.location()  # wrong usage is an error now, an unreachable store at each scrape
     registry = CollectorRegistry()
     with (
         closing(BrokerCollector(invocation.where.open, keys=keys)) as of_broker,
@@ -198,7 +198,7 @@ def web(invocation: Invocation, **given: Any) -> None:
 
     By default for the users of this machine, and read-only.
     """
-    invocation.where.location()  # wrong usage is told now, an unreachable store on each page
+    invocation.where.location()  # wrong usage is an error now, an unreachable store on each page
     token = _token(given["token_file"], given["token"])
     is_local = _is_loopback(given["address"])
     if token is None and (not is_local or given["allow_host"] or given["root_path"]):

@@ -75,7 +75,7 @@ MOST_SEGMENT_NUMBERS = 2**62
 
 
 class GroupId(NamedTuple):
-    """Where a group stands in its segment: ``end_ms`` of its newest run, and what tells it from others of then."""
+    """A group's place in its segment: ``end_ms`` of its newest run, and bytes that tell groups of one moment apart."""
 
     end_ms: int
     nonce: bytes
@@ -366,7 +366,7 @@ def _text(value: Any) -> None:
 # -- counters ----------------------------------------------------------------------------------------------------------
 
 
-#: Upper bounds of the buckets that Prometheus is told, in seconds; behind the last one there is one without.
+#: Upper bounds of the buckets that Prometheus scrapes, in seconds; one more bucket has no bound.
 BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),

@@ -8,7 +8,7 @@ child that was killed. A mixin notes it: what is read from the request takes som
 Children know nothing of the history.
 
 ================================== =================================================================================
-``on_success``                     SUCCESS; or the child has told of an exception, and it goes on with ``on_failure``
+``on_success``                     SUCCESS; or the child has reported an exception, and ``on_failure`` follows
 ``on_failure``                     FAILURE, RETRY, REJECTED, IGNORED; SUCCESS if its child died after it had succeeded
 ``on_timeout``                     FAILURE, after the hard limit
 ``_announce_revoked``              REVOKED: before it began, expired, or terminated

@@ -1,8 +1,8 @@
 """A run: what the history has of one task message, from its publish to its end.
 
-A header of the message tells when the task was published, as nothing else tells a worker when that was. The header is
-made by the application's own ``AMQP``. What a retry repeats of the attempt before is laid over it, so a retry's moment
-is that of the signal, which comes last.
+A header of the message says when the task was published, because nothing else in it does. The application's own
+``AMQP`` sets the header. A retry then copies the headers of the attempt before over it, so the signal, which comes
+last, sets it once more.
 
 Model. A *run* is one attempt in one worker. It is *active* from the moment a process of the pool accepted it, and ends
 in one of these states, Celery's names but for the last:
@@ -29,7 +29,7 @@ from celery.signals import before_task_publish
 
 from kombu_fdb.primitives.clock import SystemClock
 
-# -- what a publisher tells --------------------------------------------------------------------------------------------
+# -- when it was published --------------------------------------------------------------------------------------------
 
 
 #: In milliseconds since 1970, by the publisher's clock. A retry has its own.
@@ -79,7 +79,7 @@ NAME_LENGTH = 200
 class Run(NamedTuple):
     """Moments are by the worker's wall clock, 0 for never. ``runtime_s``: by its monotonic clock, None if unknown.
 
-    ``published_ms``: by its publisher's clock, ``due_ms`` of a task with a delay; 0 if the message does not tell.
+    ``published_ms``: by its publisher's clock, ``due_ms`` of a task with a delay; 0 if the message does not say.
     ``root`` and ``parent``: task ids, "" for the task itself and for none. ``redeliveries``: how often the message had
     been delivered before. ``followers``: id and name of each task that is published when the run has succeeded: of its
     chain, or the body of its chord.

@@ -79,7 +79,7 @@ class MessageView:
 
     @property
     def task(self) -> Any:
-        """Its name as Celery's log tells it, which is what its publisher wants it to be called; None for no task."""
+        """The task's name as Celery logs it: its ``shadow`` if the publisher has set one. None for no task."""
         headers = {} if self.envelope is None else self.envelope.headers
         return headers.get("task") and (headers.get("shadow") or headers["task"])
 

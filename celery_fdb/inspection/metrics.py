@@ -95,7 +95,7 @@ def _sum(totals: Iterable[Mapping[str, int]]) -> Counter[str]:
 # -- the collector -----------------------------------------------------------------------------------------------------
 
 
-#: Queues and, unless it is told otherwise, keys of each with series of their own.
+#: How many queues have series of their own, and by default how many keys of each.
 QUEUES, KEYS = 200, 10
 
 STATES = ("ready", "delayed", "leased", "dead")
@@ -186,7 +186,7 @@ class BrokerCollector(Collector):
             self._key_rates[queue.name].look(queue.key_totals)
 
     def close(self) -> None:
-        """Give the store back."""
+        """Close the broker."""
         with self._lock:
             self._holding.close()
 

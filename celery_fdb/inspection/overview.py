@@ -255,7 +255,7 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
 
 
 def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int, **besides: Any) -> QueueView:
-    """``besides``: fields that are told elsewhere."""
+    """``besides``: the fields that neither counts nor facts hold."""
     own, dead = counts[name], counts.get(name + DEAD_SUFFIX, QueueCounts())
     is_dead = name.endswith(DEAD_SUFFIX)
     age_s = None if facts.oldest_ms is None or not own.ready else max(now_ms - facts.oldest_ms, 0) / 1000

@@ -75,7 +75,7 @@ class EntryReport(NamedTuple):
     again_s: float
 
     def has(self, timing: Any) -> bool:
-        """Whether this is the entry's timing, as far as the text tells."""
+        """Whether this is the entry's timing, as far as the text shows."""
         return fit(text_of(timing)) == self.timing
 
 

@@ -322,7 +322,7 @@ class Action:
     def check_asked(self, broker: Broker, request: Request) -> None:
         """Check before the first part. Raises ``InvalidArgument``, and ``AskedAnew`` if there is more to ask.
 
-        Other messages match now, or there is a doubt of which the question did not tell.
+        Other messages match now, or there is a doubt that the question did not mention.
         """
         if self.doubt is not None and self.doubt(request) not in {"", request.fields.get(ASKED_FIELD)}:
             raise AskedAnew("nothing was done yet", fix="Confirm again if this is what you want.")
@@ -389,7 +389,7 @@ def log_audit(user: str) -> Audit:
 
 
 def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> Outcome:
-    """Do the action, with an entry of the audit that tells how it ended. Raises what the action raises."""
+    """Do the action; its entry in the audit says how it ended. Raises what the action raises."""
     action.check(request)
     action.check_asked(broker, request)
     complete = audit(request.queue, f"{action.label} ({request}): begun.")
@@ -418,8 +418,8 @@ def in_parts(
 ) -> Outcome:
     """Do part after part, from the request's mark or ``first`` on. Raises what ``part`` does, ``InvalidArgument``.
 
-    For example: Replayed 2 dead letters of celery.dead. An error tells with ``done`` how many messages the parts before
-    it have done.
+    For example: Replayed 2 dead letters of celery.dead. An error's ``done`` is how many messages the parts
+    before it have done.
     """
     before, following = _read(request.mark)
     following, number = following or first, before

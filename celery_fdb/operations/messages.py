@@ -4,7 +4,7 @@ They were selected, or they are all that match a filter, of one queue or of all 
 
 Only what is in plain sight is changed: JSON of Celery's protocol 2, neither compressed nor signed. Everything else is
 refused with the next step, and nothing is ever unpickled. What Celery repeats of the arguments in headers changes with
-them: a representation that its publisher has chosen is replaced by one that tells nothing.
+them: a representation that its publisher has chosen is replaced by one that shows none of them.
 
 Cancel: delete messages that were selected, or all in one state that match; their results become ``REVOKED``. Those
 in a worker's hands are cancelled only if they were selected.
@@ -237,7 +237,7 @@ def _priority(text: str) -> int | None:
     return int(text)
 
 
-# -- how outcomes tell of messages -------------------------------------------------------------------------------------
+# -- outcomes of selected messages -------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -410,7 +410,7 @@ def _everywhere(
 ) -> Callable[[bytes], Part]:
     """One request's parts. Their mark is the queue, by name, and the mark of the letters in it.
 
-    ``stuck`` is told what could not be replayed. Raises ``InvalidArgument``, and so do the parts.
+    What could not be replayed is added to ``stuck``. Raises ``InvalidArgument``, and so do the parts.
     """
     conditions, wanted, by = request.filter.conditions(), request.wanted, request.asked.by
     queues = sorted(dead_queues(broker, look(broker)))

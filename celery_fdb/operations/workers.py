@@ -4,8 +4,8 @@ A worker is asked alone, or all of them about one task. The request's ``queue`` 
 ``worker1@host``, or the task's id. A worker that does not answer in time is reported.
 
 An entry of beat's schedule is paused and resumed for all beats, or published now. The request's ``queue`` is the
-entry's name. Beats that run ``celery_fdb.beat.Scheduler`` obey a pause. What an entry publishes, the app's
-configuration tells.
+entry's name. Beats that run ``celery_fdb.beat.Scheduler`` obey a pause. What an entry publishes is
+in the app's configuration.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def keeps_failures(task: Any) -> bool:
     return bool(task.app.conf.get(SETTING, False) if wanted is None else wanted)
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- the details of an error -------------------------------------------------------------------------------------------
 
 
 def details_of(exc: Any, traceback: str = "", **facts: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ server-sent events.
 
 Model. The first client that subscribes starts the watch, which looks every ``interval_s`` seconds, or less often if a
 look takes long, so that it keeps the store busy for a fifth of the time at most; the last one to go ends it. Each
-client has room for one event: one that is too slow misses events and gets the newest. If the store is away, clients are
-told so, the watch goes on, and they are told when it is back. There are ``most`` clients at a time: each holds a place
-from before its answer begins, as many may come before the first of them is sent anything.
+client has room for one event: one that is too slow misses events and gets the newest. While the store is away, the
+watch goes on; clients hear that it is away, and that it is back. There are ``most`` clients at a time: each holds a
+place from before its answer begins, as many may come before the first of them is sent anything.
 
 A feed belongs to one event loop.
 """

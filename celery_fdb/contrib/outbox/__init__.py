@@ -206,7 +206,7 @@ def in_transaction(connection: Any) -> Iterator[Any]:
 
 
 def mark_of(of: Any) -> str:
-    """The placeholder of a DB-API connection or cursor. Raises ``OptionError`` if its driver does not tell."""
+    """The placeholder of a DB-API connection or cursor. Raises ``OptionError`` if its driver is unknown."""
     packages = [each.__module__.partition(".")[0] for each in type(of).__mro__]
     styles = [getattr(sys.modules.get(each), "paramstyle", None) for each in packages]
     mark = next((_MARKS[style] for style in styles if style in _MARKS), None)

@@ -73,7 +73,7 @@ class TaskCollector(Collector):
                 self._holding.close()
 
     def close(self) -> None:
-        """Give the store back."""
+        """Close the broker."""
         with self._lock:
             self._holding.close()
 

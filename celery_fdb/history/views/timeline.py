@@ -1,7 +1,7 @@
 """One task's whole life: published, delayed, leased, run, retried, done; from all that is known of it.
 
-Known are the messages of the task that are in the broker now, its runs in the history, and with an application the
-state in its result backend. Of a message that is gone, its runs tell, also when it was published and due.
+The sources are the task's messages that are in the broker now, its runs in the history, and with an application the
+state in its result backend. Once a message is gone, its runs still say when it was published and due.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """``state``: as of the newest that is known. ``messages``: as ``describe`` tells of them.
+    """``state``: the newest that is known. ``messages``: as ``describe`` returns them.
 
     ``result``: its state, and ``value``: what it is, as Python writes it, secrets masked.
     """

@@ -230,7 +230,7 @@ class _Search:
         self._counted: dict[tuple[str, int, int], Run] = {}
         #: How many of the runs are of a root or group.
         self._known = Counter[str]()
-        #: Of tasks, when the run that tells their state began and ended.
+        #: By task, the start and the end of the run that its state is of.
         self._newest: dict[str, tuple[int, int]] = {}
 
     def run(self, task_id: str) -> None:
@@ -308,9 +308,9 @@ class _Search:
                     self._look_for("family", id_)
 
     def _count(self, run: Run) -> bool:
-        """Once for each run. Of several, in whatever order they come, that which began last tells the node's state.
+        """Call it once for each run, in any order. The node's state is that of the run that began last.
 
-        That of a dead worker is noticed, and so ends, when the task may long have run elsewhere.
+        The last to end may be another: a dead worker's run ends when it is noticed, long after the task ran elsewhere.
         """
         mark = (run.id, run.start_ms or run.end_ms, run.retries)
         known = self._counted.get(mark)
@@ -440,7 +440,7 @@ class _Tree:
                 before = follower
 
     def _join(self, before: str, after: str) -> None:
-        """What a chain has after a chord comes after the chord's body, too, of which only the header's tasks tell."""
+        """The rest of a chain after a chord follows the chord's body, too, which only the header's tasks name."""
         if after in self._before or self._head(before) == after:
             return
         following = self._next.get(before)

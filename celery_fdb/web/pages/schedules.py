@@ -1,9 +1,9 @@
 """``/schedules``: the entries of beat's schedule, with when each ran last and runs next.
 
-They come from two sides: what a beat that runs ``celery_fdb.beat.Scheduler`` tells the store, and, with an app, what
-its configuration has. Of an entry that no beat has reported, the last run is that of its task in the history, whatever
-has published it, and the next one follows from it as beat would compute it. The runs behind the next one follow from
-the app's configuration, if beat tells of the same timing.
+They have two sources: what a beat that runs ``celery_fdb.beat.Scheduler`` reports to the store, and, with an app, its
+configuration. The last run of an entry that no beat has reported is that of its task in the history, whatever has
+published it; the next one is computed from it as beat would. The runs after the next one are computed from the app's
+configuration, if beat reports the same timing.
 """
 
 from __future__ import annotations

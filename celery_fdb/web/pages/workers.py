@@ -1,9 +1,9 @@
 """``/workers`` and ``/sessions``: the running workers, and the consumer processes.
 
-``/workers``: what the running workers tell of themselves through Celery's remote control.
+``/workers``: what the running workers report of themselves through Celery's remote control.
 
-They are asked, and have :data:`TIMEOUT_S` to answer: one that is still starting, or frozen, is missing here,
-while its session stands on the page of sessions. All workers hear each question, so it is asked once for all
+They have :data:`TIMEOUT_S` to answer: one that is still starting, or frozen, is missing here, while its session is on
+the page of sessions. All workers hear each question, so it is asked once for all
 visitors who open the page within :data:`FRESH_S`, and in a thread of its own: a reload lets no other page wait.
 """
 
