@@ -261,13 +261,20 @@ class Client:
         return self._joining.run(partial(self._join, self.engine), self.options.operation_timeout)
 
     def in_session(self, verb: Callable[[ClientSession], T]) -> T:
-        """``verb`` in the name of the session; if others have ended that, again in a new one's, until the deadline."""
+        """``verb`` in the name of the session; if others have ended that, again in a new one's, until the deadline.
+
+        Raises ``StoreUnavailable`` if others have ended each of them by then.
+        """
+        deadline = monotonic() + self.patience.allow(self.options.operation_timeout)
         while True:
             session = self.session()
             try:
                 return verb(session)
-            except SessionLost:
+            except SessionLost as error:
                 session.lose()
+                if monotonic() >= deadline:
+                    reason = "other processes end each session of this one at once: is session_ttl too short?"
+                    raise StoreUnavailable(reason, location=str(self.location)) from error
 
     def _standing(self) -> ClientSession | None:
         session = self._session

@@ -64,9 +64,9 @@ def test_a_limit_counts_the_active_runs_that_are_wanted(run: Callable[..., Any],
     now_ms = SystemClock().wall_ms()
     begun = {number: Run(f"t{number}", f"shop.{number % 2}", start_ms=now_ms - 1000 * number) for number in range(4)}
     history.activity(b"s", begun)
-    ids = lambda *options: [each["id"] for each in run("history", *options, "--json").json["runs"]]  # noqa: E731 - short
-    assert ids("--state", STARTED, "--limit", "1") == ["t3"]
-    assert ids("--state", STARTED, "--limit", "1", "--task", "shop.0") == ["t2"]
+    for options, expected in (((), "t3"), (("--task", "shop.0"), "t2")):
+        found = run("history", "--state", STARTED, "--limit", "1", *options, "--json").json["runs"]
+        assert [each["id"] for each in found] == [expected]
 
 
 def test_history_is_off(run: Callable[..., Any], broker: Broker) -> None:

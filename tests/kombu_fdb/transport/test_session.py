@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from kombu import Connection, Consumer, Producer, Queue
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.process import client as client_module
 from kombu_fdb.transport.errors import SessionLost
 
 
@@ -145,6 +147,26 @@ def test_what_meets_a_second_fence_is_done_in_the_session_after_that(
     monkeypatch.setattr(client, "session", ended_twice)
     assert verb(channel)
     assert len(lost) == 2
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_what_meets_a_fence_again_and_again_ends_at_its_deadline(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, verb: Any
+) -> None:
+    """With an error for which Celery connects again."""
+    connection.Producer().publish(1, routing_key="q")
+    client = connection.default_channel.client
+    session, times_s = client.session, count(0.0, client.options.operation_timeout / 3)
+
+    def ended() -> Any:
+        found = session()
+        client.engine.sessions.close(found.session_id)
+        return found
+
+    monkeypatch.setattr(client, "session", ended)
+    monkeypatch.setattr(client_module, "monotonic", lambda: next(times_s))
+    with pytest.raises(connection.connection_errors, match="end each session"):
+        verb(connection.default_channel)
 
 
 def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> None:
