@@ -48,7 +48,7 @@ from weight import Floor, Side, celery_message, over
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.message import Subqueue, put_ready
-from kombu_fdb.engine.stored.work import PUBLISHED, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Environment, Transactions
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace, range_of
@@ -101,7 +101,7 @@ def by_transaction(database: SqliteDatabase, run: Transactions, publication: Pub
 
 def by_work(run: Transactions, publication: Publication) -> None:
     def verb(work: Work) -> None:
-        work.effects.note("weight", PUBLISHED, "")
+        work.effects.note("weight", "published", "")
         put_ready(work, Subqueue("weight", "", work.keys.rank(0)), record_of(publication, work.now_ms))
 
     run.write(verb, TIMEOUT_S)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NewType
+from typing import Any, Literal, NamedTuple, NewType, cast, get_args
 
 #: A fairness key's longest UTF-8 form, in bytes.
 LONGEST_KEY = 512
@@ -24,6 +24,8 @@ LONGEST_TASK_ID = 255
 URGENT = 9
 NO_PRIORITY = 0
 
+#: Of a message that rests in a queue, or is held.
+State = Literal["ready", "delayed", "leased"]
 #: 9 minus the priority, packed as one integer of a key: 1 or 2 bytes.
 Rank = NewType("Rank", bytes)
 #: Orders the messages of one rank: 10 bytes of the commit and 2 of its writer, without their code.
@@ -143,7 +145,7 @@ class Peeked(NamedTuple):
 
     message_id: bytes
     queue: str
-    state: str
+    state: State
     payload: bytes
     key: str
     redeliveries: int
@@ -162,7 +164,7 @@ class Spot(NamedTuple):
     ``state``: ready, delayed or leased; ``position``: opaque.
     """
 
-    state: str
+    state: State
     position: bytes
     message_id: bytes
 
@@ -174,9 +176,9 @@ class Spot(NamedTuple):
     def parse(cls, token: str) -> Spot:
         """Reads what ``str`` has made. Raises ``ValueError``."""
         state, position, message_id = token.split(".")
-        if state not in {"ready", "delayed", "leased"}:
+        if state not in get_args(State):
             raise ValueError(state)
-        return cls(state, bytes.fromhex(position), bytes.fromhex(message_id))
+        return cls(cast("State", state), bytes.fromhex(position), bytes.fromhex(message_id))
 
 
 class Listed(NamedTuple):
@@ -203,7 +205,7 @@ class View(NamedTuple):
     ``after``: the position behind which the page begins, b"" for the first one; ``reverse``: from the end.
     """
 
-    state: str
+    state: State
     key: str | None = None
     after: bytes = b""
     reverse: bool = False
@@ -382,7 +384,7 @@ class StoredMessage:
     """
 
     queue: str
-    state: str
+    state: State
     payload: bytes
     priority: int
     due_ms: int = 0

@@ -19,8 +19,7 @@ from celery_fdb.inspection.time_formats import limit as written
 from celery_fdb.inspection.time_formats import moment, seconds_of
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.actions import ACTIONS
-from kombu_fdb.api.arguments import State
-from kombu_fdb.model import Listed
+from kombu_fdb.model import Listed, State
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 

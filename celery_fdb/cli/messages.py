@@ -13,9 +13,8 @@ from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, clean, command, table
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.time_formats import age
-from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import QueueNotFound
-from kombu_fdb.model import Peeked
+from kombu_fdb.model import Peeked, State
 from kombu_fdb.primitives.plural import plural
 
 #: The bar moves on after this many messages.

@@ -15,9 +15,8 @@ from celery import Celery
 from kombu.serialization import loads, prepare_accept_content
 
 from kombu_fdb import Broker
-from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError, OptionError
-from kombu_fdb.model import Peeked, is_internal
+from kombu_fdb.model import Peeked, State, is_internal
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.transport.envelope import open_peeked

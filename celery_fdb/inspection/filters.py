@@ -44,12 +44,12 @@ from celery_fdb.inspection.message import error_line, reason_of
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.inspection.time_formats import moment
 from kombu_fdb import Broker
-from kombu_fdb.api.arguments import Conditions, State
+from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.dead_letters import error_of, task_names_of, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError
 from kombu_fdb.keyspace.codec import headers_of
-from kombu_fdb.model import Listed, Peeked, Spot
+from kombu_fdb.model import Listed, Peeked, Spot, State
 from kombu_fdb.primitives.ranges import LATEST_MS, shown
 
 # -- search ------------------------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ from celery_fdb.brokers import Holding
 from celery_fdb.inspection.overview import Overview, QueueView, look
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
-from kombu_fdb.engine.stored.work import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -101,17 +100,17 @@ QUEUES, KEYS = 200, 10
 STATES = ("ready", "delayed", "leased", "dead")
 #: Metric and event of ``totals.py``.
 TOTALS = {
-    "celery_fdb_published": (PUBLISHED, "Messages published, by queue."),
-    "celery_fdb_claimed": (CLAIMED, "Messages claimed by consumers, by queue."),
-    "celery_fdb_acked": (ACKED, "Messages done, by queue."),
-    "celery_fdb_returned": (RETURNED, "Messages released by a consumer, or from a dead one, by queue."),
-    "celery_fdb_dead_lettered": (DEAD, "Messages that became dead letters, by the queue they died in."),
+    "celery_fdb_published": ("published", "Messages published, by queue."),
+    "celery_fdb_claimed": ("claimed", "Messages claimed by consumers, by queue."),
+    "celery_fdb_acked": ("acked", "Messages done, by queue."),
+    "celery_fdb_returned": ("returned", "Messages released by a consumer, or from a dead one, by queue."),
+    "celery_fdb_dead_lettered": ("dead", "Messages that became dead letters, by the queue they died in."),
     "celery_fdb_lost_leases": (
-        LOST,
+        "lost",
         "Messages released because their consumer process was silent for too long, by queue.",
     ),
-    "celery_fdb_claim_conflicts": (CONFLICTS, "Claims that lost the race to another consumer's claim, by queue."),
-    "celery_fdb_contested": (CONTESTED, "Messages in such claims, by queue."),
+    "celery_fdb_claim_conflicts": ("conflicts", "Claims that lost the race to another consumer's claim, by queue."),
+    "celery_fdb_contested": ("contested", "Messages in such claims, by queue."),
 }
 GAUGES = {
     "celery_fdb_up": "1 if the store answered this scrape.",
@@ -125,13 +124,16 @@ GAUGES = {
 }
 #: The same metrics of messages with a fairness key, by queue and key.
 KEY_TOTALS = {
-    "celery_fdb_key_published": (PUBLISHED, "Messages with a fairness key published, of a queue's busiest keys."),
-    "celery_fdb_key_claimed": (CLAIMED, "Of those, claimed by consumers."),
-    "celery_fdb_key_acked": (ACKED, "Of those, done."),
-    "celery_fdb_key_returned": (RETURNED, "Of those, released by a consumer, or from a dead one."),
-    "celery_fdb_key_dead_lettered": (DEAD, "Of those, became dead letters."),
-    "celery_fdb_key_contested": (CONTESTED, "Of those, in claims that lost the race to another consumer's claim."),
-    "celery_fdb_key_lost_leases": (LOST, "Of those, released because their consumer process was silent for too long."),
+    "celery_fdb_key_published": ("published", "Messages with a fairness key published, of a queue's busiest keys."),
+    "celery_fdb_key_claimed": ("claimed", "Of those, claimed by consumers."),
+    "celery_fdb_key_acked": ("acked", "Of those, done."),
+    "celery_fdb_key_returned": ("returned", "Of those, released by a consumer, or from a dead one."),
+    "celery_fdb_key_dead_lettered": ("dead", "Of those, became dead letters."),
+    "celery_fdb_key_contested": ("contested", "Of those, in claims that lost the race to another consumer's claim."),
+    "celery_fdb_key_lost_leases": (
+        "lost",
+        "Of those, released because their consumer process was silent for too long.",
+    ),
 }
 LATE = "celery_fdb_late_settlements"
 #: All names as they are exported.

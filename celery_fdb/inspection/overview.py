@@ -24,7 +24,6 @@ from typing import Any
 
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.stored.work import LATE
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts, is_internal
 from kombu_fdb.primitives.clock import SystemClock
@@ -251,7 +250,7 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
         for name in names
     ]
     asides = [each._asdict() for each in broker.inspect.set_aside()]
-    return Overview(now_ms, str(broker.location), views, sessions, totals.get("", {}).get(LATE, 0), asides)
+    return Overview(now_ms, str(broker.location), views, sessions, totals.get("", {}).get("late", 0), asides)
 
 
 def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int, **besides: Any) -> QueueView:

@@ -39,11 +39,10 @@ from celery import Celery
 from celery_fdb.inspection.filters import FIELDS, Filter, dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
 from kombu_fdb import Broker
-from kombu_fdb.api.arguments import State
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.keyspace.layout import STAMP_BYTES
-from kombu_fdb.model import Listed, Part, Peeked, Spot
+from kombu_fdb.model import Listed, Part, Peeked, Spot, State
 from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural

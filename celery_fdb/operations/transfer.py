@@ -37,7 +37,6 @@ from typing import IO, Any, TypeVar
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.messages.publish import parts
-from kombu_fdb.engine.stored.work import DELAYED, READY
 from kombu_fdb.engine.transfer import MOST_BYTES, MOST_MESSAGES
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
 from kombu_fdb.keyspace.codec import Record, decode_control, decode_limits, encode_json, way_of
@@ -137,7 +136,7 @@ def _check(message: StoredMessage) -> None:
     flags = (message.keyed, message.unreadable, message.seen)
     if not (
         len(message.message_id) in (0, 16)
-        and message.state in (READY, DELAYED)
+        and message.state in ("ready", "delayed")
         and is_whole(message.priority, NO_PRIORITY, URGENT)
         and is_whole(message.due_ms, 0, LATEST_MS)
         and all(isinstance(each, bool) for each in flags)

@@ -21,15 +21,13 @@ from celery_fdb.history.layout import Counters
 from celery_fdb.history.views.runs import DAY_S, HistoryOff, SlotView, look_at_series
 from celery_fdb.inspection.overview import Overview
 from kombu_fdb import Broker
-from kombu_fdb.api.arguments import Span
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, QueueSample, Sample, Series
+from kombu_fdb.engine.metrics.samples import SERIES, QueueSample, Sample, Series, Span
 from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.model import is_internal
 from kombu_fdb.primitives.clock import Clock
 
 #: The samples that a period is drawn from; they are as long as it.
-SPANS: Mapping[Span, Series] = {"hour": HOUR, "day": DAY, "week": WEEK}
 #: Queues with a line of their own, those with the longest backlogs; the others are added up.
 MOST_LINES = 5
 #: The size of the drawing, which is stretched to the room there is.
@@ -97,8 +95,8 @@ def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue
 
     ``seen``: the queues as the page shows them, which is where the charts end.
     """
-    span: Span = next((each for each in SPANS if each == asked), "hour")
-    series, slots, lacks_history = SPANS[span], [], False
+    span: Span = next((each for each in SERIES if each == asked), "hour")
+    series, slots, lacks_history = SERIES[span], [], False
     kept = _samples(broker, span, clock)
     if queue is None:
         try:
@@ -118,11 +116,11 @@ def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue
 def trends(broker: Broker, clock: Clock, seen: Overview) -> dict[str, str]:
     """The ready messages of each queue in the last hour, as paths, each to its own scale."""
     kept = _samples(broker, "hour", clock)
-    return _trends(_plot(HOUR, clock, kept), _until_now(kept, seen, clock, HOUR))
+    return _trends(_plot(SERIES["hour"], clock, kept), _until_now(kept, seen, clock, SERIES["hour"]))
 
 
 def _samples(broker: Broker, span: Span, clock: Clock) -> list[Sample]:
-    begin_ms = clock.wall_ms() - SPANS[span].span_ms
+    begin_ms = clock.wall_ms() - SERIES[span].span_ms
     return [each for each in broker.inspect.samples(span) if each.taken_ms > begin_ms]
 
 

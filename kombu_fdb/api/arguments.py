@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, is_number, is_whole, shown, utf8
 
-#: Of a message that rests in a queue, or is held.
-State = Literal["ready", "delayed", "leased"]
-#: For how long there are samples of what the queues held and did.
-Span = Literal["hour", "day", "week"]
 #: Asked between two transactions of a long verb: whether it is to end there.
 Stop = Callable[[], bool]
 

@@ -33,9 +33,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Self, Unpack, get_args
+from typing import Any, Self, Unpack
 
-from kombu_fdb.api.arguments import Declaration, Named, Span, check_name, queue_names
+from kombu_fdb.api.arguments import Declaration, Named, check_name, queue_names
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer, take_many
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -43,7 +43,7 @@ from kombu_fdb.api.job import Job
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine import transfer
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, Sample
+from kombu_fdb.engine.metrics.samples import SERIES, Sample, Span
 from kombu_fdb.engine.metrics.totals import KeyTotals
 from kombu_fdb.engine.topology import ARGUMENT_KINDS
 from kombu_fdb.engine.upkeep.quarantine import Aside
@@ -290,8 +290,9 @@ class Inspection:
         missing. The 50 busiest queues have names, the others stand together under ``""``.
         Raises ``InvalidArgument`` for another span.
         """
-        series = {"hour": HOUR, "day": DAY, "week": WEEK}[_known(span)]
-        return self._connection.engine.metrics.samples(series)
+        if span not in SERIES:
+            raise InvalidArgument("no samples of that span", given=shown(span), fix='Pass "hour", "day" or "week".')
+        return self._connection.engine.metrics.samples(SERIES[span])
 
     def set_aside(self) -> list[Aside]:
         """What the duties could not do and have put aside, with the reason."""
@@ -403,10 +404,3 @@ class Topology:
 
 def _exchange(name: str) -> str:
     return check_name("exchange's name", name)
-
-
-def _known(span: Span) -> Span:
-    """Raises ``InvalidArgument``."""
-    if span not in get_args(Span):
-        raise InvalidArgument("no samples of that span", given=shown(span), fix='Pass "hour", "day" or "week".')
-    return span

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
 
-from kombu_fdb.api.arguments import Named, State, check_limit, check_name, queue_names
+from kombu_fdb.api.arguments import Named, check_limit, check_name, queue_names
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer, take_many
 from kombu_fdb.api.dead_letters import DeadLetters
@@ -30,6 +30,7 @@ from kombu_fdb.model import (
     RoundSnapshot,
     SessionId,
     Spot,
+    State,
     View,
 )
 from kombu_fdb.primitives.clock import random_id

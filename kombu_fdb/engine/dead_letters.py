@@ -38,7 +38,7 @@ from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
 from kombu_fdb.engine.messages.message import Subqueue, delete, forget, put_ready, take_out, with_payload
 from kombu_fdb.engine.messages.publish import expires_at
-from kombu_fdb.engine.stored.work import READY, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, headers_of
@@ -296,7 +296,7 @@ TRIMMED_PER_TRANSACTION = 200
 
 def trim(work: Work, limit: int, queue: str) -> int:
     """Drop some letters; last, those that wait among their key's messages, as after a delay. Returns how many."""
-    stored = work.tr.get(work.keys.count(queue, READY), snapshot=True)
+    stored = work.tr.get(work.keys.count(queue, "ready"), snapshot=True)
     excess = decode_amount(stored)[0] - work.policy.dead_length
     ranges = [(*range_of(prefix), limit) for prefix in (work.keys.ready(queue), work.keys.keyed(queue))]
     unkeyed, keyed = work.tr.get_ranges(ranges, snapshot=True)
@@ -345,7 +345,7 @@ class DeadLetters(Verbs):
         self._run.check_size(payload or b"")
 
         def body(work: Work) -> str | None:
-            row = browse.row_at(work, dead, READY, position, message_id)
+            row = browse.row_at(work, dead, "ready", position, message_id)
             return None if row is None else replay_row(work, dead, row, payload=payload)
 
         return self._run.write(body)

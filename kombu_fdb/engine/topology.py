@@ -31,7 +31,7 @@ from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.batches import came_by, rows_from
-from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError, InvalidArgument, NotEquivalent, QueueNotFound
 from kombu_fdb.keyspace.codec import Message, decode_control, encode_settings
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, STAMP_BYTES, range_of
@@ -193,7 +193,7 @@ def delete_queue(
     Returns a version: messages that had come by then are to be purged (:func:`purge_part`).
     """
     # Serializable: a claim that commits meanwhile makes this transaction start again.
-    if if_idle and any(work.tr.get(work.keys.count(queue, LEASED)) or b""):
+    if if_idle and any(work.tr.get(work.keys.count(queue, "leased")) or b""):
         return None
     if if_unused and count_consumers(consumer_tags(work, queue)):
         return None
@@ -452,7 +452,7 @@ def drop_consumers(work: Work, limit: int, session_id: SessionId) -> tuple[list[
         last = remove_consumer(work, session_id, queue, tag)
         if last is not None:
             vanished.append((queue, last))
-    counts = [work.keys.count(queue, state) for queue, _ in vanished for state in (READY, DELAYED)]
+    counts = [work.keys.count(queue, state) for queue, _ in vanished for state in ("ready", "delayed")]
     held = work.tr.get_many(counts, snapshot=True) if counts else []
     for number, (queue, last) in enumerate(vanished):
         if any(held[2 * number : 2 * number + 2]):

@@ -32,7 +32,7 @@ from typing import Any
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import message, publish
 from kombu_fdb.engine.messages.message import Subqueue, put_delayed, put_ready
-from kombu_fdb.engine.stored.work import DELAYED, NEWER, READY, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
@@ -65,7 +65,7 @@ PAYLOAD_BYTES = 4_000_000
 
 def messages(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
     """Every message of ``queue``. ``leased``: leased ones, too. Raises ``FormatError`` for a newer version's."""
-    if decode_count(run.read(lambda work: work.tr.get(run.keys.count(queue, NEWER), snapshot=True))):
+    if decode_count(run.read(lambda work: work.tr.get(run.keys.count(queue, "newer"), snapshot=True))):
         raise _newer(queue)
     for part in _parts(_closed(run, queue, leased=leased)):
         yield from run.read(partial(_open_all, part))
@@ -139,11 +139,11 @@ def _closed(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMe
     yield from [_of_row(queue, value, NO_PRIORITY) for value in misplaced]
     for name, value in _scan(run, range_of(run.keys.delayed(queue))):
         due_ms, rank = _due(run.keys, queue, name)
-        yield dataclasses.replace(_of_row(queue, value, Keyspace.priority(rank)), state=DELAYED, due_ms=due_ms)
+        yield dataclasses.replace(_of_row(queue, value, Keyspace.priority(rank)), state="delayed", due_ms=due_ms)
 
 
 def _of_row(queue: str, value: bytes, priority: int, key: str = "") -> StoredMessage:
-    return StoredMessage(queue, READY, value, priority, key=key, keyed=bool(key), unreadable=True)
+    return StoredMessage(queue, "ready", value, priority, key=key, keyed=bool(key), unreadable=True)
 
 
 def _rank(place: Place) -> Rank:
@@ -249,7 +249,7 @@ def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, Stored
 
 def _store(work: Work, message: StoredMessage, message_id: bytes) -> None:
     stored = message.payload if message.unreadable else Record.of_stored(message, message_id)
-    if message.state == DELAYED:
+    if message.state == "delayed":
         put_delayed(work, Subqueue.of(work, message.queue, "", message.priority), message.due_ms, stored)
     else:
         key = message.key if message.keyed else ""

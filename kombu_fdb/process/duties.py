@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, Upkeep, earliest
-from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK, Series
+from kombu_fdb.engine.metrics.samples import SERIES, Series
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.engine.upkeep.quarantine import Aside
@@ -483,10 +483,11 @@ class Samples(Duty):
         began = self._clock.monotonic()
         self._take_turns([""], self._step, budget)
         spent_s = self._clock.monotonic() - began
-        return max(HOUR.step_s - self._clock.wall_ms() / 1000 % HOUR.step_s, spent_s / SAMPLING)
+        step_s = SERIES["hour"].step_s
+        return max(step_s - self._clock.wall_ms() / 1000 % step_s, spent_s / SAMPLING)
 
     def _step(self, _: str) -> None:
-        steps = {series: series.moment(self._clock.wall_ms()) for series in (HOUR, DAY, WEEK)}
+        steps = {series: series.moment(self._clock.wall_ms()) for series in SERIES.values()}
         due = [series for series, step in steps.items() if self._last.get(series) != step]
         if due:
             self._engine.metrics.sample(due)

@@ -32,9 +32,8 @@ from celery_fdb.history.run import ACTIVE, FAILED, Run, bounded
 from celery_fdb.history.views.runs import history_of, kept_by
 from celery_fdb.history.views.timeline import TaskUnknown
 from kombu_fdb import Broker
-from kombu_fdb.api.arguments import State
 from kombu_fdb.errors import FormatError, InvalidArgument
-from kombu_fdb.model import Peeked
+from kombu_fdb.model import Peeked, State
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.transport.envelope import open_payload
 

@@ -30,8 +30,8 @@ from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known, spot_of
 from kombu_fdb import Broker
-from kombu_fdb.api.arguments import State
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.model import State
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 

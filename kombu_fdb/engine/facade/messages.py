@@ -16,7 +16,7 @@ from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
-from kombu_fdb.engine.stored.work import CONFLICTS, CONTESTED, Effects, Event, Work
+from kombu_fdb.engine.stored.work import Effects, Event, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
@@ -287,7 +287,7 @@ class Messages(Verbs):
 def _beaten(queue: str, tried: Sequence[Delivery]) -> Mapping[Event, int]:
     """The events of a claim that began with ``queue`` and lost its race."""
     effects = Effects()
-    effects.note(queue, CONFLICTS)
+    effects.note(queue, "conflicts")
     for each in tried:
-        effects.note(each.queue, CONTESTED, each.key)
+        effects.note(each.queue, "contested", each.key)
     return effects.events

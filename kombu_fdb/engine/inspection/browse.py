@@ -48,7 +48,7 @@ from kombu_fdb.engine.messages.message import (
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored.batches import ByteBudget
-from kombu_fdb.engine.stored.work import DELAYED, LEASED, READY, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import Message, Record, control_of, decode_round
 from kombu_fdb.keyspace.layout import (
@@ -73,6 +73,7 @@ from kombu_fdb.model import (
     SessionId,
     Spot,
     Stamp,
+    State,
     View,
 )
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch
@@ -132,7 +133,7 @@ def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
     """:func:`look` for a record that was read."""
     key, value = row
     state, owner = _state(keys, queue, key)
-    place: bytes = Message.of_lease(value).place if state == LEASED else key
+    place: bytes = Message.of_lease(value).place if state == "leased" else key
     return Peeked(
         message_id=record.message_id,
         queue=queue,
@@ -146,17 +147,17 @@ def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
         owner=owner,
         task_id=record.task_id,
         priority=record.priority or priority_of(place),
-        due_ms=read_or((0, b""), keys.split_delayed, queue, key)[0] if state == DELAYED else 0,
+        due_ms=read_or((0, b""), keys.split_delayed, queue, key)[0] if state == "delayed" else 0,
     )
 
 
-def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[str, SessionId]:
+def _state(keys: Keyspace, queue: str, key: bytes) -> tuple[State, SessionId]:
     """The state that a message's key stands for and, if it is leased, the session that holds it."""
     if key.startswith(keys.delayed(queue)):
-        return DELAYED, NO_SESSION
+        return "delayed", NO_SESSION
     if not _is_lease(keys, key):
-        return READY, NO_SESSION
-    return LEASED, SessionId(read_or((b"", 0), keys.split, key, bytes, int)[0])
+        return "ready", NO_SESSION
+    return "leased", SessionId(read_or((b"", 0), keys.split, key, bytes, int)[0])
 
 
 def _is_lease(keys: Keyspace, key: bytes) -> bool:
@@ -351,7 +352,7 @@ def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes |
     time at which it will have expired and for a message that a session holds, and ``FormatError`` if the record can't
     be read, or is a newer version's.
     """
-    if spot.state == LEASED:
+    if spot.state == "leased":
         raise QueueError("a worker holds this message", queue=queue, fix="Wait until it is back, or cancel it.")
     row = row_at(work, queue, *spot)
     if row is not None:
@@ -402,10 +403,10 @@ def page(work: Work, queue: str, view: View, limit: int) -> Page:
     fewer messages than there are, even none.
     """
     state = view.state
-    most = LEASES_PER_PAGE if state == LEASED else limit
+    most = LEASES_PER_PAGE if state == "leased" else limit
     behind = view.after and _key(work.keys, queue, state, view.after)
     rows = _read(work, _ranges(work.keys, queue, view), behind, most + 1, reverse=view.reverse)
-    found = [row for row in rows[:most] if state != LEASED or is_of(queue, row[1])][:limit]
+    found = [row for row in rows[:most] if state != "leased" or is_of(queue, row[1])][:limit]
     seen = found if len(found) == limit else rows[:most]
     more = len(rows) > most or (seen != rows)
     following = _position(work.keys, queue, state, seen[-1][0]) if more else None
@@ -431,26 +432,26 @@ def list_task(work: Work, task_id: str) -> list[Listed]:
 
 
 def _ranges(keys: Keyspace, queue: str, view: View) -> list[Range]:
-    if view.state == LEASED:
+    if view.state == "leased":
         return [keys.all_leases]
-    if view.state == DELAYED:
+    if view.state == "delayed":
         return [range_of(keys.delayed(queue))]
     if view.key is not None:
         return [keys.all_items(queue, view.key)]
     return [range_of(keys.keyed(queue)), range_of(keys.ready(queue))]
 
 
-def _key(keys: Keyspace, queue: str, state: str, position: bytes) -> bytes:
+def _key(keys: Keyspace, queue: str, state: State, position: bytes) -> bytes:
     """The message's key in the store."""
-    return keys.at(queue, Place(position)) if state == READY else _prefix(keys, queue, state) + position
+    return keys.at(queue, Place(position)) if state == "ready" else _prefix(keys, queue, state) + position
 
 
-def _position(keys: Keyspace, queue: str, state: str, key: bytes) -> bytes:
-    return keys.place(queue, key) if state == READY else key[len(_prefix(keys, queue, state)) :]
+def _position(keys: Keyspace, queue: str, state: State, key: bytes) -> bytes:
+    return keys.place(queue, key) if state == "ready" else key[len(_prefix(keys, queue, state)) :]
 
 
-def _prefix(keys: Keyspace, queue: str, state: str) -> bytes:
-    return keys.delayed(queue) if state == DELAYED else keys.leases_prefix
+def _prefix(keys: Keyspace, queue: str, state: State) -> bytes:
+    return keys.delayed(queue) if state == "delayed" else keys.leases_prefix
 
 
 def _list(work: Work, rows: Sequence[Found]) -> list[Listed]:
@@ -464,14 +465,14 @@ def _list(work: Work, rows: Sequence[Found]) -> list[Listed]:
     return listed
 
 
-def _priority(keys: Keyspace, queue: str, state: str, row: KeyValue) -> int:
+def _priority(keys: Keyspace, queue: str, state: State, row: KeyValue) -> int:
     """The priority at which it waits; the lowest if that can't be read."""
     key, value = row
     try:
-        if state == DELAYED:
+        if state == "delayed":
             rank = keys.split_delayed(queue, key)[1]
         else:
-            rank = split_place(Message.of_lease(value).place if state == LEASED else keys.place(queue, key))[1]
+            rank = split_place(Message.of_lease(value).place if state == "leased" else keys.place(queue, key))[1]
     except FormatError:  # as it is, for a person to look at
         return NO_PRIORITY
     return keys.priority(rank)
@@ -480,27 +481,27 @@ def _priority(keys: Keyspace, queue: str, state: str, row: KeyValue) -> int:
 # -- where a page has shown it -----------------------------------------------------------------------------------------
 
 
-def read_at(work: Work, queue: str, state: str, position: bytes) -> Listed | None:
+def read_at(work: Work, queue: str, state: State, position: bytes) -> Listed | None:
     """The message at a position, with its whole payload; None if it has moved, or never was there."""
     key = _key(work.keys, queue, state, position)
     value = work.tr.get(key, snapshot=True)
-    if value is None or (state == LEASED and not is_of(queue, value)):
+    if value is None or (state == "leased" and not is_of(queue, value)):
         return None
     (listed,) = _list(work, [(queue, (key, value))])
     return listed._replace(message=look(work, queue, (key, value)))
 
 
-def delete_at(work: Work, queue: str, state: str, position: bytes, message_id: bytes) -> bool:
+def delete_at(work: Work, queue: str, state: State, position: bytes, message_id: bytes) -> bool:
     """Delete the message if it is still at its position; False if it has moved. Its owner loses its lease."""
     row = row_at(work, queue, state, position, message_id)
     return row is not None and delete(work, queue, row)
 
 
-def row_at(work: Work, queue: str, state: str, position: bytes, message_id: bytes) -> KeyValue | None:
+def row_at(work: Work, queue: str, state: State, position: bytes, message_id: bytes) -> KeyValue | None:
     """The message's row, if it is still at its position; conflicts with a transaction that moves it."""
     key = _key(work.keys, queue, state, position)
     value = work.tr.get(key)
-    if value is None or (state == LEASED and not is_of(queue, value)):
+    if value is None or (state == "leased" and not is_of(queue, value)):
         return None
     (record,) = read_beginnings(work, [record_at(work.keys, (key, value))])
     return (key, value) if record.message_id == message_id else None

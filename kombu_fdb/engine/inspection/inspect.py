@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.work import DELAYED, LEASED, NEWER, READY, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     control_of,
@@ -32,7 +32,7 @@ from kombu_fdb.model import (
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
-STATES = (READY, DELAYED, LEASED, NEWER)
+STATES = ("ready", "delayed", "leased", "newer")
 #: How many keys of a queue are looked at for its oldest message: those next in the ring, and as many by name.
 OLDEST_OF_KEYS = 100
 #: How many messages of one session are counted one by one.
@@ -72,7 +72,7 @@ def _counts(keys: Keyspace, rows: list[KeyValue]) -> dict[str, QueueCounts]:
         if state not in STATES:
             continue
         number, size = decode_amount(value)
-        fields = {state: number, **({"ready_bytes": size} if state == READY else {})}
+        fields = {state: number, **({"ready_bytes": size} if state == "ready" else {})}
         found[queue] = dataclasses.replace(found.get(queue, QueueCounts()), **fields)
     return {queue: counters for queue, counters in found.items() if counters != QueueCounts()}
 

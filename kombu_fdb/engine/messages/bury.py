@@ -32,7 +32,7 @@ from typing import Any
 
 from kombu_fdb.engine.messages.message import Subqueue, delete_rest, forget, put_delayed, put_ready, unindex
 from kombu_fdb.engine.stored import copies, newer
-from kombu_fdb.engine.stored.work import DEAD, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
 from kombu_fdb.keyspace.codec import Message, Record, encode_json, published_by
 from kombu_fdb.keyspace.layout import priority_of, read_or
@@ -84,7 +84,7 @@ def bury(
     if targets and work.rests:
         _rest(work, message, record)
         return
-    work.effects.note(queue, DEAD, record.key)
+    work.effects.note(queue, "dead", record.key)
     if not targets:
         delete_rest(work, record, place)
         return

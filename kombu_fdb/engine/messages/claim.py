@@ -43,7 +43,7 @@ from kombu_fdb.engine.scheduling import fair, line, single
 from kombu_fdb.engine.scheduling.key_limits import control_keys, note_unlimited
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.work import CLAIMED, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, Outrun, SessionLost
 from kombu_fdb.keyspace.codec import Message, Record, control_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, counted, has_key, range_of, read_or, split_place
@@ -213,7 +213,7 @@ def take(
     elif 0 < record.expires_ms <= work.now_ms:
         drop_expired(work, Message(queue, key, value), record)
     else:
-        work.effects.note(queue, CLAIMED, fair_key)
+        work.effects.note(queue, "claimed", fair_key)
         lease = Lease(window.session, window.next_number)
         window.next_number += 1
         delivery = delivery_of(lease, queue, record, state.control.consumer_timeout_ms)

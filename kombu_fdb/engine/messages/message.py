@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.stored import batches
-from kombu_fdb.engine.stored.work import DELAYED, LEASED, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
     INLINE_BYTES,
@@ -84,7 +84,7 @@ def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
     key = rows[0][0]
     batches.take_run(work.tr, [key for key, _ in rows])
     if key.startswith(work.keys.delayed(queue)):
-        work.effects.change(queue, DELAYED, -len(rows))
+        work.effects.change(queue, "delayed", -len(rows))
         return
     work.effects.unready(queue, len(rows), size_of(*[value for _, value in rows]))
     if fair_key := work.keys.key_at(queue, key):
@@ -93,7 +93,7 @@ def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
 
 def end_lease(work: Work, queue: str, *places: Place) -> None:
     """Count the end of these messages' leases, which the caller has cleared."""
-    work.effects.change(queue, LEASED, -len(places))
+    work.effects.change(queue, "leased", -len(places))
     for place in places:
         if place.startswith(TEXT_CODE):  # ``has_key`` inlined: a call for each message would cost more
             work.effects.freed(queue, split_place(place)[0])
@@ -192,7 +192,7 @@ def put_leased(work: Work, lease: Lease, message: Message[Place]) -> None:
     """Lease the message to the session."""
     queue, place, _ = message
     work.tr.set(work.keys.lease(*lease), encode_lease(message))
-    work.effects.change(queue, LEASED, 1)
+    work.effects.change(queue, "leased", 1)
     if place.startswith(TEXT_CODE):  # ``has_key`` inlined: a call for each message would cost more
         work.effects.leased(queue, split_place(place)[0])
 

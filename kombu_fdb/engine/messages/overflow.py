@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import delete, take_out
-from kombu_fdb.engine.stored.work import READY, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
 from kombu_fdb.keyspace.codec import Message, decode_amount, decode_count, size_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Range, range_of, split_place
@@ -117,7 +117,7 @@ def _trim(work: Work, queue: str, least: Load, most_rows: int) -> int:
 
 def _ready(work: Work, queues: Collection[str]) -> list[Load]:
     """The ready load of each queue, at snapshot, in one round trip."""
-    counts = [work.keys.count(queue, READY) for queue in queues]
+    counts = [work.keys.count(queue, "ready") for queue in queues]
     return [Load(*decode_amount(each)) for each in work.tr.get_many(counts, snapshot=True)] if counts else []
 
 

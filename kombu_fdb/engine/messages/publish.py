@@ -62,7 +62,7 @@ from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
 from kombu_fdb.engine.scheduling import limit_changes
-from kombu_fdb.engine.stored.work import PUBLISHED, Effects, Work
+from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, StoreError
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Message, Record
@@ -118,7 +118,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
             continue
         copies = _copies(publication, queues) if len(queues) > 1 else (publication,)
         for name, one in zip(queues, copies, strict=False):
-            work.effects.note(name, PUBLISHED, one.key)
+            work.effects.note(name, "published", one.key)
             if one.due_ms > now_ms or name not in refusing:
                 _store(work, declared[name], one)
                 if one.key and one.due_ms <= now_ms:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import Subqueue, delete, end_lease, forget, put_delayed, put_in_place
 from kombu_fdb.engine.stored.batches import runs_of
-from kombu_fdb.engine.stored.work import ACKED, LATE, RETURNED, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, Record, marked_seen, redelivered
 from kombu_fdb.keyspace.layout import TEXT_CODE, key_of, read_or, split_place
@@ -40,7 +40,7 @@ def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | N
     for message in held:
         if message is not None:
             queue, place, _ = message
-            work.effects.note(queue, ACKED, key_of(place) if place.startswith(TEXT_CODE) else "")
+            work.effects.note(queue, "acked", key_of(place) if place.startswith(TEXT_CODE) else "")
             delete(work, message)
     return [message is not None for message in held]
 
@@ -74,7 +74,7 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
     elif how.seen:
         message = message._replace(value=marked_seen(message.value))
     key, rank = split_place(message.place)
-    work.effects.note(message.queue, RETURNED, key)
+    work.effects.note(message.queue, "returned", key)
     if how.due_ms > work.now_ms:
         forget(work, message)
         put_delayed(work, Subqueue(message.queue, key, rank), how.due_ms, message.value)
@@ -158,5 +158,5 @@ def _take_leases(
     for queue, places in ended.items():
         end_lease(work, queue, *places)
     if late := len(asked) - len(held) - len(unreadable):  # gone before, or asked for twice
-        work.effects.note("", LATE, number=late)  # their queues are unknown by now
+        work.effects.note("", "late", number=late)  # their queues are unknown by now
     return [held.pop(key, None) for key in asked]

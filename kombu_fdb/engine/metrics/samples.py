@@ -16,10 +16,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kombu_fdb.engine.metrics.totals import OTHERS
-from kombu_fdb.engine.stored.work import ACKED, CLAIMED, DEAD, PUBLISHED, RETURNED, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import decode_json, encode_json
 
@@ -28,7 +28,7 @@ QUEUES_SAMPLED = 50
 #: How many slots are read in one transaction: full ones are half of what it can read.
 SLOTS_PER_READ = 60
 #: The totals that are sampled, in the order of the row.
-EVENTS = (PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD)
+EVENTS = ("published", "claimed", "acked", "returned", "dead")
 _MOST = 2**63
 
 
@@ -47,9 +47,8 @@ class Series(NamedTuple):
         return self.step_s * self.slots * 1000
 
 
-HOUR = Series(15, 240)
-DAY = Series(300, 288)
-WEEK = Series(1_800, 336)
+Span = Literal["hour", "day", "week"]
+SERIES: Mapping[Span, Series] = {"hour": Series(15, 240), "day": Series(300, 288), "week": Series(1_800, 336)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ keep it again as often as it comes back before a new one takes it: in the end th
 
 from __future__ import annotations
 
-from kombu_fdb.engine.stored.work import NEWER, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.layout import Keyspace, Range, read_or, split_place
 from kombu_fdb.model import Place
@@ -42,7 +42,7 @@ def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:
     if stood is None:
         return False
     work.tr.set(work.keys.newer(RECORD, value[0], queue, stood), value)
-    work.effects.change(queue, NEWER, 1)
+    work.effects.change(queue, "newer", 1)
     return True
 
 
@@ -60,5 +60,5 @@ def keep_lease(work: Work, value: bytes) -> tuple[str, Place] | None:
         return None
     queue, place, _ = kept
     work.tr.set(work.keys.newer(LEASE, value[0], queue, place), value)
-    work.effects.change(queue, NEWER, 1)
+    work.effects.change(queue, "newer", 1)
     return queue, place

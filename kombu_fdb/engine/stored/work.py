@@ -10,12 +10,12 @@ whenever, finds a right number, and no queue pays for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
-from kombu_fdb.model import Rank
+from kombu_fdb.model import Rank, State
 from kombu_fdb.primitives.clock import IdSource
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
@@ -40,23 +40,18 @@ class Policy:
 # -- effects -----------------------------------------------------------------------------------------------------------
 
 
-READY = "ready"
-DELAYED = "delayed"
-LEASED = "leased"
-#: Kept for a newer version, which can read it (``newer.py``).
-NEWER = "newer"
-
 #: A stamp's user version has 2 bytes.
 MOST_USER_VERSION = 0xFFFF
 
-#: What is counted for charts only (``totals.py``): a queue's name, the event, and the key of the message; without a
+#: Where messages are counted: in their states, and "newer", kept for a newer version, which can read them
+#: (``newer.py``).
+Counted = State | Literal["newer"]
+#: What happens to messages. lost: a lease was taken from a dead session. late: it was gone when it was to be settled.
+#: conflicts: a claim was beaten by a rival's. contested: a message was in such a claim.
+Happening = Literal["published", "claimed", "acked", "returned", "dead", "lost", "late", "conflicts", "contested"]
+#: What is counted for charts only (``totals.py``): a queue's name, what happened, and the key of the message; without a
 #: key: any message.
 Event = tuple[str, ...]
-PUBLISHED, CLAIMED, ACKED, RETURNED, DEAD = "published", "claimed", "acked", "returned", "dead"
-#: A lease was taken from a dead session; it was gone when it was to be settled; a claim was beaten by a rival's.
-LOST, LATE, CONFLICTS = "lost", "late", "conflicts"
-#: A message was in a claim that was beaten.
-CONTESTED = "contested"
 
 
 class _OfKeys:
@@ -100,19 +95,19 @@ class Effects:
         self.events: dict[Event, int] = {}
         #: Queues whose keys have no limits, as this transaction has read as a conflict.
         self.unlimited: set[str] = set()
-        self._counts: dict[tuple[str, str], int] = {}
+        self._counts: dict[tuple[str, Counted], int] = {}
         self._amounts: dict[str, int] = {}
         self._bells: set[str] = set()
         self._alarm = False
         self.stamped = stamped
         self._keyed: _OfKeys | None = None
 
-    def change(self, queue: str, state: str, by: int) -> None:
+    def change(self, queue: str, state: Counted, by: int) -> None:
         """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
         counts, kind = self._counts, (queue, state)
         counts[kind] = counts.get(kind, 0) + by
 
-    def note(self, queue: str, event: str, key: str = "", number: int = 1) -> None:
+    def note(self, queue: str, event: Happening, key: str = "", number: int = 1) -> None:
         """Count events for the charts; once more for the key, if the messages have one."""
         events, kind = self.events, (queue, event)
         events[kind] = events.get(kind, 0) + number
@@ -171,7 +166,7 @@ class Effects:
 
     def delayed(self, queue: str) -> None:
         """A message was delayed: count it and let the promoter look at its due time."""
-        self.change(queue, DELAYED, 1)
+        self.change(queue, "delayed", 1)
         self._alarm = True
 
     def next_user_version(self) -> bytes:
@@ -189,7 +184,7 @@ class Effects:
                 tr.add(keys.count(queue, state), by)
         for queue, by in self._amounts.items():
             if by:
-                tr.add(keys.count(queue, READY), by, width=AMOUNT_BYTES)
+                tr.add(keys.count(queue, "ready"), by, width=AMOUNT_BYTES)
         if self._keyed is not None:
             self._keyed.write(tr, keys)
         for queue in self._bells:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import bury, bury_malformed
 from kombu_fdb.engine.stored import newer
-from kombu_fdb.engine.stored.work import NEWER, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message
 from kombu_fdb.model import Place
@@ -35,7 +35,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
         queue, place = work.keys.split_newer(kept)
     except FormatError:  # not written by us
         return
-    work.effects.change(queue, NEWER, -1)
+    work.effects.change(queue, "newer", -1)
     message = Message(queue, place, value)
     if is_lease:
         _return(work, message)

@@ -20,7 +20,7 @@ from kombu_fdb.engine.messages.message import end_lease
 from kombu_fdb.engine.messages.settle import Release, release_message
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import newer
-from kombu_fdb.engine.stored.work import LOST, Work
+from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message
 from kombu_fdb.keyspace.layout import range_of, split_place
@@ -142,7 +142,7 @@ def forget(work: Work, session_id: SessionId) -> None:
 
 def _release(work: Work, lease: bytes, *, counted: bool) -> None:
     if (kept := newer.keep_lease(work, lease)) is not None:
-        work.effects.note(kept[0], LOST, split_place(kept[1])[0])
+        work.effects.note(kept[0], "lost", split_place(kept[1])[0])
         end_lease(work, *kept)
         return
     try:
@@ -151,6 +151,6 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
         bury_malformed(work, Message("unreadable", b"", lease), error)
         return
     if counted:  # otherwise its owner gave it back
-        work.effects.note(message.queue, LOST, split_place(message.place)[0])
+        work.effects.note(message.queue, "lost", split_place(message.place)[0])
     end_lease(work, message.queue, message.place)
     release_message(work, message, Release(counted))

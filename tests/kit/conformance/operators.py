@@ -8,7 +8,7 @@ from kit.conformance.queue import Bench, OnBench
 from kombu_fdb.errors import MessageTooLarge, QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import CHUNK_BYTES, INLINE_BYTES
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.model import Listed, Publication, Spot, View
+from kombu_fdb.model import Listed, Publication, Spot, State, View
 
 __all__ = ["OperatorsConformance"]
 
@@ -17,11 +17,11 @@ HOUR_S = 3_600
 SIZES = (3, INLINE_BYTES + 1, 2 * CHUNK_BYTES + 7)
 
 
-def listed(bench: Bench, state: str = "ready", queue: str = "q") -> list[Listed]:
+def listed(bench: Bench, state: State = "ready", queue: str = "q") -> list[Listed]:
     return bench.engine.inspect.page(queue, View(state), 100).messages
 
 
-def spot(bench: Bench, state: str = "ready", queue: str = "q") -> Spot:
+def spot(bench: Bench, state: State = "ready", queue: str = "q") -> Spot:
     """Of the first one."""
     return listed(bench, state, queue)[0].spot
 
@@ -56,7 +56,7 @@ class OperatorsConformance(OnBench):
 
     @pytest.mark.parametrize("state", ["ready", "delayed"])
     @pytest.mark.parametrize("key", ["", "alice"])
-    def test_a_message_is_due_at_another_moment(self, bench: Bench, state: str, key: str) -> None:
+    def test_a_message_is_due_at_another_moment(self, bench: Bench, state: State, key: str) -> None:
         due_ms = bench.clock.wall_ms() + 5 * HOUR_S * 1000
         bench.put(b"x", due_ms=due_ms if state == "delayed" else 0, key=key, priority=7)
         moment_ms = bench.clock.wall_ms() + HOUR_S * 1000

@@ -15,7 +15,7 @@ from kit.whole.stage import LARGE, Stage
 from kombu_fdb.engine import topology, transfer
 from kombu_fdb.engine.dead_letters import LetterFilter
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.metrics.samples import HOUR
+from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.engine.upkeep.quarantine import Aside
@@ -28,6 +28,7 @@ from kombu_fdb.model import (
     Publication,
     QueueControl,
     Spot,
+    State,
     StoredMessage,
     View,
 )
@@ -86,7 +87,7 @@ def _atomically(stage: Stage) -> None:
         stage.engine.publisher.publish(_batch(stage))
 
 
-def _page(stage: Stage, state: str = "ready", queue: str = "q") -> list[Spot]:
+def _page(stage: Stage, state: State = "ready", queue: str = "q") -> list[Spot]:
     listed = stage.engine.inspect.page(queue, View(state), 50).messages
     return [Spot(state, each.position, each.message.message_id) for each in listed]
 
@@ -364,8 +365,8 @@ VERBS: dict[str, Verb] = {
     "metrics.flush": _in_turn(lambda s: s.engine.messages.ack(_leased(s)), lambda s: s.engine.metrics.flush()),
     "metrics.totals": lambda s: s.engine.metrics.totals(),
     "metrics.key_totals": lambda s: s.engine.metrics.key_totals(),
-    "metrics.sample": lambda s: s.engine.metrics.sample([HOUR]),
-    "metrics.samples": lambda s: s.engine.metrics.samples(HOUR),
+    "metrics.sample": lambda s: s.engine.metrics.sample([SERIES["hour"]]),
+    "metrics.samples": lambda s: s.engine.metrics.samples(SERIES["hour"]),
     "metrics.trim_steps": lambda s: [*s.engine.metrics.trim_steps()],
     # -- upkeep
     "upkeep.promote": lambda s: _later(s).upkeep.promote(),

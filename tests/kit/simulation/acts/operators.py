@@ -108,8 +108,8 @@ def move(world: World, frame: Frame) -> None:
 def reschedule(world: World, frame: Frame) -> None:
     """A message that waits, as a page shows it, becomes due at another moment, or now."""
     engine, rng = frame.actor.engine, frame.rng
-    queue, state = rng.choice([*world.profile.queues]), rng.choice(["ready", "delayed"])
-    seen = engine.inspect.page(queue, View(state), 5).messages
+    queue, view = rng.choice([*world.profile.queues]), rng.choice([View("ready"), View("delayed")])
+    seen = engine.inspect.page(queue, view, 5).messages
     if seen:
         listed, due_ms = rng.choice(seen), rng.choice([0, engine.transactions.now() + rng.randrange(1, 20_000)])
         with suppress(QueueError, FormatError):  # it expires before that; malformed bytes

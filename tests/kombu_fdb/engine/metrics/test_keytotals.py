@@ -17,7 +17,6 @@ from kombu_fdb.engine.metrics.totals import (
     OTHERS,
     Busiest,
 )
-from kombu_fdb.engine.stored.work import ACKED, CLAIMED, CONFLICTS, CONTESTED, DEAD, LOST, PUBLISHED, RETURNED
 from kombu_fdb.model import Publication
 from kombu_fdb.process.duties import LEFT_INTERVAL_S
 from kombu_fdb.store.sqlite.database import SqliteDatabase
@@ -38,7 +37,7 @@ def assert_sums_are_right(bench):
     bench.engine.metrics.flush()
     for queue, keys in bench.engine.metrics.key_totals().items():
         of_queue = {
-            event: number for event, number in bench.engine.metrics.totals()[queue].items() if event != CONFLICTS
+            event: number for event, number in bench.engine.metrics.totals()[queue].items() if event != "conflicts"
         }
         assert sums(keys) == of_queue, queue
 
@@ -70,8 +69,8 @@ def test_a_beaten_claim_is_counted_for_the_keys_it_wanted(bench, monkeypatch):
     monkeypatch.setattr(claim, "claim", beaten_once)
     assert bench.engine.messages.claim(bench.session, ["q"], 2) == []
     bench.engine.metrics.flush()
-    assert bench.engine.metrics.totals()["q"][CONFLICTS] == 1
-    assert {key: events[CONTESTED] for key, events in bench.engine.metrics.key_totals()["q"].items()} == {
+    assert bench.engine.metrics.totals()["q"]["conflicts"] == 1
+    assert {key: events["contested"] for key, events in bench.engine.metrics.key_totals()["q"].items()} == {
         "a": 1,
         "b": 1,
     }
@@ -88,8 +87,8 @@ def test_what_happens_to_a_message_is_counted_for_its_key(bench):
     bench.engine.sessions.release(bench.session)
     bench.engine.metrics.flush()
     assert bench.engine.metrics.key_totals()["q"] == {
-        "a": {PUBLISHED: 5, CLAIMED: 5, ACKED: 1, RETURNED: 1 + 2, DEAD: 1, LOST: 2},
-        "b": {PUBLISHED: 1, CLAIMED: 1, RETURNED: 1, LOST: 1},
+        "a": {"published": 5, "claimed": 5, "acked": 1, "returned": 1 + 2, "dead": 1, "lost": 2},
+        "b": {"published": 1, "claimed": 1, "returned": 1, "lost": 1},
     }
 
 
@@ -97,7 +96,7 @@ def test_a_queue_without_keys_has_no_totals_of_keys(bench):
     bench.put(b"a")
     bench.engine.metrics.flush()
     assert bench.engine.metrics.key_totals() == {}
-    assert bench.engine.metrics.totals() == {"q": {PUBLISHED: 1}}
+    assert bench.engine.metrics.totals() == {"q": {"published": 1}}
 
 
 def test_messages_without_a_key_are_not_among_the_others(bench):
@@ -105,7 +104,7 @@ def test_messages_without_a_key_are_not_among_the_others(bench):
     publish(bench, "k", queue="mixed")
     bench.engine.messages.ack([each.lease for each in bench.take(2, "mixed")])
     bench.engine.metrics.flush()
-    assert bench.engine.metrics.key_totals().pop("mixed") == {"k": {PUBLISHED: 1, CLAIMED: 1, ACKED: 1}}
+    assert bench.engine.metrics.key_totals().pop("mixed") == {"k": {"published": 1, "claimed": 1, "acked": 1}}
     bench.engine.queues.delete("mixed")
 
 
@@ -115,8 +114,8 @@ def test_a_flood_of_keys_makes_few_rows_and_the_busy_key_keeps_its_name(bench):
     bench.engine.metrics.flush()
     found = bench.engine.metrics.key_totals()["q"]
     assert len(found) == NAMES_PER_QUEUE + 1
-    assert found["busy"] == {PUBLISHED: 40}
-    assert found[OTHERS] == {PUBLISHED: 2000 - (NAMES_PER_QUEUE - 1)}
+    assert found["busy"] == {"published": 40}
+    assert found[OTHERS] == {"published": 2000 - (NAMES_PER_QUEUE - 1)}
 
 
 def test_a_process_names_so_many_keys_of_all_queues_together(bench):
@@ -136,7 +135,7 @@ def test_a_key_that_becomes_busy_has_its_name_when_names_are_given_anew(bench):
     publish(bench, *["late"] * 3)
     bench.engine.metrics.flush()
     found = bench.engine.metrics.key_totals()["q"]
-    assert (found["late"], found["k0"], found[OTHERS]) == ({PUBLISHED: 3}, {PUBLISHED: 2}, {PUBLISHED: 3})
+    assert (found["late"], found["k0"], found[OTHERS]) == ({"published": 3}, {"published": 2}, {"published": 3})
 
 
 def test_a_process_has_names_to_give_anew(bench):
@@ -146,7 +145,7 @@ def test_a_process_has_names_to_give_anew(bench):
     bench.later(NAMES_S)
     publish(bench, "late")
     bench.engine.metrics.flush()
-    assert bench.engine.metrics.key_totals()["q"] == {"late": {PUBLISHED: 1}}
+    assert bench.engine.metrics.key_totals()["q"] == {"late": {"published": 1}}
 
 
 def trim(engine):
@@ -164,9 +163,9 @@ def test_the_duties_keep_the_keys_that_grew_most(bench, monkeypatch):
     bench.engine.metrics.flush()
     trim(bench.engine)
     assert bench.engine.metrics.key_totals()["q"] == {
-        "new": {PUBLISHED: 3},
-        "steady": {PUBLISHED: 7},
-        OTHERS: {PUBLISHED: 12},
+        "new": {"published": 3},
+        "steady": {"published": 7},
+        OTHERS: {"published": 12},
     }
 
 
@@ -183,7 +182,7 @@ def test_keys_that_come_once_are_folded_by_the_duties_of_a_process(bench):
         duties.run_once()
     found = bench.engine.metrics.key_totals()["q"]
     assert len(found) == KEYS_KEPT + 1
-    assert sums(found) == {PUBLISHED: 2 * KEYS_KEPT}
+    assert sums(found) == {"published": 2 * KEYS_KEPT}
 
 
 def test_several_processes_fold_the_same_keys_once(bench, monkeypatch):
@@ -200,7 +199,7 @@ def test_several_processes_fold_the_same_keys_once(bench, monkeypatch):
             engine.metrics, "_key_totals", lambda begin, end=end: ("q", seen, end) if begin < end else None
         )
         trim(engine)
-    assert bench.engine.metrics.key_totals()["q"] == {"a": {PUBLISHED: 1}, OTHERS: {PUBLISHED: 2}}
+    assert bench.engine.metrics.key_totals()["q"] == {"a": {"published": 1}, OTHERS: {"published": 2}}
 
 
 def test_what_is_added_during_a_fold_is_not_lost(bench, database):
@@ -219,7 +218,7 @@ def test_what_is_added_during_a_fold_is_not_lost(bench, database):
     bench.engine.metrics._fold("q", ["a"])
     bench.engine.metrics.flush()
     found = sums(bench.engine.metrics.key_totals()["q"])
-    assert found == {PUBLISHED: 3}
+    assert found == {"published": 3}
 
 
 def test_the_totals_of_a_queues_keys_go_with_it(bench):
@@ -236,12 +235,12 @@ def test_what_waits_to_be_written_is_bounded_and_complete():
     bench = Bench(MemoryDatabase())
     counted = bench.engine.transactions.totals
     for number in range(3 * KINDS_PENDING):
-        counted.note({("q", PUBLISHED): 1, ("q", PUBLISHED, f"k{number}"): 1})
+        counted.note({("q", "published"): 1, ("q", "published", f"k{number}"): 1})
     share = counted.share()
     assert len(share.taken) == 1 + KINDS_PENDING + 1
     share.failed()
     assert counted.share().taken == share.taken, "as it was, after a transaction that did not happen"
-    assert share.taken["q", PUBLISHED, OTHERS] == 2 * KINDS_PENDING
+    assert share.taken["q", "published", OTHERS] == 2 * KINDS_PENDING
 
 
 def test_keys_take_no_room_from_queues(monkeypatch):
@@ -249,7 +248,7 @@ def test_keys_take_no_room_from_queues(monkeypatch):
     counted = Bench(MemoryDatabase()).engine.transactions.totals
     counted.share()
     for queue in "abcd":
-        counted.note({(queue, PUBLISHED): 1, **{(queue, PUBLISHED, f"k{number}"): 1 for number in range(9)}})
+        counted.note({(queue, "published"): 1, **{(queue, "published", f"k{number}"): 1 for number in range(9)}})
     found = counted.share().taken
     assert {kind[0] for kind in found} == {"a", "b", "c"}
     assert sum(len(kind) == 3 for kind in found) == 3 * 9, "nor are they counted where the queue is not"
@@ -273,13 +272,13 @@ def test_a_key_costs_a_transaction_nothing_between_the_shares_and_no_read_with_o
 
 def test_a_key_that_was_folded_counts_as_new():
     busiest = Busiest()
-    assert not busiest.surplus("q", {f"k{n}": {PUBLISHED: 100 + n} for n in range(KEYS_KEPT + 1)})
-    now = {f"k{n}": {PUBLISHED: 100 + n + 1} for n in range(KEYS_KEPT + 1)} | {"k0": {PUBLISHED: 5}}
+    assert not busiest.surplus("q", {f"k{n}": {"published": 100 + n} for n in range(KEYS_KEPT + 1)})
+    now = {f"k{n}": {"published": 100 + n + 1} for n in range(KEYS_KEPT + 1)} | {"k0": {"published": 5}}
     assert busiest.surplus("q", now) == ["k1"]
 
 
 def test_a_queue_that_is_gone_is_not_remembered():
-    busiest, keys = Busiest(), {f"k{n}": {PUBLISHED: n} for n in range(KEYS_KEPT + 1)}
+    busiest, keys = Busiest(), {f"k{n}": {"published": n} for n in range(KEYS_KEPT + 1)}
     assert not busiest.surplus("q", keys)
     busiest.keep([])
     assert not busiest.surplus("q", keys)

@@ -20,7 +20,6 @@ from kombu_fdb.engine.metrics.samples import (
     Sample,
 )
 from kombu_fdb.engine.metrics.totals import OTHERS
-from kombu_fdb.engine.stored.work import ACKED, CLAIMED, PUBLISHED
 from kombu_fdb.keyspace.codec import encode_json
 from kombu_fdb.process.duties import SAMPLING
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -61,7 +60,7 @@ def test_a_sample_tells_what_waits_and_what_was_done(bench):
     (sample,) = bench.engine.metrics.samples(HOUR)
     assert sample == Sample(
         bench.clock.wall_ms(),
-        {"q": QueueSample(1, 1, 1, 2_500, {PUBLISHED: 4, CLAIMED: 2, ACKED: 1, "returned": 0, "dead": 0})},
+        {"q": QueueSample(1, 1, 1, 2_500, {"published": 4, "claimed": 2, "acked": 1, "returned": 0, "dead": 0})},
     )
     assert sample.queues["q"].backlog == 3
     assert bench.engine.metrics.samples(DAY) == []
@@ -140,12 +139,12 @@ def test_the_busiest_queues_have_names(bench):
 
 def test_who_was_busy_lately_is_busier_than_who_ever_was():
     def did(number):
-        return QueueSample(0, 0, 0, None, {ACKED: number})
+        return QueueSample(0, 0, 0, None, {"acked": number})
 
     before = Sample(0, {f"old-{number}": did(1_000) for number in range(QUEUES_SAMPLED)})
     found = samples.busiest({**before.queues, "new": did(1)}, before)
     assert "new" in found
-    assert found[OTHERS] == QueueSample(0, 0, 0, None, {event: 1_000 * (event == ACKED) for event in EVENTS})
+    assert found[OTHERS] == QueueSample(0, 0, 0, None, {event: 1_000 * (event == "acked") for event in EVENTS})
 
 
 @given(
@@ -161,7 +160,7 @@ def test_a_sample_of_any_queues_comes_back(names, number):
 
 
 def test_a_damaged_counter_spoils_no_sample():
-    wild = QueueSample(2**70, -(2**70), 1, None, {ACKED: 2**70})
+    wild = QueueSample(2**70, -(2**70), 1, None, {"acked": 2**70})
     found = samples._decode(samples._encode(Sample(0, {"wild": wild, "q": QueueSample(1, 0, 0, None, {})})))
     assert found is not None
     assert found.queues["q"].ready == 1
@@ -214,11 +213,11 @@ def test_where_there_are_very_many_queues_samples_are_rarer(bench, monkeypatch):
 def test_queues_together_are_the_sum_of_each_and_as_old_as_the_oldest(
     ages: tuple[int | None, int | None], oldest: int | None
 ) -> None:
-    some = QueueSample(1, 20, 300, ages[0], {PUBLISHED: 1, CLAIMED: 20})
-    others = QueueSample(4, 50, 600, ages[1], {PUBLISHED: 3, ACKED: 7})
+    some = QueueSample(1, 20, 300, ages[0], {"published": 1, "claimed": 20})
+    others = QueueSample(4, 50, 600, ages[1], {"published": 3, "acked": 7})
     together = some + others
     assert (together.ready, together.delayed, together.leased, together.oldest_ms) == (5, 70, 900, oldest)
-    assert together.totals == dict.fromkeys(EVENTS, 0) | {PUBLISHED: 4, CLAIMED: 20, ACKED: 7}
+    assert together.totals == dict.fromkeys(EVENTS, 0) | {"published": 4, "claimed": 20, "acked": 7}
     assert together.backlog == 975
 
 

@@ -9,7 +9,7 @@ from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
-from kombu_fdb.engine.stored.work import LOST, Effects
+from kombu_fdb.engine.stored.work import Effects
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.model import ClaimTerms, SessionId
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -66,7 +66,7 @@ def test_what_a_dead_session_has_lost_is_counted_for_its_queue_and_key_also_if_o
     noted: list[tuple[str, ...]] = []
     monkeypatch.setattr(Effects, "note", lambda _, *given: noted.append(given))
     assert bench.engine.sessions.release(bench.session) == 1
-    assert noted == [("q", LOST, "k")]
+    assert noted == [("q", "lost", "k")]
 
 
 def observer(*looks_s: float, ttl_s: float = 8.0) -> sweep.FailureDetector[str]:
