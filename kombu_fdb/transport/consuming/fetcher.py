@@ -8,8 +8,9 @@ seen empty and its bell is watched, or neither: due for its safety look. Its dri
    another consumer is the first there, leave these queues out of the steps 2 and 3 (:class:`Claiming`).
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
 3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
-   all of it. A window that was not filled ends their hunger. Begin again.
-4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``.
+   all of it. That ends the hunger of those that gave less than there was room for. Begin again.
+4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``; or for twice as long where a few
+   free places wait for more of them, as the claim that fills them takes the acks along.
 5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
    long enough, or the safety look is due (``poll_interval``): watches are promised, but looking costs little.
 
@@ -535,7 +536,7 @@ class Fetcher:
     def _pause(self, now: float, *until: float | None) -> float | None:
         pauses = [each for each in (*until, self.dispatch.lies_for(now)) if each is not None]
         if self._first_ack is not None:
-            pauses.append(self._first_ack + self._ack_delay_s - now)
+            pauses.append(self._first_ack + self._ack_wait_s - now)
         return max(min(pauses), 0.0005) if pauses else None
 
     # -- claiming ----------------------------------------------------------------------------------------------------
@@ -547,8 +548,9 @@ class Fetcher:
         found = self.dispatch.arriving
         self._claiming.claim(session, plan, found)
         self.dispatch.end_turn(plan.queues[0])
-        if len(found) < plan.limit:
-            self._watch_set.hungry.difference_update(plan.queues)
+        # A claim takes from one queue after the other, so those before the last that gave any were taken empty.
+        empty = plan.queues if len(found) < plan.limit else plan.queues[: plan.queues.index(found[-1].queue)]
+        self._watch_set.hungry.difference_update(empty)
         if found:
             self._fruitless = 0
             return self._hand_over()
@@ -584,13 +586,18 @@ class Fetcher:
     def _has_begun(self, lease: Lease) -> bool:
         return not self.dispatch.withdraw(lease)
 
+    @property
+    def _ack_wait_s(self) -> float:
+        """Where a claim is to come that takes the acks along, they wait for it, but not for twice as long."""
+        return self._ack_delay_s * (2 if self._room_waits else 1)
+
     def _flush_if_due(self, now: float) -> None:
         if not self._client.acks:
             self._first_ack = None
             return
         if self._first_ack is None:
             self._first_ack = now
-        if now - self._first_ack >= self._ack_delay_s or len(self._client.acks) >= MANY_ACKS:
+        if now - self._first_ack >= self._ack_wait_s or len(self._client.acks) >= MANY_ACKS:
             self._first_ack = None
             self._client.flush_acks()
 

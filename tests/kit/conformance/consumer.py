@@ -29,7 +29,7 @@ class Consumer:
         single: Collection[str] = (),
         contested: bool = False,
     ) -> None:
-        engine = bench.another()
+        engine, self._clock = bench.another(), bench.clock
         client = SimulatedClient(
             engine,
             OPTIONS,
@@ -53,11 +53,12 @@ class Consumer:
         """The queues of the messages that have arrived and were not handed out."""
         return [delivery.queue for _, delivery in self.transport.credit.inbox]
 
-    def settle(self) -> list[str]:
-        """Hand all of them out and acknowledge them; of which queues they were."""
+    def settle(self, each_s: float = 0.0) -> list[str]:
+        """Hand all of them out, one each ``each_s`` seconds, and acknowledge them; of which queues they were."""
         queues = self.waiting
         with self.transport.draining():
             for _ in queues:
+                self._clock.advance(each_s)
                 assert deliver_next(self.transport.fetcher)
         for tag in [*self.transport.given]:
             del self.transport.given[tag]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
-from kit.conformance.consumer import Consumer
+from kit.conformance.consumer import OPTIONS, Consumer
 from kit.conformance.queue import Bench
 
 from kombu_fdb.model import Delivery
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming.dispatch import Plan
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
@@ -127,6 +129,53 @@ def test_messages_without_acks_take_no_room_from_others(bench: Bench) -> None:
     transport.fetcher._watch_set.hungry.add("q")
     consumer.turn()
     assert consumer.waiting.count("q") == 2
+
+
+@pytest.fixture
+def without_lines() -> Iterator[Bench]:
+    """On a store whose writers take turns, where consumers stand in no line."""
+    database = MemoryDatabase()
+    database.writers_take_turns = True
+    bench = Bench(database)
+    yield bench
+    bench.check()
+
+
+def test_a_queue_that_has_given_its_only_message_does_not_bound_the_claims_of_a_busy_one(without_lines: Bench) -> None:
+    """An event comes to a worker: there is room for one, and a claim of both queues takes no more than that."""
+    bench, taken = without_lines, list[str]()
+    consumer = Consumer(bench, ["q"])
+    bench.engine.queues.declare(QueueDeclaration("events", auto_delete=True))
+    consumer.transport.consume("events", "without", no_ack=True, transient=True)
+    consumer.turn()
+    bench.put(*[b""] * 40)
+    bench.put(b"", queue="events")
+    while "events" not in taken:
+        consumer.turn()
+        taken += consumer.settle(each_s=1)
+    for _ in range(3):
+        consumer.turn()
+        taken = consumer.settle(each_s=1)
+    assert taken == ["q"] * 4
+
+
+def test_acks_wait_for_a_claim_that_takes_them_along(without_lines: Bench) -> None:
+    bench, delay_s = without_lines, OPTIONS.ack_delay_ms / 1000
+    consumer = Consumer(bench, ["q"])
+    bench.put(*[b""] * 12)
+    consumer.turn()
+    with consumer.transport.draining():
+        assert deliver_next(consumer.transport.fetcher)
+    consumer.transport.qos.ack(*consumer.transport.given)
+    bench.clock.advance(0.6 * delay_s)
+    consumer.turn()  # sees a free place, which waits for more of them
+    bench.clock.advance(0.6 * delay_s)
+    consumer.turn()
+    assert consumer.transport.store.acks, "not by themselves"
+    bench.clock.advance(0.6 * delay_s)
+    consumer.turn()
+    assert not consumer.transport.store.acks
+    assert len(consumer.waiting) == 4
 
 
 def test_messages_without_acks_are_not_held_up_by_others(bench: Bench) -> None:
