@@ -76,6 +76,7 @@ class Dispatch:
         #: Whether a turn that placed them got no further.
         self._places = False
         self._leaving: set[Lease] = set()
+        self._lost: set[SessionId] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
@@ -103,6 +104,7 @@ class Dispatch:
     def drop_session(self, session_id: SessionId) -> None:
         """A session was lost: what it claimed and no consumer has seen yet belongs to others now."""
         with unless_mine(self._lock):
+            self._lost.add(session_id)
             for credit in self._credits:
                 credit.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
 
@@ -337,8 +339,8 @@ class Dispatch:
         subscription, delivery, tag = arrival
         with unless_mine(self._lock):
             subscription.credit.reclaim(tag)
-            if subscription.credit.held.has(delivery.lease):
-                return None  # another thread was faster
+            if delivery.lease.session in self._lost or subscription.credit.held.has(delivery.lease):
+                return None  # another consumer has it; or another thread was faster
             if subscription in self._by_queue.get(subscription.queue, ()):
                 subscription.credit.inbox.return_undelivered(subscription, delivery)
                 return None

@@ -182,6 +182,20 @@ def test_lost_session(dispatch: Dispatch) -> None:
     assert len(one.credit.inbox) == 0
 
 
+def test_a_hand_out_that_is_interrupted_after_its_session_was_lost(dispatch: Dispatch) -> None:
+    one, hand = Channel(), list[Arrival]()
+    dispatch.add(subscription(one))
+    place(dispatch, deliveries(1))
+    dispatch.next(hand)
+    dispatch.drop_session(b"s")
+    assert dispatch.return_undelivered(hand[0]) is None
+    assert (len(one.credit.inbox), len(one.credit.held)) == (0, 0), "another session has it"
+    place(dispatch, [Delivery(Lease(b"next", 1), "q", b"", b"", 0, ())])
+    dispatch.next(hand)
+    assert dispatch.return_undelivered(hand[1]) is None
+    assert len(one.credit.inbox) == 1
+
+
 def test_closed(dispatch: Dispatch) -> None:
     one = Channel()
     dispatch.add(subscription(one))
