@@ -76,7 +76,7 @@ def table(old: Mapping[str, Any], new: Mapping[str, Any]) -> Table:
     """Of each figure that both have: new, and as a multiple of the old one."""
     shown = Table(title=f"{new['release']} ({new['day']}) as a multiple of {old['release']} ({old['day']})")
     shown.add_column("broker")
-    columns = {**tables.SPEED, **tables.CROWDS, **tables.WORKERS, "publish_us": "publish CPU us"}
+    columns = {**tables.SPEED, **tables.CROWDS, **tables.WORKERS}
     for name in columns.values():
         shown.add_column(name, justify="right")
     for broker in new["results"]:

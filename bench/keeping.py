@@ -30,16 +30,8 @@ HERE = Path(__file__).parent
 MODES = ("without", "with")
 #: Longer than a flush waits.
 REST_S = 2.5
-TICKS = os.sysconf("SC_CLK_TCK")
 
 Figures = dict[str, float]
-
-
-def cpu_s(pid: int) -> float:
-    """Of a process and all that it has started and still has."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return (int(fields[11]) + int(fields[12])) / TICKS + sum(cpu_s(int(child)) for child in children)
 
 
 def one(url: str, count: int) -> Figures:
@@ -50,10 +42,10 @@ def one(url: str, count: int) -> Figures:
         worker = workloads.Worker(out)
         with worker:
             workloads.await_stamps(out, count // 10)
-            began = cpu_s(worker._process.pid)
+            began = worker.cpu_s
             stamps = workloads.await_stamps(out, count)
             time.sleep(REST_S)
-            spent = cpu_s(worker._process.pid) - began
+            spent = worker.cpu_s - began
     starts = sorted(started for _, started in stamps)
     steady = starts[count // 10 :]
     return {"rate": (len(steady) - 1) / (steady[-1] - steady[0]), "cpu_us": 1e6 * spent / len(steady)}

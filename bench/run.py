@@ -2,7 +2,7 @@
 
 Rounds are interleaved (every broker once, then all again), and medians are shown, so that a slow minute of the machine
 hits all alike; ratios are made within each round. Behind the figures come ratios to each peer, what many publishers,
-idle consumers and workers of several kinds do, the CPU of a publish beside that of SQLite's own transactions, and at
+idle consumers and workers of several kinds do, and at
 the end what was to be reached. Control-C ends it with what is measured by then. ``--save RELEASE`` keeps all of it in
 ``bench/history``; ``compare.py`` sets two of them side by side.
 """
@@ -32,7 +32,6 @@ COUNTS = {
     "consume": 5000,
     "tasks": 2000,
     "latency": 100,
-    "raw": 3000,
 }
 #: Measured in the first round only, and of each server as it is used most.
 ONCE = {
@@ -46,7 +45,6 @@ ONCE = {
     "gevent": 2000,
 }
 ACROSS_PROCESSES = {"tasks", "latency", *ONCE}
-OF_SQLITE = {"raw"}
 VARIANTS = {"fdb+sqlite full", "redis always", "rabbitmq confirmed"}
 
 Results = dict[str, dict[str, list[float]]]
@@ -70,9 +68,7 @@ def _measured(broker: Broker, workload: str, number: int) -> bool:
     """In this round."""
     if workload in ONCE and (number or broker.name in VARIANTS):
         return False
-    if workload in ACROSS_PROCESSES and not broker.across_processes:
-        return False
-    return broker.name.startswith("fdb+sqlite") or workload not in OF_SQLITE
+    return broker.across_processes or workload not in ACROSS_PROCESSES
 
 
 def run(found: list[Broker], workloads: list[str], rounds: int, scale: float) -> tuple[Results, list[str]]:

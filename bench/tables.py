@@ -18,6 +18,7 @@ SPEED = {
     "batch": "batch/s",
     "consume": "consume+ack/s",
     "tasks": "tasks/s",
+    "task_us": "CPU us/task",
     "p50_ms": "p50 ms",
     "p99_ms": "p99 ms",
 }
@@ -49,8 +50,6 @@ def all_of(found: list[Broker], results: Results, rounds: int) -> Iterator[Table
     for title, columns in (crowds, CROWDS), ("Celery workers at the same time", WORKERS):
         if _has(results, list(columns)[1:]):
             yield _plain(title, columns, found, results)
-    if _has(results, ["raw_us"]):
-        yield _cpu(found, results)
     yield goals.table(results)
 
 
@@ -108,18 +107,4 @@ def _plain(title: str, columns: Mapping[str, str], found: list[Broker], results:
     for broker in found:
         if any(column in results[broker.name] for column in list(columns)[1:]):
             shown.add_row(broker.name, *(cell(median(results, broker.name, column), column) for column in columns))
-    return shown
-
-
-def _cpu(found: list[Broker], results: Results) -> Table:
-    shown = Table(
-        title=f"CPU of a publish beside SQLite's own transactions, in us; the goal is {goals.PUBLISH_CPU} times one row"
-    )
-    for name in ("broker", "one row", "the rows of a publish", "publish", "as a multiple of one row"):
-        shown.add_column(name, justify="left" if name == "broker" else "right")
-    for broker in found:
-        columns = ("raw_us", "rows_us", "publish_us")
-        one_row, _, publish = values = [median(results, broker.name, column) for column in columns]
-        if one_row and publish:
-            shown.add_row(broker.name, *(cell(value, "_us") for value in values), f"{publish / one_row:.1f}")
     return shown

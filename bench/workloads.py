@@ -29,7 +29,7 @@ PREFETCH = 200
 DEADLINE_S = 120.0
 #: Who runs a workload: a connection, it itself, many processes (``crowds.py``), workers (``crews.py``).
 CONNECTED = ("publish", "named", "batch", "consume")
-ALONE = ("tasks", "naps", "latency", "raw")
+ALONE = ("tasks", "naps", "latency")
 CROWDS = {
     "publish4": ("publishers", 4),
     "publish16": ("publishers", 16),
@@ -63,10 +63,10 @@ def celery_message(number: int) -> tuple[Any, dict[str, Any]]:
 def publish(connection: Connection, count: int) -> dict[str, float]:
     producer, _ = declared(connection, purge=True)
     messages = [celery_message(number) for number in range(count)]
-    began, cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
     for body, properties in messages:
         producer.publish(body, routing_key=QUEUE, serializer="json", **properties)
-    return {"rate": count / (time.perf_counter() - began), "publish_us": 1e6 * (time.process_time() - cpu) / count}
+    return {"rate": count / (time.perf_counter() - began)}
 
 
 def named(connection: Connection, count: int) -> dict[str, float]:
@@ -79,39 +79,6 @@ def named(connection: Connection, count: int) -> dict[str, float]:
     for body, properties in messages:
         producer.publish(body, exchange=exchange, routing_key=QUEUE, serializer="json", **properties)
     return {"rate": count / (time.perf_counter() - began)}
-
-
-def raw(url: str, options: dict[str, Any], count: int) -> dict[str, float]:
-    """CPU of SQLite's own transactions, with our settings: of one row as large as a message, and of a publish's rows.
-
-    What is stored is what a publish stores: message, entry by task, counter, bell, version. Each into a new file:
-    SQLite writes no page for a row that is written over with the same value.
-    """
-    beside = Path(url.removeprefix("fdb+sqlite://")).parent
-    with tempfile.TemporaryDirectory(dir=beside) as folder:
-        one, five = (_raw(f"{folder}/{rows}.db", options, count, rows) for rows in (1, 5))
-    return {"raw_us": one, "rows_us": five}
-
-
-def _raw(path: str, options: dict[str, Any], count: int, rows: int) -> float:
-    from kombu_fdb.store.sqlite import files
-
-    connection = files.connect(path, writer=True)
-    files.create(connection, wall_ms=time.time_ns() // 1_000_000)
-    files.set_synchronous(connection, options.get("synchronous", "normal"))
-    execute, store_all = connection.execute, connection.executemany
-    value = bytes(910)  # the record of ``celery_message``
-    began = time.process_time()
-    for number in range(count):
-        stamp = number.to_bytes(12, "big")
-        stored = [(b"ready/bench/%b" % stamp, value), (b"task/%036d/%b" % (number, stamp), b"ready/bench")]
-        stored += [(b"count/bench", stamp), (b"bell/bench", stamp), (0, number)]
-        execute("BEGIN IMMEDIATE")
-        store_all("INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v", stored[:rows])
-        execute("COMMIT")
-    spent = time.process_time() - began
-    connection.close()
-    return 1e6 * spent / count
 
 
 def batch(connection: Connection, count: int) -> dict[str, float]:
@@ -174,9 +141,12 @@ def _worked_off(url: str, options: dict[str, Any], count: int, task: str, childr
     with tempfile.TemporaryDirectory() as out:
         app = app_of(url, options, out)
         preload(app, count, task)
-        with Worker(out, ["-c", str(children)]):
+        worker = Worker(out, ["-c", str(children)])
+        with worker:
+            before, cpu_s = len(await_stamps(out, count // 10)), worker.cpu_s
             stamps = await_stamps(out, count)
-    return {"rate": steady_rate(stamps)}
+            cpu_s = worker.cpu_s - cpu_s
+    return {"rate": steady_rate(stamps), "task_us": 1e6 * cpu_s / max(1, count - before)}
 
 
 def steady_rate(stamps: list[tuple[float, float]]) -> float:
@@ -232,6 +202,11 @@ class Worker:
             command, cwd=HERE, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
 
+    @property
+    def cpu_s(self) -> float:
+        """What it has spent, with its children."""
+        return _cpu_s(self._process.pid)
+
     def __exit__(self, *_: object) -> None:
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -240,6 +215,14 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._log.close()
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(
+        _cpu_s(int(child)) for child in children
+    )
 
 
 def await_stamps(out: str, count: int) -> list[tuple[float, float]]:

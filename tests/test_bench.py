@@ -16,7 +16,7 @@ KIT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("workload", ["publish", "named", "batch", "consume", "raw", "publish4"])
+@pytest.mark.parametrize("workload", ["publish", "named", "batch", "consume", "publish4"])
 def test_workload(workload: str, tmp_path: Path) -> None:
     command = [
         sys.executable,
