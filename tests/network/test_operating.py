@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.processes import until
 from test_pages import ROOT, commands_of, matches
 
+from kombu_fdb import Broker
+from kombu_fdb.testing.fdbserver import Cluster
+
 from .box import CLUSTER_FILE, Box, Client, box_unavailable_reason
 
 pytestmark = [pytest.mark.night, pytest.mark.foundationdb, pytest.mark.process, pytest.mark.xdist_group("box")]
 
 PAGE = (ROOT / "docs" / "how-to" / "operate-cluster.md").read_text()
+BACKUP = PAGE.partition("## Back up and restore")[2].partition("\n## ")[0]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: It takes the cluster most of a minute to see that all copies are there.
 PATIENCE_S = 300.0
@@ -38,7 +45,7 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 
 with Broker.open(sys.argv[1], connect_timeout=60.0) as broker:
-    jobs = broker.queue("jobs")
+    jobs = broker.queue(sys.argv[2])
     print("ready", flush=True)
     for line in sys.stdin:
         try:
@@ -52,6 +59,24 @@ with Broker.open(sys.argv[1], connect_timeout=60.0) as broker:
 """
 
 
+PUT = f"""
+import sys
+from kombu_fdb import Broker
+
+with Broker.open("fdb:///{CLUSTER_FILE}") as broker:
+    for payload in sys.argv[1:]:
+        broker.queue("kept").put(payload)
+"""
+TAKE = f"""
+from kombu_fdb import Broker
+
+with Broker.open("fdb:///{CLUSTER_FILE}") as broker:
+    while job := broker.queue("kept").take(timeout=5):
+        print(job.payload.decode())
+        job.ack()
+"""
+
+
 class Operator:
     """Types what the page shows."""
 
@@ -59,11 +84,18 @@ class Operator:
         self.box, self.machine = box, machine
         self.environ = {**os.environ, "PYTHONPATH": str(ROOT), "FDB_CLUSTER_FILE": CLUSTER_FILE}
         self._lock = ""
+        #: What stands here for what the page shows.
+        self.here = {"/etc/foundationdb/fdb.cluster": CLUSTER_FILE, "/var/backups": "/mnt"}
 
     def type(self, command: str, printed: str) -> None:
         """Until it prints that, as a person would who waits for it."""
         if "unlock UID" in command:
             self.box.unlock(self._lock)
+            return
+        for shown, here in self.here.items():
+            command, printed = command.replace(shown, here), printed.replace(shown, here)
+        if command.endswith(" &"):
+            self.machine.popen(command.split()[:-1], self.environ)
             return
         for number, server in enumerate(self.box.servers, 1):
             command, printed = (text.replace(f"10.0.0.{number}:", f"{server.address}:") for text in (command, printed))
@@ -79,6 +111,11 @@ class Operator:
             assert time.monotonic() < deadline, f"$ {command}\nexpected:\n{printed}\ngot:\n{said}"
         if found := re.search(r"lockUID: (\w+)", said):
             self._lock = found[1]
+        if found := re.search(r"/backup-[\d.-]+", said):
+            self.here["/backup-..."] = found[0]
+
+
+with_agent = pytest.mark.skipif(shutil.which("backup_agent") is None, reason="backup_agent is not on PATH")
 
 
 @pytest.fixture
@@ -107,7 +144,7 @@ def test_what_the_page_shows_is_what_happens_and_a_client_goes_on(operator: Oper
         "fdbcli --exec 'kill; kill all; status'": lambda: restart(box),
     }
     with working(operator) as says:
-        for block in BLOCK.findall(PAGE):
+        for block in BLOCK.findall(PAGE.replace(BACKUP, "")):
             for command, printed in commands_of(block):
                 before.pop(command, lambda: None)()
                 operator.type(command, printed)
@@ -118,6 +155,49 @@ def test_what_the_page_shows_is_what_happens_and_a_client_goes_on(operator: Oper
                     until(lambda: says() == "served")
     assert not before
     assert not after
+
+
+@with_agent
+def test_a_backup_of_a_fleet_at_work_is_restored(operator: Operator) -> None:
+    """What was published before it is there, once, and comes before what is published after the restore."""
+    during, restore = (commands_of(block) for block in BLOCK.findall(BACKUP))
+    operator.machine.run([sys.executable, "-c", PUT, *"abc"], env=operator.environ)
+    with working(operator, "other") as says, ThreadPoolExecutor(1) as pool:
+        for command, printed in during:
+            typed = pool.submit(operator.type, command, printed)
+            while not typed.done():
+                assert says() == "served"
+            typed.result()
+    operator.machine.run([sys.executable, "-c", PUT, "lost"], env=operator.environ)
+    for command, printed in restore:
+        operator.type(command, printed)
+    operator.machine.run([sys.executable, "-c", PUT, "new"], env=operator.environ)
+    assert operator.machine.run([sys.executable, "-c", TAKE], env=operator.environ).split() == [*"abc", "new"]
+
+
+@with_agent
+def test_a_backup_is_restored_into_a_younger_cluster(tmp_path: Path) -> None:
+    """docs/how-to/backup.md: its versions are lower, and what is published there comes behind what was restored."""
+    folder = f"file://{tmp_path}"
+    with ExitStack() as stack:
+        old, young = (stack.enter_context(Cluster()) for _ in range(2))
+        for cluster, payload in (old, "restored"), (young, ""):
+            with Broker.open(f"fdb:///{cluster.cluster_file}") as broker:
+                broker.queue("jobs").put(payload)
+            agent = stack.enter_context(subprocess.Popen(["backup_agent", "-C", cluster.cluster_file]))
+            stack.callback(agent.kill)
+        run("fdbbackup", "start", "-C", old.cluster_file, "-d", folder, "-w")
+        backup = run("fdbbackup", "list", "-b", folder).split()[-1]
+        run("fdbcli", "-C", young.cluster_file, "--exec", r'writemode on; clearrange "" \xff')
+        run("fdbrestore", "start", "-r", backup, "-w", "--dest-cluster-file", young.cluster_file)
+        with Broker.open(f"fdb:///{young.cluster_file}") as broker:
+            jobs = broker.queue("jobs")
+            jobs.put("new")
+            assert [each.payload for each in jobs.peek(limit=10)] == [b"restored", b"new"]
+
+
+def run(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
 
 
 def test_triple_works_without_two_of_five_zones(operator: Operator) -> None:
@@ -134,10 +214,10 @@ def test_triple_works_without_two_of_five_zones(operator: Operator) -> None:
 
 
 @contextmanager
-def working(operator: Operator) -> Iterator[Callable[[], str]]:
+def working(operator: Operator, queue: str = "jobs") -> Iterator[Callable[[], str]]:
     """How it goes for a client that publishes and takes another message."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    program = [sys.executable, "-c", CLIENT, f"fdb:///{CLUSTER_FILE}"]
+    program = [sys.executable, "-c", CLIENT, f"fdb:///{CLUSTER_FILE}", queue]
     with operator.machine.popen(program, operator.environ, **pipes) as client:
         assert client.stdin is not None
         assert client.stdout is not None
