@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from celery_fdb.history.layout import Counters
-from celery_fdb.history.views.runs import DAY_S, HistoryOff, SlotView, look_at_series
+from celery_fdb.history.views.runs import HistoryOff, SlotView, look_at_series
 from celery_fdb.inspection.overview import Overview
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -36,8 +36,10 @@ WIDTH, HEIGHT = 600, 100
 TICKS = 5
 #: A slot is drawn when so much of it has passed: a rate of a few seconds says nothing.
 LEAST_OF_A_SLOT = 0.1
-#: Steps of the samples that an axis is long at least, and up to how many seconds its labels say which second it is.
-LEAST_STEPS, SECONDS_UP_TO_S = 5, 600
+#: Steps of the samples that an axis is long at least.
+LEAST_STEPS = 5
+#: The longest axes, in seconds, whose moments are written with seconds, and without their days.
+SECONDS_UP_TO_S, MINUTES_UP_TO_S = 600, 2 * 86_400
 
 #: Seconds since 1970, and what was then; None: not known, a gap.
 Point = tuple[float, float | None]
@@ -87,7 +89,7 @@ class Charts(NamedTuple):
     def tick_form(self) -> str:
         """How a moment of the axis is written, so that no two are the same."""
         seconds = self.ticks[-1] - self.ticks[0]
-        return "seconds" if seconds <= SECONDS_UP_TO_S else "minute" if seconds <= 2 * DAY_S else "day"
+        return "seconds" if seconds <= SECONDS_UP_TO_S else "minute" if seconds <= MINUTES_UP_TO_S else "day"
 
 
 def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue: str | None = None) -> Charts:

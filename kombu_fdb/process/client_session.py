@@ -29,7 +29,7 @@ from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.claim import Served
-from kombu_fdb.engine.scheduling.line import WAITING, Standing, Waiter
+from kombu_fdb.engine.scheduling.line import Standing, Waiter
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, SessionId
@@ -208,7 +208,7 @@ class ClientSession:
             underway.seen_s = self._clock.monotonic()
         try:
             standing, found = self._engine.messages.look(demand, fired=fired)
-            if standing.stands != WAITING:
+            if not standing.waits:
                 self._receive(demand, found, hand)
             return standing
         except BaseException as error:

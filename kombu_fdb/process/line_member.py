@@ -225,7 +225,7 @@ class LineMember:
         except BaseException:
             self._rung, self._fired = True, fired  # the change that woke it is still to be seen
             raise
-        if standing.stands != line.WAITING:
+        if not standing.waits:
             self._end(demand)
             return False
         self._patience_s = _bounded(standing.patience_s)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from celery_fdb.history.layout import ERROR
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, FAILED, LOST, STATES
-from celery_fdb.history.views.runs import DAY_S, HOUR_S, HistoryOff, look_at_tasks, page_of_runs
+from celery_fdb.history.views.runs import HistoryOff, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
 from celery_fdb.history.views.workflows import DONE, Node, Workflow, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
@@ -31,7 +31,8 @@ from kombu_fdb.engine.messages.message import MOST_OF_TASK
 # -- tasks and runs ----------------------------------------------------------------------------------------------------
 
 
-PERIODS = {"hour": HOUR_S, "day": DAY_S}
+#: In seconds.
+PERIODS = {"hour": 3_600, "day": 86_400}
 FILTERS = ("task", "state", "key", "queue", "worker", "since", "until", "arguments")
 #: Characters of a session's id, by which the session is found.
 SESSION_DIGITS = 12
@@ -43,7 +44,7 @@ def tasks(visit: Visit, broker: Broker) -> Response:
     """The numbers by task, the busiest first."""
     period = visit.asked("period", "hour")
     try:
-        seen = look_at_tasks(broker, period_s=PERIODS.get(period, HOUR_S), clock=visit.settings.clock)
+        seen = look_at_tasks(broker, period_s=PERIODS.get(period, PERIODS["hour"]), clock=visit.settings.clock)
     except HistoryOff:
         return visit.page("no_history", title="Tasks", here="tasks")
     shown = seen.tasks[:MOST_SHOWN]

@@ -105,6 +105,10 @@ class Standing(NamedTuple):
     patience_s: float = 0.0
 
     @property
+    def waits(self) -> bool:
+        return self.stands == WAITING
+
+    @property
     def is_first(self) -> bool:
         return bool(self.rows)
 

@@ -63,7 +63,7 @@ from kombu_fdb.primitives.threads import (
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport.consuming.fetcher import Fetcher
-from kombu_fdb.transport.consuming.watch_set import LONGEST_REST_S, SHORTEST_REST_S, WatchSet
+from kombu_fdb.transport.consuming.watch_set import WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.poison import fault_in, give_back
 from kombu_fdb.transport.unacked import Arrival, Subscription
@@ -146,13 +146,11 @@ class Receiver:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._watch_set = WatchSet(Bell())
+        self._watch_set = WatchSet(Bell(), client.options.ack_delay_ms / 1000)
         self.fetcher = Fetcher(client, self._watch_set, Bell(), monotonic, random.Random())
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
         self._cancels_wait = True
-        rest_s = min(client.options.ack_delay_ms / 1000, LONGEST_REST_S)
-        self._rest_s = self._watch_set.rest_s = max(rest_s, SHORTEST_REST_S)
         #: Until when no drain takes a turn.
         self._spared_until = float("-inf")
 
@@ -295,7 +293,9 @@ class Receiver:
             self._watch_set.bell.clear()  # as no turn does
             return 0 if self.fetcher.error is None else None  # asked once more: ``restart`` may have rung just then
         ticket, turns = Ticket(), self._watch_set.turns
-        return surely(lambda: self.turn() if turns.acquire(ticket, self._rest_s) else 0, lambda: turns.release(ticket))
+        return surely(
+            lambda: self.turn() if turns.acquire(ticket, self._watch_set.rest_s) else 0, lambda: turns.release(ticket)
+        )
 
     def turn(self, failures: tuple[type[BaseException], ...] = (Exception,)) -> float | None:
         self._cancels_wait = True

@@ -73,7 +73,7 @@ class IdleTracker:
 class WatchSet:
     """For the receiver's thread, but for :meth:`stop` and ``bell.ring``."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: Bell, ack_delay_s: float = 0.0) -> None:
         self.bell = bell
         self.stopped = False
         #: Its holder takes a turn of the fetcher's.
@@ -84,7 +84,7 @@ class WatchSet:
         #: woken for each drain that comes meanwhile: it naps, each time twice as long. A drain that found no message
         #: and must not wait leaves the rest as it is: a loop of them would keep the thread from all turns, and take
         #: none itself.
-        self.rest_s = SHORTEST_REST_S
+        self.rest_s = max(min(ack_delay_s, LONGEST_REST_S), SHORTEST_REST_S)
         self._nap_s = SHORTEST_REST_S
         #: Wakes the thread alone.
         self.relief = Bell()
