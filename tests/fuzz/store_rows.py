@@ -9,13 +9,15 @@ from functools import cache
 
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.metrics.samples import DAY, HOUR
+from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, StoredMessage
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.envelope import encode
+
+HOUR, DAY = SERIES["hour"], SERIES["day"]
 
 __all__ = ["QUEUES", "damage", "filled", "mutated", "replace", "rows_of", "sort_of", "write_all"]
 

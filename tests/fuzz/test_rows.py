@@ -23,13 +23,15 @@ from celery_fdb.inspection.metrics import BrokerCollector
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.transfer import broker_source, export_to, file_source, import_from
 from kombu_fdb import Broker
-from kombu_fdb.engine.metrics.samples import HOUR
+from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.model import ClaimTerms, KeyLimits, QueueControl, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.testing.memory import MemoryDatabase
+
+HOUR = SERIES["hour"]
 
 #: All but the format's, which is to stop everybody.
 SORTS = sorted({sort_of(bench, row) for bench in [filled()] for row in rows_of(bench)} - {"format"})

@@ -14,7 +14,7 @@ from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.inspection.time_formats import moment
-from celery_fdb.web.charts import HEIGHT, SPANS, WIDTH, Chart, Charts, charts_of, rounded_up
+from celery_fdb.web.charts import HEIGHT, SERIES, WIDTH, Chart, Charts, charts_of, rounded_up
 from celery_fdb.web.visit import FORMS
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, write
@@ -39,7 +39,7 @@ def keep(broker: Broker, clock: ManualClock, span: Any, *at: tuple[float, dict[s
             for name, (ready, acked) in queues.items()
         }
         sample = Sample(clock.wall_ms() - int(ago_s * 1000), found)
-        broker._engine.transactions.write(lambda work, one=sample: write(work, [SPANS[span]], one))
+        broker._engine.transactions.write(lambda work, one=sample: write(work, [SERIES[span]], one))
 
 
 def kept_runs(broker: Broker, clock: ManualClock, *runs: Run) -> None:
@@ -80,10 +80,10 @@ def lines(chart: Chart) -> dict[str, list[list[tuple[float, float]]]]:
     return found
 
 
-@pytest.mark.parametrize("span", SPANS)
+@pytest.mark.parametrize("span", SERIES)
 def test_a_gap_is_a_gap(broker: Broker, clock: ManualClock, span: str) -> None:
     """While no process consumed there was no sample: there is neither a zero nor a line across."""
-    step_s, seconds = SPANS[span].step_s, 101 * SPANS[span].step_s  # type: ignore[index]  # it is one of them
+    step_s, seconds = SERIES[span].step_s, 101 * SERIES[span].step_s  # type: ignore[index]  # it is one of them
     keep(broker, clock, span, *((each * step_s, {"q": (each, 500 - each * step_s)}) for each in (100, 99, 51, 50, 3)))
     found = charts(broker, clock, span)
     pieces = lines(found["Backlog"])["q"]
@@ -210,7 +210,7 @@ def test_a_page_has_each_period(viewer: Any, broker: Broker, span: str) -> None:
     for page in ("/", "/queue"):
         text = viewer.get(page, params={"span": span, "queue": "q"}).text
         assert "Nothing is kept of this period" in text
-        assert re.search(r'span=(\w+)[^>]* aria-current="page"', text)[1] == (span if span in SPANS else "hour")
+        assert re.search(r'span=(\w+)[^>]* aria-current="page"', text)[1] == (span if span in SERIES else "hour")
 
 
 @pytest.mark.parametrize(

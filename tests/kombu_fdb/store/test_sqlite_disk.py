@@ -15,12 +15,14 @@ from kombu import Connection, Exchange, Queue
 
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.engine.metrics import samples
-from kombu_fdb.engine.metrics.samples import HOUR, QueueSample, Sample
+from kombu_fdb.engine.metrics.samples import SERIES, QueueSample, Sample
 from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.process.client import close_clients
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Retry
 from kombu_fdb.store.sqlite.database import SqliteDatabase
+
+HOUR = SERIES["hour"]
 
 MB = 1024 * 1024
 #: A disk that is full says so at once; on a busy machine everything else may take its time.

@@ -11,19 +11,14 @@ from kit.costs import CountingDatabase, cost
 
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.metrics import samples
-from kombu_fdb.engine.metrics.samples import (
-    DAY,
-    EVENTS,
-    HOUR,
-    QUEUES_SAMPLED,
-    QueueSample,
-    Sample,
-)
+from kombu_fdb.engine.metrics.samples import EVENTS, QUEUES_SAMPLED, SERIES, QueueSample, Sample
 from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.keyspace.codec import encode_json
 from kombu_fdb.process.duties import SAMPLING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
+
+HOUR, DAY = SERIES["hour"], SERIES["day"]
 
 #: FoundationDB's limit of a value.
 LARGEST_VALUE = 100_000

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 
-from kombu_fdb.engine.metrics.samples import DAY, HOUR, WEEK
+from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
 from kombu_fdb.testing.memory import MemoryDatabase
+
+HOUR, DAY, WEEK = SERIES["hour"], SERIES["day"], SERIES["week"]
 
 ONCE = 2_000
 #: Bounded otherwise: what stands there for the store, the queue, a session, a process.
