@@ -548,8 +548,9 @@ class Fetcher:
         found = self.dispatch.arriving
         self._claiming.claim(session, plan, found)
         self.dispatch.end_turn(plan.queues[0])
+        gave = [each.queue for each in found]  # a copy: where a consumer ends meanwhile, its messages are taken out
         # A claim takes from one queue after the other, so those before the last that gave any were taken empty.
-        empty = plan.queues if len(found) < plan.limit else plan.queues[: plan.queues.index(found[-1].queue)]
+        empty = plan.queues if len(gave) < plan.limit else plan.queues[: plan.queues.index(gave[-1])]
         self._watch_set.hungry.difference_update(empty)
         if found:
             self._fruitless = 0

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
+from kit.conformance.consumer import Consumer
+from kit.conformance.queue import Bench
+from kit.interruption import interrupt
 from kombu import Connection
 
 from kombu_fdb import Broker
 from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.process.client_session import ClientSession
+from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.transport.consuming.fetcher import Fetcher
 
 DEADLINE_S = 60.0
 ENDS = ["collect", "close"]
@@ -105,3 +111,28 @@ def test_what_a_claim_has_leased_goes_back_before_another_begins(
     drain(connection)
     assert claimed.wait(DEADLINE_S)
     assert taken + take(broker, 2) == [b"0", b"1", b"2"]
+
+
+def test_a_claim_whose_consumers_end_at_any_moment_fails_no_turn() -> None:
+    """Another thread, which waits for nothing, takes away what the claim has found."""
+    moment = left = 0
+    while left <= 0:
+        moment += 1
+        database, left = MemoryDatabase(), moment
+        database.writers_take_turns = True
+        bench = Bench(database)
+        bench.put(*[b""] * 2, queue="p")
+        bench.put(*[b""] * 2)
+        consumer = Consumer(bench, ["p", "q"], single=["p", "q"])
+
+        def end(frame: FrameType, consumer: Consumer = consumer) -> bool:
+            nonlocal left
+            if frame.f_code is Fetcher._claim.__code__:
+                left -= 1
+                for each in consumer.transport.subscriptions if left == 0 else ():
+                    consumer.transport.fetcher.dispatch.remove(each)
+            return False
+
+        interrupt(consumer.turn, 1, {Fetcher._claim.__code__.co_filename}, per="opcode", strikes=end)
+        assert len(consumer.waiting) == (4 if left > 0 else 0)
+    assert moment > 10
