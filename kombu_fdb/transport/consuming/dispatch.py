@@ -339,8 +339,10 @@ class Dispatch:
         subscription, delivery, tag = arrival
         with unless_mine(self._lock):
             subscription.credit.reclaim(tag)
-            if delivery.lease.session in self._lost or subscription.credit.held.has(delivery.lease):
-                return None  # another consumer has it; or another thread was faster
+            if delivery.leased and delivery.lease.session in self._lost:
+                return None  # another consumer has it
+            if subscription.credit.held.has(delivery.lease):
+                return None  # another thread was faster
             if subscription in self._by_queue.get(subscription.queue, ()):
                 subscription.credit.inbox.return_undelivered(subscription, delivery)
                 return None

@@ -196,6 +196,17 @@ def test_a_hand_out_that_is_interrupted_after_its_session_was_lost(dispatch: Dis
     assert len(one.credit.inbox) == 1
 
 
+def test_a_message_that_was_taken_out_of_the_store_does_not_end_with_its_session(dispatch: Dispatch) -> None:
+    """No other consumer can have it."""
+    one, hand = Channel(), list[Arrival]()
+    dispatch.add(subscription(one, no_ack=True, transient=True))
+    place(dispatch, [each._replace(leased=False) for each in deliveries(1)])
+    dispatch.next(hand)
+    dispatch.drop_session(b"s")
+    assert dispatch.return_undelivered(hand[0]) is None
+    assert len(one.credit.inbox) == 1
+
+
 def test_closed(dispatch: Dispatch) -> None:
     one = Channel()
     dispatch.add(subscription(one))
