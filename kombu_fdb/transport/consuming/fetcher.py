@@ -484,7 +484,7 @@ class Fetcher:
         """The program does not drain."""
         self._watch_set.disarm()
         self._watch_set.hungry.update(self.dispatch.queues)
-        self._fruitless = 0
+        self._fruitless, self._room_waits = 0, False
         self._leave_line()
         self._flush_if_due(now)
         self._give_way()

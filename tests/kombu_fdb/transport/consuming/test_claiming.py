@@ -178,6 +178,23 @@ def test_acks_wait_for_a_claim_that_takes_them_along(without_lines: Bench) -> No
     assert len(consumer.waiting) == 4
 
 
+def test_acks_wait_no_longer_for_a_claim_when_the_program_does_not_drain(without_lines: Bench) -> None:
+    bench, delay_s = without_lines, OPTIONS.ack_delay_ms / 1000
+    consumer = Consumer(bench, ["q"])
+    bench.put(*[b""] * 12)
+    consumer.turn()
+    with consumer.transport.draining():
+        assert deliver_next(consumer.transport.fetcher)
+    consumer.transport.fetcher.attend_loop(registered=False)
+    bench.clock.advance(OPTIONS.undrained_timeout - 0.5 * delay_s)
+    consumer.transport.qos.ack(*consumer.transport.given)
+    consumer.turn()  # sees a free place, which waits for more of them
+    bench.clock.advance(1.1 * delay_s)
+    consumer.turn()
+    assert consumer.transport.fetcher.asleep
+    assert not consumer.transport.store.acks
+
+
 def test_messages_without_acks_are_not_held_up_by_others(bench: Bench) -> None:
     """By those for which there is no room any more, as the prefetch was lowered."""
     consumer = Consumer(bench, ["q"], prefetch=2)
