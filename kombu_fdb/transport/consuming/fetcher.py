@@ -8,7 +8,8 @@ seen empty and its bell is watched, or neither: due for its safety look. Its dri
    another consumer is the first there, leave these queues out of the steps 2 and 3 (:class:`Claiming`).
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
 3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
-   all of it. That ends the hunger of those that gave less than there was room for. Begin again.
+   all of it. That ends the hunger of the queues before the last one that gave any; of all, if there was room for more.
+   Begin again.
 4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``; or for twice as long where a few
    free places wait for more of them, as the claim that fills them takes the acks along.
 5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
@@ -589,7 +590,7 @@ class Fetcher:
 
     @property
     def _ack_wait_s(self) -> float:
-        """Where a claim is to come that takes the acks along, they wait for it, but not for twice as long."""
+        """Where a claim is to come that takes the acks along, they wait for it: for twice as long at most."""
         return self._ack_delay_s * (2 if self._room_waits else 1)
 
     def _flush_if_due(self, now: float) -> None:
