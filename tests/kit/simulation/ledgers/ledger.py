@@ -164,7 +164,8 @@ class Ledger:
                 self.gone.add(message_id)
             elif message_id in self.gone:
                 raise Violation("ONE-PLACE", f"{self.label(new[0])} is {new[0]} although it was gone")
-            elif new[0].state == "leased" and new[0].session not in self.sessions:
+            elif new[0].state == "leased" and new[0].session not in self.sessions | {row.session for row in old}:
+                # A lease that its session has left behind may be written anew: a change of limits counts it.
                 raise Violation("ONE-OWNER", f"{self.label(new[0])} is {new[0]}, whose session has ended")
             before, after = (old[0] if old else None), (new[0] if new else None)
             name = self.label((old or new)[0])
