@@ -522,8 +522,9 @@ class Publisher:
             self.check(publication)
         block = _current.get()
         if block is not None and block[0] is self:
-            block[1].extend(publications)
-            return self._run.read(lambda work: route(work, publications))[0]
+            reached = self._run.read(lambda work: route(work, publications))[0]
+            block[1].extend(publications)  # behind the read: if that fails, the caller may publish them again
+            return reached
         if self.doubts.found:
             return self._publish_again(publications, timeout_s, now_ms)
         return self._publish(publications, timeout_s, now_ms)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.messages import publish
-from kombu_fdb.errors import MessageTooLarge
+from kombu_fdb.errors import MessageTooLarge, StoreUnavailable
 from kombu_fdb.model import Publication
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.faults import Fault, Faults
@@ -55,6 +56,25 @@ def test_nothing_after_an_exception_in_the_block(bench: Bench) -> None:
         raise ZeroDivisionError
     assert not marked(bench)
     assert bench.engine.inspect.counts("q").ready == 0
+
+
+def test_what_was_refused_in_the_block_and_is_published_again_is_stored_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery repeats the publication of a chord's body while the store does not answer."""
+    route, refusals = publish.route, iter([StoreUnavailable("it does not answer")])
+
+    def refuse_once(*arguments: Any) -> Any:
+        for refusal in refusals:
+            raise refusal
+        return route(*arguments)
+
+    monkeypatch.setattr(publish, "route", refuse_once)
+    with bench.engine.publisher.atomically(mark):
+        with pytest.raises(StoreUnavailable):
+            bench.put(b"a")
+        bench.put(b"a")
+    assert bench.engine.inspect.counts("q").ready == 1
 
 
 def test_nothing_if_the_verb_refuses(bench: Bench) -> None:
