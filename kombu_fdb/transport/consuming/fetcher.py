@@ -590,7 +590,7 @@ class Fetcher:
 
     @property
     def _ack_wait_s(self) -> float:
-        """Where a claim is to come that takes the acks along, they wait for it: for twice as long at most."""
+        """Where a claim is to come that takes the acks along, they wait for it, up to twice as long."""
         return self._ack_delay_s * (2 if self._room_waits else 1)
 
     def _flush_if_due(self, now: float) -> None:
