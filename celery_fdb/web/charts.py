@@ -27,7 +27,6 @@ from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.model import is_internal
 from kombu_fdb.primitives.clock import Clock
 
-#: The samples that a period is drawn from; they are as long as it.
 #: Queues with a line of their own, those with the longest backlogs; the others are added up.
 MOST_LINES = 5
 #: The size of the drawing, which is stretched to the room there is.

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, get_args
 
 from kombu_fdb.api.arguments import Declaration, Named, check_name, queue_names
 from kombu_fdb.api.connection import Connection
@@ -290,7 +290,7 @@ class Inspection:
         missing. The 50 busiest queues have names, the others stand together under ``""``.
         Raises ``InvalidArgument`` for another span.
         """
-        if span not in SERIES:
+        if span not in get_args(Span):
             raise InvalidArgument("no samples of that span", given=shown(span), fix='Pass "hour", "day" or "week".')
         return self._connection.engine.metrics.samples(SERIES[span])
 

@@ -47,6 +47,7 @@ class Series(NamedTuple):
         return self.step_s * self.slots * 1000
 
 
+#: For how long there are samples, and the series that is as long as that.
 Span = Literal["hour", "day", "week"]
 SERIES: Mapping[Span, Series] = {"hour": Series(15, 240), "day": Series(300, 288), "week": Series(1_800, 336)}
 
