@@ -209,7 +209,7 @@ class TestADrain:
 
     def test_needs_no_other_thread(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """While drains follow each other the thread stands by; here, for ever."""
-        monkeypatch.setattr(receiver, "SHORTEST_REST_S", 1000.0)
+        monkeypatch.setattr(watch_set, "SHORTEST_REST_S", 1000.0)
         drivers: list[threading.Thread] = []
         turn = Receiver.turn
 
