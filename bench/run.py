@@ -2,9 +2,8 @@
 
 Rounds are interleaved (every broker once, then all again), and medians are shown, so that a slow minute of the machine
 hits all alike; ratios are made within each round. Behind the figures come ratios to each peer, what many publishers,
-idle consumers and workers of several kinds do, and at
-the end what was to be reached. Control-C ends it with what is measured by then. ``--save RELEASE`` keeps all of it in
-``bench/history``; ``compare.py`` sets two of them side by side.
+idle consumers and workers of several kinds do, and at the end what was to be reached. Control-C ends it with what is
+measured by then. ``--save RELEASE`` keeps all of it in ``bench/history``; ``compare.py`` sets two of them side by side.
 """
 
 from __future__ import annotations

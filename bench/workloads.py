@@ -218,6 +218,7 @@ class Worker:
 
 
 def _cpu_s(pid: int) -> float:
+    """Of a process and all that it has started and still has."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(

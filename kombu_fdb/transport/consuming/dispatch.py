@@ -76,6 +76,7 @@ class Dispatch:
         #: Whether a turn that placed them got no further.
         self._places = False
         self._leaving: set[Lease] = set()
+        #: Sessions that were lost: others have what was claimed in their names.
         self._lost: set[SessionId] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from celery_fdb.inspection.time_formats import moment
 from celery_fdb.web.charts import HEIGHT, SERIES, WIDTH, Chart, Charts, charts_of, rounded_up
 from celery_fdb.web.visit import FORMS
 from kombu_fdb import Broker
-from kombu_fdb.engine.metrics.samples import QueueSample, Sample, write
+from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Span, write
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
 
@@ -81,9 +81,9 @@ def lines(chart: Chart) -> dict[str, list[list[tuple[float, float]]]]:
 
 
 @pytest.mark.parametrize("span", SERIES)
-def test_a_gap_is_a_gap(broker: Broker, clock: ManualClock, span: str) -> None:
+def test_a_gap_is_a_gap(broker: Broker, clock: ManualClock, span: Span) -> None:
     """While no process consumed there was no sample: there is neither a zero nor a line across."""
-    step_s, seconds = SERIES[span].step_s, 101 * SERIES[span].step_s  # type: ignore[index]  # it is one of them
+    step_s, seconds = SERIES[span].step_s, 101 * SERIES[span].step_s
     keep(broker, clock, span, *((each * step_s, {"q": (each, 500 - each * step_s)}) for each in (100, 99, 51, 50, 3)))
     found = charts(broker, clock, span)
     pieces = lines(found["Backlog"])["q"]

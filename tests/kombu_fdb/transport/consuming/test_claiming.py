@@ -159,13 +159,18 @@ def test_a_queue_that_has_given_its_only_message_does_not_bound_the_claims_of_a_
     assert taken == ["q"] * 4
 
 
-def test_acks_wait_for_a_claim_that_takes_them_along(without_lines: Bench) -> None:
-    bench, delay_s = without_lines, OPTIONS.ack_delay_ms / 1000
+def handed_one_out(bench: Bench) -> Consumer:
+    """Of its four messages; more wait in the queue."""
     consumer = Consumer(bench, ["q"])
     bench.put(*[b""] * 12)
     consumer.turn()
     with consumer.transport.draining():
         assert deliver_next(consumer.transport.fetcher)
+    return consumer
+
+
+def test_acks_wait_for_a_claim_that_takes_them_along(without_lines: Bench) -> None:
+    bench, consumer, delay_s = without_lines, handed_one_out(without_lines), OPTIONS.ack_delay_ms / 1000
     consumer.transport.qos.ack(*consumer.transport.given)
     bench.clock.advance(0.6 * delay_s)
     consumer.turn()  # sees a free place, which waits for more of them
@@ -179,12 +184,7 @@ def test_acks_wait_for_a_claim_that_takes_them_along(without_lines: Bench) -> No
 
 
 def test_acks_wait_no_longer_for_a_claim_when_the_program_does_not_drain(without_lines: Bench) -> None:
-    bench, delay_s = without_lines, OPTIONS.ack_delay_ms / 1000
-    consumer = Consumer(bench, ["q"])
-    bench.put(*[b""] * 12)
-    consumer.turn()
-    with consumer.transport.draining():
-        assert deliver_next(consumer.transport.fetcher)
+    bench, consumer, delay_s = without_lines, handed_one_out(without_lines), OPTIONS.ack_delay_ms / 1000
     consumer.transport.fetcher.attend_loop(registered=False)
     bench.clock.advance(OPTIONS.undrained_timeout - 0.5 * delay_s)
     consumer.transport.qos.ack(*consumer.transport.given)
