@@ -54,8 +54,8 @@ def _of_each_store() -> Iterator[Goal]:
 #: Of consumers with nothing to do, per minute: twice what was measured; 50 on FoundationDB: 50 times one. The first one
 #: does the duties of all.
 IDLE = {
-    "fdb+sqlite normal": {"idle1_cpu_s": 0.3, "idle1_ops": 1300, "idle50_cpu_s": 20.0, "idle50_ops": 17_000},
-    "fdb": {"idle1_cpu_s": 1.2, "idle1_ops": 1300, "idle50_cpu_s": 60.0, "idle50_ops": 17_000},
+    "fdb+sqlite normal": {"idle1_cpu_s": 0.3, "idle1_ops": 400, "idle50_cpu_s": 20.0, "idle50_ops": 17_000},
+    "fdb": {"idle1_cpu_s": 0.9, "idle1_ops": 400, "idle50_cpu_s": 60.0, "idle50_ops": 17_000},
 }
 GOALS = (
     *_of_each_store(),

@@ -254,7 +254,7 @@ def newer(engine: Engine, guard: Guard, may_be: Callable[[], bool]) -> Duty:
 
 
 def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
-    """The duties of the process with the role. ``interval_s``: between two looks at queues that are gone."""
+    """The duties of the process with the role. ``interval_s``: between looks at what dead processes left undone."""
     upkeep, queues = engine.upkeep, engine.queues
 
     def ready_queues() -> list[str]:
@@ -264,7 +264,7 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
         # Purge the rest of queues that are gone.
         Walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
         # Finish a change of limits whose process has died.
-        Routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
+        Routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, interval_s),
         # Shed the oldest. Not at once: what is trimmed may come back as a dead letter, for ever.
         Routine(
             "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
@@ -314,10 +314,11 @@ class Promotion(Duty):
     name = "promote"
 
     def run(self, budget: Budget) -> float:
-        unpark_ms = self._guard.attempt("unpark", "", self._engine.upkeep.unpark)
         looked = self._guard.attempt(self.name, "", self._engine.upkeep.due_queues)
-        due, next_ms = looked or ([], None)
-        moments = [unpark_ms, next_ms]
+        due, next_ms, parked = looked or ([], None, True)
+        moments = [next_ms]
+        if parked:
+            moments.append(self._guard.attempt("unpark", "", self._engine.upkeep.unpark))
 
         def step(queue: str) -> bool:
             moved, due_ms = self._engine.upkeep.promote_part(queue)

@@ -9,18 +9,19 @@ so that a message delayed from then on rings; claims of unknown outcome are reco
 the client's deferred calls are made. A step that fails has changed nothing that the next one depends on, so its thread
 repeats it after a pause.
 
-The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due gets a
-:class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. One that has more to
-do is due again in the next round, which follows at once. Promotion comes first, and once more after each other duty
-that ran: ETAs and retries wait for one turn of one duty, not for the end of all. So however much work comes in, and for
-whichever duty, each of them goes on.
+The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due, or will be
+in :data:`EARLY_S`, gets a :class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and
+:data:`TURN_TRANSACTIONS`. One that has more to do is due again in the next round, which follows at once. Promotion
+comes first, and once more after each other duty that had something to do, or took long to find that out: ETAs and
+retries wait for one turn of one duty, not for the end of all. So however much work comes in, and for whichever duty,
+each of them goes on; and where there is none, one round a second looks for it.
 
 Who does what. Every process sweeps its neighbours in the ring; if several want to end a dead one, the first wins, by a
 conflict. Every process brings back what older ones kept for its version: the promoter may be one of those. One process
-does all else. It holds the role ``promoter`` and renews its record each second; another takes the role when it saw the
-record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that observe the holder in the ring look at
-the record each second, and so do those that saw it unchanged; all others see it with their beats, and look each
-:data:`ROLE_TTL_S` if these come more seldom. Two holders at once are harmless: their transactions conflict.
+does all else. It holds the role ``promoter`` and renews its record each :data:`RENEW_S`; another takes the role when
+it saw the record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that observe the holder in the
+ring look at the record each second, and so do those that saw it unchanged; all others see it with their beats, and look
+each :data:`ROLE_TTL_S` if these come more seldom. Two holders at once are harmless: their transactions conflict.
 
 The ring: which session observes which, so that a dead one is found although not all observe all. Each process observes
 the sessions that follow its own in the order of their ids, which are random: as many as it takes to see :data:`LIVING`
@@ -344,6 +345,12 @@ ROLE_INTERVAL_S = 1.0
 #: How long a promoter may be silent, in seconds. After its death a delayed message is late by that and two looks at the
 #: role; if the sessions that observe it died as well, by twice that and as many.
 ROLE_TTL_S = 5.0
+#: How often the promoter renews its record, with the next round, in seconds.
+RENEW_S = ROLE_TTL_S / 4
+#: Duties that are due within so many seconds share a round: an idle process wakes up once for all.
+EARLY_S = 0.05
+#: Promotion looks once more behind a duty that only looked, if it has not done so for this time, in seconds.
+PROMOTION_S = 0.05
 #: How long one duty may take before it is the others' turn, if none of its transactions is slow.
 TURN_S = 0.25
 TURN_TRANSACTIONS = 50
@@ -379,6 +386,8 @@ class PromoterRole:
         now = self._clock.monotonic()
         if now < self._renew_at:
             return True  # held, and renewed a moment ago
+        if self.held and self._take(None, now):
+            return True
         brought, self.brought = self.brought, None
         if not self._is_seldom:  # in the place of a look that is due, an older one would lose time
             brought = None
@@ -386,7 +395,7 @@ class PromoterRole:
             return False
         if brought is None:
             brought = self._engine.sessions.role_record(PROMOTER), now
-        self._renew_at, self._is_seldom = 0.0, False
+        self._is_seldom = False
         record, at_s = brought
         self._detector.look([] if record is None else [(PROMOTER, record, ROLE_TTL_S)], at_s)
         if record is not None and not record.startswith(self._session_id) and not self._detector.silent():
@@ -394,8 +403,12 @@ class PromoterRole:
             self._is_seldom = self._detector.is_alive(PROMOTER) and not self._observes(holder)
             self._look_at = now + (ROLE_TTL_S if self._is_seldom else ROLE_INTERVAL_S)
             return False
-        if self._engine.sessions.hold_role(PROMOTER, self._session_id, record):
-            self._renew_at = now + ROLE_INTERVAL_S / 2
+        return self._take(record, now)
+
+    def _take(self, observed: bytes | None, now: float) -> bool:
+        self._renew_at = 0.0
+        if self._engine.sessions.hold_role(PROMOTER, self._session_id, observed):
+            self._renew_at = now + RENEW_S
         return self.held
 
     def leave(self) -> None:
@@ -437,6 +450,8 @@ class Duties:
             duties.Samples(engine, clock, guard),
         ]
         self._first = 0
+        #: When promotion had its last turn.
+        self._promoted_s = 0.0
 
     @property
     def promotes(self) -> bool:
@@ -461,23 +476,28 @@ class Duties:
         held: bool | None = None  # not asked yet
         for number in order:
             duty = self._duties[number]
-            if not duty.is_due(self._clock.monotonic()):
+            if not duty.is_due(self._clock.monotonic() + EARLY_S):
                 continue
             self._first = (number + 1) % len(order)  # unless all goes well
             is_own = duty in self._own
             if not is_own and held is not False:
                 held = self._role.hold()
-            if is_own or held:
-                self._turn(duty)
-            if held and duty is not promotion:
+            busy = (is_own or held) and self._turn(duty)
+            if held and duty is not promotion and (busy or self._clock.monotonic() - self._promoted_s > PROMOTION_S):
                 self._turn(promotion)
         self._first = 0
         return self._pause(held=bool(held))
 
-    def _turn(self, duty: duties.Duty) -> None:
+    def _turn(self, duty: duties.Duty) -> bool:
+        """Returns whether it had something to do."""
         duty.due_at = self._clock.monotonic() + ROLE_INTERVAL_S  # one that fails is due again in a while, not at once
-        pause_s = duty.run(self._budget())
-        duty.due_at = self._clock.monotonic() + pause_s
+        budget = self._budget()
+        pause_s = duty.run(budget)
+        now = self._clock.monotonic()
+        duty.due_at = now + pause_s
+        if duty is self._duties[0]:
+            self._promoted_s = now
+        return budget.is_used
 
     def _budget(self) -> Budget:
         return Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)

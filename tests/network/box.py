@@ -311,8 +311,9 @@ class Client(Machine):
 
 
 class Server(Machine):
-    """A machine with one ``fdbserver``."""
+    """A machine with one ``fdbserver``; ``program`` is what starts it."""
 
+    program = "fdbserver"
     process: subprocess.Popen[Any]
 
     def heal(self) -> None:
@@ -334,7 +335,7 @@ class Server(Machine):
             (self.disk / folder).mkdir(exist_ok=True)
         self.process = self.popen(
             [
-                *("fdbserver", "--public-address", f"{self.address}:{PORT}", "--cluster-file", CLUSTER_FILE),
+                *(self.program, "--public-address", f"{self.address}:{PORT}", "--cluster-file", CLUSTER_FILE),
                 *("--datadir", "/mnt/data", "--logdir", "/mnt/logs", "--logsize", "1MiB", "--maxlogssize", "8MiB"),
                 *(f"--locality-zoneid={self.zone}", f"--locality-machineid={self.name}", *LITTLE_MEMORY),
                 f"--knob_min_available_space={LEAST_FREE_BYTES}",
@@ -348,11 +349,18 @@ class Box:
     """See the module."""
 
     def __init__(
-        self, *, servers: int = 5, mode: str = "double memory", disk_mb: int = DISK_MB, longest_s: float = LONGEST_S
+        self,
+        *,
+        servers: int = 5,
+        mode: str = "double memory",
+        disk_mb: int = DISK_MB,
+        longest_s: float = LONGEST_S,
+        program: str = Server.program,
     ) -> None:
-        """``mode``: redundancy and engine, as ``fdbcli configure`` takes them."""
+        """``mode``: redundancy and engine, as ``fdbcli configure`` takes them. ``program``: what the servers run."""
         self._servers_wanted, self._mode, self._disk_mb = servers, mode, disk_mb
         self._longest_s = longest_s
+        self._program = program
         self.cluster_file = CLUSTER_FILE
         self.machines: dict[str, Machine] = {}
         self._stack = ExitStack()
@@ -372,6 +380,7 @@ class Box:
             for each in self.machines.values():
                 self._write_cluster_file(each)
             for each in servers:
+                each.program = self._program
                 each.start()
             self.cli(f"configure new {self._mode}; waitopen")
             self._stack = stack.pop_all()
@@ -401,6 +410,7 @@ class Box:
     def server(self, name: str, zone: str) -> Server:
         """A new one, which joins the cluster."""
         server = self._add(Server, name, zone)
+        server.program = self._program
         self._write_cluster_file(server)
         server.start()
         return server

@@ -22,15 +22,18 @@ from test_pages import ROOT, commands_of, matches
 from kombu_fdb import Broker
 from kombu_fdb.testing.fdbserver import Cluster
 
-from .box import CLUSTER_FILE, Box, Client, box_unavailable_reason
+from .box import CLUSTER_FILE, Box, Client, Server, box_unavailable_reason
 
 pytestmark = [pytest.mark.night, pytest.mark.foundationdb, pytest.mark.process, pytest.mark.xdist_group("box")]
 
 PAGE = (ROOT / "docs" / "how-to" / "operate-cluster.md").read_text()
 BACKUP = PAGE.partition("## Back up and restore")[2].partition("\n## ")[0]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: The server that is upgraded: of an earlier version of the same series, where one is given.
+EARLIER = os.environ.get("EARLIER_FDBSERVER", Server.program)
 #: It takes the cluster most of a minute to see that all copies are there.
 PATIENCE_S = 300.0
+UPGRADE = "fdbcli --exec 'kill; kill all; status'"
 FIELD = re.compile(r"^\| `((?:client|cluster)\.[\w.]+)` \|", re.MULTILINE)
 TRIPLE = """
 ...Redundancy mode        - triple
@@ -122,7 +125,7 @@ with_agent = pytest.mark.skipif(shutil.which("backup_agent") is None, reason="ba
 def operator() -> Iterator[Operator]:
     if reason := box_unavailable_reason():
         pytest.skip(reason)
-    with Box(servers=3, mode="single ssd") as box:
+    with Box(servers=3, mode="single ssd", program=EARLIER) as box:
         yield Operator(box, box.client("client"))
 
 
@@ -138,10 +141,11 @@ def test_what_the_page_shows_is_what_happens_and_a_client_goes_on(operator: Oper
         "fdbcli --exec 'status minimal'": third.kill,
         "fdbcli --exec 'exclude 10.0.0.3:4500'": add_one,
         "fdbcli --exec 'include 10.0.0.3:4500'": third.kill,
+        UPGRADE: lambda: until(lambda: versions(box) == {version_of(EARLIER)}),
     }
     after: dict[str, Callable[[], object]] = {
         "fdbcli --exec status": lambda: until(lambda: not missing_fields(box.status())),
-        "fdbcli --exec 'kill; kill all; status'": lambda: restart(box),
+        UPGRADE: lambda: install(box),
     }
     with working(operator) as says:
         for block in BLOCK.findall(PAGE.replace(BACKUP, "")):
@@ -234,12 +238,27 @@ def working(operator: Operator, queue: str = "jobs") -> Iterator[Callable[[], st
         assert client.wait(60) == 0
 
 
-def restart(box: Box) -> None:
-    """As fdbmonitor would. The one that was taken away stays so."""
+def install(box: Box) -> None:
+    """Start the version that is on PATH, as fdbmonitor would. The server that was taken away stays so."""
     for each in box.servers:
         if each is not box.servers[2]:
             each.process.wait(PATIENCE_S)
+            each.program = Server.program
             each.start()
+    until(lambda: versions(box) == {version_of(Server.program)})
+
+
+def versions(box: Box) -> set[str]:
+    """Of the servers that the cluster knows."""
+    return {each.get("version") for each in box.status()["cluster"]["processes"].values()}
+
+
+def version_of(program: str) -> str:
+    """As ``fdbserver --version`` tells it."""
+    said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
+    found = re.search(r"\(v([\d.]+)\)", said)
+    assert found
+    return found[1]
 
 
 def missing_fields(status: dict[str, Any]) -> list[str]:

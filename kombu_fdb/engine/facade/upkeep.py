@@ -40,7 +40,7 @@ class Upkeep(Verbs):
     def promote(self) -> tuple[int, int | None]:
         """Make all due messages ready. Returns how many, and when the next one is due. Guarantee: NOT-EARLY."""
         promoted, unpark_ms = 0, self.unpark()
-        due, next_ms = self.due_queues()
+        due, next_ms, _ = self.due_queues()
         for queue in due:
             moved, due_ms = self._promote_queue(queue)
             promoted += moved
@@ -56,16 +56,16 @@ class Upkeep(Verbs):
                 break
         return total, due_ms
 
-    def due_queues(self) -> tuple[list[str], int | None]:
-        """Returns the queues with something to promote, and when the next message of the others is due."""
+    def due_queues(self) -> tuple[list[str], int | None, bool]:
+        """Returns the queues with something to promote, when the others' next is due, if a key waits for its rate."""
         due: list[str] = []
         next_ms, begin = None, b""
         while True:
-            found, part_ms, begin = self._due_part(begin)
+            found, part_ms, parked, begin = self._due_part(begin)
             due += found
             next_ms = earliest(next_ms, part_ms)
             if not begin:
-                return due, next_ms
+                return due, next_ms, parked
 
     _due_part = read(due.due_queues)
 
@@ -75,8 +75,6 @@ class Upkeep(Verbs):
 
     def unpark(self) -> int | None:
         """Ring for some of the keys whose rate allows a message again. Returns when the next one is due."""
-        if not self._run.read(lambda work: work.tr.get_range(*self._run.keys.all_unparks, limit=1, snapshot=True)):
-            return None
         return self._run.write(lambda work: due.unpark(work, self._run.sightings))
 
     def regain_part(self) -> int:

@@ -43,6 +43,8 @@ class Budget:
         self._clock = clock
         self._deadline = clock.monotonic() + seconds
         self._left = transactions
+        #: Whether anything was taken from it.
+        self.is_used = False
         #: Whether the budget was too small, and the work is not done.
         self.is_spent = False
 
@@ -52,6 +54,7 @@ class Budget:
             self.is_spent = True
             return False
         self._left -= 1
+        self.is_used = True
         return True
 
 

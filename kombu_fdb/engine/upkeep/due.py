@@ -42,13 +42,15 @@ QUEUES_PER_LOOK = 500
 UNTOLD_WAIT_MS = 60_000
 
 
-def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, bytes]:
+def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, bool, bytes]:
     """Queues with due messages, or with none left, and when the next message of the others is due; all at snapshot.
 
-    Looks at some queues only, from the row ``begin`` on. The last result is where to go on, b"" at the end.
+    The third result is whether a key waits for its rate. Looks at some queues only, from the row ``begin`` on. The last
+    result is where to go on, b"" at the end.
     """
     first, end = work.keys.all_waiting
-    rows = work.tr.get_range(begin or first, end, limit=QUEUES_PER_LOOK, snapshot=True)
+    ranges = [(begin or first, end, QUEUES_PER_LOOK), (*work.keys.all_unparks, 1)]
+    rows, unparks = work.tr.get_ranges(ranges, snapshot=True)
     queues = names_in(work.keys, rows)
     heads = (
         work.tr.get_ranges([(*range_of(work.keys.delayed(queue)), 1) for queue in queues], snapshot=True)
@@ -62,7 +64,8 @@ def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, b
             due.append(queue)
         else:
             later.append(due_ms)
-    return due, min(later, default=None), rows[-1][0] + b"\x00" if len(rows) == QUEUES_PER_LOOK else b""
+    following = rows[-1][0] + b"\x00" if len(rows) == QUEUES_PER_LOOK else b""
+    return due, min(later, default=None), bool(unparks), following
 
 
 def names_in(keys: Keyspace, rows: Sequence[KeyValue]) -> list[str]:

@@ -16,7 +16,9 @@ from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.clock import STEPS, in_step
 from kombu_fdb.process import duty_cycle
 from kombu_fdb.process.client_session import ClientSession
+from kombu_fdb.process.duties import Duty
 from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, ROLE_TTL_S, SessionSteps
+from kombu_fdb.process.session_threads import ALARM_S
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault
@@ -84,6 +86,29 @@ def test_an_idle_session_makes_one_transaction_a_beat_whatever_the_fleet(size: i
         assert (total.point_reads, total.range_reads, total.rows) == (2 * BEATS, 2 * BEATS, (1 + LIVING) * BEATS)
         assert (total.commits, total.stamps, total.sets, total.watches) == (BEATS, BEATS, TOKEN * BEATS, 0)
         assert total.round_trips == 3 * BEATS
+
+
+def test_an_idle_promoter_wakes_up_once_a_second_and_looks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each duty woke it at a moment of its own, promotion looked twice behind each of them, and the role was read
+    before each renewal: 86 rounds with 671 transactions, 62 of them writes.
+    """
+    fleet = Fleet(1)
+    fleet.pass_seconds(6 * BEAT_S)
+    (promoter,) = fleet.members
+    clock, turn, rounds = fleet.bench.clock, promoter.duties._turn, 0
+
+    def take_time(duty: Duty) -> bool:
+        clock.advance(0.001)
+        return turn(duty)
+
+    monkeypatch.setattr(promoter.duties, "_turn", take_time)
+    fleet.counted.reset()
+    end_s = clock.monotonic() + 60
+    while clock.monotonic() < end_s:
+        rounds += 1
+        clock.advance(max(promoter.steps.serve(rang=False), ALARM_S))
+    writes = [each for each in fleet.counted.transactions if each.commits]
+    assert (rounds, len(fleet.counted.transactions), len(writes)) == (60, 189, 33)
 
 
 def test_an_observer_of_the_promoter_looks_at_its_record_besides() -> None:

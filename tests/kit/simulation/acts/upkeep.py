@@ -34,13 +34,14 @@ class SimulatedDuties(SingleDuties):
     def _budget(self) -> Budget:
         return Budget(self._clock, transactions=self._most)
 
-    def _turn(self, duty: Duty) -> None:
+    def _turn(self, duty: Duty) -> bool:
         frame = self._frames[-1]
         before = frame.answered
-        super()._turn(duty)
+        is_busy = super()._turn(duty)
         commits = frame.answered - before
         if commits > MOST_COMMITS * (self._most + 1):
             raise Violation("BOUNDED", f"{duty.name!r} took {commits} transactions in a turn of {self._most}")
+        return is_busy
 
     def unfinished(self) -> list[str]:
         """What is due again at once."""
