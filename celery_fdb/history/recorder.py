@@ -75,11 +75,12 @@ from celery_fdb.history.layout import RunGroup
 from celery_fdb.history.options import History
 from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Run, bounded
 from celery_fdb.history.store import ActiveKey, HistoryStore
-from celery_fdb.tasks.failures import ERROR_LENGTH, TRACEBACK_LENGTH, details_of, mix_in
+from celery_fdb.tasks.failures import details_of, mix_in
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionFacts
 from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.failure import ERROR_LENGTH, TRACEBACK_LENGTH
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, is_number, is_whole
 from kombu_fdb.primitives.threads import start

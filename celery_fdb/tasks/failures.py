@@ -50,7 +50,7 @@ from celery.worker.request import logger as request_logger
 from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.errors import StoreError
 from kombu_fdb.keyspace.codec import ATTEMPTS
-from kombu_fdb.primitives.ranges import last_lines
+from kombu_fdb.primitives import failure
 from kombu_fdb.transport.batch import encode_again
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import without_deaths
@@ -60,8 +60,6 @@ logger = logging.getLogger(__name__)
 
 MOST_ATTEMPTS = 10
 ATTEMPT_ERROR_LENGTH = 300
-ERROR_LENGTH = 2_000
-TRACEBACK_LENGTH = 4_096
 _installed: WeakSet[Celery] = WeakSet()
 
 
@@ -89,34 +87,26 @@ def keeps_failures(task: Any) -> bool:
 
 def details_of(exc: Any, traceback: str = "", **facts: Any) -> dict[str, Any]:
     """What a dead letter says about an error; it is in ``Death.details`` and in the entries of ``x-death``."""
-    return {
-        "error_class": _class_of(exc),
-        "error": _text_of(exc)[:ERROR_LENGTH],
-        "traceback": last_lines(str(traceback or ""), TRACEBACK_LENGTH),
-        **facts,
-    }
+    told = failure.details_of(_cause(exc), str(traceback or ""))
+    return {**told, "error_class": _class_of(exc), **facts}
+
+
+def _cause(exc: Any) -> Any:
+    """Of a ``Reject`` its reason, which is an exception or a text."""
+    return exc.reason if isinstance(exc, Reject) else exc
 
 
 def _class_of(exc: Any) -> str:
-    """An exception's class, with its module; for a ``Reject`` that has an exception, the class of that one."""
-    if isinstance(exc, Reject) and isinstance(exc.reason, BaseException):
-        exc = exc.reason
-    if isinstance(exc, UnpickleableExceptionWrapper):
-        return f"{exc.exc_module}.{exc.exc_cls_name}"
-    return f"{type(exc).__module__}.{type(exc).__qualname__}"
-
-
-def _text_of(exc: Any) -> str:
-    """An exception's text, whatever its ``__str__`` does."""
-    try:
-        return str(exc.reason if isinstance(exc, Reject) else exc)
-    except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001 - a broken exception must not end the worker
-        return "<unprintable>"
+    """The class of an exception, also of one that can't be pickled; of a ``Reject``, the class of its exception."""
+    cause = _cause(exc)
+    if isinstance(cause, UnpickleableExceptionWrapper):
+        return f"{cause.exc_module}.{cause.exc_cls_name}"
+    return failure.class_of(cause if isinstance(cause, BaseException) else exc)
 
 
 def _attempt(exc: Any) -> dict[str, str]:
     """One entry of the history. The time is when the attempt ended, in UTC."""
-    error = "" if exc is None else f"{_class_of(exc)}: {_text_of(exc)}"[:ATTEMPT_ERROR_LENGTH]
+    error = "" if exc is None else f"{_class_of(exc)}: {failure.text_of(_cause(exc))}"[:ATTEMPT_ERROR_LENGTH]
     return {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "error": error}
 
 

@@ -33,6 +33,7 @@ from kombu_fdb.api.connection import Connection
 from kombu_fdb.errors import AlreadySettled, CommitUnknown, InvalidArgument, KombuFDBError, LeaseLost
 from kombu_fdb.model import Death, Delivery, Lease
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.failure import details_of
 from kombu_fdb.primitives.ranges import is_number, milliseconds
 
 # -- backoff -----------------------------------------------------------------------------------------------------------
@@ -57,9 +58,6 @@ def backoff_s(name: str, attempt: int) -> float:
 
 
 # -- the job -----------------------------------------------------------------------------------------------------------
-
-
-ERROR_LENGTH = 2_000
 
 
 class Job:
@@ -166,7 +164,7 @@ class Job:
         due_ms = due_at(delay)
         self._settle(
             "released",
-            lambda leases: self._connection.engine.messages.release(leases, due_ms=due_ms, details=_details(error)),
+            lambda leases: self._connection.engine.messages.release(leases, due_ms=due_ms, details=details_of(error)),
         )
 
     def bury(self, *, error: object = None) -> None:
@@ -174,7 +172,7 @@ class Job:
 
         ``queue.dead_letters.replay()`` brings it back.
         """
-        self._settle("buried", lambda leases: self._connection.engine.messages.reject(leases, **_details(error)))
+        self._settle("buried", lambda leases: self._connection.engine.messages.reject(leases, **details_of(error)))
 
     def extend(self) -> None:
         """Go on with it: check that it is still held, and begin its time to run anew.
@@ -219,20 +217,3 @@ def due_at(delay: float) -> int:
         raise InvalidArgument("a delay can't be negative", delay=delay)
     # The clock shows a moment that began up to a millisecond ago.
     return SystemClock().wall_ms() + 1 + milliseconds("delay", delay) if delay else 0
-
-
-def _details(error: object) -> dict[str, str]:
-    if error is None:
-        return {}
-    details = {"error": _told(error)}
-    if isinstance(error, BaseException):
-        details["error_class"] = f"{type(error).__module__}.{type(error).__qualname__}"
-    return details
-
-
-def _told(error: object) -> str:
-    """What it says of itself; whatever comes of that, the job goes where it should."""
-    try:
-        return str(error)[:ERROR_LENGTH]
-    except Exception:  # noqa: BLE001 - a foreign __str__
-        return f"<{type(error).__qualname__}, whose text can't be had>"

@@ -27,7 +27,7 @@ import logging
 import traceback
 from typing import Any
 
-from kombu_fdb.primitives.ranges import last_lines
+from kombu_fdb.primitives.failure import class_of, details_of, text_of
 from kombu_fdb.transport.envelope import body_fault, fault_of, is_timelimit
 
 logger = logging.getLogger(__name__)
@@ -38,8 +38,6 @@ WORKER = "celery.worker."
 #: How long a message rests after its first attempt, and the longest rest, in milliseconds.
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
-ERROR_LENGTH = 2_000
-TRACEBACK_LENGTH = 4_096
 
 
 def fault_in(message: Any, callback: Any) -> dict[str, str] | None:
@@ -59,7 +57,8 @@ def fault_in(message: Any, callback: Any) -> dict[str, str] | None:
 
 
 def _unreadable(step: str, error: BaseException) -> dict[str, str]:
-    return {"error_class": _class(error), "error": f"the body can't be {step}: {error!r:.200}"}
+    told = f"the body can't be {step}: {type(error).__qualname__}: {text_of(error):.200}"
+    return {"error_class": class_of(error), "error": told}
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:
@@ -95,7 +94,7 @@ def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> N
     tag, qos = message.delivery_tag, message.channel.qos
     held = qos.holds(tag)
     _tell(name, redeliveries, error, goes_back=held)
-    qos.explain(tag, _details(error), reason="malformed")
+    qos.explain(tag, details_of(error, "".join(traceback.format_exception(error))), reason="malformed")
     if held:
         qos.release(tag, _pause_ms(redeliveries))
 
@@ -103,27 +102,15 @@ def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> N
 def _tell(name: str, redeliveries: int, error: Exception, *, goes_back: bool) -> None:
     """Log the traceback once: each later attempt is one line."""
     logger.error(
-        "attempt %d: %s can't be handled%s: %.200r",
+        "attempt %d: %s can't be handled%s: %s: %.200s",
         redeliveries + 1,
         name,
         " and is released" if goes_back else "",
-        error,
+        class_of(error),
+        text_of(error),
         exc_info=None if redeliveries else error,
     )
 
 
 def _pause_ms(redeliveries: int) -> int:
     return min(FIRST_PAUSE_MS << min(redeliveries, 16), LONGEST_PAUSE_MS)
-
-
-def _class(error: BaseException) -> str:
-    return f"{type(error).__module__}.{type(error).__qualname__}"
-
-
-def _details(error: Exception) -> dict[str, str]:
-    """The details of a failed task."""
-    return {
-        "error_class": _class(error),
-        "error": repr(error)[:ERROR_LENGTH],
-        "traceback": last_lines("".join(traceback.format_exception(error)), TRACEBACK_LENGTH),
-    }

@@ -51,6 +51,7 @@ from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.primitives.failure import ERROR_LENGTH
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.transport.batch import batched
 
@@ -253,8 +254,6 @@ DEDUP_WINDOW_S = 7 * 86_400.0
 MOST_ATTEMPTS = 10
 #: The pauses between attempts; about an hour in all.
 BACKOFF = "1/5/30/120/600s"
-#: The longest error text that is stored, in characters.
-ERROR_LENGTH = 2_000
 #: Stored instead of an error text that the database refuses.
 UNTOLD = "the text of the error can't be stored: see the relay's log"
 

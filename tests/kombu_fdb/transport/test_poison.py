@@ -74,6 +74,27 @@ def test_an_error_of_the_channel_is_poison_too(connection, channel, error):
     assert resting.redeliveries == 1, "the attempt counts"
 
 
+@pytest.mark.parametrize("raised", [RuntimeError, SystemExit])
+def test_an_error_that_fails_to_tell_its_text_is_an_attempt(connection, channel, caplog, raised):
+    """It came out of the drain and ended the worker, and then the next one."""
+
+    class Hostile(Exception):
+        def __repr__(self) -> str:
+            raise raised
+
+        __str__ = __repr__
+
+    def fail(_message: Any) -> None:
+        raise Hostile
+
+    with Consumer(channel, [LIMITED], on_message=celerys(fail), accept=["json"]):
+        publish(channel, "5")
+        connection.drain_events(timeout=60)
+    (resting,) = channel.engine.inspect.delayed("q", 10)
+    assert resting.redeliveries == 1
+    assert "Hostile: <unprintable>" in caplog.messages[0]
+
+
 def test_an_error_of_the_connection_is_celerys(connection, channel):
     def fail(_message: Any) -> None:
         raise StoreUnavailable
