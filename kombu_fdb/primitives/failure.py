@@ -1,7 +1,7 @@
 """What is told of an exception, by dead letters and by history: its class, its text and the end of its traceback.
 
-A foreign class may fail in its ``__str__``, or end the program there. The error is told in spite of that, and its message
-goes where it should.
+A foreign class may fail in its ``__str__``, or end the program there. The error is told in spite of that, and its
+message goes where it should.
 """
 
 from __future__ import annotations

@@ -411,6 +411,25 @@ class Client:
         """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""
         self.settled(leases, self.engine.messages.reject(leases, reason=reason, **details))
 
+    def settle_later(self, lease: Lease, details: dict[str, Any], *, reason: str, requeue: bool) -> None:
+        """Reject a message, or put it back, as soon as the store answers. Until then it stays leased. Never blocks."""
+
+        def settle() -> None:
+            try:
+                if requeue:
+                    self.requeue([lease], details)
+                else:
+                    self.reject([lease], reason=reason, **details)
+            except STORE_FAILURES:
+                raise
+            except Exception:  # noqa: BLE001 - no repetition mends it: the message comes back
+                self.release_later([lease])
+
+        self.attempted.add(lease)
+        if self.overdue.timers:
+            self.overdue.forget((lease,))  # the consumer was in time
+        self.later(settle)
+
     def discard(self, leases: list[Lease]) -> int:
         """Delete messages that no consumer has seen. Returns how many. Raises a ``StoreError``: try again."""
         deleted = self.engine.messages.ack(leases)

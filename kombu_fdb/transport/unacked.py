@@ -20,7 +20,8 @@ claim is worth it when half of what it may have ahead is left.
 exactly one of
 
 * acknowledged: it leaves the table at once, so that its place is free; the store hears of it a moment later;
-* requeued or rejected: it leaves the table when the store has done it;
+* requeued or rejected: it leaves the table when the store has done it; or with a Celery worker, which does not try
+  again, when another thread has it to do (:meth:`Message.reject_log_error`);
 * overdue: its time to run has passed, and it was released in the consumer's stead (``process/time_to_run.py``). It
   stays in the table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for
   it;
@@ -599,10 +600,12 @@ class QoS(virtual.QoS):
         """Put it back, counting the attempt; no consumer gets it before the pause is over. Raises as :meth:`reject`."""
         self._settle(delivery_tag, requeue=True, pause_ms=pause_ms)
 
-    def give_up(self, delivery_tag: int) -> None:
-        """Release, counted and by another thread, a delivery that could not be settled and will not be tried again."""
-        self.note_attempt(delivery_tag)
-        self._abandon(delivery_tag)
+    def settle_later(self, delivery_tag: int, *, requeue: bool) -> None:
+        """Have another thread reject a delivery, or put it back, as its consumer will not try that again."""
+        lease = self._held.leases.get(delivery_tag)
+        if lease is not None and delivery_tag not in self._held.late:
+            reason, details = self._held.explanation(delivery_tag)
+            self._settler.client.settle_later(lease, details, reason=reason, requeue=requeue)
         self._held.drop(delivery_tag)
         self._settler.on_room()
 
@@ -690,9 +693,9 @@ class Message(virtual.Message):
     ) -> None:
         """Reject as Celery does, which logs an error of the store and forgets the message.
 
-        So the message would stay leased for as long as its worker lives. Instead another thread releases it, and it
-        comes back to be rejected again.
+        So another thread repeats it until the store answers. As with a late ack, the message stays leased until then,
+        and its task, which has run, does not run again while its worker lives. Guarantee: NOT-TWICE.
         """
         super().reject_log_error(logger, errors, requeue=requeue)
         if not self.acknowledged:
-            self.channel.qos.give_up(self.delivery_tag)
+            self.channel.qos.settle_later(self.delivery_tag, requeue=requeue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections import deque
 from functools import partial
@@ -191,21 +192,47 @@ def test_children_of_prefork_are_heard_in_any_case():
     guard_pool(None)
 
 
-def test_what_could_not_be_rejected_does_not_stay_with_its_worker(channel, request_of, monkeypatch):
-    """Celery logs it, and never tries again."""
+@pytest.mark.parametrize("requeue", [False, True])
+def test_what_could_not_be_rejected_is_rejected_later_and_not_run_again(channel, request_of, monkeypatch, requeue):
+    """Celery logs it, and never tries again. The task was run again by the same worker, when the cluster had been
+    locked for six seconds.
+    """
     message = request_of(UNSTORABLE).message
+    tried = threading.Event()
 
     def away(*_: Any, **__: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            tried.set()
         raise StoreUnavailable("the test switched it off")
 
+    channel.qos.explain(message.delivery_tag, {"error": "why"}, reason="a reason")
     with monkeypatch.context() as patch:
-        patch.setattr(channel.client, "reject", away)
-        message.reject_log_error(logging.getLogger(), (StoreUnavailable,))
+        patch.setattr(channel.client, "requeue" if requeue else "reject", away)
+        message.reject_log_error(logging.getLogger(), (StoreUnavailable,), requeue=requeue)
+        assert tried.wait(60)
+        assert not channel.qos.holds(message.delivery_tag)
+        assert channel.engine.inspect.counts("q").ready == 0, "it stays leased"
+    if requeue:
+        until(lambda: channel.engine.inspect.counts("q").ready)
+        assert channel.basic_get("q").headers["x-delivery-count"] == 1, "the attempt counts"
+    else:
+        (letter,) = until(lambda: channel.engine.inspect.peek("q.dead", 2))
+        assert (letter.deaths[0].reason, letter.deaths[0].details) == ("a reason", {"error": "why"})
+        assert channel.engine.inspect.counts("q").ready == 0
+
+
+def test_what_can_t_be_rejected_at_all_comes_back(channel, request_of, monkeypatch):
+    """As a message that is too large for a transaction, if there were one."""
+    message = request_of(UNSTORABLE).message
+    errors = [StoreUnavailable("the test switched it off"), LimitExceeded("the test says so")]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(channel.client, "reject", fail)
+    message.reject_log_error(logging.getLogger(), (StoreUnavailable,))
     until(lambda: channel.engine.inspect.counts("q").ready)
-    assert places(channel) == (0, 0)
-    assert not channel.qos.holds(message.delivery_tag)
-    again = channel.basic_get("q")
-    assert again.headers["x-delivery-count"] == 1, "the attempt counts"
+    assert channel.basic_get("q").headers["x-delivery-count"] == 1, "the attempt counts"
 
 
 @pytest.mark.parametrize("is_green", [False, True])
