@@ -267,6 +267,8 @@ class Process:
     cut_until: float = 0.0
     #: What it settled without hearing that it was done: acks, and others that it no longer works on.
     unsettled: list[tuple[str, list[Lease]]] = field(default_factory=list)
+    #: What its worker could not reject: another thread does it, so it does not come back while the process lives.
+    rejected: set[Lease] = field(default_factory=set)
     #: Which of its threads are in a step.
     busy: set[str] = field(default_factory=set)
     watches: list[Watch] = field(default_factory=list)

@@ -235,6 +235,13 @@ TWINS: dict[str, Twin] = {
     "an unknown commit counts as done": Twin("DURABLE", "outages", retry.Retry, "_commit", _believe),
     "a dead letter reaches one queue of several": Twin("DURABLE", "poison", bury, "_way", _first_grave),
     "a queue expires under its consumer": Twin("DURABLE", "vanishing", *_blind(topology, "expire")),
+    "what could not be rejected is released": Twin(
+        "NOT-TWICE",
+        "connections",
+        Client,
+        "settle_later",
+        lambda client, lease, *_, **__: client.release_later([lease]),
+    ),
     "closing settles a part": Twin("NOT-TWICE", "stops", Client, "_end", wrong.settle_a_part),
     # Owners
     "a claim does not look at its session": Twin("ONE-OWNER", "sessions", session, "require", _require_nothing),

@@ -93,7 +93,11 @@ def finish(world: World, frame: Frame) -> None:
     try:
         _settle(transport, tag, how)
     except KombuFDBError:
-        if transport.qos.holds(tag):
+        if transport.qos.holds(tag) and how in ("requeue", "reject") and frame.rng.random() < 0.5:  # a Celery worker
+            if how == "reject":
+                frame.actor.rejected.add(delivery.lease)
+            transport.qos.settle_later(tag, requeue=how == "requeue")
+        elif transport.qos.holds(tag):
             transport.given[tag] = delivery  # the application may try again
         raise
 

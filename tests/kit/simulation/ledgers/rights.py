@@ -165,6 +165,9 @@ class Judge:
             raise Violation("ONE-OWNER", f"{name}, {before}, was settled by another")
         if after is not None and author.verb == "close" and Lease(before.session, before.number) in author.settled:
             raise Violation("NOT-TWICE", f"{name}, {before}, was settled, and came back when its process closed")
+        rejected = author.process is not None and Lease(before.session, before.number) in author.process.rejected
+        if rejected and after is not None and after.queue == before.queue and author.verb == "release":
+            raise Violation("NOT-TWICE", f"{name}, {before}, was rejected, and came back")
         if author.verb in SWEEPERS and before.session in sessions:
             raise Violation("NOT-TWICE", f"{name}, {before}, was taken from a session that lives")
         if after is not None and after.queue == before.queue:
