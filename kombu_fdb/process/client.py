@@ -426,6 +426,7 @@ class Client:
                 self.release_later([lease])
 
         self.attempted.add(lease)
+        self._in_doubt.add(lease)  # its consumer has tried it
         if self.overdue.timers:
             self.overdue.forget((lease,))  # the consumer was in time
         self.later(settle)
