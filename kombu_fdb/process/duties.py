@@ -25,7 +25,7 @@ from functools import partial
 from typing import TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, Upkeep, earliest
+from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, Upkeep
 from kombu_fdb.engine.metrics.samples import SERIES, Series
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.engine.stored.batches import Budget
@@ -139,6 +139,8 @@ class Duty:
 
     name: str
     due_at = 0.0
+    #: Whether it is due for the sake of a message whose moment is known, so not later.
+    is_exact = False
     #: The subject of the last step.
     _last_subject = ""
 
@@ -153,6 +155,12 @@ class Duty:
     def run(self, budget: Budget) -> float:
         """Do a part of the duty. Returns in how many seconds to call again."""
         raise NotImplementedError
+
+    def _until(self, moment_ms: int | None) -> float:
+        """In how many seconds a message is due, or :data:`LOOK_S` if that is sooner, or not known."""
+        left_s = LOOK_S if moment_ms is None else max(0.0, (moment_ms - self._clock.wall_ms()) / 1000)
+        self.is_exact = left_s < LOOK_S
+        return min(left_s, LOOK_S)
 
     def _take_turns(self, subjects: Collection[str], step: Callable[[str], object], budget: Budget) -> None:
         """Give each subject a step in turn, and begin behind the last one of the time before.
@@ -254,7 +262,7 @@ def newer(engine: Engine, guard: Guard, may_be: Callable[[], bool]) -> Duty:
 
 
 def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
-    """The duties of the process with the role. ``interval_s``: between looks at what dead processes left undone."""
+    """The duties of the process with the role. ``interval_s``: between two looks at queues that are gone."""
     upkeep, queues = engine.upkeep, engine.queues
 
     def ready_queues() -> list[str]:
@@ -264,7 +272,7 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
         # Purge the rest of queues that are gone.
         Walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
         # Finish a change of limits whose process has died.
-        Routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, interval_s),
+        Routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
         # Shed the oldest. Not at once: what is trimmed may come back as a dead letter, for ever.
         Routine(
             "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
@@ -315,7 +323,7 @@ class Promotion(Duty):
 
     def run(self, budget: Budget) -> float:
         looked = self._guard.attempt(self.name, "", self._engine.upkeep.due_queues)
-        due, next_ms, parked = looked or ([], None, True)
+        due, next_ms, parked = looked or ([], None, True)  # one that fails says nothing of the other
         moments = [next_ms]
         if parked:
             moments.append(self._guard.attempt("unpark", "", self._engine.upkeep.unpark))
@@ -328,13 +336,9 @@ class Promotion(Duty):
             return False
 
         self._take_turns(due, step, budget)
-        return 0.0 if budget.is_spent else self._pause(moments)
-
-    def _pause(self, moments: Iterable[int | None]) -> float:
-        due_ms = None
-        for each in moments:
-            due_ms = earliest(due_ms, each)
-        return LOOK_S if due_ms is None else min(max(0.0, (due_ms - self._clock.wall_ms()) / 1000), LOOK_S)
+        return (
+            0.0 if budget.is_spent else self._until(min((each for each in moments if each is not None), default=None))
+        )
 
 
 def unused_queues(engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> Duty:
@@ -382,9 +386,7 @@ class ExpiredHeads(Duty):
             return bool(due[queue])
 
         self._take_turns(list(due), step, budget)
-        if total:
-            return 0.0  # the messages behind them may expire soon
-        return LOOK_S if next_ms is None else min(max(0.0, (next_ms - self._clock.wall_ms()) / 1000), LOOK_S)
+        return 0.0 if total else self._until(next_ms)  # the messages behind those that expired may do so soon
 
 
 def unchanged(detector: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:

@@ -9,19 +9,20 @@ so that a message delayed from then on rings; claims of unknown outcome are reco
 the client's deferred calls are made. A step that fails has changed nothing that the next one depends on, so its thread
 repeats it after a pause.
 
-The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due, or will be
-in :data:`EARLY_S`, gets a :class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and
-:data:`TURN_TRANSACTIONS`. One that has more to do is due again in the next round, which follows at once. Promotion
-comes first, and once more after each other duty that had something to do, or took long to find that out: ETAs and
-retries wait for one turn of one duty, not for the end of all. So however much work comes in, and for whichever duty,
-each of them goes on; and where there is none, one round a second looks for it.
+The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due gets a
+:class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. One that has more to
+do is due again in the next round, which follows at once. Promotion comes first, and once more after each other duty
+that had something to do, or when :data:`PROMOTION_S` have passed: ETAs and retries wait for that and one turn of one
+duty, not for the end of all. So however much work comes in, and for whichever duty, each of them goes on. Duties that
+will be due within :data:`TOGETHER_S` share a round, at the latest of their moments, unless one of them is exact. So
+where there is no work, one round a second looks for it.
 
 Who does what. Every process sweeps its neighbours in the ring; if several want to end a dead one, the first wins, by a
 conflict. Every process brings back what older ones kept for its version: the promoter may be one of those. One process
-does all else. It holds the role ``promoter`` and renews its record each :data:`RENEW_S`; another takes the role when
-it saw the record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that observe the holder in the
-ring look at the record each second, and so do those that saw it unchanged; all others see it with their beats, and look
-each :data:`ROLE_TTL_S` if these come more seldom. Two holders at once are harmless: their transactions conflict.
+does all else. It holds the role ``promoter`` and renews its record every second round; another takes the role when it
+saw the record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that observe the holder in the ring
+look at the record each second, and so do those that saw it unchanged; all others see it with their beats, and look each
+:data:`ROLE_TTL_S` if these come more seldom. Two holders at once are harmless: their transactions conflict.
 
 The ring: which session observes which, so that a dead one is found although not all observe all. Each process observes
 the sessions that follow its own in the order of their ids, which are random: as many as it takes to see :data:`LIVING`
@@ -66,6 +67,7 @@ The observers count only successful looks, so an outage makes no session look de
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -340,16 +342,16 @@ class SessionSteps:
 # -- the rounds of the duties ------------------------------------------------------------------------------------------
 
 
-#: Longest time between two looks of the promoter at its role, and of its observers at the promoter, in seconds.
+#: Longest time between two rounds, and between two looks of the promoter's observers at its record, in seconds.
 ROLE_INTERVAL_S = 1.0
 #: How long a promoter may be silent, in seconds. After its death a delayed message is late by that and two looks at the
 #: role; if the sessions that observe it died as well, by twice that and as many.
 ROLE_TTL_S = 5.0
-#: How often the promoter renews its record, with the next round, in seconds.
-RENEW_S = ROLE_TTL_S / 4
-#: Duties that are due within so many seconds share a round: an idle process wakes up once for all.
-EARLY_S = 0.05
-#: Promotion looks once more behind a duty that only looked, if it has not done so for this time, in seconds.
+#: The first round after so many seconds renews the promoter's record.
+RENEW_S = 1.5
+#: How long a duty that is not exact waits for others, in seconds, so that one wake-up serves them all.
+TOGETHER_S = 0.05
+#: While other duties only look, promotion looks as often as this, in seconds.
 PROMOTION_S = 0.05
 #: How long one duty may take before it is the others' turn, if none of its transactions is slow.
 TURN_S = 0.25
@@ -406,7 +408,7 @@ class PromoterRole:
         return self._take(record, now)
 
     def _take(self, observed: bytes | None, now: float) -> bool:
-        self._renew_at = 0.0
+        self._renew_at = self._look_at = 0.0
         if self._engine.sessions.hold_role(PROMOTER, self._session_id, observed):
             self._renew_at = now + RENEW_S
         return self.held
@@ -476,20 +478,20 @@ class Duties:
         held: bool | None = None  # not asked yet
         for number in order:
             duty = self._duties[number]
-            if not duty.is_due(self._clock.monotonic() + EARLY_S):
+            if not duty.is_due(self._clock.monotonic()):
                 continue
             self._first = (number + 1) % len(order)  # unless all goes well
             is_own = duty in self._own
             if not is_own and held is not False:
                 held = self._role.hold()
-            busy = (is_own or held) and self._turn(duty)
-            if held and duty is not promotion and (busy or self._clock.monotonic() - self._promoted_s > PROMOTION_S):
+            worked = (is_own or held) and self._turn(duty)
+            if held and duty is not promotion and (worked or self._clock.monotonic() - self._promoted_s > PROMOTION_S):
                 self._turn(promotion)
         self._first = 0
         return self._pause(held=bool(held))
 
     def _turn(self, duty: duties.Duty) -> bool:
-        """Returns whether it had something to do."""
+        """Returns whether it has used its budget."""
         duty.due_at = self._clock.monotonic() + ROLE_INTERVAL_S  # one that fails is due again in a while, not at once
         budget = self._budget()
         pause_s = duty.run(budget)
@@ -503,9 +505,12 @@ class Duties:
         return Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
 
     def _pause(self, *, held: bool) -> float:
-        """Seconds until the next duty is due (without the role: of its own two), or the next look at the role."""
-        due_at = min(each.due_at for each in (self._duties if held else self._own))
-        return max(0.0, min(due_at - self._clock.monotonic(), ROLE_INTERVAL_S))
+        """Seconds until the next duties are due (without the role: of its own two), or the next look at the role."""
+        now, waiting = self._clock.monotonic(), self._duties if held else self._own
+        first = min(now + ROLE_INTERVAL_S, *(each.due_at for each in waiting))
+        together = [each.due_at for each in waiting if first <= each.due_at <= first + TOGETHER_S]
+        exact = [each.due_at for each in waiting if each.is_exact]
+        return max(0.0, min(max(together, default=first), *exact, math.inf) - now)
 
     def stop(self) -> None:
         """Free the role for the next process, at once."""

@@ -57,7 +57,7 @@ class Upkeep(Verbs):
         return total, due_ms
 
     def due_queues(self) -> tuple[list[str], int | None, bool]:
-        """Returns the queues with something to promote, when the others' next is due, if a key waits for its rate."""
+        """Which queues have something to promote, when the others' next is due, and whether keys wait for a rate."""
         due: list[str] = []
         next_ms, begin = None, b""
         while True:
