@@ -208,6 +208,19 @@ CASES: dict[str, tuple[checks.Check, list[list[Event]], list[list[Event]]]] = {
         [published("m", 1), took("m", 2, 3, "release", held_s=9), took("m", 4, 5, who="u")],
         [published("m", 1), took("m", 2, 3, "release", held_s=1), took("m", 4, 5, who="u")],
     ),
+    "buried after a cut in which another had it, and its queue is replayed": (
+        checks.doubled,
+        [
+            published("m", 1),
+            *(ran("m", 2, 20, "w", "buried"), ran("m", 12, 13, "v"), called("replay", 30, 31, queue="q")),
+            fault("cut", 3, 5, "w"),
+        ],
+        [
+            published("m", 1),
+            *(ran("m", 2, 20, "w", "buried"), ran("m", 12, 13, "v"), called("replay", 30, 31, queue="q")),
+            fault("cut", 3, 15, "w"),
+        ],
+    ),
     "begun at once after a pause in which another had it": (
         checks.doubled,
         [published("m", 1), ran("m", 12, 13, "v"), fault("pause", 11, 14, "w"), ran("m", 14, 15, "w")],

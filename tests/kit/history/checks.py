@@ -173,8 +173,9 @@ def _is_late(history: History, delivery: Delivery) -> bool:
 
 
 def _given_up(history: History, delivery: Delivery, now: Event) -> bool:
-    if delivery.how in {"released", "perhaps"} or (delivery.how == "buried" and _replayed(history, delivery)):
-        return delivery.ended is None or not now.precedes(delivery.ended)
+    gave_up = delivery.how in {"released", "perhaps"} or (delivery.how == "buried" and _replayed(history, delivery))
+    if gave_up and (delivery.ended is None or not now.precedes(delivery.ended)):
+        return True
     parted = history.parted(delivery)
     return parted is not None and not now.precedes(parted)
 
