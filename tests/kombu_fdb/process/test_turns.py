@@ -10,7 +10,7 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import SessionId
-from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, SessionSteps
+from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, PromoterRole, SessionSteps
 from kombu_fdb.process.session_threads import FailureLog
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -150,6 +150,26 @@ def test_a_promoter_that_dies_is_replaced(*, with_its_observers: bool) -> None:
         fleet.pass_second()
         seconds += 1
     assert seconds <= (2 * ROLE_TTL_S if with_its_observers else ROLE_TTL_S) + 1
+
+
+def test_a_promoter_whose_renewal_failed_looks_again_at_once() -> None:
+    """It had taken the role from a beat, and had meant to look at it five seconds later."""
+    bench = Bench(MemoryDatabase())
+    sessions, clock = bench.engine.sessions, bench.clock
+    other, own = sessions.open({}), sessions.open({})
+    role = PromoterRole(bench.engine, clock, own, observes=lambda _: False)
+    for _ in range(3):
+        bench.later(ROLE_TTL_S)
+        assert sessions.hold_role("promoter", other, None)
+        assert not role.hold()
+    sessions.leave_role("promoter", other)
+    assert not role.hold()
+    role.brought = None, clock.monotonic()
+    assert role.hold()
+    bench.later(2)
+    with patch.object(sessions, "hold_role", side_effect=StoreUnavailable), pytest.raises(StoreUnavailable):
+        role.hold()
+    assert role.hold()
 
 
 def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:
