@@ -23,8 +23,9 @@ Retries carry their history in the header ``fdb_attempts``, which the process th
 the next attempt: the last 10, with 300 characters of each error.
 
 What happens at each failure. If the store does not answer while a message is rejected, the message stays leased, and is
-delivered again when the connection, or the worker, is gone. If it does not answer while a copy is stored, the worker's
-duties thread retries until it does or the worker ends; then the copy is lost, as any task without ``acks_late`` may be.
+rejected when the store answers; if the worker ends before that, it is delivered again. If the store does not answer
+while a copy is stored, the worker's duties thread retries until it does or the worker ends; then the copy is lost, as
+any task without ``acks_late`` may be.
 If an answer is lost, the copy may be stored: the next try finds out, so there is one dead letter.
 """
 

@@ -164,7 +164,7 @@ class Job:
         due_ms = due_at(delay)
         self._settle(
             "released",
-            lambda leases: self._connection.engine.messages.release(leases, due_ms=due_ms, details=details_of(error)),
+            lambda leases: self._connection.engine.messages.release(leases, due_ms=due_ms, details=_details(error)),
         )
 
     def bury(self, *, error: object = None) -> None:
@@ -172,7 +172,7 @@ class Job:
 
         ``queue.dead_letters.replay()`` brings it back.
         """
-        self._settle("buried", lambda leases: self._connection.engine.messages.reject(leases, **details_of(error)))
+        self._settle("buried", lambda leases: self._connection.engine.messages.reject(leases, **_details(error)))
 
     def extend(self) -> None:
         """Go on with it: check that it is still held, and begin its time to run anew.
@@ -217,3 +217,7 @@ def due_at(delay: float) -> int:
         raise InvalidArgument("a delay can't be negative", delay=delay)
     # The clock shows a moment that began up to a millisecond ago.
     return SystemClock().wall_ms() + 1 + milliseconds("delay", delay) if delay else 0
+
+
+def _details(error: object) -> dict[str, str]:
+    return {} if error is None else details_of(error)

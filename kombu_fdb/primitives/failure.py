@@ -1,38 +1,49 @@
-"""What is told of an exception, by dead letters and by history: its class, its text and the end of its traceback.
+"""What is reported of an exception, by dead letters and by history: its class, its text and the end of its traceback.
 
-A foreign class may fail in its ``__str__``, or end the program there. The error is told in spite of that, and its
-message goes where it should.
+A user-defined class may fail in its ``__str__`` or in any other attribute, or end the program there. The error is
+reported even so, and its message goes where it should.
 """
 
 from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
 
 from kombu_fdb.primitives.ranges import last_lines
 
 #: The longest text and traceback that are kept, in characters.
 ERROR_LENGTH = 2_000
 TRACEBACK_LENGTH = 4_096
+UNPRINTABLE = "<unprintable>"
 
 
 def class_of(error: object) -> str:
     """Its class, with the module."""
-    return f"{type(error).__module__}.{type(error).__qualname__}"
+    return _told(lambda: f"{type(error).__module__}.{type(error).__qualname__}")[:ERROR_LENGTH]
 
 
 def text_of(error: object) -> str:
     """What it says of itself."""
+    return str.__getitem__(_told(lambda: str(error)), slice(ERROR_LENGTH))
+
+
+def traceback_of(error: BaseException) -> str:
+    """As Python prints it."""
+    return _told(lambda: "".join(traceback.format_exception(error)))
+
+
+def _told(ask: Callable[[], str]) -> str:
     try:
-        return str(error)[:ERROR_LENGTH]
-    except (Exception, SystemExit, KeyboardInterrupt):  # noqa: BLE001 - a broken exception must not end the worker
-        return "<unprintable>"
+        return ask()
+    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit):  # noqa: BLE001 - it must not end the worker
+        return UNPRINTABLE
 
 
-def details_of(error: object, traceback: str | None = None) -> dict[str, str]:
-    """The details of a death; none for None. What is no exception has no class."""
-    if error is None:
-        return {}
+def details_of(error: object, stack: str | None = None) -> dict[str, str]:
+    """The details of a death: the text; of an exception, its class; and the traceback, if one is given."""
     details = {"error": text_of(error)}
     if isinstance(error, BaseException):
         details["error_class"] = class_of(error)
-    if traceback is not None:
-        details["traceback"] = last_lines(traceback, TRACEBACK_LENGTH)
+    if stack is not None:
+        details["traceback"] = last_lines(stack, TRACEBACK_LENGTH)
     return details

@@ -62,7 +62,7 @@ from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.threads import FairLock, Ticket, move, surely
 from kombu_fdb.process import connect
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.duties import STORE_FAILURES
+from kombu_fdb.process.duties import STORE_FAILURES, is_of_one
 from kombu_fdb.process.duty_cycle import Reclaim
 from kombu_fdb.process.session_threads import DeferredCalls, OnDemandThread, open_session
 from kombu_fdb.process.time_to_run import TimesToRun
@@ -422,11 +422,12 @@ class Client:
                     self.reject([lease], reason=reason, **details)
             except STORE_FAILURES:
                 raise
-            except Exception:  # noqa: BLE001 - no repetition mends it: the message comes back
+            except Exception:
+                logger.warning("a message can't be rejected, and is released", exc_info=True)
                 self.release_later([lease])
 
         self.attempted.add(lease)
-        self._in_doubt.add(lease)  # its consumer has tried it
+        self._in_doubt.add(lease)  # the first attempt may have committed: a missing lease is no loss
         if self.overdue.timers:
             self.overdue.forget((lease,))  # the consumer was in time
         self.later(settle)
@@ -508,8 +509,9 @@ class Client:
         for _ in range(2):  # the second time those that failed in another thread, and wait again
             try:
                 self._deferred_calls.run()
-            except STORE_FAILURES:
-                raise
+            except STORE_FAILURES as error:
+                if not is_of_one(error):
+                    raise
             except Exception as error:  # noqa: BLE001 - the duties thread makes it again, and reports it
                 logger.debug("a deferred call failed: %s", error)
             self._deferred_calls.wait(patience_s)

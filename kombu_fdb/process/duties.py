@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.facade.upkeep import ROWS_PER_TRANSACTION, Upkeep
@@ -46,6 +46,11 @@ ASIDE_PAUSE_S = 10.0
 SHOW_INTERVAL_S = 60.0
 #: Failures of the store, not of the subject.
 STORE_FAILURES = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
+
+
+def is_of_one(error: Exception) -> TypeGuard[StoreFull]:
+    """Whether a full disk has refused what this one step adds: others may add nothing."""
+    return isinstance(error, StoreFull) and bool(error.fills or error.moves)
 
 
 @dataclass(slots=True)
@@ -77,7 +82,7 @@ class Guard:
         try:
             result = step()
         except STORE_FAILURES as error:
-            if not (isinstance(error, StoreFull) and (error.fills or error.moves)):
+            if not is_of_one(error):
                 raise
             self._leave(duty, subject, error)
             return None

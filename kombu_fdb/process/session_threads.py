@@ -44,7 +44,7 @@ from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.threads import Signal, instead_of_threads, move, start, start_native
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.duties import STORE_FAILURES
+from kombu_fdb.process.duties import STORE_FAILURES, is_of_one
 from kombu_fdb.process.duty_cycle import Duties, SessionSteps
 from kombu_fdb.settings.options import Options
 
@@ -108,7 +108,10 @@ class DeferredCalls:
             if move(self._waiting, hand, 1):  # otherwise another thread was faster
                 hand[0]()
                 self._open.discard(hand[0])
-        except STORE_FAILURES:
+        except STORE_FAILURES as error:
+            if is_of_one(error):
+                self._waiting.extend(hand)
+                return error
             self._waiting.extendleft(hand)
             raise
         except Exception as error:  # noqa: BLE001 - raised when the others have had their turn

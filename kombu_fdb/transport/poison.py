@@ -24,10 +24,9 @@ the result backend is one.
 from __future__ import annotations
 
 import logging
-import traceback
 from typing import Any
 
-from kombu_fdb.primitives.failure import class_of, details_of, text_of
+from kombu_fdb.primitives.failure import UNPRINTABLE, class_of, details_of, text_of, traceback_of
 from kombu_fdb.transport.envelope import body_fault, fault_of, is_timelimit
 
 logger = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> N
     tag, qos = message.delivery_tag, message.channel.qos
     held = qos.holds(tag)
     _tell(name, redeliveries, error, goes_back=held)
-    qos.explain(tag, details_of(error, "".join(traceback.format_exception(error))), reason="malformed")
+    qos.explain(tag, details_of(error, traceback_of(error)), reason="malformed")
     if held:
         qos.release(tag, _pause_ms(redeliveries))
 
@@ -108,7 +107,7 @@ def _tell(name: str, redeliveries: int, error: Exception, *, goes_back: bool) ->
         " and is released" if goes_back else "",
         class_of(error),
         text_of(error),
-        exc_info=None if redeliveries else error,
+        exc_info=None if redeliveries or traceback_of(error) == UNPRINTABLE else error,
     )
 
 

@@ -20,8 +20,8 @@ claim is worth it when half of what it may have ahead is left.
 exactly one of
 
 * acknowledged: it leaves the table at once, so that its place is free; the store hears of it a moment later;
-* requeued or rejected: it leaves the table when the store has done it; or with a Celery worker, which does not try
-  again, when another thread has it to do (:meth:`Message.reject_log_error`);
+* requeued or rejected: it leaves the table when the store has done it. A Celery worker does not retry that: then it
+  leaves the table when another thread has taken it over (:meth:`Message.reject_log_error`);
 * overdue: its time to run has passed, and it was released in the consumer's stead (``process/time_to_run.py``). It
   stays in the table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for
   it;
@@ -601,7 +601,7 @@ class QoS(virtual.QoS):
         self._settle(delivery_tag, requeue=True, pause_ms=pause_ms)
 
     def settle_later(self, delivery_tag: int, *, requeue: bool) -> None:
-        """Have another thread reject a delivery, or put it back, as its consumer will not try that again."""
+        """Have another thread reject a delivery, or put it back, because its consumer will not retry."""
         lease = self._held.leases.get(delivery_tag)
         if lease is not None and delivery_tag not in self._held.late:
             reason, details = self._held.explanation(delivery_tag)

@@ -127,6 +127,8 @@ def test_details_of_strange_exceptions():
     told = failures.details_of(Reject(KeyError("reason")))
     assert (told["error_class"], told["error"]) == ("builtins.KeyError", "'reason'")
     assert failures.details_of(Reject("text"))["error_class"] == "celery.exceptions.Reject"
+    bare = failures.details_of(Reject(requeue=False), "the traceback")
+    assert bare == {"error_class": "celery.exceptions.Reject", "error": "None", "traceback": "the traceback"}
     wrapped = UnpickleableExceptionWrapper("my.module", "MyError", ("text",))
     assert failures.details_of(wrapped)["error_class"] == "my.module.MyError"
 

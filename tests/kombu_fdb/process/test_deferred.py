@@ -11,7 +11,7 @@ import pytest
 from kit.frames import keeps_frames
 
 from kombu_fdb import Broker
-from kombu_fdb.errors import LimitExceeded, StoreUnavailable
+from kombu_fdb.errors import LimitExceeded, StoreFull, StoreUnavailable
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.session_threads import DeferredCalls, OnDemandThread
@@ -57,10 +57,18 @@ def end(*threads: threading.Thread) -> None:
         assert not thread.is_alive()
 
 
+def full() -> StoreFull:
+    """As for a dead letter."""
+    error = StoreFull()
+    error.fills = True
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
         pytest.param(LimitExceeded(), ["second"], id="a hopeless one delays no other"),
+        pytest.param(full(), ["second"], id="others may fit on a full disk"),
         pytest.param(StoreUnavailable(), [], id="nothing is tried while the store is away"),
     ],
 )

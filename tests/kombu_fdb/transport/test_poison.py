@@ -95,6 +95,21 @@ def test_an_error_that_fails_to_tell_its_text_is_an_attempt(connection, channel,
     assert "Hostile: <unprintable>" in caplog.messages[0]
 
 
+def test_an_error_whose_traceback_can_t_be_had_is_an_attempt(connection, channel):
+    """As that of a SyntaxError whose text is none."""
+
+    def fail(_message: Any) -> None:
+        error = SyntaxError("wrong")
+        error.filename, error.lineno, error.text = "here", 1, 5  # type: ignore[assignment]  # as a parser may
+        raise error
+
+    with Consumer(channel, [LIMITED], on_message=celerys(fail), accept=["json"]):
+        publish(channel, "5")
+        connection.drain_events(timeout=60)
+    (resting,) = channel.engine.inspect.delayed("q", 10)
+    assert resting.redeliveries == 1
+
+
 def test_an_error_of_the_connection_is_celerys(connection, channel):
     def fail(_message: Any) -> None:
         raise StoreUnavailable
