@@ -56,8 +56,8 @@ def fault_in(message: Any, callback: Any) -> dict[str, str] | None:
 
 
 def _unreadable(step: str, error: BaseException) -> dict[str, str]:
-    told = f"the body can't be {step}: {type(error).__qualname__}: {text_of(error):.200}"
-    return {"error_class": class_of(error), "error": told}
+    name = class_of(error)
+    return {"error_class": name, "error": f"the body can't be {step}: {name}: {text_of(error):.200}"}
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:
