@@ -235,7 +235,7 @@ class ClientSession:
         rows: Sequence[Waiter],
         consumers: Mapping[str, str],
         hand: list[Delivery],
-        patience_s: float = 0.0,
+        patience_s: Callable[[], float],
     ) -> Served:
         """Claim for the line; ``hand`` as in :meth:`claim`."""
         try:

@@ -310,8 +310,12 @@ class LineMember:
         rows, demand = self._rows, self._demand
         if rows is None or demand is None:
             return
-        began_s = self._clock()
-        patience_s = _bounded(max(PATIENT * self.contention.service_s, LEFT * self._patience_s))
+        began_s, own_s = self._clock(), self.contention.service_s
+
+        def patience_s() -> float:
+            takes_s = max(own_s, self._clock() - began_s)  # of hundreds, most have never served before
+            return _bounded(max(PATIENT * takes_s, LEFT * self._patience_s))
+
         served = self._of().serve(demand, queues, rows, consumers, hand, patience_s)
         if served.ended:
             self._rows, self._rung = None, True  # the next look tells how
