@@ -24,7 +24,10 @@ without confirms, where a server is found: its CPU time is that of one process o
 With ``--fdb``, on a FoundationDB of its own: the floor of a publish, and of a claim of 250 messages that settles those
 of the claim before, are the same rows by the client library alone. A claim is from a queue without keys, or with 1,000.
 
-usage: python bench/ladder.py [--messages 2000] [--fdb]
+With ``--idle``, one message at a time is published, and claimed with the acknowledgement of the one before, without a
+pause and after one, as for a worker that has had nothing to do. The time is that of a clock.
+
+usage: python bench/ladder.py [--messages 2000] [--fdb | --idle]
 """
 
 from __future__ import annotations
@@ -125,6 +128,42 @@ def claim_by_transaction(database: SqliteDatabase, keys: Keyspace, held: list[tu
     tr.add(keys.count("weight", "leased"), len(rows))
     tr.commit()
     return len(rows)
+
+
+#: Between two calls of an idle process, in seconds; and how many messages it gets.
+PAUSES_S, SINGLE = (0.0, 0.003), 500
+
+
+def one_by_one(folder: str) -> None:
+    floor, engine = (
+        Floor(folder),
+        Engine(
+            SqliteDatabase.open(f"{folder}/engine.db"), "bench", Environment(SystemClock(), random_id, random.Random(1))
+        ),
+    )
+    session, leases = engine.sessions.open({}, ttl_s=3600), []
+
+    def by_engine() -> None:
+        found = engine.messages.claim(session, ["weight"], CLAIM, terms=ClaimTerms(acks=[*leases]))
+        leases[:] = [each.lease for each in found]
+
+    sides = {
+        "floor": Side(over(floor)),
+        "ours": Side(behind(lambda publication: engine.publisher.publish([publication]))),
+    }
+    claims = {"floor": partial(floor.claim, CLAIM), "ours": by_engine}
+    for pause_s in PAUSES_S:
+        took: dict[str, list[float]] = {f"{verb}, {name}": [] for verb in ("publish", "claim") for name in sides}
+        for number in range(SINGLE):
+            for name, side in sides.items():
+                message = [celery_message(number)]
+                for verb, act in (("publish", partial(side.publish, message)), ("claim", claims[name])):
+                    time.sleep(pause_s)
+                    began = time.perf_counter()
+                    act()
+                    took[f"{verb}, {name}"].append(time.perf_counter() - began)
+        for what, each in took.items():
+            print(f"{what:<16} after {1000 * pause_s:g} ms: {1000 * statistics.median(each):.2f} ms")
 
 
 # -- on FoundationDB ---------------------------------------------------------------------------------------------------
@@ -251,8 +290,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=2000)
     parser.add_argument("--fdb", action="store_true")
+    parser.add_argument("--idle", action="store_true")
     given = parser.parse_args()
-    (on_foundationdb if given.fdb else on_sqlite)(given.messages)
+    if given.idle:
+        with tempfile.TemporaryDirectory() as folder:
+            one_by_one(folder)
+    else:
+        (on_foundationdb if given.fdb else on_sqlite)(given.messages)
 
 
 def on_sqlite(messages: int) -> None:
