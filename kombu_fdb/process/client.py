@@ -415,6 +415,7 @@ class Client:
         """Reject a message, or put it back, as soon as the store answers. Until then it stays leased. Never blocks."""
 
         def settle() -> None:
+            self._in_doubt.add(lease)  # an attempt may have committed: a missing lease is no loss
             try:
                 if requeue:
                     self.requeue([lease], details)
@@ -427,7 +428,6 @@ class Client:
                 self.release_later([lease])
 
         self.attempted.add(lease)
-        self._in_doubt.add(lease)  # the first attempt may have committed: a missing lease is no loss
         if self.overdue.timers:
             self.overdue.forget((lease,))  # the consumer was in time
         self.later(settle)

@@ -29,7 +29,6 @@ import random
 import socket
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -41,7 +40,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock, in_step
 from kombu_fdb.primitives.processes import see
-from kombu_fdb.primitives.threads import Signal, instead_of_threads, move, start, start_native
+from kombu_fdb.primitives.threads import Signal, instead_of_threads, start, start_native, surely
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import STORE_FAILURES, is_of_one
@@ -58,29 +57,27 @@ class DeferredCalls:
     """The deferred calls of one client. Thread-safe; true while one is open."""
 
     def __init__(self) -> None:
-        self._open: set[partial[object]] = set()
-        self._waiting: deque[partial[object]] = deque()
-        #: One for each call that a thread is making, set when it has returned or waits again; and that thread.
-        self._underway: dict[Signal, int] = {}
+        #: In the order in which they came.
+        self._open: dict[partial[object], None] = {}
+        #: Those that a thread is making, with a signal for when it has returned; and that thread.
+        self._underway: dict[partial[object], tuple[Signal, int]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, do: Callable[[], object]) -> None:
         """``do`` is repeated until it raises nothing, so it must be harmless to repeat."""
-        call = partial(do)  # equal only to itself, however often the same is to be done
-        self._open.add(call)
-        self._waiting.append(call)
+        self._open[partial(do)] = None  # equal only to itself, however often the same is to be done
 
     def run(self) -> None:
-        """Make each call once. One that fails for a reason of its own goes behind the others, and delays none of them.
+        """Make each call once that no other thread is making. One that fails for a reason of its own delays none.
 
         Raises the first such error at the end, and at once an error that says that the store does not answer.
         """
         failure = failed = None
         try:
-            for _ in range(len(self._waiting)):
-                failed = self._run_next()
+            for call in list(self._open):
+                failed = self._make(call)
                 failure = failure or failed
             if failure is not None:
                 raise failure
@@ -93,36 +90,34 @@ class DeferredCalls:
         Raises ``StoreUnavailable`` if that takes longer than ``timeout_s`` seconds.
         """
         deadline = monotonic() + timeout_s
-        for returned, thread in list(self._underway.items()):
+        for returned, thread in list(self._underway.values()):
             if thread == threading.get_ident():
                 continue  # a signal handler has interrupted it
             if not returned.wait(deadline - monotonic()):
                 raise StoreUnavailable("a deferred call of another thread has not returned")
             returned.set()  # for others that wait for it
 
-    def _run_next(self) -> Exception | None:
-        hand: list[partial[object]] = []
-        returned = Signal()
+    def _make(self, call: partial[object]) -> Exception | None:
+        mine = Signal(), threading.get_ident()
+
+        def make() -> None:
+            if self._underway.setdefault(call, mine) is mine and call in self._open:  # else another thread was faster
+                call()
+                self._open.pop(call, None)
+
+        def end() -> None:
+            if self._underway.get(call) is mine:
+                self._underway.pop(call, None)
+            mine[0].set()
+
         try:
-            self._underway[returned] = threading.get_ident()
-            if move(self._waiting, hand, 1):  # otherwise another thread was faster
-                hand[0]()
-                self._open.discard(hand[0])
+            surely(make, end)
         except STORE_FAILURES as error:
-            if is_of_one(error):
-                self._waiting.extend(hand)
-                return error
-            self._waiting.extendleft(hand)
-            raise
-        except Exception as error:  # noqa: BLE001 - raised when the others have had their turn
-            self._waiting.extend(hand)
+            if not is_of_one(error):
+                raise
             return error
-        except BaseException:
-            self._waiting.extendleft(hand)
-            raise
-        finally:
-            self._underway.pop(returned, None)
-            returned.set()
+        except Exception as error:  # noqa: BLE001 - raised when the others have had their turn
+            return error
         return None
 
 

@@ -52,6 +52,7 @@ from kombu.transport import virtual
 
 from kombu_fdb.errors import ForkedError, StoreError
 from kombu_fdb.model import Delivery, Lease, SessionId
+from kombu_fdb.primitives.threads import surely
 from kombu_fdb.process.client import Client
 
 logger = logging.getLogger(__name__)
@@ -603,11 +604,17 @@ class QoS(virtual.QoS):
     def settle_later(self, delivery_tag: int, *, requeue: bool) -> None:
         """Have another thread reject a delivery, or put it back, because its consumer will not retry."""
         lease = self._held.leases.get(delivery_tag)
-        if lease is not None and delivery_tag not in self._held.late:
+        settle = partial(self._settler.client.settle_later, requeue=requeue)
+
+        def forget() -> None:
+            self._held.drop(delivery_tag)
+            self._settler.on_room()
+
+        if lease is None or delivery_tag in self._held.late:
+            forget()
+        else:
             reason, details = self._held.explanation(delivery_tag)
-            self._settler.client.settle_later(lease, details, reason=reason, requeue=requeue)
-        self._held.drop(delivery_tag)
-        self._settler.on_room()
+            surely(partial(settle, lease, details, reason=reason), forget)
 
     def _settle(self, delivery_tag: int, *, requeue: bool, pause_ms: int = 0) -> None:
         lease = self._held.leases.get(delivery_tag)

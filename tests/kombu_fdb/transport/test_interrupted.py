@@ -26,6 +26,7 @@ from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.facade import messages
 from kombu_fdb.engine.messages import publish
 from kombu_fdb.model import Lease, Publication
+from kombu_fdb.primitives import threads
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process import client, client_session, session_threads
 from kombu_fdb.process.time_to_run import TimesToRun
@@ -212,6 +213,33 @@ def test_what_interrupts_the_opening_of_a_message_says_nothing_of_it(how: str, e
         assert received.get_nowait().payload == "x"
 
 
+def test_a_rejection_for_later_that_is_interrupted_anywhere_happens_once(tokens: Faults | None) -> None:
+    """It is made, and takes no place, or the message is held as before; no call stays open for good."""
+    url = f"fdb+memory://{random_id().hex()}"
+    with MemoryStores(tokens), Broker.open(url) as broker, Connection(url) as connection:
+        queue: Queue = broker.queue("q")
+        own, got = connection.default_channel, list[Any]()
+
+        def get() -> None:
+            connection.Producer(auto_declare=False).publish("x", routing_key="q")
+            got.append(own.basic_get("q"))
+
+        def look() -> None:
+            settle_down(broker)
+            assert not broker._client._deferred_calls
+            is_held = own.qos.holds(got[-1].delivery_tag)
+            assert is_held <= queue.stats().leased
+            if is_held:
+                got[-1].ack()
+            elif queue.stats().leased:  # it had not been deferred yet: it comes back with the session
+                broker._client.release(list(broker._client.attempted))
+                queue.purge()
+            get()
+
+        get()
+        assert each_line(lambda: own.qos.settle_later(got[-1].delivery_tag, requeue=False), look) > 10
+
+
 def test_an_ack_that_is_interrupted_anywhere_can_be_repeated(broker: Broker) -> None:
     queue = broker.queue("q")
     jobs: list[Any] = []
@@ -265,7 +293,7 @@ def interrupt_after_call(call: Callable[[], object], number: int, *codes: CodeTy
 
 
 def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
-    own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, session_threads.move.__code__)
+    own, number, codes = broker._client, 0, (client.Client.take_acks.__code__, threads.move.__code__)
     while True:
         number += 1
         own.acks.extend(Lease(b"s", each) for each in range(3))
