@@ -700,8 +700,8 @@ class Message(virtual.Message):
     ) -> None:
         """Reject as Celery does, which logs an error of the store and forgets the message.
 
-        So another thread repeats it until the store answers. As with a late ack, the message stays leased until then,
-        and its task, which has run, does not run again while its worker lives. Guarantee: NOT-TWICE.
+        So another thread repeats the rejection until the store answers. As with a late ack, the message stays leased
+        until then, and its task, which has run, does not run again while its worker lives. Guarantee: NOT-TWICE.
         """
         super().reject_log_error(logger, errors, requeue=requeue)
         if not self.acknowledged:

@@ -37,6 +37,7 @@ from celery.utils.log import get_logger
 from kombu.utils import functional
 
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.failure import class_of, text_of
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.poison import give_back, mend
 
@@ -125,7 +126,8 @@ def _executed(method: Method) -> Method:
             revoked: type[Exception] = sys.modules["celery.exceptions"].TaskRevokedError
             if isinstance(error, (*CONNECTION_ERRORS, revoked)) or not _is_ours(request):
                 raise
-            _give_back(request, error)
+            if not request.acknowledged:  # else it is being settled, perhaps when Celery's loop comes to it
+                _give_back(request, error)
             raise revoked(request.id) from error
 
     return guarded
@@ -198,7 +200,7 @@ def _told(target: Method, on_failure: Any) -> Method:
 
     def told(*args: Any, **kwargs: Any) -> Any:
         try:
-            return target(*args, **kwargs)
+            return _without_exit(target, *args, **kwargs)
         except Exception as error:
             request = getattr(on_failure, "__self__", None)
             if request is not None and _is_ours(request):
@@ -206,6 +208,18 @@ def _told(target: Method, on_failure: Any) -> Method:
             raise
 
     return told
+
+
+def _without_exit(target: Method, *args: Any, **kwargs: Any) -> Any:
+    """Call it; a task that exits has lost its worker, as with prefork. Celery (5.7) would take that for a success."""
+    exceptions = sys.modules["celery.exceptions"]
+    try:
+        return target(*args, **kwargs)
+    except (exceptions.WorkerShutdown, exceptions.WorkerTerminate):
+        raise
+    except SystemExit as error:
+        lost = exceptions.WorkerLostError(f"{class_of(error)}: {text_of(error)}")
+    raise lost  # without a context: what can't be printed there would end the worker
 
 
 def _end(request: Any, error: Exception) -> None:

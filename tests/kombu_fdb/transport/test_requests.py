@@ -14,8 +14,9 @@ import pytest
 from celery import Celery
 from celery.backends.base import DisabledBackend
 from celery.concurrency.base import BasePool
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import TaskRevokedError, WorkerLostError, WorkerShutdown
 from kit.processes import until
 from kombu import Consumer, Producer, Queue
 from kombu.asynchronous.timer import Entry
@@ -183,6 +184,32 @@ def test_a_thread_is_heard(channel, request_of, error, failures):
     pool.on_stop()
     assert told == [(request, error)] * failures
     assert places(channel) == ((1, 0) if failures else (0, 1))
+
+
+@pytest.mark.parametrize(("error", "lost"), [(SystemExit("bye"), 1), (WorkerShutdown(0), 0)])
+def test_a_task_that_exits_has_lost_its_worker(channel, request_of, error, lost):
+    """As with prefork. Celery takes it for a success, so the message was acknowledged, and left no dead letter."""
+    told: list[Any] = []
+    request = request_of(UNSTORABLE)
+    type(request).on_failure = lambda _, info: told.append(info.exception.exc)
+    pool: BasePool = SoloPool(1)
+    guard_pool(pool)
+
+    def trace() -> None:
+        raise error
+
+    with pytest.raises(WorkerLostError if lost else WorkerShutdown):
+        pool.apply_async(trace, callback=request.on_success, error_callback=request.on_failure)
+    assert [repr(each) for each in told] == [repr(WorkerLostError("builtins.SystemExit: bye"))] * lost
+
+
+def test_what_celery_settles_is_not_given_back(channel, request_of):
+    """Celery defers a rejection to its loop; released before, the message ran again."""
+    request = request_of(UNSTORABLE)
+    request.acknowledged = True
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(None)
+    assert places(channel) == (1, 0)
 
 
 def test_children_of_prefork_are_heard_in_any_case():
