@@ -313,7 +313,8 @@ class LineMember:
         began_s, own_s = self._clock(), self.contention.service_s
 
         def patience_s() -> float:
-            takes_s = max(own_s, self._clock() - began_s)  # of hundreds, most have never served before
+            # Of hundreds, most have never served before; and of a service's own time, its commit is still to come.
+            takes_s = max(own_s, self._clock() - began_s)
             return _bounded(max(PATIENT * takes_s, LEFT * self._patience_s))
 
         served = self._of().serve(demand, queues, rows, consumers, hand, patience_s)
