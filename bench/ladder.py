@@ -18,6 +18,9 @@ A consumed message, with its acknowledgement and a prefetch of 8, likewise: what
   (``engine/messages/claim.py``);
 * ``transport``: by a connection that drains, claims, hands out, and settles (``transport/consuming``).
 
+A message of a batch of a thousand likewise, in one transaction: ``floor``, ``envelope``, ``work``, ``publisher``, and
+``transport``, which is kombu's ``Producer.batch``.
+
 All steps take turns in one process, so that their differences hold on a busy machine. RabbitMQ's client is beside them,
 without confirms, where a server is found: its CPU time is that of one process of the two.
 
@@ -39,7 +42,7 @@ import statistics
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -47,7 +50,7 @@ from typing import Any
 from kit.rabbitmq import Node, rabbitmq_unavailable_reason
 from kombu import Connection
 from kombu.transport import memory
-from weight import Floor, Side, celery_message, over
+from weight import Floor, Side, blob, celery_message, over, pack_stamp
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.message import Subqueue, put_ready
@@ -68,6 +71,7 @@ ROUNDS = 9
 TIMEOUT_S = 5.0
 #: What a consumer with a prefetch of 8 claims at once.
 CLAIM = 4
+BATCH = 1000
 
 encoded = partial(encode, exchange="", routing_key="weight", now_ms=0)
 
@@ -102,10 +106,11 @@ def by_transaction(database: SqliteDatabase, run: Transactions, publication: Pub
     tr.commit()
 
 
-def by_work(run: Transactions, publication: Publication) -> None:
+def by_work(run: Transactions, *publications: Publication) -> None:
     def verb(work: Work) -> None:
-        work.effects.note("weight", "published", "")
-        put_ready(work, Subqueue("weight", "", work.keys.rank(0)), record_of(publication, work.now_ms))
+        for each in publications:
+            work.effects.note("weight", "published", "")
+            put_ready(work, Subqueue("weight", "", work.keys.rank(0)), record_of(each, work.now_ms))
 
     run.write(verb, TIMEOUT_S)
 
@@ -128,6 +133,80 @@ def claim_by_transaction(database: SqliteDatabase, keys: Keyspace, held: list[tu
     tr.add(keys.count("weight", "leased"), len(rows))
     tr.commit()
     return len(rows)
+
+
+class Gathered:
+    """Kombu's producer, whose messages are gathered, and stored at once by ``store``."""
+
+    def __init__(self, store: Callable[[list[Publication]], object]) -> None:
+        self._store = store
+        self._found: list[Publication] = []
+        self._side = Side(behind(self._found.append))
+
+    def publish(self, messages: list[Any]) -> float:
+        us, began = self._side.publish(messages), time.process_time()
+        self._store([*self._found])
+        self._found.clear()
+        return us + (time.process_time() - began) / len(messages) * 1e6
+
+
+class GatheredFloor(Floor):
+    """The floor of a batch: what is stored is gathered first."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self._found: list[tuple[bytes, str]] = []
+        self._side = Side(over(self))
+
+    def store(self, payload: bytes, task_id: str) -> None:
+        self._found.append((payload, task_id))
+
+    def publish_all(self, messages: list[Any]) -> float:
+        us, began = self._side.publish(messages), time.process_time()
+        self.store_all(self._found)
+        self._found.clear()
+        return us + (time.process_time() - began) / len(messages) * 1e6
+
+    def store_all(self, found: Sequence[tuple[bytes, str]]) -> None:
+        self.begin()
+        stored = self.get(b"version", b"count")
+        version = stored[b"version"] + 1
+        rows = [(blob(b"version"), version), (blob(b"count"), stored.get(b"count", 0) + len(found)), (blob(b"last"), 0)]
+        for number, (payload, task_id) in enumerate(found):
+            stamp = pack_stamp(version, number)
+            rows += [(blob(b"q/items/" + stamp), blob(payload)), (blob(b"index/" + task_id.encode()), blob(stamp))]
+        self.cursor.executemany("INSERT INTO kv (k, v) VALUES (?, ?) ON CONFLICT (k) DO UPDATE SET v=excluded.v", rows)
+        self.end()
+
+
+def batches(folder: str) -> Mapping[str, list[float]]:
+    environment = Environment(SystemClock(), random_id, random.Random(1))
+    databases = [SqliteDatabase.open(f"{folder}/batched-{name}.db") for name in ("work", "publisher")]
+    engine, run = Engine(databases[1], "bench", environment), Transactions(databases[0], "bench", environment)
+    engine.queues.declare(QueueDeclaration("weight"))
+    floor, enveloped = (GatheredFloor(tempfile.mkdtemp(dir=folder)) for _ in range(2))
+    ours, numbers = Side(Connection(f"fdb+sqlite:///{folder}/batched.db")), count()
+
+    def by_transport(messages: list[Any]) -> float:
+        began = time.process_time()
+        with ours.producer.batch(BATCH):
+            ours.publish(messages)
+        return (time.process_time() - began) / len(messages) * 1e6
+
+    steps = {
+        "floor": floor.publish_all,
+        "envelope": Gathered(
+            lambda found: enveloped.store_all([(each.payload, each.task_id) for each in found])
+        ).publish,
+        "work": Gathered(lambda found: by_work(run, *found)).publish,
+        "publisher": Gathered(engine.publisher.publish).publish,
+        "transport": by_transport,
+    }
+    took: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(1 + ROUNDS):
+        for name, publish in steps.items():
+            took[name].append(publish([celery_message(each) for each in islice(numbers, BATCH)]))
+    return took
 
 
 #: Between two calls of an idle process, in seconds; and how many messages it gets.
@@ -307,6 +386,7 @@ def on_sqlite(messages: int) -> None:
             peers["rabbitmq"] = Side(stack.enter_context(Connection(stack.enter_context(Node()).url)))
         tell_steps("publish", publishes(folder, messages, peers))
         tell_steps("consume", consumes(folder, messages, peers))
+        tell_steps("batch", batches(folder))
 
 
 def publishes(folder: str, messages: int, peers: Mapping[str, Side]) -> Mapping[str, list[float]]:
