@@ -3,8 +3,8 @@
 The noisy tenant has 10,000 tasks waiting. Each of 99 others sends one task, and the next one when that has started. A
 *round* is the time in which every tenant is served once: 100 tasks at the rate that is measured. Shown are how many
 rounds the quiet tasks waited from before their publish to their start, and the rate, beside that without keys. There
-the quiet tasks stand behind the noisy ones, so a tenant sends the next one when any task has started: in both runs
-about as many are sent as started, as a publish costs as much as a task.
+the quiet tasks stand behind the noisy ones, so a tenant sends the next one when any task has started: then both runs
+pay for about as many publishes.
 """
 
 from __future__ import annotations

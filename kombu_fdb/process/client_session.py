@@ -235,11 +235,11 @@ class ClientSession:
         rows: Sequence[Waiter],
         consumers: Mapping[str, str],
         hand: list[Delivery],
-        patience_s: Callable[[], float],
+        patience: Callable[[], float],
     ) -> Served:
         """Claim for the line; ``hand`` as in :meth:`claim`."""
         try:
-            served = self._engine.messages.serve(demand, queues, rows, consumers, patience_s)
+            served = self._engine.messages.serve(demand, queues, rows, consumers, patience)
             if served.deliveries:
                 self._receive(demand, served.deliveries, hand)
             return served

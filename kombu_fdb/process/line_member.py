@@ -39,7 +39,8 @@ from kombu_fdb.store.protocol import Watch
 LONELY = 16
 #: How long the first one may do nothing while there is work, in seconds; a waiting consumer's first look comes as soon.
 #: Where a service takes longer, because the machine is busy or the messages are large, all are more patient:
-#: :data:`PATIENT` times what the last service took, and twice as long after each eviction. Else they would evict each
+#: :data:`PATIENT` times what a service takes up to its commit, or what the server's last one took in all if that is
+#: longer; and twice as long after each eviction. Else they would evict each
 #: other for working. The patience is stored in the line, so no consumer has to learn it by itself. It shrinks slowly:
 #: where quick and slow services alternate, the slow ones would all be in vain. So each service leaves at least the part
 #: :data:`LEFT` of it, and from the most to the least takes fourteen services.
@@ -310,14 +311,14 @@ class LineMember:
         rows, demand = self._rows, self._demand
         if rows is None or demand is None:
             return
-        began_s, own_s = self._clock(), self.contention.service_s
+        began_s, last_s = self._clock(), self.contention.service_s
 
-        def patience_s() -> float:
-            # Of hundreds, most have never served before; and of a service's own time, its commit is still to come.
-            takes_s = max(own_s, self._clock() - began_s)
+        def patience() -> float:
+            # Of hundreds of consumers, most have never served before; and the commit of this service is still to come.
+            takes_s = max(last_s, self._clock() - began_s)
             return _bounded(max(PATIENT * takes_s, LEFT * self._patience_s))
 
-        served = self._of().serve(demand, queues, rows, consumers, hand, patience_s)
+        served = self._of().serve(demand, queues, rows, consumers, hand, patience)
         if served.ended:
             self._rows, self._rung = None, True  # the next look tells how
         elif served.deliveries:

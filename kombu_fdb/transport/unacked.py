@@ -604,17 +604,17 @@ class QoS(virtual.QoS):
     def settle_later(self, delivery_tag: int, *, requeue: bool) -> None:
         """Have another thread reject a delivery, or put it back, because its consumer will not retry."""
         lease = self._held.leases.get(delivery_tag)
-        settle = partial(self._settler.client.settle_later, requeue=requeue)
+
+        def settle() -> None:
+            if lease is not None and delivery_tag not in self._held.late:
+                reason, details = self._held.explanation(delivery_tag)
+                self._settler.client.settle_later(lease, details, reason=reason, requeue=requeue)
 
         def forget() -> None:
             self._held.drop(delivery_tag)
             self._settler.on_room()
 
-        if lease is None or delivery_tag in self._held.late:
-            forget()
-        else:
-            reason, details = self._held.explanation(delivery_tag)
-            surely(partial(settle, lease, details, reason=reason), forget)
+        surely(settle, forget)
 
     def _settle(self, delivery_tag: int, *, requeue: bool, pause_ms: int = 0) -> None:
         lease = self._held.leases.get(delivery_tag)

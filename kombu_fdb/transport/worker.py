@@ -126,8 +126,7 @@ def _executed(method: Method) -> Method:
             revoked: type[Exception] = sys.modules["celery.exceptions"].TaskRevokedError
             if isinstance(error, (*CONNECTION_ERRORS, revoked)) or not _is_ours(request):
                 raise
-            if not request.acknowledged:  # else it is being settled, perhaps when Celery's loop comes to it
-                _give_back(request, error)
+            _give_back(request, error)
             raise revoked(request.id) from error
 
     return guarded
@@ -239,10 +238,16 @@ def _is_held(request: Any) -> bool:
 
 
 def _give_back(request: Any, error: Exception) -> None:
-    message, info = request.message, request.message.delivery_info
-    redeliveries = message.headers["x-delivery-count"] if info["redelivered"] else 0
-    give_back(message, error, f"task {request.id!r:.80} of queue {info['queue']}", redeliveries)
-    request.acknowledged = True
+    """Unless Celery settles it, or is about to: that may wait for the worker's loop."""
+    if request.acknowledged:
+        logger.error(
+            "task %.80r was settled, and raised afterwards: %s: %.200s", request.id, class_of(error), text_of(error)
+        )
+    else:
+        message, info = request.message, request.message.delivery_info
+        redeliveries = message.headers["x-delivery-count"] if info["redelivered"] else 0
+        give_back(message, error, f"task {request.id!r:.80} of queue {info['queue']}", redeliveries)
+        request.acknowledged = True
     sys.modules["celery.worker.state"].task_ready(request)
 
 

@@ -137,12 +137,12 @@ class Messages(Verbs):
         queues: Sequence[str],
         rows: Sequence[line.Waiter],
         consumers: Mapping[str, str],
-        patience_s: Callable[[], float] = lambda: 0.0,
+        patience: Callable[[], float] = lambda: 0.0,
     ) -> Served:
         """Claim for the line, as its first consumer. ``rows``: those of a :meth:`look`, the demand's own among them.
 
-        ``consumers``: as in ``ClaimTerms``. ``patience_s``: how long those who wait are patient from now on, asked
-        when all is read and noted. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
+        ``consumers``: as in ``ClaimTerms``. ``patience``: for how many seconds those who wait are patient from now on;
+        called in each attempt, right before its commit. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
 
         A consumer that claims past the line takes little, and so is faster than a service that takes much. The service
         would lose race after race while a whole line waits for it. So each lost race halves it.
@@ -153,7 +153,7 @@ class Messages(Verbs):
             window = self._window(demand.session, demand.first, most, consumers)
             served = claim.serve(work, queues, demand, rows, window)
             if served.deliveries or served.others:
-                line.served(work, demand, patience_s())
+                line.served(work, demand, patience())
             tried[:] = [served]
             return served
 

@@ -17,6 +17,7 @@ from celery.concurrency.base import BasePool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool
 from celery.exceptions import TaskRevokedError, WorkerLostError, WorkerShutdown
+from celery.worker import state
 from kit.processes import until
 from kombu import Consumer, Producer, Queue
 from kombu.asynchronous.timer import Entry
@@ -203,13 +204,16 @@ def test_a_task_that_exits_has_lost_its_worker(channel, request_of, error, lost)
     assert [repr(each) for each in told] == [repr(WorkerLostError("builtins.SystemExit: bye"))] * lost
 
 
-def test_what_celery_settles_is_not_given_back(channel, request_of):
-    """Celery defers a rejection to its loop; released before, the message ran again."""
+def test_what_celery_settles_is_not_given_back(channel, request_of, caplog):
+    """Celery defers a rejection to its loop; released before, the message ran again. With early acks it is gone."""
     request = request_of(UNSTORABLE)
     request.acknowledged = True
+    state.reserved_requests.add(request)
     with pytest.raises(TaskRevokedError):
         request.execute_using_pool(None)
     assert places(channel) == (1, 0)
+    assert request not in state.reserved_requests, "it would count as one of the worker's for as long as that lives"
+    assert "was settled, and raised afterwards: kombu_fdb.errors.LimitExceeded" in caplog.text
 
 
 def test_children_of_prefork_are_heard_in_any_case():
