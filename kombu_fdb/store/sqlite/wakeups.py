@@ -302,8 +302,12 @@ class Listener:
             self._bells.remove(self.name)
         self._knock(ALL_KEYS)
 
-    def _due(self, news: bytes) -> list[Watch]:
-        """Take the watches that this news is about out of the register."""
+    def _due(self) -> list[Watch]:
+        """Read the pipe, and take the watches that its news is about out of the register.
+
+        Both with the lock: no watch armed in between is fired by news from before.
+        """
+        news = self._drain()
         digests = {news[i : i + DIGEST_BYTES] for i in range(0, len(news), DIGEST_BYTES)}
         if len(news) >= MUCH_NEWS_BYTES or ALL_KEYS in digests:
             digests = set(self.watches)
@@ -318,7 +322,7 @@ class Listener:
             if not heard or self._clock.monotonic() >= check_at_s:  # others' news may come without a pause
                 self._compare_all()
                 check_at_s = self._clock.monotonic() + CHECK_S
-            due = self._take_due(self._drain())
+            due = self._take_due()
             for watch in due:
                 watch.fire()
             rest = 0.0 if due or not heard else min(max(2 * rest, FIRST_REST_S), LONGEST_REST_S)
@@ -327,10 +331,10 @@ class Listener:
         with contextlib.suppress(StoreUnavailable):
             self.lock.run(self.close_files, CLOSE_S)
 
-    def _take_due(self, news: bytes) -> list[Watch]:
+    def _take_due(self) -> list[Watch]:
         try:
-            return self.lock.run(lambda: self._due(news), LOCK_S)
-        except StoreUnavailable:  # this process was stopped for a while: its time is up, but the news still counts
+            return self.lock.run(self._due, LOCK_S)
+        except StoreUnavailable:  # the lock's holder stands still, or this process did
             self._compare_all()
             return []
 

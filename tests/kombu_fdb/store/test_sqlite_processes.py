@@ -377,14 +377,16 @@ def test_a_process_without_watches_is_not_woken(database: SqliteDatabase, path: 
     _, fired = arm(database, BELL)
     ring(other)
     assert fired.wait(TIMEOUT_S)
+    listener = database.file.listener
+    # The thread may have found the change by comparing, and read the news only then.
+    until(lambda: listener.lock.run(lambda: unread(database), TIMEOUT_S) == 0)
     for _ in range(10):
         ring(other)
     assert unread(database) == 10 * sqlite_bell.DIGEST_BYTES
     _, fired = arm(database, BELL)
-    for _ in range(2):  # whatever the thread found in the pipe before has been dealt with by the second time
-        _, sign = arm(database, b"sign")
-        ring(other, b"sign")
-        assert sign.wait(TIMEOUT_S)
+    _, sign = arm(database, b"sign")
+    ring(other, b"sign")
+    assert sign.wait(TIMEOUT_S)
     assert not fired.is_set(), "old news is no news"
     ring(other)
     assert fired.wait(TIMEOUT_S)
