@@ -11,26 +11,26 @@ anything is stored; a :class:`JoinedBatch` writes into a transaction of the call
 
 Kombu has batches since 5.7. A newer kombu's producer keeps the batch, one per thread, and asks the channel for it.
 An older one knows none and calls ``basic_publish`` for each message, so there the channel keeps it
-(:class:`~kombu_fdb.transport.channel.BatchingChannel`). The difference: all that the thread publishes on this channel
-meanwhile is part of the batch, with whichever producer.
+(:class:`BatchKeepingChannel`). The difference: all that the thread publishes on this channel meanwhile is part of the
+batch, with whichever producer.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from kombu.exceptions import KombuError
 from kombu.messaging import Producer
 
-from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts, weight
 from kombu_fdb.errors import InvalidArgument, KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Death, Publication
-from kombu_fdb.store.protocol import Transaction
+from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import now_ms, payload_of, without_deaths
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 
@@ -70,21 +70,6 @@ def _batched_by_channel(producer: Any, max_size: int) -> Iterator[Any]:
 # -- the batch ---------------------------------------------------------------------------------------------------------
 
 
-class Encoder(Protocol):
-    """What a batch needs of its channel."""
-
-    @property
-    def engine(self) -> Engine: ...
-
-    def encode(self, message: Any, exchange: str, routing_key: str, now_ms: int) -> Publication: ...
-
-    def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
-        """Handle a message that reached no queue."""
-
-    def join(self, tr: Any) -> Transaction:
-        """A caller's own transaction. Raises ``OptionError`` if it is not of the broker's cluster."""
-
-
 class _Entry(NamedTuple):
     publication: Publication
     message: dict[str, Any]
@@ -100,8 +85,8 @@ class _Entry(NamedTuple):
 class PublishBatch:
     """The session behind one outermost ``with producer.batch()``. Used by one thread."""
 
-    def __init__(self, encoder: Encoder, max_size: int) -> None:
-        self.channel = encoder
+    def __init__(self, channel: Channel, max_size: int) -> None:
+        self.channel = channel
         self.max_size = max_size
         self._entries: list[_Entry] = []
         self._copies = 0
@@ -214,10 +199,10 @@ class JoinedBatch(AtomicBatch):
     not a transaction of the broker's cluster.
     """
 
-    def __init__(self, encoder: Encoder, max_size: int, tr: Any) -> None:
-        super().__init__(encoder, max_size)
+    def __init__(self, channel: Channel, max_size: int, tr: Any) -> None:
+        super().__init__(channel, max_size)
         self._tr = tr
-        self._joined = encoder.join(tr)
+        self._joined = channel.join(tr)
 
     def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
         before = _stamped.get(self._tr, 0)
@@ -225,6 +210,80 @@ class JoinedBatch(AtomicBatch):
             self._joined, publications, stamped=before
         )
         return reached
+
+
+# -- the channel's part ------------------------------------------------------------------------------------------------
+
+
+class BatchingChannel(Channel):
+    """A channel that makes batches for ``Producer.batch()``."""
+
+    #: What it makes; see :func:`batching`.
+    batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """For ``Producer.batch()``."""
+        return self.batch_kind(self, max_size)
+
+
+class BatchKeepingChannel(BatchingChannel):
+    """The channel for a kombu before 5.7: it keeps the batches that a newer kombu's producer would.
+
+    Model. A thread has one batch open, or none. The outermost ``batched`` opens it; those within are part of it. It is
+    flushed when the outermost one ends, and discarded when any of them ends by an exception. Other threads on the same
+    channel publish at once, and so does what a flush itself publishes.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._threads = threading.local()
+
+    @property
+    def _batch(self) -> PublishBatch | None:
+        return getattr(self._threads, "batch", None)
+
+    def basic_publish(
+        self,
+        message: Any,
+        exchange: str = "",
+        routing_key: str = "",
+        mandatory: bool = False,
+        immediate: bool = False,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        batch = self._batch
+        publish = super().basic_publish if batch is None else batch.publish
+        publish(message, exchange, routing_key, mandatory, immediate=immediate, timeout=timeout, **kwargs)
+
+    @contextmanager
+    def batched(self, max_size: int) -> Iterator[PublishBatch]:
+        """Store what this thread publishes when the outermost of these ends, or nothing after an exception."""
+        outer = self._batch
+        with self._outermost(max_size) if outer is None else _within(outer) as batch:
+            yield batch
+
+    @contextmanager
+    def _outermost(self, max_size: int) -> Iterator[PublishBatch]:
+        batch = self._threads.batch = self.create_publish_batch(max_size)
+        try:
+            try:
+                yield batch
+            finally:
+                self._threads.batch = None
+            if not batch.aborted:
+                batch.flush()
+        finally:
+            batch.close()
+
+
+@contextmanager
+def _within(outer: PublishBatch) -> Iterator[PublishBatch]:
+    try:
+        yield outer
+    except BaseException:
+        outer.discard()
+        raise
 
 
 @contextmanager
@@ -248,7 +307,7 @@ def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -
 # -- publishing again --------------------------------------------------------------------------------------------------
 
 
-def encode_again(encoder: Encoder, message: Any) -> tuple[Publication, tuple[Death, ...]]:
+def encode_again(channel: Channel, message: Any) -> tuple[Publication, tuple[Death, ...]]:
     """The publication of a delivered message, and its history as a dead letter."""
     headers, deaths = without_deaths(message.headers or {})
     again = {
@@ -261,7 +320,7 @@ def encode_again(encoder: Encoder, message: Any) -> tuple[Publication, tuple[Dea
     info = message.delivery_info
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or info["queue"]
     try:
-        return encoder.encode(again, exchange, routing_key, now_ms()), deaths
+        return channel.encode(again, exchange, routing_key, now_ms()), deaths
     except InvalidArgument:  # from another writer: it keeps its odd headers, and they steer nothing
-        plain = encoder.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key, now_ms())
+        plain = channel.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key, now_ms())
         return plain._replace(payload=payload_of(again, exchange, routing_key)), deaths

@@ -7,11 +7,9 @@ its helpers (``prepare_message``, ``Consumer``, ``Producer``, channel ids).
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 from weakref import ref
@@ -32,7 +30,6 @@ from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Patience
-from kombu_fdb.transport.batch import PublishBatch
 from kombu_fdb.transport.consuming.receiver import Receiver
 from kombu_fdb.transport.declaring import DeclaringChannel, one_call, settle_orphaned
 from kombu_fdb.transport.envelope import KeyOf, encode, now_ms, open_delivery, whole_of
@@ -106,8 +103,6 @@ class Channel(DeclaringChannel):
             key_of=connection.key_of,
             dedup_window_s=connection.options.dedup_window,
         )
-        #: What ``Producer.batch()`` makes; see :func:`~kombu_fdb.transport.batch.batching`.
-        self.batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
 
     def _begin(self) -> None:
         """Begin with nothing claimed, held or settled."""
@@ -186,10 +181,6 @@ class Channel(DeclaringChannel):
         returned = self.Message({**message, "properties": properties}, channel=self)
         for callback in list(self.events["basic_return"]):
             callback(error, exchange, routing_key, returned)
-
-    def create_publish_batch(self, max_size: int) -> PublishBatch:
-        """For ``Producer.batch()``."""
-        return self.batch_kind(self, max_size)
 
     # -- consume -----------------------------------------------------------------------------------------------------
 
@@ -426,63 +417,3 @@ class Channel(DeclaringChannel):
         self._subscriptions.clear()
         self._consumers.clear()
         self.transport.close_channel(self)
-
-
-class BatchingChannel(Channel):
-    """The channel for a kombu before 5.7: it keeps the batches that a newer kombu's producer would.
-
-    Model. A thread has one batch open, or none. The outermost ``batched`` opens it; those within are part of it. It is
-    flushed when the outermost one ends, and discarded when any of them ends by an exception. Other threads on the same
-    channel publish at once, and so does what a flush itself publishes.
-    """
-
-    def __init__(self, connection: Connecting, **kwargs: Any) -> None:
-        super().__init__(connection, **kwargs)
-        self._threads = threading.local()
-
-    @property
-    def _batch(self) -> PublishBatch | None:
-        return getattr(self._threads, "batch", None)
-
-    def basic_publish(
-        self,
-        message: Any,
-        exchange: str = "",
-        routing_key: str = "",
-        mandatory: bool = False,
-        immediate: bool = False,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        batch = self._batch
-        publish = super().basic_publish if batch is None else batch.publish
-        publish(message, exchange, routing_key, mandatory, immediate=immediate, timeout=timeout, **kwargs)
-
-    @contextmanager
-    def batched(self, max_size: int) -> Iterator[PublishBatch]:
-        """Store what this thread publishes when the outermost of these ends, or nothing after an exception."""
-        outer = self._batch
-        with self._outermost(max_size) if outer is None else _within(outer) as batch:
-            yield batch
-
-    @contextmanager
-    def _outermost(self, max_size: int) -> Iterator[PublishBatch]:
-        batch = self._threads.batch = self.create_publish_batch(max_size)
-        try:
-            try:
-                yield batch
-            finally:
-                self._threads.batch = None
-            if not batch.aborted:
-                batch.flush()
-        finally:
-            batch.close()
-
-
-@contextmanager
-def _within(outer: PublishBatch) -> Iterator[PublishBatch]:
-    try:
-        yield outer
-    except BaseException:
-        outer.discard()
-        raise

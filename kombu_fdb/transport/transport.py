@@ -40,8 +40,7 @@ from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.store.retry import ENDING_S
-from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES
-from kombu_fdb.transport.channel import BatchingChannel, Channel
+from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES, BatchingChannel, BatchKeepingChannel
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
@@ -87,7 +86,7 @@ FIRST_LOOK_S = 1.0
 class Transport(virtual.Transport):
     """``fdb://`` and ``fdb+sqlite://``."""
 
-    Channel = Channel if KOMBU_HAS_BATCHES else BatchingChannel
+    Channel = BatchingChannel if KOMBU_HAS_BATCHES else BatchKeepingChannel
     driver_type = "fdb"
     driver_name = "celery-fdb"
     can_parse_url = False

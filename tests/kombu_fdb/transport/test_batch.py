@@ -13,8 +13,7 @@ from kombu.transport.virtual.base import UndeliverableWarning
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.transport import BatchPublishError, Transport, batched
 from kombu_fdb.transport import batch as batch_module
-from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES
-from kombu_fdb.transport.channel import BatchingChannel
+from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES, BatchKeepingChannel
 
 KEEPERS = ["producer", "channel"] if KOMBU_HAS_BATCHES else ["channel"]
 
@@ -24,7 +23,7 @@ def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Who keeps them: kombu's producer, since 5.7, or our channel for an older kombu."""
     if request.param == "channel":
         monkeypatch.delattr(Producer, "batch", raising=False)
-        monkeypatch.setattr(Transport, "Channel", BatchingChannel)
+        monkeypatch.setattr(Transport, "Channel", BatchKeepingChannel)
     return request.param
 
 
@@ -39,7 +38,7 @@ def size(producer: Producer, queue: str = "q") -> int:
 
 def test_supported(producer: Producer, batches: str) -> None:
     if batches == "channel":
-        assert isinstance(producer.channel, BatchingChannel)
+        assert isinstance(producer.channel, BatchKeepingChannel)
         return
     assert producer.supports_batch_publish
     assert producer.channel
