@@ -2,7 +2,8 @@
 
 Each step stores the same rows on SQLite with kombu in front, and does one thing more as the transport does it:
 
-* ``floor``: one function over ``sqlite3``;
+* ``no bell``: one function over ``sqlite3``, without the row in which a queue's consumers see that a message has come;
+* ``floor``: with it;
 * ``envelope``: what the publisher wrote is checked, and its payload made (``transport/envelope.py``);
 * ``transaction``: rows are noted and written by the store's transaction, behind its write lock, within a deadline, safe
   from an exception at any line; consumers are woken (``store/sqlite``);
@@ -396,6 +397,7 @@ def publishes(folder: str, messages: int, peers: Mapping[str, Side]) -> Mapping[
     engine = Engine(databases[2], "bench", environment)
     engine.queues.declare(QueueDeclaration("weight"))
     steps = {
+        "no bell": over(Floor(tempfile.mkdtemp(dir=folder), bell=False)),
         "floor": over(Floor(tempfile.mkdtemp(dir=folder))),
         "envelope": behind(partial(to_floor, Floor(tempfile.mkdtemp(dir=folder)))),
         "transaction": behind(partial(by_transaction, databases[0], run)),

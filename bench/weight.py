@@ -85,8 +85,8 @@ class Trace:
 class Floor:
     """One table as the store's: rows in the order in which they came, an index of keys; two locks around each write."""
 
-    def __init__(self, folder: str) -> None:
-        self.path = f"{folder}/floor.db"
+    def __init__(self, folder: str, *, bell: bool = True) -> None:
+        self.path, self.bell = f"{folder}/floor.db", bell
         self.connection = sqlite3.connect(self.path, isolation_level=None, cached_statements=200)
         for pragma in ("journal_mode=wal", "synchronous=normal", "mmap_size=268435456"):
             self.connection.execute(f"PRAGMA {pragma}").fetchall()
@@ -121,15 +121,16 @@ class Floor:
         version = found[b"version"] + 1
         stamp = pack_stamp(version, 0)
         self.stored += 1
+        rows = (
+            *(blob(b"version"), version),
+            *(blob(b"q/items/" + stamp), blob(payload)),
+            *(blob(b"index/" + task_id.encode()), blob(stamp)),
+            *(blob(b"count"), found.get(b"count", 0) + 1),
+            *((blob(b"last"), self.stored) if self.bell else ()),
+        )
+        marks = ", ".join(["(?, ?)"] * (len(rows) // 2))
         self.cursor.execute(
-            f"INSERT INTO kv (k, v) VALUES {', '.join(['(?, ?)'] * 5)} ON CONFLICT (k) DO UPDATE SET v=excluded.v",
-            (
-                *(blob(b"version"), version),
-                *(blob(b"q/items/" + stamp), blob(payload)),
-                *(blob(b"index/" + task_id.encode()), blob(stamp)),
-                *(blob(b"count"), found.get(b"count", 0) + 1),
-                *(blob(b"last"), self.stored),
-            ),
+            f"INSERT INTO kv (k, v) VALUES {marks} ON CONFLICT (k) DO UPDATE SET v=excluded.v", rows
         )
         self.end()
 
