@@ -129,9 +129,7 @@ class Floor:
             *((blob(b"last"), self.stored) if self.bell else ()),
         )
         marks = ", ".join(["(?, ?)"] * (len(rows) // 2))
-        self.cursor.execute(
-            f"INSERT INTO kv (k, v) VALUES {marks} ON CONFLICT (k) DO UPDATE SET v=excluded.v", rows
-        )
+        self.cursor.execute(f"INSERT INTO kv (k, v) VALUES {marks} ON CONFLICT (k) DO UPDATE SET v=excluded.v", rows)
         self.end()
 
     def fill(self, messages: list) -> None:
