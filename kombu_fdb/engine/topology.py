@@ -158,16 +158,18 @@ def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
     if stored is None and work.tr.get(work.keys.deleting(declaration.name)) is not None:
         return False
     if stored != value:
+        before = QueueDeclaration.if_readable(declaration.name, stored)
         work.tr.set(key, value)
-        _tell_claims(work, declaration, stored)
-    if "x-expires" in declaration.arguments:
+        _tell_claims(work, declaration, before)
+        if before is not None and before.expires_ms is not None:
+            work.tr.clear(work.keys.expiring(declaration.name))
+    if declaration.expires_ms is not None:
         touch(work, declaration.name)
     return True
 
 
-def _tell_claims(work: Work, declaration: QueueDeclaration, stored: bytes | None) -> None:
+def _tell_claims(work: Work, declaration: QueueDeclaration, before: QueueDeclaration | None) -> None:
     """Update the queue's control by what the declaration changes; its other fields stay as they were set."""
-    before = QueueDeclaration.if_readable(declaration.name, stored)
     old, new = (
         for_claims({} if before is None else before.arguments),
         for_claims(declaration.arguments),
@@ -347,7 +349,8 @@ def touch(work: Work, queue: str) -> None:
 def expiring(work: Work) -> list[tuple[str, bytes, int]]:
     """Queues with ``x-expires`` and no consumer: name, last use, allowed idle time in milliseconds.
 
-    A queue whose declaration can't be read is left out: it is unknown whether it may be deleted.
+    A queue whose declaration can't be read is left out: it is unknown whether it may be deleted. So is one that has no
+    ``x-expires`` any more.
     """
     consumers = work.keys.read(work.tr.get_range(*work.keys.all_consumers, snapshot=True), str, bytes, str)
     used = {queue for (queue, _session, tag), _ in consumers if count_consumers([tag])}
@@ -376,11 +379,14 @@ def _declared_with(work: Work, *arguments: str) -> list[str]:
 
 
 def _expires_ms(queue: str, value: bytes | None) -> int | None:
-    """The allowed idle time; 0 if the queue is no longer declared: clear its record at once. None if unreadable."""
+    """The allowed idle time; 0 if the queue is no longer declared: clear its record at once.
+
+    None if the declaration can't be read, or has no ``x-expires`` any more.
+    """
+    if value is None:
+        return 0
     declaration = QueueDeclaration.if_readable(queue, value)
-    if declaration is None:
-        return 0 if value is None else None
-    return int(declaration.arguments.get("x-expires") or 0)
+    return None if declaration is None else declaration.expires_ms
 
 
 def expire(work: Work, queue: str, last_use: bytes) -> bytes | None:
@@ -415,7 +421,7 @@ def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> 
     declaration = QueueDeclaration.if_readable(queue, declared)
     if stood is None or declaration is None:
         return None
-    if "x-expires" in declaration.arguments:
+    if declaration.expires_ms is not None:
         touch(work, queue)
     if not (declaration.auto_delete or declaration.exclusive):
         return None

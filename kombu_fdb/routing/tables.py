@@ -201,7 +201,7 @@ class QueueDeclaration:
     @cached_property
     def empties_itself(self) -> bool:
         """Whether it and its messages expire soon, as those of Celery's remote control and events do."""
-        return "x-expires" in self.arguments and self._given("x-message-ttl", SOON_MS + 1) <= SOON_MS
+        return self.expires_ms is not None and self._given("x-message-ttl", SOON_MS + 1) <= SOON_MS
 
     @cached_property
     def max_load(self) -> tuple[int | None, int | None]:
@@ -242,9 +242,14 @@ class QueueDeclaration:
         return default if given is None else given
 
     @property
+    def expires_ms(self) -> int | None:
+        """``x-expires``."""
+        return self.arguments.get("x-expires")
+
+    @property
     def can_vanish(self) -> bool:
         """Whether it is deleted when it is unused."""
-        return self.auto_delete or self.exclusive or "x-expires" in self.arguments
+        return self.auto_delete or self.exclusive or self.expires_ms is not None
 
     @property
     def single_active(self) -> bool:

@@ -423,7 +423,7 @@ class Transport(virtual.Transport):
     def used(self, queue: str) -> None:
         """Note a direct get, which keeps a queue with ``x-expires`` alive."""
         declaration = self._declared.get(queue)
-        if declaration is not None and "x-expires" in declaration.arguments:
+        if declaration is not None and declaration.expires_ms is not None:
             self.engine.queues.touch(queue)
 
 

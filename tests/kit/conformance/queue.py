@@ -850,6 +850,22 @@ class QueueConformance(OnBench):
         assert not bench.engine.queues.expire("q", declared), "it was used since"
         assert bench.engine.queues.expire("q", last_use)
 
+    @pytest.mark.parametrize("arguments", [{}, {"x-expires": None}])
+    def test_a_queue_declared_again_without_an_expiry_stays(self, bench: Bench, arguments: dict[str, Any]) -> None:
+        bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1_000}))
+        bench.put(b"a")
+        ((_, last_use, _),) = bench.engine.queues.expiring()
+        bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
+        assert bench.engine.queues.expiring() == []
+        assert not bench.engine.queues.expire("q", last_use)
+        bench.write(lambda tr: tr.set(bench.engine.keys.expiring("q"), last_use))  # as an older version leaves it
+        assert bench.engine.queues.expiring() == []
+        duties = bench.duties()
+        for _ in range(12):
+            duties.expire_queues()
+            bench.later(5)
+        assert len(messages(bench.engine)) == 1
+
     def test_what_is_left_of_an_expiring_queue_that_is_gone_goes_at_once(self, bench: Bench) -> None:
         bench.write(lambda tr: tr.set(bench.engine.keys.expiring("gone"), bytes(10)))
         assert bench.engine.queues.expiring() == [("gone", bytes(10), 0)]
