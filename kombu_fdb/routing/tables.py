@@ -385,10 +385,12 @@ class RoutingTables:
 
     def queue(self, tr: Transaction, name: str) -> QueueDeclaration:
         """The queue's declaration, up to a second old; without arguments if it is not declared."""
+        return self.known(name) or self.queues(tr, [name])[name]
+
+    def known(self, name: str) -> QueueDeclaration | None:
+        """:meth:`queue` without asking the store; None if it has to be asked."""
         known = self.declarations.get(name)
-        if known is not None and self.clock.monotonic() < known[0]:
-            return known[1]
-        return self.queues(tr, [name])[name]
+        return known[1] if known is not None and self.clock.monotonic() < known[0] else None
 
     def queues(self, tr: Transaction, names: Collection[str]) -> dict[str, QueueDeclaration]:
         """:meth:`queue` for several, in one round trip."""

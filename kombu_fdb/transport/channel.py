@@ -73,8 +73,6 @@ class Connecting(Connected, Protocol):
 
     def declare(self, declaration: QueueDeclaration) -> None: ...
 
-    def used(self, queue: str) -> None: ...
-
     def close_channel(self, channel: Any) -> None: ...
 
 
@@ -263,6 +261,7 @@ class Channel(DeclaringChannel):
         A message that waits for a consumer of this channel comes first: it was claimed before.
         """
         tag, hand = next_tag(), list[Delivery]()
+        self.engine.queues.got_from(queue)
 
         def claim(session: ClientSession) -> list[Delivery]:
             return session.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand)
@@ -286,7 +285,6 @@ class Channel(DeclaringChannel):
             self.client.release_later([each.lease for each in hand if each.leased])
             raise
         self._require(queue, "basic_get")
-        self.transport.used(queue)
         return None
 
     def _take_waiting(self, queue: str, hand: list[Delivery], most: int) -> None:

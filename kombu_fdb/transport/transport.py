@@ -119,7 +119,6 @@ class Transport(virtual.Transport):
         self.can_parse_url = True
         self._options: Options | None = None
         self._loop: Any = None
-        self._declared: dict[str, QueueDeclaration] = {}
         self._exclusive_queues = ExclusiveQueues()
         #: How a message's fairness key is found.
         self.key_of: KeyOf = key_reader(None)
@@ -256,7 +255,6 @@ class Transport(virtual.Transport):
         """End the exclusive queues: they end with the connection that declared them, consumed or not."""
         if self._store is not None:
             self._exclusive_queues.leave(self._store)
-        self._declared.clear()
 
     def _collect(self, connection: Transport | None) -> None:
         """Drop the connection without calling the store: after an error, or in a forked child."""
@@ -285,7 +283,6 @@ class Transport(virtual.Transport):
         """In a forked child: forget what is the parent's."""
         self._store = self._receiver = self._loop = None
         self._exclusive_queues.forget()
-        self._declared.clear()
         for channel in list(self.channels):
             channel.disown()
 
@@ -410,21 +407,13 @@ class Transport(virtual.Transport):
     # -- small services to the channels ----------------------------------------------------------------------------
 
     def declare(self, declaration: QueueDeclaration) -> None:
-        """Declare a queue, and remember what needs care later. Raises as the engine's verb."""
+        """Declare a queue; an exclusive one ends with this connection. Raises as the engine's verb."""
         if declaration.can_vanish:  # with the consumer of a lost connection, which ends when the store answers again
             self.store.make_deferred_calls()
         if declaration.exclusive:
             self._exclusive_queues.declare(self.store, declaration)
         else:
             self.engine.queues.declare(declaration)
-        if declaration.can_vanish:
-            self._declared[declaration.name] = declaration
-
-    def used(self, queue: str) -> None:
-        """Note a direct get, which keeps a queue with ``x-expires`` alive."""
-        declaration = self._declared.get(queue)
-        if declaration is not None and declaration.expires_ms is not None:
-            self.engine.queues.touch(queue)
 
 
 # -- a worker's end ----------------------------------------------------------------------------------------------------

@@ -52,6 +52,14 @@ class Queues(Verbs):
             self.finish_deletion(declaration.name)
         self._run.routing.forget_queue(declaration.name)
 
+    def got_from(self, queue: str) -> None:
+        """Note that a message was asked for, one by one: with ``x-expires``, the queue's time begins anew."""
+        declared = self._run.routing.known(queue)
+        if declared is None:
+            declared = self._run.read(lambda work: work.routing.queue(work.tr, queue))
+        if declared.expires_ms is not None:
+            self.touch(queue)
+
     def delete(
         self,
         queue: str,

@@ -418,6 +418,17 @@ class TestVanishing:
             assert channel._has_queue("q")
         until(lambda: not channel._has_queue("q"))
 
+    @pytest.mark.parametrize("is_empty", [True, False])
+    def test_lives_while_messages_are_got(self, connect: Any, channel: Any, is_empty: bool) -> None:
+        """By whichever connection, whether there is one or not."""
+        Queue("q", expires=60)(channel).declare()
+        if not is_empty:
+            Producer(channel).publish(1, routing_key="q")
+        ((_, before, _),) = channel.engine.queues.expiring()
+        assert (connect().default_channel.basic_get("q") is None) is is_empty
+        ((_, last_use, _),) = channel.engine.queues.expiring()
+        assert last_use > before
+
 
 @pytest.mark.parametrize("kind", ["topic", "direct"])
 def test_a_binding_key_has_at_most_255_bytes(channel: Any, kind: str) -> None:
