@@ -61,8 +61,9 @@ from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, Kind, is_number, refused
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.envelope import text_of
+from kombu_fdb.transport.envelope import DEDUP_IDS, text_of
 from kombu_fdb.transport.errors import amqp_errors
+from kombu_fdb.transport.fairkey import key_reader
 from kombu_fdb.transport.worker import OPTIONS
 
 # -- backoff -----------------------------------------------------------------------------------------------------------
@@ -191,9 +192,15 @@ class FdbTask(Backoff, Task):
         key = self._value("fair_key", args, kwargs) if given is None else text_of("fair_key", given)
         text = "" if key is None else str(key)
         if self.limits:
-            text = self._limited(text)
+            text = self._limited(text or self._named_otherwise(args, kwargs, headers, options))
         if text:
             headers["fair_key"] = text
+
+    def _named_otherwise(self, args: Any, kwargs: Any, headers: dict[str, Any], options: dict[str, Any]) -> str:
+        """The key that the transport would find: a limit needs it before it is published."""
+        key_of = key_reader((self.app.conf.broker_transport_options or {}).get("fair_key"))
+        named = {**headers, "task": self.name}
+        return key_of({"headers": named, "properties": options, "body": (args, kwargs, {})})
 
     def _limited(self, key: str) -> str:
         """Adds the task's name once: a retry brings the header of the first attempt along."""
@@ -207,7 +214,7 @@ class FdbTask(Backoff, Task):
             given = None if value is None else f"{self.name}:{value}"
         if given is not None:
             headers.setdefault("dedup_id", text_of("dedup_id", given))
-        if window is not None and "dedup_id" in headers:
+        if window is not None and not DEDUP_IDS.isdisjoint({*headers, *options}):
             headers.setdefault("dedup_window", window)
 
     def _value(self, name: str, args: Any, kwargs: Any) -> Any:

@@ -165,9 +165,10 @@ KeyOf = Callable[[Mapping[str, Any]], str]
 #: Headers and properties that name a fairness key.
 _KEYS = frozenset({"fair_key", "MessageGroupId"})
 _SQS_DEDUP_ID = "MessageDeduplicationId"
-_DEDUP_IDS = frozenset({"dedup_id", "x-deduplication-id", _SQS_DEDUP_ID})
+#: Headers, and a property, that give it a dedup id.
+DEDUP_IDS = frozenset({"dedup_id", "x-deduplication-id", _SQS_DEDUP_ID})
 #: Headers and properties that give a publication its id.
-IDS = _DEDUP_IDS | {"once_id"}
+IDS = DEDUP_IDS | {"once_id"}
 #: The shortest window.
 SHORTEST_S = 0.001
 #: Names, ours and other queues', that steer a message: most messages have none of them.
@@ -392,7 +393,7 @@ def task_id_of(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> str
 
 def dedup_of(headers: Mapping[str, Any], properties: Mapping[str, Any], window_s: float) -> tuple[str, int]:
     """The dedup id, "" if there is none, and its window in milliseconds."""
-    if _DEDUP_IDS.isdisjoint(headers) and _SQS_DEDUP_ID not in properties:
+    if DEDUP_IDS.isdisjoint(headers) and _SQS_DEDUP_ID not in properties:
         return "", 0
     given = (
         ("dedup_id", headers),

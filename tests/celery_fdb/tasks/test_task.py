@@ -163,6 +163,30 @@ def test_without_a_key_the_limit_is_of_the_whole_task(app, broker):
     assert len(broker.queue("q").take_many(10, 0)) == 2
 
 
+def by_tenant(task, args, kwargs, headers):
+    return f"{kwargs['customer']}-{task}"
+
+
+@pytest.mark.parametrize(
+    ("option", "call", "key"),
+    [
+        (None, {"MessageGroupId": "acme"}, "acme/t"),
+        (None, {"headers": {"MessageGroupId": "acme"}}, "acme/t"),
+        ("tenant", {"headers": {"tenant": "acme"}}, "acme/t"),
+        ("tenant", {"headers": {"tenant": "acme"}, "fair_key": "own"}, "own/t"),
+        (f"{__name__}:by_tenant", {"kwargs": {"customer": "acme"}}, "acme-t/t"),
+    ],
+)
+def test_a_limit_is_of_the_key_that_the_transport_finds(app, broker, option, call, key):
+    app.conf.broker_transport_options = {"fair_key": option}
+
+    @app.task(name="t", base=FdbTask, max_in_flight=1, acks_late=True)
+    def task(customer=""): ...
+
+    task.apply_async(**call)
+    assert {name: counts.limits.max_in_flight for name, counts in broker.queue("q").keys().items()} == {key: 1}
+
+
 def test_two_tasks_with_different_limits_share_a_queue_and_a_customer(app, broker):
     one = define(app, fair_key="customer_id", max_in_flight=1)
 
@@ -204,6 +228,15 @@ def test_a_known_key_costs_no_look_at_its_limits(app, monkeypatch):
 
 
 # -- dedup ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call", [{"headers": {"x-deduplication-id": "x"}}, {"MessageDeduplicationId": "x"}, {"headers": {"dedup_id": "x"}}]
+)
+def test_a_window_is_of_the_dedup_id_whatever_it_is_called(app, sent, call):
+    define(app).apply_async(("acme",), dedup_window=9, **call)
+    ((*_, headers),) = sent()
+    assert headers["dedup_window"] == 9
 
 
 def test_a_dedup_id_publishes_once(app, sent):
