@@ -3,7 +3,7 @@
 Run ``celery beat -S celery_fdb.beat.Scheduler`` on two machines, and each entry is published once. With another
 scheduler, such as django-celery-beat's, use ``class Scheduler(OncePerTick, DatabaseScheduler)``.
 
-Each message has a dedup id (``kombu_fdb/engine/messages/publish.py``) made of the entry's name and its *tick*. The tick
+Each message has a once id (``kombu_fdb/engine/messages/publish.py``) made of the entry's name and its *tick*. The tick
 must be the same in all beats, although their clocks differ and they started at different times:
 
 * ``crontab``: the latest time of the crontab that is not after now. It is the same while the clocks differ by less than
@@ -15,8 +15,8 @@ must be the same in all beats, although their clocks differ and they started at 
 * others (``solar``): the due time by the schedule itself, to the minute; ``clocked``: its time.
 
 This fails if clocks differ by more than an interval, or are set back by more than one, or if an entry changes at
-different times in different beats. A ``dedup_id`` in the entry's own options is kept. Other brokers ignore the headers,
-and every beat publishes.
+different times in different beats. A ``dedup_id`` of the entry's own options or its task's counts beside it. Other
+brokers ignore the headers, and every beat publishes.
 
 They also report to the broker's store what is in their schedules, and when each entry ran and will run: the dashboard
 shows it, and pauses an entry for all of them.
@@ -77,11 +77,11 @@ class OncePerTick:
         return self._sync
 
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
-        """Publish the entry's message with its tick's dedup id."""
+        """Publish the entry's message with its tick's id."""
         tick, period_s = tick_of(entry)
         headers = dict(entry.options.get("headers") or {})
-        headers.setdefault("dedup_id", f"beat:{entry.name}:{tick}")
-        headers.setdefault("dedup_window", min(max(2 * period_s, SHORTEST_WINDOW_S), LONGEST_WINDOW_S))
+        headers.setdefault("once_id", f"beat:{entry.name}:{tick}")
+        headers.setdefault("once_window", min(max(2 * period_s, SHORTEST_WINDOW_S), LONGEST_WINDOW_S))
         marked = copy.copy(entry)
         marked.options = {**entry.options, "headers": headers}
         if advance:

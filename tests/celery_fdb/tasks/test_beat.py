@@ -105,3 +105,20 @@ def test_the_entrys_own_options_stay(app, sent, monkeypatch):
     assert headers["dedup_id"] == "mine"
     assert headers.get("celery_beat_task", CELERY < (5, 7)) is True
     assert own.options == {"headers": {"dedup_id": "mine"}}
+
+
+@pytest.mark.parametrize(("options", "dedup_id"), [({}, "t:shop"), ({"dedup_id": "mine"}, "mine")])
+def test_a_dedup_id_counts_beside_the_tick(app, broker, sent, monkeypatch, options, dedup_id):
+    """That of the task, or of the entry's options: of two ticks within its window, one is published."""
+    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
+    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+
+    @app.task(name="t", dedup_id=lambda args, kwargs: "shop", dedup_window=60)
+    def task(): ...
+
+    for now in ("2026-03-01 10:05:00", "2026-03-01 10:06:00"):
+        tick = entry(app, crontab(), at(now))
+        tick.options = {**options}
+        beat(app).apply_async(tick)
+    ((*_, headers),) = sent()
+    assert headers["dedup_id"] == dedup_id
