@@ -91,6 +91,7 @@ def dashboard(
     Raises ``OptionError``.
     """
     url, configured = broker_of(broker) if isinstance(broker, Celery) else (broker, {})
+    configured.pop("connect_timeout", None)  # the workers'; pages wait for ``connect_timeout_s``
     settings = DashboardSettings.of(
         url,
         options={**configured, **(options or {})},

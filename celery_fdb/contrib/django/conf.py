@@ -142,7 +142,8 @@ def _open() -> Broker:
     """Open the broker. Raises ``OptionError``, or within ``CONNECT_TIMEOUT`` seconds a ``StoreError``."""
     settings = read()
     url, options = broker_of(settings)
-    return open_existing(url, **{"connect_timeout": settings.connect_timeout, **options})
+    timeout_s = settings.options.get("connect_timeout", settings.connect_timeout)  # not the workers'
+    return open_existing(url, **{**options, "connect_timeout": timeout_s})
 
 
 holding = Holding(_open)

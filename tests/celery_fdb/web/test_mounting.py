@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from kit.dashboard import Person
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from celery_fdb.web import dashboard
+from celery_fdb.web import application, dashboard
 from kombu_fdb import Broker
 
 TOKEN = "a token of enough letters"
@@ -134,3 +135,17 @@ def test_the_site_around_it_stays_as_it_is(mounted: Person) -> None:
     answer = mounted.get("/")
     assert answer.text == "the site's own"
     assert "content-security-policy" not in answer.headers
+
+
+def test_pages_do_not_wait_for_the_store_as_workers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Celery(broker="fdb+sqlite:////nowhere/broker.db", set_as_current=False)
+    app.conf.broker_transport_options = {"connect_timeout": 30}
+    asked: list[Any] = []
+    monkeypatch.setattr(application, "open_existing", lambda _, **options: asked.append(options["connect_timeout"]))
+    opened: list[Any] = []
+    opening = application.opening
+    monkeypatch.setattr(application, "opening", lambda settings: opened.append(opening(settings)) or opened[-1])
+    for further in ({}, {"connect_timeout_s": 2}, {"options": {"connect_timeout": 1}}):
+        dashboard(app, token=TOKEN, **further)  # type: ignore[arg-type]  # as a caller writes them
+        opened[-1].broker()
+    assert asked == [3.0, 2, 1]

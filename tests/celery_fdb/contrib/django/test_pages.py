@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_fdb.contrib.django import conf
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker
 
@@ -215,6 +216,22 @@ def test_a_store_that_cannot_be_used_is_a_page_with_the_next_step(
         assert says in page
         assert next_step in page
         assert "sesame" not in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits_s"), [({}, 3.0), ({"CONNECT_TIMEOUT": 2}, 2), ({"OPTIONS": {"connect_timeout": 1}}, 1)]
+)
+def test_a_page_does_not_wait_for_the_store_as_workers_do(
+    configure: Any, url: str, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], waits_s: float
+) -> None:
+    app = Celery(broker=url, set_as_current=False)
+    app.conf.broker_transport_options = {"connect_timeout": 30}
+    monkeypatch.setattr(conf, "celery_app", lambda _: app)
+    asked: list[Any] = []
+    monkeypatch.setattr(conf, "open_existing", lambda _, **options: asked.append(options["connect_timeout"]))
+    configure(CELERY_FDB=settings)
+    conf._open()
+    assert asked == [waits_s]
 
 
 def test_a_store_that_comes_back_is_shown_again(configure: Any, viewer: Any, tmp_path: Path) -> None:
