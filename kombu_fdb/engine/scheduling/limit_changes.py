@@ -322,7 +322,7 @@ def change_control(work: Work, queue: str, changes: Mapping[str, Any], every_key
 def _replace(value: T, changes: Mapping[str, Any]) -> T:
     if not isinstance(changes, Mapping):
         raise InvalidArgument("limits are given by their names", given=repr(changes)[:80])
-    known = {each.name for each in dataclasses.fields(value)}
+    known = {each.name for each in dataclasses.fields(value)} - {*NOT_SET_HERE}
     for name in changes.keys() - known:
         raise InvalidArgument("no such limit", name=name, fix=f"Known limits: {', '.join(sorted(known))}.")
     return dataclasses.replace(value, **changes)

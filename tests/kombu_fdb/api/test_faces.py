@@ -31,6 +31,7 @@ from kombu_fdb.api import broker as broker_module
 from kombu_fdb.api import job as job_module
 from kombu_fdb.api import queue as queue_module
 from kombu_fdb.engine.dead_letters import LetterFilter
+from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
@@ -638,6 +639,13 @@ def test_shared_arguments_are_those_of_the_values():
     moments = {"died_after_ms", "died_before_ms"}
     wanted = {*LetterFilter.__dataclass_fields__} - moments | {"older_than", "younger_than"}
     assert set(arguments.Conditions.__annotations__) == wanted
+
+
+def test_an_unknown_setting_is_told_those_that_can_be_set():
+    with pytest.raises(InvalidArgument) as caught:
+        limit_changes._replace(QueueControl(), {"new_comer": "first"})
+    known = re.findall(r"\w+", str(caught.value).partition("Known limits:")[2])
+    assert set(known) == set(queue_module.ControlChanges.__annotations__)
 
 
 def test_every_error_stands_in_the_tree_and_can_be_imported_from_the_package():
