@@ -292,7 +292,8 @@ def dead_queues(broker: Broker, seen: Overview) -> dict[str, set[str]]:
 
 def _led_to(broker: Broker, view: QueueView) -> list[str]:
     exchange = view.arguments.get("x-dead-letter-exchange")
-    routing_key = view.arguments.get("x-dead-letter-routing-key") or view.name
+    routing_key = view.arguments.get("x-dead-letter-routing-key")
+    routing_key = view.name if routing_key is None else routing_key
     if not isinstance(exchange, str) or not isinstance(routing_key, str):
         return []
     try:
@@ -409,5 +410,10 @@ def _count(
 
 
 def died_elsewhere(message: Peeked, queue: str) -> bool:
-    """Whether it is a dead letter in this queue, and not one of the queue's own messages, or replayed to it."""
-    return bool(message.deaths) and message.deaths[0].queue != queue
+    """Whether it is a dead letter in this queue, and not one of the queue's own messages, which it may be again.
+
+    It is that if it was replayed. It is also that where it died first: a queue's dead-letter exchange may lead to one
+    in which messages wait for their next attempt, and that one's back to it.
+    """
+    own = {death.queue for death in message.deaths if death.first}
+    return bool(message.deaths) and queue not in {message.deaths[0].queue, *own}

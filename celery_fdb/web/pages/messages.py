@@ -20,6 +20,7 @@ from celery_fdb.inspection.filters import (
     Filter,
     LetterGroups,
     dead_queues,
+    died_elsewhere,
     group,
     group_all,
     search,
@@ -105,7 +106,7 @@ def offered(queue: str, rows: Sequence[MessageView]) -> list[Action]:
     states = {row.message.state for row in rows}
     if queue.endswith(DEAD_SUFFIX) and states <= {"ready"}:
         return named("replay", "edit", "discard")
-    has_strangers = any(row.home not in ("", queue) and row.message.state == "ready" for row in rows)
+    has_strangers = any(died_elsewhere(row.message, queue) and row.message.state == "ready" for row in rows)
     due = ["run_now", "reschedule"] if "delayed" in states else ["reschedule"] if "ready" in states else []
     return named(*(["replay", "edit"] if has_strangers else []), *due, "cancel")
 

@@ -23,6 +23,7 @@ from celery_fdb.operations.action import AskedAnew, Request, log_audit, perform
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.routing.tables import Exchange
 
 Do = Callable[..., Any]
 
@@ -340,6 +341,35 @@ def test_one_cause_is_counted_and_replayed_in_all_queues(app: Celery, broker: Br
     assert broker.queue("review").count() == 3, "its own, and a letter of another cause"
     assert do("discard_everywhere").text.startswith("Discarded 3 dead letters")
     assert [each.payload for each in broker.queue("review").each()] == [b"mine"] * 2
+
+
+def test_what_has_come_back_to_be_tried_again_is_no_dead_letter(broker: Broker, do: Do) -> None:
+    """Its queue's dead letters wait in another one, whose own lead back."""
+    for queue, leads_to in (("work", "retry"), ("retry", "work")):
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": leads_to}
+        broker.declare(queue, arguments=arguments).put_many([queue.encode()] * 2)
+    bury(broker, "work")
+    assert broker.queue("retry").count() == 4
+    for job in broker.queue("retry").take_many(3, 0):
+        job.bury()
+    assert [broker.queue(each).count() for each in ("work", "retry")] == [3, 1]
+    # One of those in "work" comes from there, and two of "retry" died there: they are dead letters in "work".
+    (group_,) = group_all(broker, sorted(dead_queues(broker, look(broker)))).groups
+    assert group_.queues == {"retry": 1, "work": 2}
+    assert do("discard_everywhere").text.startswith("Discarded 3 dead letters")
+    assert [each.payload for each in broker.queue("work").each()] == [b"work"]
+
+
+@pytest.mark.parametrize("routing_key", ["", "graves"])
+def test_the_queue_behind_a_dead_letter_exchange_is_found_by_any_routing_key(broker: Broker, routing_key: str) -> None:
+    broker.topology.declare_exchange(Exchange("dlx"))
+    broker.declare("graves")
+    broker.topology.bind("graves", "dlx", routing_key)
+    arguments = {"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": routing_key}
+    broker.declare("q", arguments=arguments).put(b"x")
+    bury(broker)
+    assert broker.queue("graves").count() == 1
+    assert dead_queues(broker, look(broker)) == {"graves": {"q"}}
 
 
 def test_where_the_queue_is_gone_letters_stay_and_all_others_go(broker: Broker, do: Do) -> None:
