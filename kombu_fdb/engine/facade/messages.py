@@ -11,6 +11,7 @@ from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import claim, move, settle, watch
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
@@ -20,7 +21,8 @@ from kombu_fdb.engine.stored.work import Effects, Event, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.errors import LimitExceeded, Outrun, QueueError, StoreFull
 from kombu_fdb.keyspace.layout import BUCKETS
-from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
+from kombu_fdb.model import LONGEST_NAME, ClaimTerms, Delivery, Demand, Lease, Peeked, SessionId, Spot
+from kombu_fdb.primitives.ranges import check_text
 from kombu_fdb.store.retry import Doubt
 
 NO_TERMS = ClaimTerms()
@@ -254,11 +256,10 @@ class Messages(Verbs):
     def move(self, source: str, target: str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed messages (None: all that are there when it begins), as they are.
 
-        Returns how many. ``key``: only ready ones of this key. Raises ``QueueError`` if both are the same queue. See
-        :mod:`kombu_fdb.engine.messages.move`.
+        Returns how many. ``key``: only ready ones of this key. Raises ``QueueError`` if both are the same queue, or the
+        target has a name that no queue can have. See :mod:`kombu_fdb.engine.messages.move`.
         """
-        if source == target:
-            raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
+        _check_move(source, target)
         if limit is None:
             counts = self._inspect.counts(source)
             limit = counts.ready + counts.delayed
@@ -273,8 +274,7 @@ class Messages(Verbs):
 
         ``mark``: that of :meth:`~kombu_fdb.engine.facade.queues.Queues.last`, or of the last part; b"" at the end.
         """
-        if source == target:
-            raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
+        _check_move(source, target)
         last, cursor = mark[: topology.VERSION_BYTES], mark[topology.VERSION_BYTES :]
 
         def part(limit: int) -> tuple[int, bytes]:
@@ -282,6 +282,12 @@ class Messages(Verbs):
 
         moved, following = AdaptiveBatch(move.MESSAGES_PER_TRANSACTION).run(part)
         return moved, last + following if following else b""
+
+
+def _check_move(source: str, target: str) -> None:
+    if source == target:
+        raise QueueError("a queue can't be moved into itself", queue=source, fix="Name another target.")
+    check_text("queue's name", target.removesuffix(DEAD_SUFFIX), LONGEST_NAME)
 
 
 def _beaten(queue: str, tried: Sequence[Delivery]) -> Mapping[Event, int]:

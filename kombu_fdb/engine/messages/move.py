@@ -2,6 +2,7 @@
 
 A message leaves its queue and enters the other in one transaction (ONE-PLACE). It keeps id, payload, key, priority,
 due time, end of life, redeliveries and history of deaths, and stays behind what was before it of its key and priority.
+A priority above the target's ``x-max-priority`` counts as that one there, and counts again where more is allowed.
 Its new queue has it by the default exchange, so that a consumer which publishes it again does not send it back. The
 capacity of a key is not checked. A queue that grows over its maximum is trimmed by its own rule: callers check first.
 """
@@ -15,8 +16,8 @@ from kombu_fdb.engine.messages.message import Subqueue, forget, put_delayed, put
 from kombu_fdb.engine.stored.batches import came_by, rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Message, Record
-from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, priority_of, range_of, read_or, split_place
-from kombu_fdb.model import Way
+from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, read_or, split_place
+from kombu_fdb.model import NO_PRIORITY, Rank, Way
 from kombu_fdb.store.protocol import KeyValue
 
 MESSAGES_PER_TRANSACTION = 200
@@ -68,18 +69,20 @@ def move_some(
 
 def _put(work: Work, source: str, target: str, ready: list[KeyValue], delayed: list[KeyValue]) -> None:
     _take(work, source, ready + delayed)
+    was_dead = source.endswith(DEAD_SUFFIX)
+    stays_dead = was_dead and target.endswith(DEAD_SUFFIX)  # there it stands without its key and priority
     for name, value in ready:
-        place = work.keys.place(source, name)
-        place_key, rank = split_place(place)
+        key, rank = split_place(work.keys.place(source, name))
         moved = _by_name(target, value)
-        to = Subqueue(target, place_key, rank)
-        if source.endswith(DEAD_SUFFIX) and not target.endswith(DEAD_SUFFIX) and isinstance(moved, Record):
-            # In the dead-letter queue it stood without the key and priority by which a working queue serves it.
-            to = Subqueue.of(work, target, moved.key, moved.priority or priority_of(place))
-        put_ready(work, to, moved)
+        if was_dead and not stays_dead and isinstance(moved, Record):
+            key = moved.key
+        if not stays_dead:
+            rank, moved = _ranked(work, target, rank, moved)
+        put_ready(work, Subqueue(target, key, rank), moved)
     for name, value in delayed:
         due_ms, rank = work.keys.split_delayed(source, name)
-        put_delayed(work, Subqueue(target, "", rank), due_ms, _by_name(target, value))
+        rank, moved = _ranked(work, target, rank, _by_name(target, value))
+        put_delayed(work, Subqueue(target, "", rank), due_ms, moved)
 
 
 def _take(work: Work, source: str, rows: list[KeyValue]) -> None:
@@ -91,6 +94,16 @@ def _take(work: Work, source: str, rows: list[KeyValue]) -> None:
 def _by_name(target: str, value: bytes) -> Record | bytes:
     record = read_or(None, Record.decode, value)
     return value if record is None else record._replace(way=Way("", target))
+
+
+def _ranked(work: Work, target: str, rank: Rank, moved: Record | bytes) -> tuple[Rank, Record | bytes]:
+    """Where it stands in its new queue, and the message: by its priority as far as the queue allows."""
+    priority = (moved.priority if isinstance(moved, Record) else NO_PRIORITY) or work.keys.priority(rank)
+    allowed = Subqueue.of(work, target, "", priority).rank
+    if not isinstance(moved, Record):
+        return allowed, moved
+    kept = NO_PRIORITY if allowed == work.keys.rank(priority) else priority
+    return allowed, moved._replace(priority=kept)
 
 
 def _rows(work: Work, source: str, limit: int, key: str | None) -> tuple[list[KeyValue], list[KeyValue]]:

@@ -11,7 +11,8 @@ from kit.costs import CountingDatabase
 
 from kombu_fdb.engine.messages import move as module
 from kombu_fdb.errors import QueueError
-from kombu_fdb.model import KeyLimits, Publication, StoredMessage
+from kombu_fdb.model import KeyLimits, Listed, Publication, StoredMessage, View
+from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.faults import Fault
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -151,6 +152,53 @@ def test_a_dead_letter_that_is_moved_to_a_working_queue_has_its_key_and_priority
         assert bench.engine.messages.move("q.dead", "q") == 2
     bench.put(b"urgent", priority=9)
     assert [(each.key, each.payload) for each in bench.take()] == [("", b"urgent"), ("k", b"a")]
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("due_ms", [0, 2**41])
+def test_the_target_caps_the_priority_of_what_is_moved_there_and_it_counts_again_elsewhere(bench, due_ms, in_parts):
+    def move(source: str, target: str) -> None:
+        if in_parts:
+            bench.engine.messages.move_some(source, target, bench.engine.queues.last(source))
+        else:
+            bench.engine.messages.move(source, target)
+
+    bench.engine.queues.declare(QueueDeclaration("few", arguments={"x-max-priority": 1}))
+    bench.put(b"7", priority=7, due_ms=due_ms)
+    bench.engine.publisher.publish([Publication("", "few", b"1", 1, due_ms)])
+    move("q", "few")
+    assert [each.priority for each in ranks(bench, "few", due_ms)] == [1, 1]
+    bench.engine.publisher.publish([Publication("", "q", b"5", 5, due_ms)])
+    move("few", "q")
+    assert sorted((each.priority, each.message.payload) for each in ranks(bench, "q", due_ms)) == [
+        (1, b"1"),
+        (5, b"5"),
+        (7, b"7"),
+    ]
+
+
+def ranks(bench: Bench, queue: str, due_ms: int) -> list[Listed]:
+    return bench.engine.inspect.page(queue, View("delayed" if due_ms else "ready"), 10).messages
+
+
+def test_dead_letters_moved_among_dead_letters_stay_in_order_and_keep_their_priority(bench):
+    for priority in (3, 9):
+        bench.put(b"%d" % priority, priority=priority)
+        bench.engine.messages.reject([each.lease for each in bench.take()])
+    bench.engine.messages.move("q.dead", "other.dead")
+    assert [each.payload for each in bench.engine.inspect.peek("other.dead", 2)] == [b"3", b"9"]
+    bench.engine.messages.move("other.dead", "q")
+    assert [each.payload for each in bench.take()] == [b"9", b"3"]
+
+
+def test_nothing_is_moved_to_a_name_that_no_queue_can_have(bench):
+    fill(bench)
+    for name in ("\u00fc" * 128, "x" * 256):
+        with pytest.raises(QueueError, match="too long"):
+            bench.engine.messages.move("q", name)
+        with pytest.raises(QueueError, match="too long"):
+            bench.engine.messages.move_some("q", name, bench.engine.queues.last("q"))
+    assert bench.engine.messages.move("q", "x" * 255 + ".dead") == 7
 
 
 def test_a_key_that_was_emptied_by_a_move_has_its_turn_again(bench):
