@@ -12,7 +12,7 @@ import click
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, message_table
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, clean, command, rate, table, yes_option
-from celery_fdb.inspection.filters import Filter, Found
+from celery_fdb.inspection.filters import Filter, Found, died_elsewhere
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe
 from celery_fdb.inspection.time_formats import limit as written
@@ -107,7 +107,9 @@ def reschedule(invocation: Invocation, *, task_id: str, due: str) -> Answer:
 def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ...], **fields: str) -> Answer:
     """Do the action to each message of the task. Raises ``Refused`` if the task has no message in such a state."""
     found = [
-        each for each in invocation.broker.spots(task_id) if each.message.state in states and not each.message.deaths
+        each
+        for each in invocation.broker.spots(task_id)
+        if each.message.state in states and not died_elsewhere(each.message, each.message.queue)
     ]
     if not found:
         fix = "`find` shows where its messages are."
@@ -220,8 +222,8 @@ def limit(invocation: Invocation, *, queue: str, key: str | None, remove: bool, 
     if remove and (changes or key is None):
         raise click.UsageError("--remove needs a KEY and no other option")
     target = invocation.broker.queue(queue)
-    if remove and key is not None:
-        target.unlimit(key)
+    if remove:
+        _do(invocation, "unlimit", Request(queue, key=key))
     elif changes and key is None:
         target.limit_every_key(**changes)
     elif changes:

@@ -55,6 +55,18 @@ def test_a_task_runs_now_and_later(run, app, broker):
     assert run("reschedule", "nobody", "2h").code == 1
 
 
+def test_a_task_that_was_replayed_runs_now_and_later_and_a_dead_letter_does_not(run, app, broker):
+    task_id = app.send_task("shop.pay").id
+    queue = broker.queue("celery")
+    queue.take(0).bury()
+    for command in (["run-now", task_id], ["reschedule", task_id, "2h"]):
+        assert run(*command).code == 1
+    assert queue.dead_letters.replay() == 1
+    assert run("reschedule", task_id, "2h", "--json").json["changed"] == 1
+    assert run("run-now", task_id, "--json").json["changed"] == 1
+    assert queue.count() == 1
+
+
 @pytest.mark.parametrize("by", ["task", "message"])
 def test_dead_edit(run, app, broker, by):
     task_id = app.send_task("shop.pay", (1,), {"a": 2}).id

@@ -372,6 +372,18 @@ def test_limit_changes_what_is_named_and_shows_it_all(run, broker):
     assert broker._engine.inspect.limits("jobs", "alice") == KeyLimits()
 
 
+def test_the_limits_of_a_paused_key_are_not_removed(run, broker):
+    """Its pause is one of them; the pages refuse it, too."""
+    broker.queue("jobs").put("a", key="alice")
+    run("limit", "jobs", "alice", "--weight", "3")
+    run("pause", "jobs", "alice")
+    result = run("limit", "jobs", "alice", "--remove")
+    assert (result.code, "Resume it first" in result.err) == (1, True)
+    assert broker.queue("jobs").limits("alice") == KeyLimits(weight=3, paused=True)
+    run("resume", "jobs", "alice")
+    assert run("limit", "jobs", "alice", "--remove").code == 0
+
+
 def test_limit_without_a_key_is_for_every_key(run, broker):
     broker.queue("jobs").put("a", key="alice")
     run("limit", "jobs", "--max-in-flight", "1")
