@@ -84,6 +84,9 @@ class Asked(NamedTuple):
         if key is None:
             counts = asked.stats()
             return cls(counts.ready + counts.delayed, frozenset(), by)
+        if not key:  # those without one are all that no key has
+            number = asked.count() - sum(each.ready for each in asked.keys().values())
+            return cls(max(number, 0), frozenset(), by)
         found = asked.keys(prefix=key, limit=1).get(key)
         return cls(0 if found is None else found.ready, frozenset(), by)
 

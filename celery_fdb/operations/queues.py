@@ -33,13 +33,13 @@ NO_LIMITS = KeyLimits()
 
 def pause(broker: Broker, request: Request) -> Outcome:
     """Pause a queue, or one key of it."""
-    broker.queue(request.queue).pause(request.key)
+    _there(broker, request).pause(request.key)
     return Outcome(f"Paused {request}.")
 
 
 def resume(broker: Broker, request: Request) -> Outcome:
     """Resume a queue, or one key of it."""
-    broker.queue(request.queue).resume(request.key)
+    _there(broker, request).resume(request.key)
     return Outcome(f"Resumed {request}.")
 
 
@@ -47,6 +47,12 @@ def limits(broker: Broker, request: Request) -> Mapping[str, str]:
     """The form's fields with the limits that hold now."""
     found = broker.queue(request.queue).limits(request.key)
     return {each.name: _shown(each.name, getattr(found, each.name)) for each in LIMITS}
+
+
+def _there(broker: Broker, request: Request) -> Queue:
+    """The queue. Raises ``QueueNotFound`` if it is gone: another one of its name would begin with what is set."""
+    look(broker, queues=[request.queue])
+    return broker.queue(request.queue)
 
 
 def _shown(name: str, value: Any) -> str:
@@ -58,7 +64,7 @@ def _shown(name: str, value: Any) -> str:
 
 def limit(broker: Broker, request: Request) -> Outcome:
     """Set all limits at once, as the form has them: an empty field limits nothing."""
-    queue = broker.queue(request.queue)
+    queue = _there(broker, request)
     changes: Any = {each.name: _read(each.name, request.fields.get(each.name, "").strip()) for each in LIMITS}
     if request.key is None:
         queue.limit_every_key(**changes)
@@ -70,7 +76,7 @@ def limit(broker: Broker, request: Request) -> Outcome:
 
 def unlimit(broker: Broker, request: Request) -> Outcome:
     """Take limits away: a key has those of every key again, and every key has none."""
-    queue = broker.queue(request.queue)
+    queue = _there(broker, request)
     if request.key is None:
         nothing: Any = {each.name: getattr(NO_LIMITS, each.name) for each in LIMITS}
         queue.limit_every_key(**nothing)

@@ -22,6 +22,7 @@ from celery_fdb.operations import queues
 from celery_fdb.operations.action import AskedAnew, Request, log_audit, perform
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
+from kombu_fdb.model import QueueControl
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.routing.tables import Exchange
 
@@ -776,9 +777,30 @@ def test_nothing_is_published_to_nowhere(broker: Broker, do: Do) -> None:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["pause", "resume", "limit", "unlimit"])
+def test_what_is_set_on_a_queue_that_another_person_has_deleted_is_refused(broker: Broker, do: Do, name: str) -> None:
+    """Else the next queue of that name would be paused from its beginning."""
+    broker.declare("q").drop()
+    for key in (None, "acme"):
+        with pytest.raises(QueueNotFound):
+            do(name, key=key)
+    assert broker.declare("q").control() == QueueControl()
+
+
+def test_messages_without_a_key_are_counted_and_moved(broker: Broker, do: Do) -> None:
+    broker.queue("q").put_many([b"none"] * 3)
+    broker.queue("q").put_many([b"acme"] * 2, key="acme")
+    broker.declare("other")
+    request = Request("q", key="", fields={"target": "other"})
+    question = ACTIONS["move"].question(ACTIONS["move"].ask(broker, request))
+    assert question.startswith("Move 3 waiting messages of key '' of q")
+    assert do("move", key="", fields={"target": "other"}).text.startswith("Moved 3 messages")
+    assert [broker.queue(each).count() for each in ("q", "other")] == [2, 3]
+
+
 @pytest.mark.parametrize("key", [None, "", "acme"])
 def test_limits_as_the_form_has_them(broker: Broker, do: Do, key: str | None) -> None:
-    queue = broker.queue("q")
+    queue = broker.declare("q")
     queue.pause("acme")
     given = {"weight": "3", "max_in_flight": "2", "rate": "90/m", "burst": "", "capacity": "5", "priority": ""}
     if key == "":  # it has none
@@ -801,7 +823,7 @@ def test_limits_as_the_form_has_them(broker: Broker, do: Do, key: str | None) ->
 
 
 def test_an_unedited_form_of_limits_changes_none(broker: Broker, do: Do) -> None:
-    queue = broker.queue("q")
+    queue = broker.declare("q")
     for rate, shown in ((1_234_567.5, "1234567.5/s"), (10 / 60, "10/m"), (1 / 3, "20/m"), (0.123456789012345, None)):
         queue.limit("acme", rate=rate)
         form = {each.name: each.value for each in ACTIONS["limit"].form(broker, Request("q", key="acme"))}
@@ -826,7 +848,7 @@ def test_unedited_arguments_stay_as_they_are(app: Celery, broker: Broker, do: Do
      ("max_in_flight", "-1"), ("capacity", "9" * 20), ("burst", "²")],
 )  # fmt: skip
 def test_impossible_limits_are_refused(broker: Broker, do: Do, field: tuple[str, str]) -> None:
-    before = broker.queue("q").limits("k")
+    before = broker.declare("q").limits("k")
     with pytest.raises(InvalidArgument):
         do("limit", key="k", fields=dict([field]))
     assert broker.queue("q").limits("k") == before

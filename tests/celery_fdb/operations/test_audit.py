@@ -32,6 +32,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_an_action_is_in_the_log_before_and_after(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "celery_fdb.audit")
     seen: list[list[str]] = []
+    broker.declare("q")
 
     def run(broker: Broker, request: Request) -> Outcome:
         seen.append(told(caplog))
@@ -69,6 +70,7 @@ def test_what_has_no_entry_is_not_done(broker: Broker) -> None:
     def full(queue: str, text: str) -> Callable[[str], None]:
         raise OSError("disk full")
 
+    broker.declare("q")
     with pytest.raises(OSError, match="disk full"):
         perform(broker, ACTIONS["pause"], Request("q"), full)
     assert not broker.queue("q").control().paused
@@ -76,7 +78,8 @@ def test_what_has_no_entry_is_not_done(broker: Broker) -> None:
 
 def test_no_name_forges_a_line_of_the_log(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "celery_fdb.audit")
-    perform(broker, ACTIONS["pause"], Request("q\nroot on q: \x1b[2J\u202e"), log_audit("ann\n"))
+    queue = broker.declare("q\nroot on q: \x1b[2J\u202e")
+    perform(broker, ACTIONS["pause"], Request(queue.name), log_audit("ann\n"))
     assert all("\n" not in each and "\x1b" not in each and "\u202e" not in each for each in told(caplog))
     assert told(caplog)[0].startswith("ann\\n on q\\nroot on q: \\x1b[2J\\u202e: Pause")
 
