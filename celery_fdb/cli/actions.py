@@ -130,7 +130,8 @@ def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ..
 def publish(invocation: Invocation, *, queue: str, **fields: str) -> Answer:
     """Publish a task named TASK to QUEUE, as Celery would: to try a worker out."""
     outcome = _do(invocation, "publish", Request(queue, fields=fields))
-    return Answer({"queue": queue, "task": fields["task"], "task_id": outcome.text.split()[2]}, [outcome.text])
+    task_id = outcome.text.removesuffix(f" to {queue}.").rpartition(" ")[2]  # names may have spaces in them
+    return Answer({"queue": queue, "task": fields["task"], "task_id": task_id}, [outcome.text])
 
 
 @command()

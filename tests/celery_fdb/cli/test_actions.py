@@ -100,6 +100,12 @@ def test_dead_causes(run, app, broker):
     assert "counted 1 of 3 dead letters" in run("dead", "causes", "celery.dead", "--most", "1").out
 
 
+def test_publish_tells_the_id_of_a_task_whose_name_has_spaces(run, broker):
+    broker.declare("my jobs")
+    task_id = run("publish", "my jobs", "pay the bill", "--json").json["task_id"]
+    assert [each.queue for each in broker.find(task_id)] == ["my jobs"]
+
+
 def test_publish_and_delete(run, broker):
     broker.declare("celery")
     published = run("publish", "celery", "shop.pay", "--args", "[1]", "--key", "acme", "--json").json
