@@ -17,6 +17,9 @@ What happens at each failure:
 * two publish at the same time (a frozen worker goes on): both delete the chord, so one of the transactions conflicts,
   finds it over and publishes nothing.
 * the answer of that commit is lost: the engine's retry finds its own token, or a later look at the chord does.
+* its header is published again by a program that can't know whether it was published before (an outbox's relay), and
+  the broker drops the messages that it has: parts that have returned don't return again. So an open chord stays as it
+  is.
 * the chord expires before it is complete: it is deleted, its body never runs, and the late parts say so in the log.
   Each part prolongs the chord, as on Redis, so it expires when none has come for that long.
 * error callbacks take longer than a claim lasts: the claim is renewed while they run (``backend.py``).
@@ -27,6 +30,7 @@ deleted then. It can be published twice if the worker dies in between; it is nev
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from enum import Enum
 
@@ -49,6 +53,10 @@ PART_ROWS = 200
 JOINED_WITHIN = 500
 #: Stands before the state of a part whose payload is in the record of its task.
 ELSEWHERE = "@"
+
+
+#: Whether the program can't know if it has published this header before. Set by an outbox's relay.
+PERHAPS_AGAIN: ContextVar[bool] = ContextVar("PERHAPS_AGAIN", default=False)
 
 
 class ChordOver(KombuFDBError):
@@ -129,8 +137,10 @@ def _write(tr: Transaction, keys: records.ResultKeys, group_id: str, chord: Chor
 def open_(
     tr: Transaction, keys: records.ResultKeys, group_id: str, body: bytes | None, *, expires_ms: int, now_ms: int
 ) -> None:
-    """Begin a chord, and forget an earlier run of the same frozen one."""
+    """Begin a chord, and forget an earlier run of the same frozen one, unless it may be this run."""
     tr.fill()
+    if PERHAPS_AGAIN.get() and _is_open(tr, keys, group_id):
+        return
     expire(tr, keys, group_id)
     chord = Chord(expires_ms, now_ms, now_ms + CLAIM_MS)
     _write(tr, keys, group_id, chord)
@@ -138,6 +148,13 @@ def open_(
     records.move_expiry(tr, keys, "chord", group_id, 0, expires_ms)
     if body is not None:
         records.write(tr, keys.body(group_id), "", body, expires_ms=0)
+
+
+def _is_open(tr: Transaction, keys: records.ResultKeys, group_id: str) -> bool:
+    try:
+        return _read(tr, keys, group_id) is not None
+    except FormatError:
+        return False
 
 
 def enlarge(

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import chain, chord, group
+from celery.app.trace import build_tracer
 from kit.processes import fork
 from kombu.exceptions import OperationalError
 
@@ -194,6 +195,32 @@ def test_a_relay_killed_between_publish_and_delete_publishes_once(box, database,
     killed(die)
     assert box.relay() == 1
     assert len(sent()) == 3
+
+
+def test_a_chord_that_is_published_again_keeps_the_parts_that_have_returned(box, connect, url, task, hurry):
+    """The store drops the messages of its header, so those parts don't return again."""
+    app = box.app
+    app.conf.result_backend = url
+    result = box.add((database := connect()).cursor(), chord([task.si(1, 1), task.si(2, 2)], task.s(0)))
+    database.commit()
+
+    def work(number):
+        for _ in range(number):
+            message = channel.basic_get("q")
+            args, kwargs, embed = message.decode()
+            fields = {**message.headers, **embed, "delivery_info": {"redelivered": False}, "is_eager": False}
+            build_tracer("add", task, app=app)(message.headers["id"], args, kwargs, fields)
+            message.ack()
+        return message.headers["id"]
+
+    with app.connection_for_read() as connection, box.opened() as table:
+        channel = connection.channel()
+        module.send(app, table.claim(1, 0))  # a relay that is killed before it deletes the row
+        work(1)
+        assert box.relay() == 1
+        assert work(2) == result.id
+        assert channel.basic_get("q") is None
+    database.close()
 
 
 def test_a_poison_row_is_kept_with_its_error_and_stops_no_other(box, database, sent, task, hurry):
