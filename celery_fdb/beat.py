@@ -52,6 +52,8 @@ class OncePerTick:
     """A mixin that stands before a class of :class:`celery.beat.Scheduler`."""
 
     _sync: ScheduleSync | None = None
+    #: The entry that Celery has just advanced, until its message is published.
+    _reserved: Any = None
 
     def tick(self, *args: Any, **kwargs: Any) -> Any:
         """Do one tick of beat's own, then report to the store what has changed (``inspection/schedules.py``)."""
@@ -76,16 +78,27 @@ class OncePerTick:
             self._sync = ScheduleSync(self.app, self.max_interval)  # type: ignore[attr-defined]  # Scheduler's
         return self._sync
 
+    def reserve(self, entry: Any) -> Any:
+        """Advance the entry. Celery counts its interval from this moment, so its tick is this moment's."""
+        self._reserved = super().reserve(entry)  # type: ignore[misc]  # a mixin
+        return self._reserved
+
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
-        """Publish the entry's message with its tick's id."""
-        tick, period_s = tick_of(entry)
+        """Publish the entry's message with its tick's id.
+
+        The store may have taken a while to say that the entry is not paused. Of two ticks, the first of which waited
+        for longer, the later moments are less than an interval apart.
+        """
+        if advance:
+            self.reserve(entry)
+        reserved, self._reserved = self._reserved, None
+        since = reserved.last_run_at if reserved is not None and reserved.name == entry.name else None
+        tick, period_s = _tick_at(entry, since or entry.schedule.now())
         headers = dict(entry.options.get("headers") or {})
         headers.setdefault("once_id", f"beat:{entry.name}:{tick}")
         headers.setdefault("once_window", min(max(2 * period_s, SHORTEST_WINDOW_S), LONGEST_WINDOW_S))
         marked = copy.copy(entry)
         marked.options = {**entry.options, "headers": headers}
-        if advance:
-            self.reserve(entry)  # type: ignore[attr-defined]  # Scheduler's
         return super().apply_async(marked, producer=producer, advance=False, **kwargs)  # type: ignore[misc]  # a mixin
 
 
@@ -95,8 +108,12 @@ class Scheduler(OncePerTick, PersistentScheduler):
 
 def tick_of(entry: Any) -> tuple[str, float]:
     """Which tick of the entry is due now, and how long until the next one, in seconds."""
+    return _tick_at(entry, entry.schedule.now())
+
+
+def _tick_at(entry: Any, moment: datetime) -> tuple[str, float]:
     timing = entry.schedule
-    now = timing.maybe_make_aware(timing.now())
+    now = timing.maybe_make_aware(moment)
     if isinstance(timing, crontab):
         return _latest(timing, now)
     if isinstance(timing, schedule):

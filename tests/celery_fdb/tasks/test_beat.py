@@ -49,6 +49,28 @@ def test_a_lone_beat_with_an_interval_loses_no_tick(app):
     assert len(set(ticks)) == 1000
 
 
+def test_a_lone_beat_loses_no_tick_to_a_store_that_was_slow_before(app, sent, monkeypatch):
+    """The first tick waits for the store, and only so comes into an interval; the second one comes into the same."""
+    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
+    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+    scheduler, nows, timing = beat(app), [at("2026-03-01 10:00:29.995")], schedule(30)
+    timing.nowfun, timing._app = (lambda: nows[-1]), app
+    own = ScheduleEntry(name="e", task="t", schedule=timing, app=app)
+
+    def skips(entry):
+        nows.append(nows[-1] + timedelta(seconds=waits.pop()))
+        return False
+
+    waits = [0.001, 0.009]
+    monkeypatch.setattr(scheduler._synced(), "skips", skips)
+    for _ in range(2):
+        due = scheduler.reserve(own)
+        scheduler.apply_entry(own)
+        own = due
+        nows.append(own.last_run_at + timedelta(seconds=30))
+    assert len(sent()) == 2
+
+
 @pytest.mark.parametrize(
     ("zone", "every", "begin", "ticks"),
     [
