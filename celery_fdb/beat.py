@@ -26,9 +26,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import celery
 from celery.beat import PersistentScheduler
 from celery.schedules import crontab, schedule
 
@@ -120,10 +121,15 @@ def _tick_at(entry: Any, moment: datetime) -> tuple[str, float]:
         period_s = max(timing.seconds, 0.001)
         if timing.relative:
             return _rounded(now, period_s), period_s
-        return str(int(now.timestamp() // period_s)), period_s
+        return str(int(_elapsed_s(now) // period_s)), period_s
     clocked = getattr(timing, "clocked_time", None)
     due = clocked or now + timing.remaining_estimate(timing.maybe_make_aware(entry.last_run_at))
     return str(round(due.timestamp() / 60)), 86_400.0
+
+
+def _elapsed_s(now: datetime) -> float:
+    """Seconds since 1970 as Celery counts an interval: before 5.7 by the local clock, also when that is set forward."""
+    return (now if tuple(celery.VERSION[:2]) >= (5, 7) else now.replace(tzinfo=UTC)).timestamp()
 
 
 def _rounded(now: datetime, period_s: float) -> str:
@@ -131,10 +137,10 @@ def _rounded(now: datetime, period_s: float) -> str:
     if period_s >= DAY_S:
         unit_s, units = DAY_S, now.toordinal()
     elif period_s >= HOUR_S:  # an hour of the local clock: some time zones are half an hour off
-        unit_s, units = HOUR_S, int((now.timestamp() - 60 * now.minute - now.second) // HOUR_S)
+        unit_s, units = HOUR_S, int((_elapsed_s(now) - 60 * now.minute - now.second) // HOUR_S)
     else:
         unit_s = 60 if period_s >= 60 else 1
-        units = int(now.timestamp() // unit_s)
+        units = int(_elapsed_s(now) // unit_s)
     return str(units // max(1, int(period_s // unit_s)))
 
 

@@ -100,6 +100,22 @@ def test_a_lone_beat_with_a_relative_interval_loses_no_tick(app, zone, every, be
     assert len(set(seen)) == ticks
 
 
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("begin", ["2026-03-28 22:10:00", "2026-10-24 22:10:00"])
+def test_a_lone_beat_loses_no_tick_when_the_local_clock_is_set(app, begin, relative):
+    """Celery before 5.7 counts an interval by the local clock, so in spring one is an hour shorter."""
+    app.conf.timezone = "Europe/Berlin"
+    now = at(begin).astimezone(ZoneInfo("Europe/Berlin"))
+    timing = schedule(timedelta(hours=2), relative=relative, nowfun=lambda: now, app=app)
+    ticks, last = [], now
+    for _ in range(12 * 60):
+        if timing.is_due(last)[0]:
+            ticks.append(tick_of(ScheduleEntry(name="e", task="t", schedule=timing, app=app, last_run_at=last))[0])
+            last = now
+        now = (now.astimezone(UTC) + timedelta(minutes=1)).astimezone(ZoneInfo("Europe/Berlin"))
+    assert len(set(ticks)) == len(ticks) >= 5
+
+
 def beat(app):
     scheduler = Scheduler(app=app, lazy=True)
     scheduler.data = {}
