@@ -451,14 +451,25 @@ class FdbBackend(BaseBackend):
             self.on_chord_part_return(request, states.FAILURE, error)
 
     def publish_abandoned(self) -> None:
-        """Publish the bodies of chords whose last worker died, or could not reach the broker."""
+        """Publish the bodies of chords whose last worker died, or could not reach the broker.
+
+        Raises what says that the store does not answer. A chord whose body can't be read delays no other.
+        """
         for group_id in self.store.abandoned_chords():
-            body = self.store.chord_body(group_id)
-            if body is None:
-                logger.error("The body of chord %s can't be published: it can't be encoded as a result", group_id)
-            else:
-                logger.warning("Chord %s was complete and abandoned; its body is published now", group_id)
-                self.publish_body(group_id, maybe_signature(self.decode(body), app=self.app))
+            try:
+                self._publish_abandoned(group_id)
+            except UNANSWERED:
+                raise
+            except Exception:
+                logger.exception("The body of chord %s can't be published by this worker", group_id)
+
+    def _publish_abandoned(self, group_id: str) -> None:
+        body = self.store.chord_body(group_id)
+        if body is None:
+            logger.error("The body of chord %s can't be published: it can't be encoded as a result", group_id)
+        else:
+            logger.warning("Chord %s was complete and abandoned; its body is published now", group_id)
+            self.publish_body(group_id, maybe_signature(self.decode(body), app=self.app))
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,23 @@ def test_a_worker_that_dies_with_the_last_part_loses_no_chord(
     assert scan(backend.store) == []
 
 
+def test_a_chord_whose_body_cannot_be_read_delays_no_other(
+    app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, caplog: Any
+) -> None:
+    """As one of another application that has another serializer. Its look comes first."""
+    backend.store.open_chord("!", b"\x80\x04", 0)
+    backend.store.enlarge_chord("!", size=0)
+    result = chord(header(app))(app.tasks["total"].s())
+    with pytest.MonkeyPatch.context() as dying:
+        dying.setattr(backend, "publish_body", lambda *_: None)
+        run_all(app, receive(app))
+    clock_of_backend.advance(chords.CLAIM_MS / 1000)
+    backend.sweeper.look()
+    (body,) = receive(app)
+    assert body.id == result.id
+    assert "The body of chord ! can't be published by this worker" in caplog.text
+
+
 def test_two_that_publish_at_the_same_time_publish_once(app: Celery, backend: FdbBackend, receive: Any) -> None:
     """A worker froze between its claim and the body; another took over; it thaws."""
     chord(header(app, 2))(app.tasks["total"].s())
