@@ -42,6 +42,7 @@ from celery.result import GroupResult, allow_join_result, result_from_tuple
 from celery.signals import worker_ready, worker_shutting_down
 from celery.utils.functional import _regen
 from celery.utils.log import get_logger
+from celery.utils.saferepr import saferepr
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from kombu.utils.functional import retry_over_time
@@ -53,6 +54,7 @@ from celery_fdb.results.store import ResultStore, Sighting
 from celery_fdb.results.waiting import Waiting
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreError
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.failure import TRACEBACK_LENGTH
 from kombu_fdb.primitives.ranges import LONGEST_S, is_number, is_whole
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.settings.location import Location, locate, parse_url
@@ -109,6 +111,8 @@ T = TypeVar("T")
 
 #: An attribute of a task's request: the task's id, once its part of a chord was counted.
 COUNTED = "fdb_part_counted"
+#: Characters that are kept of an error that is too large.
+SHOWN_LENGTH = 500
 #: Seconds between two renewals of a chord's claim.
 RENEW_S = chords.CLAIM_MS / 3000
 
@@ -210,7 +214,7 @@ class FdbBackend(BaseBackend):
         """Store a state. A success is not overwritten: a later state is from a run that was given up."""
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = task_id = _text(task_id)
-        payload = self._encode_checked(meta)
+        payload = self._encode_meta(meta)
         returned = self._returned(request, task_id, state, result, stored=payload)
         expires = self.failure_expires if state == states.FAILURE else self.expires
         # The last part of a chord reads the results of the others.
@@ -237,8 +241,35 @@ class FdbBackend(BaseBackend):
         part = records.ChordPart(
             request.group, index if is_whole(index, 0, records.LAST_PLACE) else records.LAST_PLACE, task_id
         )
-        payload = None if stored is not None and len(stored) > records.INLINE_BYTES else self._encode_checked(result)
+        elsewhere = stored is not None and len(stored) > records.INLINE_BYTES
+        payload = None if elsewhere else self._encode_part(result, state)
         return chords.Return(part, state, payload, int(1000 * (self.chord_expires or 0)))
+
+    def _encode_meta(self, meta: dict[str, Any]) -> bytes:
+        """The state in bytes. An error that is too large becomes one that says so: it is stored in any case."""
+        try:
+            return self._encode_checked(meta)
+        except ResultTooLarge as error:
+            if meta["status"] not in states.EXCEPTION_STATES:
+                raise
+            traceback = meta["traceback"] and str(meta["traceback"])[:TRACEBACK_LENGTH]
+            meta = {**meta, "result": self._too_large(meta["result"], error), "traceback": traceback}
+            try:
+                return self._encode_checked(meta)
+            except ResultTooLarge:  # as an extended result's arguments may be
+                return self._encode_checked({**meta, "traceback": None, "args": None, "kwargs": None})
+
+    def _encode_part(self, result: Any, state: str) -> bytes:
+        try:
+            return self._encode_checked(result)
+        except ResultTooLarge as error:
+            if state not in states.EXCEPTION_STATES:
+                raise
+            return self._encode_checked(self._too_large(result, error))
+
+    def _too_large(self, result: Any, error: ResultTooLarge) -> Any:
+        """What is stored instead of an error that is too large. ``result``: that one, encoded for storage."""
+        return self.prepare_exception(ResultTooLarge(f"{error} It was {saferepr(result, maxlen=SHOWN_LENGTH)}"))
 
     def _encode_checked(self, value: Any) -> bytes:
         payload: bytes = ensure_bytes(self.encode(value))

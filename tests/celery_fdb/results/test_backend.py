@@ -213,6 +213,29 @@ def test_a_result_over_the_maximum_is_refused_with_the_fix(make_app: MakeApp, sc
     assert scan(app.backend.store) == []
 
 
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+@pytest.mark.parametrize("size", [10, 8000])
+def test_an_error_over_the_maximum_is_a_failure_that_shows_its_beginning(
+    make_app: MakeApp, serializer: str, size: int
+) -> None:
+    """``size``: of the task's arguments, which an extended result has."""
+    options = {"max_message_size": 8000}
+    app = make_app(
+        result_backend_transport_options=options,
+        result_extended=True,
+        result_serializer=serializer,
+        result_accept_content=[serializer],
+    )
+    request = Context(id="a", task="add", args=["z" * size], kwargs={})
+    app.backend.mark_as_failure("a", ValueError("y" * 8000), "Traceback of " + "y" * 8000, request=request)
+    meta = app.backend.get_task_meta("a")
+    assert (meta["status"], meta["name"]) == (states.FAILURE, "add")
+    assert isinstance(meta["result"], ResultTooLarge)
+    assert "It was" in str(meta["result"])
+    assert "ValueError" in str(meta["result"])
+    assert (meta["args"] is None) is (size == 8000)
+
+
 def test_no_pickle_by_default(make_app: MakeApp) -> None:
     writer = make_app(result_serializer="pickle", result_accept_content=["pickle"])
     writer.backend.store_result("a", {1, 2}, states.SUCCESS)

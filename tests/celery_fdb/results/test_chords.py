@@ -124,6 +124,20 @@ def test_two_that_publish_at_the_same_time_publish_once(app: Celery, backend: Fd
     assert len(receive(app)) == 1
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_part_whose_error_is_too_large_fails_the_chord(make_app: MakeApp, receive: Any, ignored: bool) -> None:
+    app = make_app(result_backend_transport_options={"max_message_size": 5000})
+
+    @app.task(name="fail", ignore_result=ignored)
+    def fail() -> None:
+        raise ValueError("y" * 5000)
+
+    result = chord([fail.s(), app.tasks["add"].s(1, 1)])(app.tasks["total"].s())
+    run_all(app, receive(app))
+    with pytest.raises(ChordError, match="raised ResultTooLarge"):
+        app.AsyncResult(result.id).get(timeout=5)
+
+
 def test_results_that_are_ignored_still_make_a_chord(app: Celery, receive: Any) -> None:
     signatures = [each.set(ignore_result=True) for each in header(app)]
     chord(signatures)(app.tasks["total"].s())
