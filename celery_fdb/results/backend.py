@@ -36,7 +36,7 @@ from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import BaseBackend
 from celery.canvas import chord, group, maybe_signature
-from celery.exceptions import ChordError
+from celery.exceptions import ChordError, TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult, allow_join_result, result_from_tuple
 from celery.signals import worker_ready, worker_shutting_down
@@ -460,8 +460,17 @@ class FdbBackend(BaseBackend):
     ) -> None:
         """Celery fails the rest of the task's chain, but not the members of a group, nor the body of a chord, in it."""
         super().mark_as_failure(task_id, exc, traceback, request, **options)
+        self._fail_rest(request, exc)
+
+    def mark_as_revoked(self, task_id: str, reason: str = "", request: Any = None, **options: Any) -> None:
+        """Of a revoked task, or one that has expired, Celery does not fail the rest of the chain at all."""
+        super().mark_as_revoked(task_id, reason, request, **options)
+        self._fail_rest(request, TaskRevokedError(reason))
+
+    def _fail_rest(self, request: Any, error: Exception) -> None:
+        """Fail the chords that wait for the rest of the chain."""
         for each in getattr(request, "chain", None) or ():
-            self._fail_outer(maybe_signature(each, app=self.app), exc)
+            self._fail_outer(maybe_signature(each, app=self.app), error)
 
     def _fail_outer(self, ending: Any, error: Exception) -> None:
         """Fail the chord whose header has a signature that will not run. A part that Celery has failed counts once."""

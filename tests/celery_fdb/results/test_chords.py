@@ -307,6 +307,22 @@ def test_a_chain_that_would_end_in_a_group_fails_the_outer_chord(app: Celery, re
     assert (result.state, receive(app)) == (states.FAILURE, [])
 
 
+@pytest.mark.parametrize("shape", ["chain", "chain into a group"])
+def test_a_chain_that_is_revoked_before_its_end_fails_the_outer_chord(app: Celery, receive: Any, shape: str) -> None:
+    """As does one that has expired: the rest of it never runs."""
+    add, total, first = app.tasks["add"], app.tasks["total"], app.tasks["errback"]
+    end = add.si(1, 1) if shape == "chain" else group(add.si(1, 1), add.si(2, 2))
+    result = chord([chain(first.si(), end), add.s(5, 5)])(total.s())
+    for each in receive(app):
+        if each.request.task == first.name:
+            app.backend.mark_as_revoked(each.id, "expired", request=each.request)
+        else:
+            run_all(app, [each])
+    with pytest.raises(ChordError, match="TaskRevokedError"):
+        app.AsyncResult(result.id).get(timeout=5)
+    assert receive(app) == []
+
+
 def test_who_waits_for_a_chord_gets_the_error_of_its_header(app: Celery, backend: FdbBackend, receive: Any) -> None:
     """Also if it comes between two looks: ``get`` asks for that of the parents when something has happened."""
     result = chord(header(app, 2))(app.tasks["total"].s())
