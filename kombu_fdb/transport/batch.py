@@ -4,15 +4,15 @@ Model. A batch is *open* until a flush fails (*failed*) or its context ends by a
 (*closed*); only an open one takes messages. A flush publishes all buffered messages in their order, in as few
 transactions as the store's limits allow: usually one, so all or none of them. When a flush fails, the transactions
 before the failed one are stored; whether the failed one is depends on the error, which is the cause of the
-``BatchPublishError`` (only after ``CommitUnknown`` it may be). Kombu's contract is not to retry.
+``BatchPublishError`` (only after ``CommitUnknown`` it may be). By kombu's contract, the caller does not retry.
 
 :func:`batching` chooses two other kinds of batch: an :class:`AtomicBatch` is one transaction or an error before
 anything is stored; a :class:`JoinedBatch` writes into a transaction of the caller's and does not commit.
 
-Kombu has batches since 5.7. A newer kombu's producer keeps the batch, one per thread, and asks the channel for it.
-An older one knows none and calls ``basic_publish`` for each message, so there the channel keeps it
-(:class:`BatchKeepingChannel`). The difference: all that the thread publishes on this channel meanwhile is part of the
-batch, with whichever producer.
+Kombu has had batches since 5.7. From then on, the producer keeps the batch, one per thread, and gets it from the
+channel. An older producer knows no batches, and calls ``basic_publish`` for each message, so there the channel keeps
+the batch (:class:`BatchKeepingChannel`). The difference: then everything that the thread publishes on this channel
+meanwhile is part of the batch, whichever producer it uses.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Entry(NamedTuple):
 
 
 class PublishBatch:
-    """The session behind one outermost ``with producer.batch()``. Used by one thread."""
+    """The batch of one outermost ``with producer.batch()``. Used by one thread."""
 
     def __init__(self, channel: Channel, max_size: int) -> None:
         self.channel = channel
@@ -102,7 +102,7 @@ class PublishBatch:
         mandatory: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Buffer a message; flush when ``max_size`` copies are. Raises 406 for a message over the maximum."""
+        """Buffer a message; flush at ``max_size`` buffered copies. Raises 406 for a message over the maximum."""
         self._check_usable()
         publication = self.channel.encode(message, exchange or "", routing_key or "", now_ms())
         self._check(publication)
@@ -288,7 +288,7 @@ def _within(outer: PublishBatch) -> Iterator[PublishBatch]:
 
 @contextmanager
 def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -> Iterator[None]:
-    """``with producer.batch()``, of this kind; ``args`` are its own. Raises ``OptionError`` for another broker."""
+    """``with producer.batch()``, as a batch of this kind with ``args``. Raises ``OptionError`` for another broker."""
     channel: Any = producer.channel
     if not hasattr(channel, "batch_kind"):
         raise OptionError(

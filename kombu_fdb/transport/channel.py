@@ -1,7 +1,7 @@
-"""A channel: declares, publishes, consumes. Every exchange, binding and queue is the store's; none is remembered here.
+"""A channel: declares, publishes, consumes. Exchanges, bindings and queues live in the store only.
 
-The base class keeps routing in the process and delivers by it; this one overrides all of that and keeps the base for
-its helpers (``prepare_message``, ``Consumer``, ``Producer``, channel ids).
+The base class holds its routing tables in the process, and delivers by them. This one overrides all of that, and uses
+only the base's helpers (``prepare_message``, ``Consumer``, ``Producer``, channel ids).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ONE_OF_SEVERAL = {
 
 
 def _refuse(given: object, what: str, method: str, fix: str) -> None:
-    """Raises 406 for what RabbitMQ acts upon: accepted here, it would silently do nothing."""
+    """Raises 406 for an argument that RabbitMQ acts on: accepted here, it would silently do nothing."""
     if given:
         raise PreconditionFailed(f"PRECONDITION_FAILED - no {what} here. {fix}", (50, 10), f"Channel.{method}")
 
@@ -77,7 +77,7 @@ class Connecting(Connected, Protocol):
 
 
 class Channel(DeclaringChannel):
-    """Publishing is safe from any thread, acks too; the rest is for one thread at a time."""
+    """Any thread may publish, and ack; everything else is for one thread at a time."""
 
     supports_fanout = True
     Message = Message
@@ -94,7 +94,7 @@ class Channel(DeclaringChannel):
         self._subscriptions: dict[str, Subscription] = {}
         #: Tags of consumers without acks: kombu's ``Message.ack`` does nothing for their messages.
         self.no_ack_consumers: set[str] = set()  # type: ignore[assignment]  # kombu's None is a default
-        #: Makes a publication of a message dict, an exchange, a routing key and the moment.
+        #: Makes a publication from a message dict, an exchange, a routing key and the present moment.
         self.encode: Callable[..., Publication] = partial(
             encode,
             most_urgent_is_zero=connection.options.priority_order == "redis",
@@ -112,12 +112,12 @@ class Channel(DeclaringChannel):
 
     @property
     def client(self) -> Client:
-        """The client that this channel consumed with: stays the same when the connection is lost."""
+        """The client with which this channel consumes; it stays the same after the connection is lost."""
         return self._settling.client
 
     @property
     def engine(self) -> Engine:
-        """The engine for all that does not depend on the session: in a forked child it is the child's own."""
+        """The engine for everything that does not depend on a session; in a forked child, the child's own."""
         return self.transport.engine
 
     def join(self, tr: Any) -> Transaction:
@@ -141,8 +141,9 @@ class Channel(DeclaringChannel):
     ) -> None:
         """Store the message. ``timeout``: seconds, instead of ``publish_timeout``.
 
-        Raises 404 for an unknown exchange, 406 for a message over the maximum, ``MessageNacked`` for a full queue, a
-        connection error if the store does not answer: the message may be stored only after ``CommitUnknown``.
+        Raises 404 for an unknown exchange, 406 for a message over the maximum, ``MessageNacked`` for a full queue, and
+        a connection error if the store does not answer: then the message is not stored, except perhaps after
+        ``CommitUnknown``.
         """
         if immediate:
             _refuse(
@@ -169,7 +170,7 @@ class Channel(DeclaringChannel):
             warnings.warn(
                 UndeliverableWarning(UNDELIVERABLE_FMT.format(exchange=exchange, routing_key=routing_key)), stacklevel=2
             )
-            Channel.basic_publish(self, message, "", self.deadletter_queue)  # into no batch
+            Channel.basic_publish(self, message, "", self.deadletter_queue)  # not into a batch
         elif mandatory:
             self._return(message, exchange, routing_key)
 
@@ -229,7 +230,7 @@ class Channel(DeclaringChannel):
         return consumer_tag
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Cancel a consumer. What was claimed for it and not handed out goes back to its place at once."""
+        """Cancel a consumer. Messages claimed for it and not handed out return to their places at once."""
         subscription = self._forget_consumer(consumer_tag)
         receiver = self.transport.receiver_if_any
         if subscription is not None and receiver is not None:
@@ -258,7 +259,7 @@ class Channel(DeclaringChannel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Claim one message now; None if there is none, or the queue has an active consumer. Raises 404.
 
-        A message that waits for a consumer of this channel comes first: it was claimed before.
+        A message that waits for a consumer of this channel comes first: it was claimed earlier.
         """
         tag, hand = next_tag(), list[Delivery]()
         self.engine.queues.got_from(queue)
@@ -278,7 +279,7 @@ class Channel(DeclaringChannel):
                     message = self._hand_out(hand[0], tag, no_ack=no_ack)
                     if message is not None:
                         return message
-                elif not super()._size(queue) or self._is_shut(queue):  # an empty window may have met an expired one
+                elif not super()._size(queue) or self._is_shut(queue):  # a claim of nothing may have met expired ones
                     break
         except BaseException:  # from a signal handler: the program has not seen the message
             self.credit.held.drop(tag)
@@ -294,7 +295,7 @@ class Channel(DeclaringChannel):
 
     @amqp_errors("queue_purge")
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
-        """Also deletes what waits for a consumer of this channel: its program has not seen it."""
+        """Also deletes messages that wait for a consumer of this channel: its program has not seen them."""
         hand: list[Delivery] = []
         try:
             self._take_waiting(queue, hand, sys.maxsize)
@@ -305,7 +306,7 @@ class Channel(DeclaringChannel):
         return purged + super().queue_purge(queue, **kwargs)
 
     def _size(self, queue: str) -> int:
-        """With what waits for a consumer of this channel."""
+        """The ready messages, and those that wait for a consumer of this channel."""
         receiver = self.transport.receiver_if_any
         waiting = 0 if receiver is None else receiver.fetcher.dispatch.waiting(self.credit, queue)
         return waiting + super()._size(queue)
@@ -320,18 +321,18 @@ class Channel(DeclaringChannel):
         return message
 
     def _is_shut(self, queue: str) -> bool:
-        """Whether there is nothing for us: ready messages are paused, limited, or for the one active consumer."""
+        """Whether no message can be claimed: all are paused, over a limit, or for the single active consumer."""
         watches = self.engine.messages.arm([queue])
         for watch in watches or ():
             watch.cancel()
         return watches is not None
 
     def open(self, delivery: Delivery, tag: int, consumer_tag: str | None = None) -> Any:
-        """The message of a delivery. If it can't be one: None, it is dead-lettered, and the worker lives on."""
+        """The message of a delivery; None if the payload can't be read: it is dead-lettered, and the worker goes on."""
         try:
             opened = open_delivery(delivery, tag, consumer_tag, now_ms=now_ms())
             message = self.Message(opened, channel=self)
-        except FormatError as error:  # only that: a timeout out of a signal handler says nothing of the message
+        except FormatError as error:  # nothing else: a timeout that a signal handler raises is no fault of it
             self.credit.held.drop(tag)
             self._settling.refuse(delivery, str(error))
             return None
@@ -352,7 +353,7 @@ class Channel(DeclaringChannel):
         self._settling.on_room()
 
     def limit_slots(self, free: int) -> None:
-        """Allow ``free`` more messages from now on, until this is called again. By the handing thread."""
+        """Allow ``free`` more messages from now on, until this is called again. For the thread that delivers."""
         if self.credit.limit_slots(free):
             self._settling.on_room()
 
@@ -384,7 +385,7 @@ class Channel(DeclaringChannel):
     def orphan(self, store: Client) -> None:
         """After a lost connection: give up consuming without calling the store, keep what is being worked on."""
         self.closed = self._settling.ended = True
-        receiver = self.transport.receiver_if_any  # its thread may be in a claim, and is not waited for
+        receiver = self.transport.receiver_if_any  # don't wait for its thread, which may be in a claim
         held: Callable[[], list[Lease]] = list if receiver is None else receiver.fetcher.close
         store.later(partial(settle_orphaned, store, (), self.consumers, held))
         self.qos.orphan()

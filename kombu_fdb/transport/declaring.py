@@ -1,10 +1,10 @@
 """Declaring exchanges, queues and bindings; and what ends with a connection.
 
-What ends: the connection's consumers, the messages it holds, and its exclusive queues, when it is closed or collected
-and when its process dies. For each exclusive queue an entry that stands for the connection is among the queue's
-consumers, in the name of the process's session. The entry goes with the connection. If the process dies, the session
-is swept, and the queue loses its last consumer as any other does. Like RabbitMQ's, an exclusive queue that is also
-auto-delete (kombu's are) goes before, with its last consumer.
+When a connection is closed or collected, or its process dies, its consumers end, it loses the messages that it holds,
+and its exclusive queues are deleted. To that end, an entry among the consumers of each exclusive queue stands for the
+connection, under the process's session. The entry ends with the connection. If the process dies, its session is swept,
+and the queue loses its last consumer like any other queue. Like RabbitMQ's, an exclusive queue that is also auto-delete
+(kombu's are) is deleted earlier, with its last consumer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DeclaringChannel(virtual.Channel):
         nowait: bool = False,
         passive: bool = False,
     ) -> None:
-        """Raises 404 if ``passive`` and there is none, 406 if it exists and routes otherwise."""
+        """Raises 404 if ``passive`` and there is none, 406 if it exists and routes differently."""
         exchange = exchange or f"amq.{type or 'direct'}"
         if passive:
             if self.engine.inspect.exchange(exchange) is None:
@@ -138,7 +138,7 @@ class DeclaringChannel(virtual.Channel):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Raises 404 if ``passive`` and there is none, 406 for a senseless argument. Counts ready messages."""
+        """Raises 404 if ``passive`` and there is none, 406 for an invalid argument. The reply counts ready messages."""
         queue = queue or f"amq.gen-{uuid()}"
         if not passive:
             declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
@@ -201,7 +201,7 @@ class DeclaringChannel(virtual.Channel):
         return self.engine.inspect.exists(queue)
 
     def _require(self, queue: str, method: str) -> None:
-        """Raises 404. A queue's dead-letter queue needs no declaration, even before the first of them comes."""
+        """Raises 404. A queue's dead-letter queue needs no declaration, even before its first dead letter."""
         if not (queue.endswith(DEAD_SUFFIX) or self._has_queue(queue)):
             raise not_found(f"no queue {queue!r}. Declare it, or publish to it", method)
 
@@ -246,7 +246,7 @@ class ExclusiveQueues:
         return iter(list(self._owners.values()))
 
     def declare(self, client: Client, declaration: QueueDeclaration) -> None:
-        """Raises as the engine's verb."""
+        """Declare a queue for this connection alone. Raises what the engine's ``declare`` raises."""
         client.in_session(partial(self._declare, client, declaration))
 
     def _declare(self, client: Client, declaration: QueueDeclaration, session: ClientSession) -> None:

@@ -11,37 +11,36 @@ registers, may raise anything. Guarantee: POISON-ENDS.
 
 *Times.* When a message becomes due, when it expires and how long it may take:
 
-==================================== =======================================================================
-``eta`` header of a Celery task      ISO 8601; no time zone means UTC. ``countdown`` and ``retry`` end here too
-``x-delay`` header                   milliseconds, as for RabbitMQ's delayed-message exchange
-``DelaySeconds`` property or header  seconds, as for SQS and PGMQ
-``expires`` header of a Celery task  none of the queue's business: see below
-``expiration`` property              milliseconds as a string, from when the message is due; "0" is legal
-``x-ttr`` header                     milliseconds from the delivery to the ack, then the message goes back
-==================================== =======================================================================
+==================================== ======================================================================= ``eta``
+header of a Celery task ISO 8601; no time zone means UTC. ``countdown`` and ``retry`` end here too ``x-delay`` header
+milliseconds, as for RabbitMQ's delayed-message exchange ``DelaySeconds`` property or header seconds, as for SQS and
+PGMQ ``expires`` header of a Celery task not used by the queue: see below ``expiration`` property milliseconds as a
+string, from when the message is due; "0" is legal ``x-ttr`` header milliseconds from the delivery to the ack, then the
+message goes back ====================================
+=======================================================================
 
-Several delays: the latest moment counts, and one that has passed (a negative delay) is none. A value that is no number
-or date, or is out of range (``ranges.py``), is an ``InvalidArgument``: nothing is published, as neither at once nor
-never can be what was meant.
+Of several delays, the latest moment counts; a moment that has passed (a negative delay) is no delay. A value that is
+not a number or a date, or is out of range (``ranges.py``), raises ``InvalidArgument``, and nothing is published: the
+publisher can have meant neither "at once" nor "never".
 
 In a delivered message, ``x-delay`` and ``DelaySeconds`` among the headers are negative, as from RabbitMQ's plugin: the
-delay was served, and a new publish with these headers, such as Celery's of a retry, is not delayed by it.
+delay is over, and a message that is published again with these headers, such as a Celery retry, is not delayed again.
 
-A task's ``expires`` is no TTL. A caller that waits for its result, and a chord that it is a part of, have to be told
-that it did not run, and only a worker can tell them: it stores ``REVOKED`` when it is given the task too late. So the
-message stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without
+A task's ``expires`` is not a TTL. A caller that waits for the result, and a chord that the task is part of, must learn
+that the task did not run, and only a worker can report that: it stores ``REVOKED`` when it receives the task too late.
+So the message stays until then. Celery writes the same moment into ``expiration``, which therefore counts only without
 ``expires``.
 
-*Checks.* Where RabbitMQ's client refuses a value, so does this: a property of the wrong type, a whole number of more
-than 64 bits anywhere in the headers. Values that it does not know of are refused too: a publisher that writes
-``priority="high"`` or ``dedup_id=7`` means something, and would otherwise learn from production that it does nothing.
-Each is an ``InvalidArgument`` that names the field, and nothing is published.
+*Checks.* The values that RabbitMQ's client refuses are refused here, too: a property of the wrong type, a whole number
+of more than 64 bits anywhere in the headers. So are wrong values of fields that RabbitMQ's client does not check: a
+publisher that writes ``priority="high"`` or ``dedup_id=7`` wants something, and would otherwise find out in production
+that it has no effect. Each raises an ``InvalidArgument`` that names the field, and nothing is published.
 
-*Tasks.* Celery takes much for granted of a task's message (protocol 2), and does not check it until it is too late. An
-``id`` that is an object ends the worker's loop; a ``timelimit`` of one number, or an object in ``stamped_headers``,
-ends it later, when a process becomes free, outside of any callback. A body whose third part is no object is an error in
-the pool: with greenlets or threads it is not reported, and the message stays leased for as long as the worker lives. So
-the same rules hold for what is delivered, which another program may have published.
+*Tasks.* Celery assumes much about a task's message (protocol 2), and finds out too late that it is wrong. An ``id``
+that is an object ends the worker's loop; a ``timelimit`` of one number, or an object in ``stamped_headers``, ends it
+later, when a process becomes free, outside of any callback. A body whose third part is no object is an error in the
+pool: with greenlets or threads it is not reported, and the message stays leased for as long as the worker lives. So the
+same rules apply to each delivery, as another program may have published the message.
 (https://docs.celeryq.dev/en/stable/internals/protocol.html)
 
 *Identity.* The task's id is the header ``id`` of a Celery task, else the property ``message_id``. By it the store finds
@@ -83,7 +82,7 @@ TIMES = frozenset({*_DELAYS, "x-ttr"})
 
 
 def now_ms() -> int:
-    """Rounded up: a delay counted from it ends not even a part of a millisecond early."""
+    """The present moment, rounded up: a delay counted from it does not end a fraction of a millisecond early."""
     return -(-time.time_ns() // 1_000_000)
 
 
@@ -106,8 +105,8 @@ def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: in
 def served(headers: dict[str, Any], now_ms: int | None) -> None:
     """Make the delays among the headers of a delivery negative, and its ETA not later than the delivery at ``now_ms``.
 
-    The store has waited for it, by the clock of the process that made the message ready. The clock of Celery's worker
-    may be behind that one; then the worker would hold the message until its ETA.
+    The delay is over by the clock of the process that made the message ready. The clock of Celery's worker may be
+    behind that one; then the worker would hold the message until its ETA.
     """
     if now_ms is not None and headers.get("eta") and "task" in headers:
         with suppress(InvalidArgument):  # from another writer: Celery refuses it
@@ -132,7 +131,7 @@ def _moment_ms(name: str, value: Any) -> int:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        # Rounded up: not even a part of a millisecond early.
+        # Rounded up: not a fraction of a millisecond early.
         return min(-int(-moment.timestamp() * 1000 // 1), LATEST_MS)
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(
@@ -147,9 +146,9 @@ def _moment_ms(name: str, value: Any) -> int:
 MOST_PRIORITY = 255
 #: Properties that are short strings in AMQP.
 _TEXTS = frozenset({"message_id", "correlation_id", "reply_to", "type", "user_id", "app_id", "cluster_id"})
-#: Headers that are easily given as an option of ``publish`` or ``apply_async``, which makes properties of them.
+#: Headers that are easily passed as options of ``publish`` or ``apply_async``, which would make them properties.
 _HEADERS = frozenset({"fair_key", "dedup_id", "dedup_window", "once_id", "once_window"})
-#: Headers in which RabbitMQ finds more routing keys, if they are lists.
+#: Headers from which RabbitMQ reads more routing keys, if they are lists.
 ROUTES = frozenset({"CC", "BCC"})
 #: Django's lazy translations, which become texts when they are used; none without Django.
 _LAZY: tuple[type, ...] = textual_types
@@ -187,9 +186,9 @@ def check_shape(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> tu
     program's message may also have a header ``task``, or ``retries``.
     """
     is_task = "task" in headers and "argsrepr" in headers and "id" in headers
-    # Tasks first: Celery makes properties of the same values, which its user has not named.
+    # Tasks first: Celery copies the same values to properties, which its user has not set.
     if is_task:
-        fault = _wrong_type(headers if _NEVER_LAZY.issuperset(map(type, headers.values())) else _told(headers))
+        fault = _wrong_type(headers if _NEVER_LAZY.issuperset(map(type, headers.values())) else _resolved(headers))
         if fault is not None:
             raise _no_task(fault)
     for name, value in properties.items():
@@ -223,7 +222,7 @@ def _no_task(fault: str) -> InvalidArgument:
     )
 
 
-def _told(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(headers: Mapping[str, Any]) -> Mapping[str, Any]:
     """The headers, with the present texts of lazy ones."""
     return {name: str(each) if isinstance(each, _LAZY) else each for name, each in headers.items()}
 
@@ -472,7 +471,7 @@ def _encoder() -> Callable[[Any, int], Iterable[str]]:
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:  # a Python without it
         return lambda value, _: [plain.encode(value)]
-    # No markers: it finds a circle by its depth, and threads may share it.
+    # No markers: it detects a circle by the depth of recursion, and threads may share it.
     return make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore[no-any-return]  # untyped in the standard library
 
 
@@ -525,7 +524,7 @@ class Shape(NamedTuple):
 
 _NONE = type(None)
 _text: Callable[[str], str] = json.encoder.encode_basestring_ascii
-#: Shapes beyond this number, as of headers that are named by what they hold, are prepared anew.
+#: The cache is emptied when it has this many shapes, as headers that are named after their values make many.
 MOST_SHAPES = 1000
 _shapes: dict[tuple[Any, ...], Shape] = {}
 
@@ -715,7 +714,7 @@ def open_delivery(
 
 
 def open_peeked(peeked: Peeked) -> dict[str, Any]:
-    """The same of a message that was looked at, and not claimed."""
+    """The same for a message that was only read, not claimed."""
     unleased = Lease(NO_SESSION, 0)
     delivery = Delivery(
         unleased, peeked.queue, peeked.payload, peeked.message_id, peeked.redeliveries, peeked.deaths, peeked.key
@@ -738,7 +737,7 @@ class Envelope(NamedTuple):
 def open_payload(payload: bytes) -> Envelope:
     """Take a payload apart; never touches the body, which may be cut. Raises ``FormatError`` if it is not one of ours.
 
-    Makes no object but those of kombu's JSON (uuid, datetime, Decimal, bytes).
+    Creates no other objects than those of kombu's JSON (uuid, datetime, Decimal, bytes).
     """
     try:
         version, length = PAYLOAD_HEAD.unpack_from(payload)
@@ -766,7 +765,7 @@ def _foreign(payload: bytes, reason: str) -> FormatError:
 def _add_deaths(headers: dict[str, Any], deaths: tuple[Death, ...], expiration: Any) -> None:
     """Add RabbitMQ's headers (https://www.rabbitmq.com/docs/dlx#effects), with ``time`` in seconds, as there.
 
-    ``expiration``: the property as published. It ended with the first death, which notes it.
+    ``expiration``: the property as published. It ended with the first death, whose entry records it.
     """
     first = next((death for death in deaths if death.first), deaths[-1])
     headers["x-death"] = [
@@ -797,7 +796,7 @@ _OF_DEATHS = ("x-death", "x-first-death-", "x-last-death-")
 def without_deaths(headers: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Death, ...]]:
     """The headers of a delivery as they were published, and the history that stood among them.
 
-    An invented history that does not look like one counts as none.
+    A malformed history, as another program may write it, counts as none.
     """
     kept = {name: value for name, value in headers.items() if not name.startswith(_OF_DEATHS)}
     kept.pop("x-delivery-count", None)

@@ -1,8 +1,8 @@
-"""Which of our errors kombu sees as which of its own: the one place.
+"""The one place that says as which of its own errors kombu sees each of ours.
 
 Kombu and Celery react by class. A *connection error* makes them drop the connection, connect again and go on; a
-*channel error* means that this one operation was wrong and the connection is well. AMQP's 404 and 406 have classes of
-their own that callers of passive declarations wait for.
+*channel error* means that this one operation was wrong, and that the connection is sound. AMQP's 404 and 406 have
+classes of their own, which callers of passive declarations catch.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class SessionLost(RecoverableConnectionError):
 
 
 class MessageNacked(CapacityExceeded, amqp.MessageNacked):
-    """RabbitMQ's client's error for a message that a full queue has refused; says what the queue is full of."""
+    """py-amqp's error for a message that a full queue has refused, with the attributes of ``CapacityExceeded``."""
 
 
 class Unanswered(StoreUnavailable, OperationalError):
-    """The store did not answer in time; ``__cause__`` is its error. Callers of Celery know the base."""
+    """The store did not answer in time; ``__cause__`` is its error. Programs that use Celery catch the base class."""
 
 
 class OutcomeUnknown(CommitUnknown, OperationalError):
-    """The store may have done it, and may still."""
+    """The store may have carried out the call, or may still do so."""
 
 
 #: Errors after which a retry may help. ``StoreError`` itself is not here: ``LimitExceeded`` is one too.
@@ -67,7 +67,7 @@ CHANNEL_ERRORS: tuple[type[BaseException], ...] = (
 
 @contextmanager
 def amqp_errors(method: str) -> Iterator[None]:
-    """Raise errors that AMQP has a code for under AMQP's class, and no answer as an ``OperationalError``.
+    """Raise an error that has an AMQP code as AMQP's class, and a missing answer as an ``OperationalError``.
 
     ``method``: AMQP's name, such as ``queue_declare``.
     """
@@ -96,7 +96,7 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
 
 @contextmanager
 def operational_errors() -> Iterator[None]:
-    """Raise as an ``OperationalError`` that the store did not answer."""
+    """Raise the error of a store that did not answer as an ``OperationalError``."""
     try:
         yield
     except UNANSWERED as error:

@@ -1,6 +1,6 @@
 """Whose message is it? The key by which a queue is shared out fairly (``engine/scheduling/fair.py``).
 
-The first of these that is found counts; a message without any is of the key "":
+The first of these that is found counts; a message without any has the key "":
 
 1. the header ``fair_key``, as in ``task.apply_async(headers={"fair_key": tenant})``;
 2. ``MessageGroupId``, a property or header, as users of SQS and PGMQ write it;
@@ -50,18 +50,18 @@ def _text(name: str, value: Any) -> str:
 
 
 def _by_function(function: KeyFunction, name: str) -> KeyOf:
-    is_told = False
+    has_warned = False
 
     def key_of(message: Mapping[str, Any]) -> str:
-        nonlocal is_told
+        nonlocal has_warned
         explicit = explicit_key(message)
         if explicit:
             return explicit
         try:
             return _text("the fairness key", _call(function, message))
         except NotDecoded:
-            if not is_told:
-                is_told = True
+            if not has_warned:
+                has_warned = True
                 logger.warning(
                     "the fair_key function %s only gets JSON bodies: give other messages the header fair_key", name
                 )

@@ -1,24 +1,24 @@
 """Messages that a consumer can't handle must not end a Celery worker. Guarantee: POISON-ENDS.
 
-Model. An exception that comes out of a consumer's callback is for the program that drains, as ever in kombu. On a
-Celery worker's own connection nothing catches it: it ends the worker, the next worker gets the message, and so do all
-others in turn. A connection is the worker's once the worker consumes tasks or remote control on it, which shows in its
-consumers' callbacks; any other connection of the process, such as one that a task opens, is the program's.
+Model. The program that drains gets an exception that comes out of a consumer's callback, as always in kombu. On a
+Celery worker's own connection nothing catches it: it ends the worker, then the next worker that gets the message, and
+so all workers in turn. A connection is the worker's once the worker consumes tasks or remote control on it, which shows
+in its consumers' callbacks; any other connection of the process, such as one that a task opens, is the program's.
 
 Celery's consumer does not check headers and bodies (an ``id`` that is an object, a body that is no list of three, an
-event that is no object), so one message is enough. So on a worker's connection, and only there, the message goes back
-as an attempt, delayed: by a second at first, then twice as long each time, up to a minute. The cause may pass; and a
-message that no worker can handle keeps neither the workers busy nor their logs: the traceback is logged at its first
-attempt only. The error is kept for its dead letter, which the message becomes when it has come back as often as it may.
-A message without acks, such as a broadcast, is logged and gone.
+event that is no object), so one message is enough. So on a worker's connection, and only there, the message is released
+as an attempt, with a delay: a second at first, then twice as long each time, up to a minute. The cause may pass; and a
+message that no worker can handle keeps no worker busy and fills no log: the traceback is logged at its first attempt
+only. When the message reaches its delivery limit, its dead letter shows the error. A message without acks, such as a
+broadcast, is logged and gone.
 
 A task's headers and body are checked before Celery's task consumer gets them (``envelope.py``), since some of them are
 used only later, when a process, a thread or a greenlet is free: if they are wrong, the message is dead-lettered at
 once.
 
-Errors of the connection pass, as Celery mends those: it connects again, and the message comes again. Those of a channel
-don't: unless told otherwise (``broker_channel_error_retry``), Celery ends for them. An id that is too long for a key of
-the result backend is one.
+Connection errors pass through, as Celery recovers from them: it reconnects, and the message is delivered again. Channel
+errors do not: unless ``broker_channel_error_retry`` is set, they end Celery. One of them is an id that is too long for
+a key of the result backend.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _unreadable(step: str, error: BaseException) -> dict[str, str]:
 
 
 def _fault_of_body(message: Any, callback: Any) -> str | None:
-    """Decode the body as the consumer is about to, which then finds it decoded. Raises what that raises."""
+    """Decode the body as the consumer is about to; it then finds the body decoded. Raises what the decoder raises."""
     accept = getattr(getattr(callback, "__self__", None), "accept", None)
     if accept is None:
         return None
@@ -70,7 +70,7 @@ def _fault_of_body(message: Any, callback: Any) -> str | None:
 
 
 def mend(request: Any) -> None:
-    """Ignore unusable time limits of protocol 1: they stand in the body, which was not read."""
+    """Ignore unusable time limits of protocol 1: they are in the body, where they were not checked."""
     if not is_timelimit(request.time_limits):
         logger.error("task %s has unusable time limits: %.80r", request.id, request.time_limits)
         request.time_limits = (None, None)
@@ -82,7 +82,7 @@ def is_workers(callback: Any) -> bool:
 
 
 def _modules(callback: Any) -> list[str]:
-    """The modules of the functions that a kombu consumer calls, whose method the callback is."""
+    """The modules of the functions that a kombu consumer calls; ``callback`` is a method of that consumer."""
     consumer = getattr(callback, "__self__", None)
     handlers = (getattr(consumer, "on_message", None), *(getattr(consumer, "callbacks", None) or ()))
     return [getattr(each, "__module__", None) or "" for each in handlers]
@@ -92,13 +92,13 @@ def give_back(message: Any, error: Exception, name: str, redeliveries: int) -> N
     """Release the message, counted, after a pause. Raises a ``StoreError`` if that can't be done."""
     tag, qos = message.delivery_tag, message.channel.qos
     held = qos.holds(tag)
-    _tell(name, redeliveries, error, goes_back=held)
+    _log(name, redeliveries, error, goes_back=held)
     qos.explain(tag, details_of(error, traceback_of(error)), reason="malformed")
     if held:
         qos.release(tag, _pause_ms(redeliveries))
 
 
-def _tell(name: str, redeliveries: int, error: Exception, *, goes_back: bool) -> None:
+def _log(name: str, redeliveries: int, error: Exception, *, goes_back: bool) -> None:
     """Log the traceback once: each later attempt is one line."""
     logger.error(
         "attempt %d: %s can't be handled%s: %s: %.200s",

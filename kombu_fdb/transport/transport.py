@@ -6,12 +6,11 @@ Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "
 * *established*: attached to the process's ``Client``, with a ``Receiver`` from its first consumer on;
 * *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again,
   which checks the store and goes on with the same consumers;
-* *closed*, in one of two ways. ``close_connection`` after normal use releases what is unsettled, at once.
-  ``_collect`` after an error does not call the store: messages that are worked on keep their leases
+* *closed*, in one of two ways. ``close_connection``, after normal use, releases what is unsettled at once.
+  ``_collect``, after an error, does not call the store: messages that consumers still work on keep their leases
   (``unacked.py``);
-* *collected* by Python without having been closed. Nothing but the program and its event loop refers to a transport, so
-  that an abandoned one is garbage. Another thread hands back what it held, uncounted
-  (``transport/declaring.py``).
+* *collected* by Python without having been closed. Only the program and its event loop refer to a transport, so an
+  abandoned one is garbage. Another thread then releases what it held, uncounted (``transport/declaring.py``).
 
 In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
 it, and attaches to a client of the child's own.
@@ -54,11 +53,11 @@ from kombu_fdb.transport.worker import join_workers
 
 
 def url_parts_of(connection: Connection) -> UrlParts:
-    """The parts of its URL. Raises ``OptionError``.
+    """The parts of the connection's URL. Raises ``OptionError``.
 
-    Kombu hands ``fdb+sqlite:///path`` over in two forms: at first as transport "fdb" and hostname "sqlite:///path",
-    after a failover taken apart, as transport "fdb+sqlite" without a host. Each clone of that, or of what a later
-    failover brought, has one "fdb+" more before its hostname: "fdb+None", "fdb+fdb+10.0.0.1".
+    Kombu passes ``fdb+sqlite:///path`` in two forms: at first as transport "fdb" and hostname "sqlite:///path"; after a
+    failover already parsed, as transport "fdb+sqlite" without a host. Each clone of a connection that has failed over,
+    to this URL or later to another, has one more "fdb+" before its hostname: "fdb+None", "fdb+fdb+10.0.0.1".
     """
     hostname = connection.hostname or "None"
     if "://" in hostname:
@@ -77,9 +76,9 @@ logger = get_logger(__name__)
 #: How many messages are handed to an event loop in one go, and for how long, so that other descriptors get their turn.
 LOOP_TURN = 64
 LOOP_TURN_S = 0.01
-#: For longer than a task's publish connects by default (Celery's ``task_publish_retry_policy``), in seconds.
+#: Longer than a task's publish tries to connect by default (Celery's ``task_publish_retry_policy``), in seconds.
 REPEATED_S = 2.0
-#: How long a drain that must not wait gives the receiver for its first look, in seconds.
+#: How long a drain with a timeout of 0 still waits for the receiver's first look, in seconds.
 FIRST_LOOK_S = 1.0
 
 
@@ -92,9 +91,9 @@ class Transport(virtual.Transport):
     can_parse_url = False
     default_port = None
     #: Draining waits for a message; it does not poll.
-    polling_interval = None  # type: ignore[assignment]  # kombu tells a narrower type than it takes
-    connection_errors = CONNECTION_ERRORS  # type: ignore[assignment]  # kombu tells a narrower type than it takes
-    channel_errors = CHANNEL_ERRORS  # type: ignore[assignment]  # kombu tells a narrower type than it takes
+    polling_interval = None  # type: ignore[assignment]  # kombu declares a narrower type than it accepts
+    connection_errors = CONNECTION_ERRORS  # type: ignore[assignment]  # kombu declares a narrower type than it accepts
+    channel_errors = CHANNEL_ERRORS  # type: ignore[assignment]  # kombu declares a narrower type than it accepts
     recoverable_connection_errors = RECOVERABLE_CONNECTION_ERRORS
     recoverable_channel_errors: tuple[type[BaseException], ...] = ()
     implements = virtual.Transport.implements.extend(
@@ -106,16 +105,16 @@ class Transport(virtual.Transport):
 
     next_tag = staticmethod(next_tag)
     now_ms = staticmethod(now_ms)
-    # For a finalizer that runs after a failed constructor.
+    # Defaults of the class, as the finalizer also runs after a constructor that failed.
     _store: Client | None = None
     _receiver: Receiver | None = None
-    #: Since when the store has not answered, each time that it was to be opened; 0 if it did.
+    #: Since when each attempt to open the store has failed (``monotonic``); 0 if the last one succeeded.
     _refused_since = 0.0
 
     def __init__(self, client: Connection, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.polling_interval = None
-        #: Kombu asks the class whether it takes URLs apart itself, and this whether the transport writes them.
+        #: Kombu reads this of the class to learn whether it parses URLs, and of the transport whether it formats them.
         self.can_parse_url = True
         self._options: Options | None = None
         self._loop: Any = None
@@ -127,7 +126,7 @@ class Transport(virtual.Transport):
     @property
     def _kombu(self) -> Connection:
         connection: Connection | None = self.client
-        assert connection is not None, "kombu takes it away when it has closed the transport"
+        assert connection is not None, "kombu removes it once it has closed the transport"
         return connection
 
     def driver_version(self) -> str:
@@ -143,18 +142,18 @@ class Transport(virtual.Transport):
                 return url_parts_of(self.client).url(None if include_password else mask)
         except OptionError:
             pass
-        raise NotImplementedError  # then Kombu writes it as it was given
+        raise NotImplementedError  # then kombu formats the URL as it was given
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
-        """None: a host is not needed, so kombu must not warn that it guesses one."""
+        """Empty: no host is needed, so kombu must not warn that it assumes one."""
         return {}
 
     # -- establish and close -----------------------------------------------------------------------------------------
 
     @property
     def options(self) -> Options:
-        """Raises ``OptionError``."""
+        """The connection's options, parsed at the first use. Raises ``OptionError``."""
         if self._options is None:
             client = self._kombu
             self._options = parse_options(client.transport_options, connect_timeout=client.connect_timeout or None)
@@ -187,7 +186,7 @@ class Transport(virtual.Transport):
         self._refused_since = 0.0
 
     def verify_connection(self, connection: Transport) -> bool:
-        """Runs at each access to the connection, so it must not ask the store."""
+        """Whether the connection is usable. Kombu asks at each access to it, so this must not call the store."""
         store = self._store
         receiver = self._receiver
         return store is not None and store.pid == os.getpid() and (receiver is None or receiver.fetcher.error is None)
@@ -217,7 +216,7 @@ class Transport(virtual.Transport):
             self._store.suspect()
 
     def close_connection(self, connection: Transport) -> None:
-        """Hand back everything at once. Idempotent; leaves nothing behind if the store fails meanwhile."""
+        """Release everything at once. Idempotent; leaves nothing behind, even if the store fails meanwhile."""
         store = self._store
         if store is None:
             return
@@ -231,7 +230,7 @@ class Transport(virtual.Transport):
             except KombuFDBError as error:
                 logger.warning("the connection did not close cleanly: %s", error)
             finally:
-                self._store = None  # first: a thread that makes a receiver from now on finds it so
+                self._store = None  # first: a thread that makes a receiver now sees that it is closed
                 self._stop_receiver(store, timeout_s=store.patience.allow(self.options.operation_timeout))
                 self._receiver = None
                 store.detach(self)
@@ -252,7 +251,7 @@ class Transport(virtual.Transport):
         run_all([*(channel.close for channel in self.channels), store.flush_acks, self._disclaim])
 
     def _disclaim(self) -> None:
-        """End the exclusive queues: they end with the connection that declared them, consumed or not."""
+        """End the exclusive queues, consumed or not: they belong to the connection that declared them."""
         if self._store is not None:
             self._exclusive_queues.leave(self._store)
 
@@ -307,7 +306,7 @@ class Transport(virtual.Transport):
         store = self.store
         if self._receiver is None:
             self._receiver = Receiver(store)
-            if self._store is not store:  # another thread has closed the connection: the receiver would have no end
+            if self._store is not store:  # another thread has closed the connection: nothing would end the receiver
                 self._receiver = None
                 raise StoreUnavailable("the connection is closed")
             if self._loop is not None:
@@ -341,7 +340,7 @@ class Transport(virtual.Transport):
             receiver.fetcher.idle_tracker.end(drain)
 
     def _first_look(self, receiver: Receiver) -> bool:
-        """Wait a moment for the receiver's first look, so that a drain that must not wait finds what is there."""
+        """Wait a moment for the receiver's first look, so that a drain with a timeout of 0 finds what is there."""
         deadline = monotonic() + FIRST_LOOK_S
         while receiver.running and not receiver.fetcher.idle and monotonic() < deadline:
             receiver.wait(0.001)
@@ -352,7 +351,7 @@ class Transport(virtual.Transport):
     # -- event loop --------------------------------------------------------------------------------------------------
 
     def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
-        """From now on ``loop`` delivers. May be called again, also after the loop was reset."""
+        """Have ``loop`` deliver from now on. May be called again, also after a reset of the loop."""
         self._loop = loop
         loop.add_reader(self.receiver.fetcher.arrived, self._on_arrived)
         self.receiver.fetcher.attend_loop(registered=True)
@@ -373,7 +372,7 @@ class Transport(virtual.Transport):
                     return
             if time.monotonic() >= until_s:  # with the solo pool, a delivery is the task itself
                 break
-        # The bell is still rung: the loop comes back at once.
+        # The bell still rings, so the loop calls this again at once.
 
     def _leave_loop(self) -> None:
         loop, self._loop = self._loop, None
@@ -389,7 +388,7 @@ class Transport(virtual.Transport):
     # -- calls of channels about their messages ------------------------------------------------------------------------
 
     def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
-        """Note the ``pending``-th waiting ack. False if no receiver runs that would settle it."""
+        """Note the ``pending``-th waiting ack. False if no receiver is running to settle it."""
         receiver = self._receiver  # not a parent's: a settler does not work in a forked child
         if receiver is None or not receiver.running:
             return False
@@ -399,7 +398,7 @@ class Transport(virtual.Transport):
         return True
 
     def on_room(self) -> None:
-        """Tell the receiver that room was made, or taken away."""
+        """Let the receiver know that room was made, or taken away."""
         receiver = self.receiver_if_any
         if receiver is not None:
             receiver.fetcher.on_room()
@@ -407,8 +406,8 @@ class Transport(virtual.Transport):
     # -- small services to the channels ----------------------------------------------------------------------------
 
     def declare(self, declaration: QueueDeclaration) -> None:
-        """Declare a queue; an exclusive one ends with this connection. Raises as the engine's verb."""
-        if declaration.can_vanish:  # with the consumer of a lost connection, which ends when the store answers again
+        """Declare a queue; an exclusive one ends with this connection. Raises what the engine's ``declare`` raises."""
+        if declaration.can_vanish:  # a deferred call may still end a lost connection's consumer, and the queue with it
             self.store.make_deferred_calls()
         if declaration.exclusive:
             self._exclusive_queues.declare(self.store, declaration)
@@ -420,7 +419,7 @@ class Transport(virtual.Transport):
 
 
 def is_stopping() -> bool:
-    """Whether this is a Celery worker that got its SIGTERM: its last messages to others wait for no store."""
+    """Whether this is a Celery worker that was told to stop: its last messages to others must not wait for a store."""
     state = sys.modules.get("celery.worker.state")
     if state is None:
         return False
@@ -431,10 +430,10 @@ def is_stopping() -> bool:
 def end_repetition(error: StoreUnavailable, repeated_s: float) -> None:
     """In a worker that was told to stop, end a call that Celery repeats until there is a connection.
 
-    Its heartbeat event is one. In the main thread, raise ``WorkerShutdown``, as Celery does where it connects itself.
-    In another thread or greenlet, and in a task of the solo pool, raise an error that kombu does not repeat, but not as
-    early as a task's publish might succeed yet: with gevent, the main greenlet waits for a lock that the heartbeat's
-    holds.
+    One such call sends its heartbeat event. In the main thread, raise ``WorkerShutdown``, as Celery does where it
+    connects itself. In another thread or greenlet, and in a task of the solo pool, raise an error after which kombu
+    does not retry, but only after :data:`REPEATED_S`: until then, a task's publish may still succeed. Greenlets need
+    this, too: with gevent, the main greenlet waits for a lock that the heartbeat's greenlet holds.
     """
     if not is_stopping():
         return

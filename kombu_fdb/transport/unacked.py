@@ -5,26 +5,26 @@ settled. Acks come from any thread, and single operations of dictionaries and se
 lock.
 
 *The room.* A claimed message is *waiting* in the inbox until a worker loop takes it; then it is *held* until it is
-settled. Two things bound both together: the prefetch, and the slots. A message takes a slot for good when it is handed
-out, and the worker says anew how many are free. Messages claimed ahead count, so neither is exceeded.
+settled. Two things bound the sum of both: the prefetch and the slots. A message that is handed out uses up a slot; the
+worker says from time to time how many are free. Messages claimed ahead count, too, so neither bound is exceeded.
 
-A consumer without acks has room as if nothing bounded it (AMQP: the prefetch does not apply to it). Then, and without a
-prefetch, the number claimed *ahead* is what it works off in :data:`AHEAD_S` at the pace of the last one, and no more
-than the window: messages in a slow consumer's inbox are out of reach for the queue's other consumers.
+A consumer without acks has room as if nothing bounded it (in AMQP, the prefetch does not apply to it). For it, and for
+a channel without a prefetch, as many messages are claimed *ahead* as it handles in :data:`AHEAD_S` at the pace of the
+last one, and no more than the window: the queue's other consumers can't reach messages in a slow consumer's inbox.
 
-Round trips are grouped. With a prefetch, room is worth a claim when half of it is free, or all of it, or when a free
-place has waited as long as an ack waits for company; a free slot does not wait for a second one. Without a bound a
-claim is worth it when half of what it may have ahead is left.
+Round trips are grouped. With a prefetch, a claim is made when at least half of the prefetch is free, or when a free
+place has waited as long as acks are grouped (``ack_delay_ms``); a free slot does not wait for a second one. Without a
+bound, a claim is made when half of what may be claimed ahead is left.
 
 *Settling.* A delivery is handed out under a tag of its own (one per claim, never the publisher's), and then it is
 exactly one of
 
 * acknowledged: it leaves the table at once, so that its place is free; the store hears of it a moment later;
-* requeued or rejected: it leaves the table when the store has done it. A Celery worker does not retry that: then it
-  leaves the table when another thread has taken it over (:meth:`Message.reject_log_error`);
-* overdue: its time to run has passed, and it was released in the consumer's stead (``process/time_to_run.py``). It
-  stays in the table, as late, until the consumer settles it in vain: so a consumer that hangs gets no other message for
-  it;
+* requeued or rejected: it leaves the table when the store has committed that. A Celery worker does not retry after an
+  error: then it leaves the table when another thread has taken over the retries (:meth:`Message.reject_log_error`);
+* overdue: its time to run has passed, and it was released on the consumer's behalf (``process/time_to_run.py``). It
+  stays in the table, marked as late, until the consumer tries to settle it, which has no effect. So a consumer that
+  hangs gets no other message in its place;
 * released with everything else the channel holds when it closes. It counts as an attempt if one was made: the callback
   raised, or the worker's pool had begun with the task. Then it comes back as redelivered;
 * orphaned: the connection failed, and the channel is gone, but the message may still be worked on. The channel keeps
@@ -32,8 +32,8 @@ exactly one of
   valid: a late ack through the old ``Message`` succeeds. A message without references will never be settled, and its
   finalizer releases it.
 
-Settling a tag that is not in the table changes nothing. Leases are the process's, too: a forked child, which has a copy
-of them, settles nothing, whatever it closes.
+Settling a tag that is not in the table changes nothing. Leases belong to the process, too: a forked child has copies of
+them, and settles nothing, whatever it closes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Held:
         self.late.discard(tag)
 
     def expire(self, lease: Lease) -> None:
-        """Note that its time to run has passed, and it was released without its consumer. From any thread."""
+        """Note that a message's time to run has passed, and that it was released for its consumer. From any thread."""
         self.late.update([tag for tag, held in list(self.leases.items()) if held == lease])
 
     def drop_late(self) -> list[int]:
@@ -144,7 +144,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.items: deque[tuple[Subscription, Delivery]] = deque()
-        #: Whether it ever had one for a consumer without acks.
+        #: Whether it ever held a message for a consumer without acks.
         self.is_mixed = False
         #: When a message was last taken, or the first one came.
         self.touched = 0.0
@@ -157,11 +157,11 @@ class Inbox:
 
     @property
     def with_acks(self) -> int:
-        """How many are to be settled. Counted each time, as a counter would not survive an interruption."""
+        """How many need an ack. Counted each time: a counter would be wrong after an interruption."""
         return sum(not consumer.no_ack for consumer, _ in self.items) if self.is_mixed else len(self.items)
 
     def bring_forward(self) -> bool:
-        """Make the first one for a consumer without acks the head. Returns whether there is one."""
+        """Move the first message for a consumer without acks to the front. Returns whether there is one."""
         items = list(self.items) if self.is_mixed else []
         first = next((item for item in items if item[0].no_ack), None)
         if first is not None:
@@ -169,16 +169,16 @@ class Inbox:
         return first is not None
 
     def return_undelivered(self, consumer: Subscription, delivery: Delivery) -> None:
-        """Put it to the front, unless it is there: the thread that took it may have been interrupted before it left."""
+        """Put it at the front, unless it is still there: the thread that took it may not have removed it yet."""
         if not self.items or self.items[0][1] is not delivery:
             self.items.appendleft((consumer, delivery))
 
     def withdraw(
         self, chosen: Callable[[Subscription, Delivery], bool], leaving: set[Lease] | None = None
     ) -> list[Lease]:
-        """Remove the chosen ones. Returns their leases; messages that were taken out of the store have none.
+        """Remove the chosen messages. Returns their leases; messages that a claim took out of the store have none.
 
-        ``leaving``: they are added to it before they are removed.
+        ``leaving``: the leases are added to it before the messages are removed.
         """
         taken = [item for item in self.items if chosen(*item)]
         if taken:
@@ -187,8 +187,8 @@ class Inbox:
             self.items = deque(item for item in self.items if not chosen(*item))
         return [delivery.lease for _, delivery in taken if delivery.leased]
 
-    def lies_since(self) -> float | None:
-        """Since when none was taken; None if there is none that could go back."""
+    def untaken_since(self) -> float | None:
+        """Since when no message was taken; None if there is none that could return to the store."""
         for _, delivery in self.items:
             if delivery.leased:
                 return self.touched
@@ -221,15 +221,15 @@ class Credit:
         self.inbox: Inbox = Inbox()
         #: Messages handed out and not settled.
         self.held = Held()
-        #: How many its consumers may hold; 0 is no limit.
+        #: How many messages its consumers may hold; 0 is no limit.
         self.prefetch = 0
         #: Whether one more may be handed out. Celery's ``worker_disable_prefetch`` replaces it, through the QoS.
         self.can_consume: Callable[[], bool] = self._within_prefetch
-        #: A message has waited for that, so each ack wakes the thread that drains.
+        #: Whether a message has ever waited for that; from then on, each ack wakes the thread that drains.
         self.was_blocked = False
         #: How many messages with acks were handed out, and how many may be altogether (None: any number).
         self._handed = 0
-        #: The last tag of those: a tag is greater than all before it.
+        #: The last tag among those: tags rise.
         self._last_counted = 0
         self._most_handed: int | None = None
         #: How many are worth claiming ahead, and when the last message was handed out.
@@ -245,11 +245,11 @@ class Credit:
         return not self.prefetch or len(held.leases) - len(held.got) < self.prefetch
 
     def may_pass(self) -> bool:
-        """Whether one may be handed out that can't be consumed; if not, an ack wakes the thread that drains."""
+        """Whether a message may pass although the prefetch is used up; if not, an ack wakes the thread that drains."""
         if self.inbox.bring_forward():
             return True
         self.was_blocked = True
-        return self.can_consume()  # once more: an ack in between did not know
+        return self.can_consume()  # once more: an ack just before saw no one blocked
 
     @property
     def is_bounded(self) -> bool:
@@ -257,7 +257,7 @@ class Credit:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more with acks may wait."""
+        """Whether one more message with acks may wait in the inbox."""
         return (not self.prefetch or self._free > 0) and (self._most_handed is None or self._slots > 0)
 
     @property
@@ -276,7 +276,7 @@ class Credit:
         return ahead - waiting if waiting <= ahead // 2 else 0
 
     def is_low(self, window: int) -> bool:
-        """Whether taking a message has just made that worth a claim."""
+        """Whether the message just taken makes the next claim worthwhile."""
         if (self.prefetch or self._most_handed is not None) and not self.inbox.is_mixed:  # as is_bounded
             return False
         return self._unbounded_waiting in (0, min(self._ahead, window) // 2)
@@ -303,7 +303,7 @@ class Credit:
         return Room(free) if left_s <= 0 else Room(0, left_s)
 
     def limit_slots(self, free: int) -> bool:
-        """Allow ``free`` more messages from now on. By the handing thread. Returns whether room was made."""
+        """Allow ``free`` more messages from now on. For the thread that delivers. Returns whether room was made."""
         before = self._most_handed
         self._most_handed = self._handed + max(free, 0)
         return before is None or self._most_handed > before
@@ -324,7 +324,7 @@ class Credit:
         self.inbox.touched = now
         self.inbox.items.popleft()
         if self._handed_at is not None:
-            # The time from one to the next, with waiting. At most twice as many as before, in case it slows down.
+            # The time from one message to the next, waiting included. Doubled at most, in case the consumer slows down.
             took_s = max(now - self._handed_at, AHEAD_S / MOST_AHEAD)
             self._ahead = max(1, min(2 * self._ahead, int(AHEAD_S / took_s)))
         self._handed_at = now
@@ -334,7 +334,7 @@ class Credit:
 
     def reclaim(self, tag: int) -> None:
         """Take back a message that no callback has seen."""
-        if self.held.withdraw(tag) and tag <= self._last_counted:  # otherwise interrupted before it was counted
+        if self.held.withdraw(tag) and tag <= self._last_counted:  # otherwise interrupted before the count
             self._handed -= 1
 
 
@@ -354,7 +354,7 @@ class Connected(Protocol):
     def now_ms(self) -> int: ...
 
     def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
-        """Note the ``pending``-th waiting ack. False if no receiver runs that would settle it."""
+        """Note the ``pending``-th waiting ack. False if no receiver is running to settle it."""
 
     def on_room(self) -> None:
         """Note that room was made, or taken away."""
@@ -373,7 +373,7 @@ class Settling:
 
     @property
     def client(self) -> Client:
-        """The client that the channel consumed with: stays the same after a lost connection. Raises ``ForkedError``."""
+        """The client with which the channel consumes; the same after a lost connection. Raises ``ForkedError``."""
         if os.getpid() != self._pid:  # ``is_foreign`` inlined: each message would call it three times
             raise ForkedError(
                 "these messages were given to the parent process, which settles them",
@@ -394,8 +394,8 @@ class Settling:
     def ack(self, tag: int, lease: Lease) -> None:
         """Take the delivery out of the table, and settle it soon: with others if a receiver runs, else at once.
 
-        ``tag``: one in the table, or one that was handed out without acks. After an exception out of a signal handler
-        the delivery is noted, or held, to be acknowledged again.
+        ``tag``: one in the table, or one that was handed out without acks. After an exception from a signal handler,
+        either the ack is noted, or the delivery is still held and can be acknowledged again.
         """
         client, credit = self.client, self._credit
         try:
@@ -407,7 +407,7 @@ class Settling:
             if lease in client.acks:
                 credit.held.drop(tag)
             raise
-        enough = max(1, credit.prefetch // 2) if credit.prefetch else MANY_ACKS  # for a claim of their own
+        enough = max(1, credit.prefetch // 2) if credit.prefetch else MANY_ACKS  # to be worth a claim
         if self._connection.on_ack(len(client.acks), enough, was_blocked=credit.was_blocked):
             return
         if self.ended:
@@ -434,11 +434,11 @@ class Settling:
             self.client.release_later([delivery.lease])
 
     def note_attempt(self, lease: Lease) -> None:
-        """Count an attempt at it, whenever it is released."""
+        """Have any later release of the message count an attempt."""
         self.client.attempted.add(lease)
 
     def release(self, leases: list[Lease], *, counted: bool) -> None:
-        """Release at once; without an answer, as soon as the store answers. Raises a ``StoreError``, once an outage."""
+        """Release now, or as soon as the store answers. Raises a ``StoreError``; uncounted, only once per outage."""
         if not leases:
             return
         client = self.client
@@ -476,13 +476,13 @@ next_tag: Callable[[], int] = partial(next, count(1))
 class Subscription:
     """One consumer of one queue."""
 
-    #: The caller's tag, which is its name in its channel only.
+    #: The caller's tag: the consumer's name within its channel.
     consumer_tag: str
     queue: str
-    #: From its channel, as are the next two.
+    #: Its channel's, like the next two.
     credit: Credit
     settler: Settling
-    #: Makes the message of a delivery, tag and consumer tag; None if it can't be one.
+    #: Makes a message from a delivery, its tag and the consumer tag; None if the payload can't be read.
     open: Callable[[Delivery, int, str], Any]
     no_ack: bool
     callback: Callable[[Any], Any]
@@ -492,13 +492,13 @@ class Subscription:
     transient: bool
     #: Whether the queue serves one consumer at a time.
     single: bool = False
-    #: The session in whose name the store knows of this consumer.
+    #: The session under which the store has registered this consumer.
     session_id: SessionId | None = None
-    #: Its name in the store: no two of a process, and so of a session, are the same.
+    #: Its name in the store, unique in the process and so in the session.
     tag: str = field(init=False)
-    #: Whether claiming takes messages out of the store: without acks, from a queue that vanishes anyway. Others are
-    #: claimed under a lease even without acks, and settled when they are handed out: what was claimed ahead is not lost
-    #: with the consumer.
+    #: Whether a claim deletes messages from the store: only without acks, and only from a queue that vanishes anyway.
+    #: All others are claimed under a lease, even without acks, and settled when they are handed out, so that what was
+    #: claimed ahead is not lost with the consumer.
     leaseless: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -521,10 +521,10 @@ LATE = (
 
 
 class QoS(virtual.QoS):
-    """Per channel. The base class's table is replaced: it is keyed by the publisher's tag, and its acks go nowhere."""
+    """One per channel. Replaces the base's table, which is keyed by the publisher's tag and whose acks do nothing."""
 
     def __init__(self, credit: Credit, settler: Settling) -> None:
-        # Without the base's finalizer: at exit the client hands back everything, for all channels.
+        # Not the base's, which adds a finalizer: at exit the client releases everything, for all channels.
         self._credit = credit
         self._held = credit.held
         self._settler = settler
@@ -574,7 +574,7 @@ class QoS(virtual.QoS):
     # -- out ---------------------------------------------------------------------------------------------------------
 
     def ack(self, delivery_tag: int, multiple: bool = False) -> None:
-        """Acknowledge one, or with ``multiple`` all handed out up to this one, or all for 0, as AMQP has it."""
+        """Acknowledge one delivery; with ``multiple`` all up to this one, or all for tag 0, as in AMQP."""
         if multiple:
             for earlier in [tag for tag in list(self._held.leases) if tag < delivery_tag or not delivery_tag]:
                 self.ack(earlier)
@@ -587,22 +587,22 @@ class QoS(virtual.QoS):
             self._settler.ack(delivery_tag, lease)
 
     def explain(self, delivery_tag: int, details: dict[str, Any], *, reason: str = "rejected") -> None:
-        """Note why a held delivery is about to be rejected, or put back for the last time: for its dead letter.
+        """Note, for its dead letter, why a held delivery is about to be rejected, or requeued for the last time.
 
-        ``reason`` is that of a rejection; one that came back too often has its own.
+        ``reason`` is for a rejection; a message over its delivery limit gets a reason of its own.
         """
         self._held.explain(delivery_tag, reason, details)
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:
-        """Put it back where it was, counting the attempt; or dead-letter it. Raises a ``StoreError``: try again."""
+        """Dead-letter it; with ``requeue``, release it, counting the attempt. Raises a ``StoreError``: try again."""
         self._settle(delivery_tag, requeue=requeue)
 
     def release(self, delivery_tag: int, pause_ms: int) -> None:
-        """Put it back, counting the attempt; no consumer gets it before the pause is over. Raises as :meth:`reject`."""
+        """Release it, counting the attempt; no consumer gets it before the pause is over. Raises a ``StoreError``."""
         self._settle(delivery_tag, requeue=True, pause_ms=pause_ms)
 
     def settle_later(self, delivery_tag: int, *, requeue: bool) -> None:
-        """Have another thread reject a delivery, or put it back, because its consumer will not retry."""
+        """Have another thread reject a delivery, or requeue it, because its consumer will not retry."""
         lease = self._held.leases.get(delivery_tag)
 
         def settle() -> None:
@@ -638,7 +638,7 @@ class QoS(virtual.QoS):
             logger.warning("delivery %r was settled before, or released when its channel closed: ignored", delivery_tag)
 
     def note_attempt(self, delivery_tag: int) -> None:
-        """Note that its consumer has begun, and may never tell how that ended. However it comes back, that counts."""
+        """Note that its consumer has begun, and may never report the end: any way back counts as an attempt."""
         lease = self._held.leases.get(delivery_tag)
         if lease is not None:
             self._settler.note_attempt(lease)
@@ -646,7 +646,7 @@ class QoS(virtual.QoS):
     # -- all at once -------------------------------------------------------------------------------------------------
 
     def restore_unacked(self) -> list[tuple[BaseException, Any]]:
-        """Hand back all unsettled messages; the attempt counts. Errors are raised, not returned."""
+        """Release all unsettled messages, counting the attempt. Errors are raised, not returned."""
         self._release_held(counted=True)
         return []
 
@@ -663,7 +663,7 @@ class QoS(virtual.QoS):
             held.pop(tag, None)
         try:
             self._settler.release(list(held.values()), counted=counted)
-        finally:  # otherwise the client keeps them, to hand them back as soon as it can
+        finally:  # after an error, the client releases them as soon as it can
             for tag in held:
                 self._held.drop(tag)
         self._settler.on_room()
@@ -682,7 +682,7 @@ class QoS(virtual.QoS):
                 self._held.leases.pop(tag, None)
             else:
                 weakref.finalize(message, self._abandon, tag).atexit = False
-        # Even if there are none: from here on the settler knows its client, when the connection is forgotten.
+        # Even if there are none: so the settler notes its client before the connection is forgotten.
         self._settler.release_later(unreferenced)
 
     def _abandon(self, delivery_tag: int) -> None:
@@ -698,7 +698,7 @@ class Message(virtual.Message):
     def reject_log_error(
         self, logger: logging.Logger, errors: tuple[type[Exception], ...], requeue: bool = False
     ) -> None:
-        """Reject as Celery does, which logs an error of the store and forgets the message.
+        """Reject for a Celery worker, which only logs an error of the store and forgets the message.
 
         So another thread repeats the rejection until the store answers. As with a late ack, the message stays leased
         until then, and its task, which has run, does not run again while its worker lives. Guarantee: NOT-TWICE.

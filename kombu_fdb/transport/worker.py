@@ -1,25 +1,26 @@
-"""How a Celery worker and the transport share a message: the worker's options, its requests, how it joins, and its end.
+"""How the transport works with a Celery worker: the options of tasks, the worker's requests, its start and its end.
 
-Celery makes attributes of celery-fdb's options on tasks that don't have them, and nothing reads those. A task has the
-options of its class, which ``celery_fdb.install(app)`` sees to. Without it nothing of ``celery_fdb`` is loaded. So the
-transport checks when a worker has started, and the doctor does when it is given an app.
+A task has celery-fdb's options if its class has them, and ``celery_fdb.install(app)`` gives it that class. On any other
+task, Celery turns such an option into an attribute that nothing reads. As nothing of ``celery_fdb`` is loaded without
+``install``, the transport checks for such options when a worker has started, and the doctor when it is given an app.
 
-Errors in a task while no callback of its consumer is on the stack (guarantee POISON-ENDS). Celery makes a *request* of
-a task's message, and goes on with it later: when its ETA has come, when a place in the pool is free, when a child tells
-how it ended. An exception there has no message to it any more. From the pool's semaphore it ends the worker. From a
-timer or a callback of the pool it is logged, and the message stays leased and takes one of the worker's places for as
-long as the worker lives; a few of them, and it consumes nothing. The causes are a result backend that can't store under
-such an id, or an object too deep to be pickled for the child.
+Errors outside of the consumer's callback (guarantee POISON-ENDS). Celery makes a *request* from a task's message, and
+continues with it later: when its ETA has come, when a place in the pool is free, when a child reports how it ended.
+Nothing connects an exception there with its message any more. If it is raised under the pool's semaphore, it ends the
+worker. If it is raised in a timer or a callback of the pool, it is logged, and the message stays leased and occupies
+one of the worker's places for as long as the worker lives; after a few of them the worker consumes nothing. The causes
+are a result backend that can't store a result under such an id, or an object nested too deeply to be pickled for the
+child.
 
-So what Celery calls there is wrapped, once for each class of requests (Celery makes one for each task): the message
-goes back as an attempt, as in ``poison.py``. Errors of the connection pass, and so do errors after the message was
-settled. A task that is over is not run again because of an error after its end, raised by its own ``on_failure`` or by
-Celery, which raises a task's ``MemoryError`` again: its message is settled as that of a failed task. A task is over
-once its result is stored, or if none is to be.
+So the methods that Celery calls there are wrapped, once for each class of requests (Celery makes one for each task):
+after an exception the message is released as an attempt, as in ``poison.py``. Connection errors pass through, and so do
+errors after the message was settled. A task that is over does not run again because of an error after its end, which
+may come from its own ``on_failure``, or from Celery, which re-raises a task's ``MemoryError``: its message is settled
+like that of a failed task. A task is over once its result is stored, or if it stores none.
 
-In a pool of threads or greenlets an exception from the task's tracer is lost: it raises when it can store neither the
-result nor the failure. There the request is told that it has failed, as prefork's parent tells it. After an error of
-the connection another attempt may do better, and the message goes back.
+In a pool of threads or greenlets, an exception from Celery's task tracer is lost; the tracer raises when it can store
+neither the result nor the failure. There the request's ``on_failure`` is called, as prefork's parent process calls it.
+After a connection error another attempt may succeed, so the message is released.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from kombu_fdb.transport.poison import give_back, mend
 
 OPTIONS = ("fair_key", "max_in_flight", "rate_limit_key", "dedup_id", "dedup_window", "dead_letter", "backoff")
 PACKAGE = "celery_fdb."
-#: The setting; ``celery_fdb.tasks.failures.install`` adds the worker's step that sees to it.
+#: The setting; ``celery_fdb.tasks.failures.install`` adds the worker's step that implements it.
 SETTING = "fdb_dead_letter_failures"
-SEES_TO_FAILURES = "celery_fdb.tasks.failures"
+FAILURES_MODULE = "celery_fdb.tasks.failures"
 
 
 def without_effect(app: Any, *, load: bool = False) -> list[str]:
@@ -58,12 +59,12 @@ def without_effect(app: Any, *, load: bool = False) -> list[str]:
     """
     if load:
         app.loader.import_default_modules()
-    keeps_failures = any(getattr(step, "__module__", "") == SEES_TO_FAILURES for step in app.steps["consumer"])
-    heeded = {"dead_letter"} if keeps_failures else set()
+    keeps_failures = any(getattr(step, "__module__", "") == FAILURES_MODULE for step in app.steps["consumer"])
+    effective = {"dead_letter"} if keeps_failures else set()
     found = [
         f"{name} ({', '.join(options)})"
         for name, task in sorted(app.tasks.items())
-        if (options := [each for each in _given(type(task)) if each not in heeded])
+        if (options := [each for each in _given(type(task)) if each not in effective])
     ]
     if app.conf.get(SETTING) and not keeps_failures:
         found.append(f"the setting {SETTING}")
@@ -71,7 +72,7 @@ def without_effect(app: Any, *, load: bool = False) -> list[str]:
 
 
 def _given(task: type) -> Iterator[str]:
-    """Options that a task's class has, and none of its bases reads."""
+    """The options that a task's class sets, and that no class of celery-fdb among its bases reads."""
     ours = [base for base in task.__mro__ if base.__module__.startswith(PACKAGE)]
     for name in OPTIONS:
         value = inspect.getattr_static(task, name, None)
@@ -83,7 +84,7 @@ def _given(task: type) -> Iterator[str]:
 
 
 def warn(app: Any) -> None:
-    """Log it when a worker starts."""
+    """When a worker starts, log which options have no effect."""
     found = without_effect(app)
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
@@ -104,7 +105,7 @@ Method = Callable[..., Any]
 
 
 def receive(request: Any = None, **_: Any) -> None:
-    """For Celery's signal ``task_received``: it comes before anything is done with the request."""
+    """For Celery's signal ``task_received``, which comes before Celery does anything with the request."""
     mend(request)
     made = type(request)
     if GUARDED not in made.__dict__:
@@ -133,7 +134,7 @@ def _executed(method: Method) -> Method:
 
 
 def _begun(method: Method) -> Method:
-    """With late acks, note the attempt: before it runs a message, Celery looks whether it is ``redelivered``."""
+    """Wrap it to note the attempt: with late acks, Celery checks whether a message is ``redelivered`` before a run."""
 
     @wraps(method)
     def guarded(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -182,22 +183,22 @@ def _settle(request: Any, *, timed_out: bool) -> None:
 
 
 def guard_pool(pool: Any) -> None:
-    """Guard a pool of threads or greenlets: prefork always hears its child. For Celery's signal ``worker_ready``."""
+    """Have a pool of threads or greenlets report a task's failure to its request, as prefork always does."""
     if pool is not None and not hasattr(getattr(pool, "_pool", None), "_result_handler"):
-        pool.on_apply = _heard(pool.on_apply)
+        pool.on_apply = _with_reports(pool.on_apply)
 
 
-def _heard(on_apply: Method) -> Method:
-    def heard(target: Method, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        return on_apply(_told(target, options.get("error_callback")), args, kwargs, **options)
+def _with_reports(on_apply: Method) -> Method:
+    def apply(target: Method, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        return on_apply(_reporting(target, options.get("error_callback")), args, kwargs, **options)
 
-    return heard
+    return apply
 
 
-def _told(target: Method, on_failure: Any) -> Method:
+def _reporting(target: Method, on_failure: Any) -> Method:
     """``on_failure``: a method of the request's."""
 
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def reporting(*args: Any, **kwargs: Any) -> Any:
         try:
             return _without_exit(target, *args, **kwargs)
         except Exception as error:
@@ -206,11 +207,11 @@ def _told(target: Method, on_failure: Any) -> Method:
                 _end(request, error)
             raise
 
-    return told
+    return reporting
 
 
 def _without_exit(target: Method, *args: Any, **kwargs: Any) -> Any:
-    """Call it; a task that exits has lost its worker, as with prefork. Celery (5.7) would take that for a success."""
+    """Call it, and raise ``WorkerLostError`` if it exits, as with prefork: for Celery (5.7) that would be a success."""
     exceptions = sys.modules["celery.exceptions"]
     try:
         return target(*args, **kwargs)
@@ -218,7 +219,7 @@ def _without_exit(target: Method, *args: Any, **kwargs: Any) -> Any:
         raise
     except SystemExit as error:
         lost = exceptions.WorkerLostError(f"{class_of(error)}: {text_of(error)}")
-    raise lost  # without a context: what can't be printed there would end the worker
+    raise lost  # without a context: an error there that can't be printed would end the worker
 
 
 def _end(request: Any, error: Exception) -> None:
@@ -238,7 +239,7 @@ def _is_held(request: Any) -> bool:
 
 
 def _give_back(request: Any, error: Exception) -> None:
-    """Unless Celery settles it, or is about to: that may wait for the worker's loop."""
+    """Release the message, unless Celery has settled it or is about to: that may be waiting for the worker's loop."""
     if request.acknowledged:
         logger.error(
             "task %.80r was settled, and raised afterwards: %s: %.200s", request.id, class_of(error), text_of(error)
@@ -255,11 +256,11 @@ def _give_back(request: Any, error: Exception) -> None:
 
 
 def join_workers(driver_type: str) -> None:
-    """Let Celery's mingle and gossip know that fanout and events work here; and see to what it does not check.
+    """Let Celery's mingle and gossip know that fanout and events work here, and connect to the worker's signals.
 
-    They ask for the driver type before they look at their set, and construct a transport for it: this one.
+    Both steps ask for the driver type before they look it up in their sets, and construct a transport to ask: this one.
     """
-    vars(functional)["sleep"] = SystemClock().sleep  # bound before gevent replaces it, kombu's would stop all greenlets
+    vars(functional)["sleep"] = SystemClock().sleep  # kombu's, bound before gevent's patch, would block all greenlets
     for module, step in (("mingle", "Mingle"), ("gossip", "Gossip")):
         loaded = sys.modules.get(f"celery.worker.consumer.{module}")
         if loaded is not None:
@@ -267,26 +268,27 @@ def join_workers(driver_type: str) -> None:
     signals = sys.modules.get("celery.signals")
     if signals is not None:
         signals.task_received.connect(receive, weak=False, dispatch_uid="kombu_fdb.transport.worker")
-        signals.worker_ready.connect(see_to_the_worker, weak=False, dispatch_uid="kombu_fdb.transport.worker")
+        signals.worker_ready.connect(prepare_worker, weak=False, dispatch_uid="kombu_fdb.transport.worker")
 
 
-def see_to_the_worker(sender: Any, **_: Any) -> None:
-    """For the signal that the worker is about to consume."""
+def prepare_worker(sender: Any, **_: Any) -> None:
+    """For Celery's signal ``worker_ready``: the worker is about to consume."""
     guard_pool(sender.pool)
-    free_what_celery_cancels(sender)
-    keep_what_children_have(sender.pool)
+    free_cancelled_timers(sender)
+    keep_started_tasks(sender.pool)
     warn(sender.app)
 
 
-def free_what_celery_cancels(consumer: Any) -> None:
-    """Have the messages go back of tasks that wait in Celery's timer when a worker loses its connection.
+def free_cancelled_timers(consumer: Any) -> None:
+    """When a worker loses its connection, release the messages of tasks that wait in Celery's timer.
 
-    Celery (5.7, ``Consumer.on_close``) cancels the timer's entries, "since the broker may redeliver". It still refers
-    to an entry until its time, and until the next lost connection. The entry's arguments refer to the message, which
-    its channel therefore takes for one of a task that is under way (``unacked.py``, *orphaned*). So the entry is
-    emptied, and Celery finds none to cancel. Eventlet's is a greenlet: once killed, it holds the frames from which it
-    was killed, and the error that was handled there, until Python looks for cycles. Celery kills its heartbeat's, too,
-    and the error, or one before it, may have come out of a delivery.
+    Celery (5.7, ``Consumer.on_close``) cancels the timer's entries, "since the broker may redeliver", but still refers
+    to an entry until its time has come, and until the next lost connection. The entry's arguments refer to the message,
+    so the message's channel assumes that its task is still under way (``unacked.py``, *orphaned*). Therefore the entry
+    is emptied here, and Celery finds none to cancel. With eventlet, an entry is a greenlet: once killed, it holds the
+    frames from which it was killed, and the error that was handled there, until Python's garbage collector finds the
+    cycle. Celery kills the heartbeat's greenlet, too. As that error, or one in its chain, may have come out of a
+    delivery, the frames of the whole chain are cleared.
     """
     on_close, state = consumer.on_close, sys.modules["celery.worker.state"]
 
@@ -305,18 +307,19 @@ def free_what_celery_cancels(consumer: Any) -> None:
     consumer.on_close = free_and_close
 
 
-def keep_what_children_have(pool: Any) -> None:
-    """Let a prefork pool hear the end of each task that a child was given (guarantee NOT-TWICE).
+def keep_started_tasks(pool: Any) -> None:
+    """Let a prefork pool learn of the end of each task that a child was given (guarantee NOT-TWICE).
 
     When a worker loses its connection, Celery (5.7, ``AsynPool.flush``) forgets the tasks whose start it has not read
-    yet, "since they will be redelivered by the broker"; before 5.7 it forgets all of them. But a child runs what is
-    written to it. Nothing could ack that task any more, so it would run a second time. When a worker stops, Celery 5.7
-    forgets them as well. The child would then wait 30 seconds for its result to be read
+    yet, "since they will be redelivered by the broker"; before 5.7 it forgets all of them. But a child runs every task
+    that is written to it. Nothing could ack such a task any more, so it would run a second time. When a worker stops,
+    Celery 5.7 forgets them as well. The child would then wait 30 seconds for its result to be read
     (``billiard.pool.Worker._ensure_messages_consumed``), and the parent for the child: as long as Kubernetes waits
     before it kills.
 
     So ``flush`` is replaced: only tasks that no child was given are forgotten. And before a child gets the order to
-    end, it gets the rest of its task: it would wait for that, take the order for it, and wait for more.
+    end, it gets the rest of its task: waiting for that rest, it would take the order for a part of it, and wait for
+    more.
     """
     processes: Any = getattr(pool, "_pool", None)
     if not hasattr(processes, "outbound_buffer"):  # threads and greenlets have no such pipe
@@ -325,16 +328,17 @@ def keep_what_children_have(pool: Any) -> None:
     def forget_the_unwritten() -> None:
         if sys.modules["celery.worker.state"].should_terminate is None:  # else the children are about to be killed
             _write_to_the_end(processes)
-        # Behind: it reads what children said that have ended. Tasks that they had not begun become unwritten again.
+        # Only now: it reads the last reports of children that have ended. Tasks they had not begun become unwritten
+        # again.
         processes.maintain_pool()
-        processes._join_exited_workers()  # as a stop begins, the pool is not maintained any more
+        processes._join_exited_workers()  # once a stop has begun, nothing maintains the pool any more
         unwritten = processes.outbound_buffer
         while unwritten:
             unwritten.popleft().discard()
 
     def order_to_end(*args: Any) -> None:
         _write_to_the_end(processes)  # Celery's cold shutdown begins with this
-        processes._join_exited_workers()  # a pipe of one that reads nothing any more may be full
+        processes._join_exited_workers()  # the pipe of a child that has stopped reading may be full
         order(*args)
 
     pool.flush = forget_the_unwritten

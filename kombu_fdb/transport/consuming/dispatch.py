@@ -1,22 +1,20 @@
-"""Who gets the next message, and from which queues more may be claimed. No thread, no store: only the bookkeeping.
+"""Which consumer gets the next message, and from which queues to claim more. Only bookkeeping: no thread, no store.
 
 Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it;
-then it is *held* until it is settled. How many of both a channel may have is its credit's business
-(``unacked.py``).
+then it is *held* until it is settled. The channel's credit says how many of both it may have (``unacked.py``).
 
-Of a queue with one active consumer only the first one here is served, until it ends; the store decides whether it is
-the active one of all (``engine/scheduling/single.py``).
+In a queue with a single active consumer, only the first consumer here is served, until it ends; the store decides
+whether it is the active one among those of all processes (``engine/scheduling/single.py``).
 
 A channel whose waiting messages had to be withdrawn, because none was taken for ``patience_s`` seconds or their
 time to run had passed, is *stalled*: nothing is claimed for it until its program drains again.
 
-A message that was claimed is *arriving* until it waits in an inbox, and one that was withdrawn is *leaving* until
-its lease was released. An exception in between, as signal handlers and greenlets' killers raise it anywhere,
-leaves it there, and the next turn goes on with it (:meth:`Dispatch.place`, :meth:`Dispatch.to_release`).
+A claimed message is *arriving* until it waits in an inbox, and a withdrawn one is *leaving* until its lease is
+released. Signal handlers, and programs that kill greenlets, may raise an exception anywhere in between. It leaves the
+message in that state, and the next turn goes on with it (:meth:`Dispatch.place`, :meth:`Dispatch.to_release`).
 
-A message is on its way from the inbox to its callback in the *hand* of the thread that drains. It is there before it
-leaves the inbox, and until the callback is called; an exception in between, from a signal handler or a greenlet's
-killer, puts it back to the front.
+On its way from the inbox to its callback, a message is in the *hand* of the thread that drains: from before it leaves
+the inbox until the callback is called. Such an exception in between returns it to the front of the inbox.
 """
 
 from __future__ import annotations
@@ -40,24 +38,24 @@ class Plan:
     queues: list[str] = field(default_factory=list)
     limit: int = 0
     leaseless: set[str] = field(default_factory=set)
-    #: By queue with one active consumer, for whom.
+    #: For each queue with a single active consumer: the tag of the consumer to claim for.
     consumers: dict[str, str] = field(default_factory=dict)
     again_s: float | None = None
 
     def note(self, room: Room) -> int:
-        """When to look again, if this one is not worth a claim yet. Returns how many places it has."""
+        """Note when to look again, if ``room`` is not worth a claim yet. Returns how many places it has."""
         if room.again_s is not None:
             self.again_s = room.again_s if self.again_s is None else min(room.again_s, self.again_s)
         return room.places
 
 
 class Dispatch:
-    """The consumers of one connection. Thread-safe; raises as ``unless_mine``."""
+    """The consumers of one connection. Thread-safe; its methods raise what ``unless_mine`` raises."""
 
     def __init__(
         self, window: int, group_s: float, patience_s: float, clock: Callable[[], float] = monotonic, turn: int = 0
     ) -> None:
-        """``turn``: which of several queues has the first turn; other consumers have another one."""
+        """``turn``: selects the queue that is first in the first turn; other consumers should pass another number."""
         self.window = window
         self._group_s = group_s
         self._patience_s = patience_s
@@ -69,14 +67,14 @@ class Dispatch:
         #: By queue, the last turn in which it was the first.
         self._firsts: dict[str, int] = {}
         self._turns = 0
-        #: Channels that nothing is claimed for; whose program drains clears it.
+        #: Channels for which nothing is claimed; emptied when the program drains.
         self.stalled: set[Credit] = set()
         #: Claimed, and not handed on yet.
         self.arriving: list[Delivery] = []
-        #: Whether a turn that placed them got no further.
-        self._places = False
+        #: Whether a turn is placing them, or was interrupted while it did.
+        self._placing = False
         self._leaving: set[Lease] = set()
-        #: Sessions that were lost: others have what was claimed in their names.
+        #: Sessions that were lost: other sessions have what they had claimed.
         self._lost: set[SessionId] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------
@@ -88,7 +86,7 @@ class Dispatch:
                 self._credits.append(subscription.credit)
 
     def remove(self, subscription: Subscription) -> None:
-        """What was waiting for it, or arrives for it alone, is leaving."""
+        """Remove a consumer. What was waiting for it, or is arriving for it alone, is leaving from now on."""
         with unless_mine(self._lock):
             subscriptions = self._by_queue.get(subscription.queue, deque())
             if subscription in subscriptions:
@@ -103,21 +101,21 @@ class Dispatch:
                         self.arriving.remove(each)
 
     def drop_session(self, session_id: SessionId) -> None:
-        """A session was lost: what it claimed and no consumer has seen yet belongs to others now."""
+        """Forget what a lost session had claimed and no consumer has seen yet: other sessions have it now."""
         with unless_mine(self._lock):
             self._lost.add(session_id)
             for credit in self._credits:
                 credit.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
 
     def close(self) -> None:
-        """No consumers any more: all that waits is leaving, and what arrives from now on has no home."""
+        """Remove all consumers. What waits is leaving, and so is what arrives from now on."""
         with unless_mine(self._lock):
             self._by_queue.clear()
             for credit in self._credits:
                 credit.inbox.withdraw(_everything, self._leaving)
 
     def forget(self, credit: Credit) -> None:
-        """The channel is closed. What still waits is leaving, as its consumers are not cancelled yet."""
+        """Forget a closed channel. What still waits is leaving: its consumers may not be cancelled yet."""
         with unless_mine(self._lock):
             credit.inbox.withdraw(_everything, self._leaving)
             if credit in self._credits:
@@ -133,12 +131,12 @@ class Dispatch:
             return list(self._leaving)
 
     def _drop_leaving(self) -> None:
-        """The thread that withdrew them may have got no further than that they are leaving."""
+        """Remove what is leaving from the inboxes: the thread that withdrew it may have been interrupted."""
         for credit in self._credits if self._leaving else ():
             credit.inbox.withdraw(lambda _, delivery: delivery.lease in self._leaving)
 
     def released(self, leases: Iterable[Lease]) -> None:
-        """Another thread has them now."""
+        """Forget leases that are released, or that another thread will release."""
         self._leaving.difference_update(leases)
 
     @property
@@ -161,7 +159,7 @@ class Dispatch:
             }
 
     def competing(self, queues: Collection[str]) -> set[str]:
-        """The other queues whose consumers have their bounded room from the same channels as those of ``queues``."""
+        """The other queues whose consumers share a channel's bounded room with a consumer of ``queues``."""
         with unless_mine(self._lock):
             among = {
                 each.credit
@@ -177,12 +175,12 @@ class Dispatch:
 
     @property
     def consumers(self) -> dict[str, str]:
-        """By queue with one active consumer, the tag of the one that is served here."""
+        """For each queue with a single active consumer, the tag of the consumer that is served here."""
         with unless_mine(self._lock):
             return {queue: each[0].tag for queue, each in self._by_queue.items() if each[0].single}
 
     def serves(self, consumers: Mapping[str, str]) -> bool:
-        """Whether these, by queue, have not ended."""
+        """Whether these consumers, given by queue, are still served."""
         return not consumers or consumers.items() <= self.consumers.items()
 
     @property
@@ -194,27 +192,27 @@ class Dispatch:
 
     # -- patience ---------------------------------------------------------------------------------------------------
 
-    def drop_left_lying(self, now: float) -> int:
-        """What was not taken for too long is leaving. How many messages that is."""
+    def withdraw_untaken(self, now: float) -> int:
+        """Withdraw what was not taken for ``patience_s``: it is leaving. Returns the number of messages."""
         dropped = 0
         with unless_mine(self._lock):
             for credit in self._credits:
-                since = credit.inbox.lies_since() if credit.inbox.items else None
+                since = credit.inbox.untaken_since() if credit.inbox.items else None
                 if since is not None and since + self._patience_s <= now:
                     self.stalled.add(credit)
                     dropped += len(credit.inbox.withdraw(lambda _, delivery: delivery.leased, self._leaving))
         return dropped
 
-    def lies_for(self, now: float) -> float | None:
-        """In how many seconds something is to be withdrawn, unless the program drains; None if nothing waits."""
+    def next_withdrawal_s(self, now: float) -> float | None:
+        """In how many seconds a message must be withdrawn, unless the program drains; None if none waits."""
         with unless_mine(self._lock):
-            moments = [since for credit in self._credits if (since := credit.inbox.lies_since()) is not None]
+            moments = [since for credit in self._credits if (since := credit.inbox.untaken_since()) is not None]
         return min(moments) + self._patience_s - now if moments else None
 
     # -- times to run ----------------------------------------------------------------------------------------------
 
     def withdraw(self, lease: Lease) -> bool:
-        """Take a message back that was not taken yet. False if it was handed out."""
+        """Withdraw a message that was not taken yet. False if it was handed out."""
         with unless_mine(self._lock):
             for credit in self._credits:
                 if credit.inbox.withdraw(lambda _, delivery: delivery.lease == lease):
@@ -223,7 +221,7 @@ class Dispatch:
         return False
 
     def overdue(self, lease: Lease) -> None:
-        """A message that was handed out has gone back without its consumer."""
+        """Note that a message that was handed out has been released without its consumer."""
         with unless_mine(self._lock):
             for credit in self._credits:
                 credit.held.expire(lease)
@@ -231,7 +229,7 @@ class Dispatch:
     # -- what to claim -------------------------------------------------------------------------------------------------
 
     def plan(self, hungry: set[str], now: float) -> Plan:
-        """What to claim of those queues that may have messages; first the one that was first longest ago."""
+        """What to claim from those queues that may have messages, first the queue that was first longest ago."""
         plan = Plan()
         limit = self.window
         with unless_mine(self._lock):
@@ -250,9 +248,9 @@ class Dispatch:
         return plan
 
     def end_turn(self, first: str) -> None:
-        """A plan was carried out, and this queue was its first: next comes another, so that a full one shuts none out.
+        """Note that a plan was carried out with this queue first: others go first next, so a full one shuts none out.
 
-        No count of turns would do: plans have different queues, as now this channel has room and now that one.
+        Counting turns would not do: plans have different queues, as different channels have room at different times.
         """
         with unless_mine(self._lock):
             self._turns += 1
@@ -274,15 +272,15 @@ class Dispatch:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def place(self) -> None:
-        """Assign what is arriving to consumers. That for which none has room any more is leaving.
+        """Assign arriving messages to consumers. Those for which no consumer has room any more are leaving.
 
-        A consumer may have been cancelled since it was claimed, or its prefetch lowered.
+        Since the claim, a consumer may have been cancelled, or its prefetch lowered.
         """
         arriving, now = self.arriving, self._clock()
         with unless_mine(self._lock):
-            if self._places and arriving and self._has(arriving[0].lease):
+            if self._placing and arriving and self._has(arriving[0].lease):
                 del arriving[0]
-            self._places = True
+            self._placing = True
             while arriving:
                 delivery = arriving[0]
                 subscription = self._choose(delivery.queue)
@@ -291,10 +289,10 @@ class Dispatch:
                 elif delivery.leased:
                     self._leaving.add(delivery.lease)
                 del arriving[0]
-            self._places = False
+            self._placing = False
 
     def turn_away(self) -> None:
-        """What is arriving is leaving."""
+        """Place none of the arriving messages: they are leaving."""
         self._leaving.update([each.lease for each in self.arriving if each.leased])
         self.arriving.clear()
 
@@ -318,7 +316,7 @@ class Dispatch:
         return None
 
     def next(self, hand: list[Arrival]) -> Arrival | None:
-        """Put the next waiting message into ``hand``, from the channels in turn; None if there is none that may be."""
+        """Put the next waiting message into ``hand``, from the channels in turn; None if none may be handed out."""
         now = self._clock()
         with unless_mine(self._lock):
             if self._leaving:
@@ -336,7 +334,7 @@ class Dispatch:
         return None
 
     def return_undelivered(self, arrival: Arrival) -> Lease | None:
-        """No callback has seen it: it is its channel's next one. Returns its lease if its consumer has ended."""
+        """Make a message that no callback has seen its channel's next. Returns its lease if its consumer has ended."""
         subscription, delivery, tag = arrival
         with unless_mine(self._lock):
             subscription.credit.reclaim(tag)
@@ -355,7 +353,7 @@ class Dispatch:
             return len(_of_queue(credit, queue))
 
     def take_waiting(self, credit: Credit, queue: str, hand: list[Delivery], most: int) -> None:
-        """Put up to so many of them into ``hand``, the first one first. Interrupted in between, they are leaving."""
+        """Move up to ``most`` of them into ``hand``, in their order. If this is interrupted, they are leaving."""
         with unless_mine(self._lock):
             self._drop_leaving()
             taken = _of_queue(credit, queue)[:most]

@@ -1,19 +1,20 @@
 """What a connection asks the store for on behalf of its consumers: a state machine without a thread.
 
 Model. A fetcher is *asleep* until the program drains (``watch_set.py``): nothing is claimed or watched, and nothing
-happens before its bell rings. While it does, a queue is *hungry* when it may have messages, *armed* when it was
-seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
+happens before its bell rings. While the program drains, a queue is *hungry* when it may have messages, *armed* when it
+was seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
 
 1. If rivals consume the same queues and there is room, wait in line with them (``process/line_member.py``). While
    another consumer is the first there, leave these queues out of the steps 2 and 3 (:class:`Claiming`).
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
 3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
-   all of it. That ends the hunger of the queues before the last one that gave any; of all, if there was room for more.
-   Begin again.
-4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``; or for twice as long where a few
-   free places wait for more of them, as the claim that fills them takes the acks along.
+   the whole line. Afterwards the queues before the last one that gave a message are no longer hungry; if there was room
+   for more, no queue is. Begin again.
+4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``; or for twice as long while a few
+   free places wait for more, as the claim that fills them takes the acks along.
 5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
-   long enough, or the safety look is due (``poll_interval``): watches are promised, but looking costs little.
+   long enough, or the safety look is due (``poll_interval``): the store promises that watches fire, but looking costs
+   little.
 
 What was claimed and not taken for ``undrained_timeout`` goes back to its place, uncounted, and nothing more is
 claimed for its channel until the program drains again: the program has forgotten its consumer, or works for an hour in
@@ -30,13 +31,13 @@ What happens at each failure:
 
 * the session was fenced: what waits is dropped, the next turn opens a new session and goes on. If a consumed queue
   vanished with the session, the consumers get :exc:`~kombu_fdb.transport.errors.SessionLost`, and declare it again.
-* a consumed queue was deleted: its consumers end at the next safety look, and the next drain tells them
+* a consumed queue was deleted: its consumers end at the next safety look, and the next drain notifies them
   (``receiver.py``).
-* the store fails: the fetcher has *failed*, and the error is raised by the consumer's next drain, as the connection
-  error it is. ``recover``, when the connection is established again, goes on with the same consumers.
-* a turn is interrupted anywhere: acks that it had taken along are pending again; what its claim leased before it could
-  note that is recovered by the session (``process/client_session.py``); and what it had not handed over, or not
-  released, is the next turn's (``dispatch.py``).
+* the store fails: the fetcher has *failed*, and the consumer's next drain raises the error, as a connection error.
+  ``recover``, when the connection is established again, goes on with the same consumers.
+* a turn is interrupted anywhere: acks that it had taken along are pending again; the session recovers what its claim
+  had leased, but not yet noted (``process/client_session.py``); and the next turn goes on with what it had not handed
+  over, or not released (``dispatch.py``).
 
 The time, chance and the store (through the process's client) are arguments, so a simulation drives it as a thread does.
 """
@@ -72,30 +73,31 @@ LINE_FIRST_S = 0.25
 class Claiming:
     """How a fetcher claims: directly, or in a line with rivals; and the acks that go along.
 
-    Called by the fetcher's thread; :meth:`abandon` by any. A step asks it twice: :meth:`stand`, before it looks at any
-    queue, and :meth:`claim`, when it knows which are hungry. In between, :meth:`others` are left alone: the first of
-    their line looks at them.
+    Called by the fetcher's thread; :meth:`abandon` by any. A step calls it twice: :meth:`stand`, before it looks at any
+    queue, and :meth:`claim`, when it knows which queues are hungry. In between, :meth:`others` are left alone: the
+    first of their line looks at them.
     """
 
     def __init__(self, client: Client, dispatch: Dispatch, member: LineMember) -> None:
         self.member = member
         self._client = client
         self._dispatch = dispatch
-        #: Whether it has begun to stand in the line that there may be.
+        #: Whether it has had a queue for which rivals are possible.
         self._began = False
-        #: The line was left for another queue; and until when it comes first for that.
+        #: Whether the line was left for another queue; and until when it therefore comes first.
         self._owes_line = False
         self._line_first_until = 0.0
 
     @property
     def may_have_rivals(self) -> bool:
-        """If not, it stands in no line. Asked at each turn."""
+        """If not, there is no line to stand in. Asked at each turn."""
         return not self._began or self.member.contention.known or self.member.in_line
 
     def stand(self, session: ClientSession, now: float, hand: list[Delivery]) -> Plan:
-        """Join a line, look, or leave it, as rivals and room have it; what was granted comes into ``hand``.
+        """Join a line, look at it, or leave it, depending on rivals and room; what was granted is put into ``hand``.
 
-        Returns the queues of a line whose first one it has just become. Raises as ``ClientSession.claim``.
+        The plan that is returned has the queues of the line if this consumer has just become the first there, else
+        none. Raises what ``ClientSession.claim`` raises.
         """
         self.member.belong_to(session)
         if not self._began:
@@ -110,7 +112,7 @@ class Claiming:
             self._pay_line(queues, now)
         if hand or not member.attend(self._client.engine, hand):
             plan.queues = []
-        if queues and not hand and not member.in_line:  # another consumer has evicted it, or ended it for its own good
+        if queues and not hand and not member.in_line:  # it was evicted, or its row was damaged
             self._with_acks(session, join)
         return plan
 
@@ -149,10 +151,10 @@ class Claiming:
         return shared if self.member.contention.is_contested(shared) else set()
 
     def choose(self, plan: Plan, hand: list[Delivery]) -> None:
-        """Keep of the plan what one transaction may do, and make room for it: a line, or what has none.
+        """Reduce the plan to what one transaction may claim, the line's queues or the others, and make room for it.
 
-        What was granted in a line that was left for that comes into ``hand``; the plan is void then. Raises as
-        ``ClientSession.claim``.
+        If that means to leave the line, what was granted there is put into ``hand``; then the plan is void. Raises what
+        ``ClientSession.claim`` raises.
         """
         line = self.member.queues
         if not line:
@@ -164,14 +166,14 @@ class Claiming:
             self.member.leave(hand)
 
     def claim(self, session: ClientSession, plan: Plan, hand: list[Delivery]) -> None:
-        """Carry a chosen plan out; what was found comes into ``hand``.
+        """Carry out a chosen plan; what was found is put into ``hand``.
 
-        Raises as ``ClientSession.claim``; the acks that it took along are pending again.
+        Raises what ``ClientSession.claim`` raises; then the acks that it took along are pending again.
         """
         if self.member.in_line and not set(self.member.queues).isdisjoint(plan.queues):
             self.member.serve(plan.queues, plan.consumers, hand)
             return
-        # Where writers take turns a claim gives way to none.
+        # Where writers take turns, a claim gives way to no other.
         shared = set() if self._client.engine.writers_take_turns else self._dispatch.shared
         claim = partial(
             session.claim,
@@ -197,22 +199,23 @@ class Claiming:
                 acks[:] = [lease for lease in acks if lease.session == session.session_id]
                 self._client.ack(others)
             act(acks=acks)
-            self._client.settled(acks)  # the session stood, so did its leases
+            self._client.settled(acks)  # the session was valid, so its leases were
         except BaseException as error:
             self._client.give_acks_back(acks, error)
             raise
 
     def leave(self, hand: list[Delivery]) -> None:
-        """Stand in no line, as the program does not drain. Raises as ``ClientSession.claim``."""
+        """Leave the line, as the program does not drain. Raises what ``ClientSession.claim`` raises."""
         self.member.leave(hand)
 
     def abandon(self) -> None:
-        """Have the duties thread do the same. Never blocks; for finalizers, too."""
+        """Have the duties thread leave the line. Never blocks; for finalizers, too."""
         self.member.abandon()
 
 
-#: The first one of a line looks into so many queues without asking. A consumer of more queues also watches their bells
-#: while it waits, so that it knows which ones have messages when it becomes the first.
+#: With up to this many queues, the first consumer of a line claims from all of them without knowing which have
+#: messages. With more, a consumer also watches their bells while it waits, so that it knows which have messages when it
+#: becomes the first.
 FEW_QUEUES = 8
 
 logger = logging.getLogger(__name__)
@@ -223,7 +226,7 @@ LONGEST_REST_S = 0.1
 
 
 class Fetcher:
-    """Of one connection. :meth:`turn` is one thread's; the rest may be called from any."""
+    """The fetcher of one connection. One thread at a time calls :meth:`turn`; any thread may call the rest."""
 
     def __init__(
         self, client: Client, watch_set: WatchSet, arrived: Bell, clock: Callable[[], float], rng: Random
@@ -241,9 +244,9 @@ class Fetcher:
         )
         #: What ended the turns; the consumer's next drain raises it.
         self.error: BaseException | None = None
-        #: The program does not drain.
+        #: Whether the program does not drain.
         self.asleep = True
-        #: The connection is that of a Celery worker (``poison.py``).
+        #: Whether the connection is that of a Celery worker (``poison.py``).
         self.is_workers = False
         self._client = client
         self._watch_set = watch_set
@@ -255,41 +258,41 @@ class Fetcher:
         )
         self._ack_delay_s = options.ack_delay_ms / 1000
         self._session: ClientSession | None = None
-        #: That in whose name all consumers are entered in the store.
+        #: The session under which all consumers are registered in the store; None if that must be done again.
         self._entered: ClientSession | None = None
         self._cancels: deque[tuple[Subscription, bool, Signal]] = deque()
-        #: Consumers that ended with their queues, and have not been told.
+        #: Consumers that ended with their queues, and have not been notified.
         self.ended: deque[Subscription] = deque()
         self._first_ack: float | None = None
         self._next_look = 0.0
-        #: What the last glance has seen of the keys that are watched.
+        #: The values of the watched keys at the last glance.
         self._glanced: dict[bytes, bytes | None] = {}
         self._fruitless = 0
-        #: A queue may have messages, and there is room for them that waits for more of it.
+        #: Whether a queue may have messages, and free places for them wait until there are more.
         self._room_waits = False
         #: Consumers that may be the active ones of their queues.
         self._active: set[str] = set()
-        # How often a drain has come, and for how many of them a turn has looked and found no more.
+        # How often a look was asked for, and which of these requests the last look that found no more has answered.
         self._called = 0
         self._answered = 0
 
     @property
     def session_id(self) -> SessionId:
-        """Of the session in whose name it claims; empty before the first turn."""
+        """The id of the session under which it claims; empty before the first turn."""
         return NO_SESSION if self._session is None else self._session.session_id
 
     # -- for consumers ---------------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Nothing to do until something changes: what there was has been handed over."""
+        """Whether there is nothing to do until something changes: all that was found has been handed over."""
         return self._answered == self._called
 
     def subscribe(self, subscription: Subscription) -> None:
         """Begin to claim for a consumer, from the next drain on; the bell must ring after it."""
         self._client.in_session(partial(self._register, subscription))
         self.dispatch.add(subscription)
-        self._entered = None  # behind it: the session may have been lost meanwhile
+        self._entered = None  # after that: the session may have been lost meanwhile
         self.is_workers = self.is_workers or is_workers(subscription.callback)
         self._watch_set.hungry.add(subscription.queue)
         self._called += 1
@@ -322,13 +325,13 @@ class Fetcher:
         self._release_later()
 
     def leave(self, subscription: Subscription) -> None:
-        """The store forgets a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
+        """Have the store forget a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
         if subscription.session_id is None:
             return
         consumer = subscription.session_id, subscription.queue, subscription.tag
         remove = partial(self._client.remove_consumer, *consumer, partial(self._withdraw, subscription))
         try:
-            self.dispatch.remove(subscription)  # first: no claim commits any more that was planned for it
+            self.dispatch.remove(subscription)  # first: no claim that was planned for it commits any more
             if self._client.suspected:
                 self._client.later(remove)
             else:
@@ -342,7 +345,7 @@ class Fetcher:
         return self.dispatch.to_release()
 
     def next(self, hand: list[Arrival]) -> Arrival | None:
-        """The next message to hand out, which is put into ``hand`` first. Raises the error that ended the thread."""
+        """The next message to hand out, which is put into ``hand`` first. Raises the error that ended the turns."""
         dispatch = self.dispatch
         if dispatch.stalled:
             dispatch.stalled.clear()
@@ -362,7 +365,7 @@ class Fetcher:
         return arrival
 
     def return_undelivered(self, hand: list[Arrival]) -> None:
-        """Their delivery was interrupted before a callback saw them: they are the next ones again."""
+        """Make messages the next ones again whose delivery was interrupted before a callback saw them."""
         homeless = [lease for arrival in hand if (lease := self.dispatch.return_undelivered(arrival)) is not None]
         if homeless:
             self._client.release_later(homeless)
@@ -379,21 +382,21 @@ class Fetcher:
 
     @property
     def owes_acks(self) -> bool:
-        """Whether acks have waited for too long for a claim to take them along, although drains follow each other."""
+        """Whether acks have waited too long for a claim that takes them along, although drains follow each other."""
         first = self._first_ack
         return first is not None and self._clock() - first >= BUSY * self._ack_delay_s
 
     def on_room(self) -> None:
-        """Prefetch or the number of held messages changed."""
+        """The prefetch, or the number of held messages, has changed."""
         self._watch_set.bell.ring()
         self.arrived.ring()  # something may wait that did not fit before
 
     def abandon(self) -> None:
-        """It has no consumers any more, and no turns. Never blocks; for finalizers, too."""
+        """Leave the line: there are no more consumers, and no more turns. Never blocks; for finalizers, too."""
         self._claiming.abandon()
 
     def close(self) -> list[Lease]:
-        """No more turns. Returns the leases of all that has come and was not handed out."""
+        """End the turns. Returns the leases of all messages that have arrived and were not handed out."""
         self.carry_out_cancels()
         self.dispatch.close()
         self.dispatch.place()
@@ -403,7 +406,7 @@ class Fetcher:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
-        """Returns for how long to sleep; 0 to be called again at once, None until the bell rings. Raises anything."""
+        """Take a turn. Returns how long to sleep: 0 to be called again at once, None until the bell rings."""
         called, self._answered = self._called, -1
         self._watch_set.bell.clear()
         pause_s = self._step()
@@ -412,7 +415,7 @@ class Fetcher:
         return pause_s
 
     def fail(self, error: BaseException) -> None:
-        """A turn has raised it: there are no more until :meth:`recover`."""
+        """Note the error that a turn has raised: no more turns until :meth:`recover`."""
         if not isinstance(error, CONNECTION_ERRORS):
             logger.error("the receiver failed", exc_info=error)
             unexpected = errors.StoreUnavailable("the receiver failed", reason=repr(error))
@@ -425,20 +428,20 @@ class Fetcher:
 
     def recover(self) -> None:
         """Go on after an error."""
-        self.error = self._entered = None  # and what is consumed is shown again
+        self.error = self._entered = None  # then the consumed queues are reported again
         self._glanced = {}
         self._watch_set.hungry.update(self.dispatch.queues)
         self.asleep = True
 
     def _step(self) -> float | None:
-        """Do what is to be done. Returns for how long to sleep; 0 to be called again at once, None for ever."""
+        """Do whatever is due. Returns how long to sleep: 0 to be called again at once, None until the bell rings."""
         self._hand_over()  # what an interrupted turn has left
         if self._cancels:
             self.carry_out_cancels()
         now = self._clock()
         self._release_untaken(now)
         self.asleep = True  # before the look: a drain that comes after it rings
-        self.asleep = not self.idle_tracker.given
+        self.asleep = not self.idle_tracker.attended
         if self.asleep:
             return self._sleep(now)
         try:
@@ -492,16 +495,16 @@ class Fetcher:
         return self._pause(now)
 
     def _leave_line(self) -> None:
-        """What it was granted just now goes back."""
+        """Leave the line; what was granted just now is released."""
         with suppress(errors.SessionLost):
             self._claiming.leave(self.dispatch.arriving)
             self.dispatch.turn_away()
             self._release_leaving()
 
     def _give_way(self) -> None:
-        """Others are served where one consumer is active at a time, unless this one is not through with its messages.
+        """Where one consumer is active at a time, let others be served, unless this one still has messages to settle.
 
-        Only if no drain is there at all: a callback that works for an hour may have acknowledged its message.
+        Only while no drain runs: a callback that works for an hour may have acknowledged its message before.
         """
         if self._active and not self._client.acks:
             idle = self._active & self.dispatch.unburdened
@@ -510,17 +513,17 @@ class Fetcher:
                 self._active -= idle
 
     def _release_untaken(self, now: float) -> None:
-        dropped = self.dispatch.drop_left_lying(now)
+        dropped = self.dispatch.withdraw_untaken(now)
         if dropped:
             logger.debug(
                 "the program does not drain the connection, so claimed messages are released: %s",
                 plural(dropped, "message"),
             )
             self._release_leaving()
-            self.arrived.ring()  # an event loop that comes back shows itself
+            self.arrived.ring()  # so that an event loop that comes back shows itself
 
     def _release_leaving(self) -> None:
-        """Raises a ``StoreError``: the client does it as soon as it can."""
+        """Release what is leaving. Raises a ``StoreError``: then the client releases it as soon as it can."""
         leases = self.dispatch.to_release()
         if not leases:
             return
@@ -535,7 +538,7 @@ class Fetcher:
         self.dispatch.released(leases)
 
     def _pause(self, now: float, *until: float | None) -> float | None:
-        pauses = [each for each in (*until, self.dispatch.lies_for(now)) if each is not None]
+        pauses = [each for each in (*until, self.dispatch.next_withdrawal_s(now)) if each is not None]
         if self._first_ack is not None:
             pauses.append(self._first_ack + self._ack_wait_s - now)
         return max(min(pauses), 0.0005) if pauses else None
@@ -543,9 +546,9 @@ class Fetcher:
     # -- claiming ----------------------------------------------------------------------------------------------------
 
     def _claim(self, session: ClientSession, plan: Plan) -> float:
-        """Returns how long to rest before the next step."""
+        """Carry out the plan. Returns how long to rest before the next step."""
         self._active.update(plan.consumers.values())
-        self._first_ack = None  # before the list is emptied: an ack that comes after it rings
+        self._first_ack = None  # before the claim empties the list: an ack that comes later rings
         found = self.dispatch.arriving
         self._claiming.claim(session, plan, found)
         self.dispatch.end_turn(plan.queues[0])
@@ -556,12 +559,12 @@ class Fetcher:
         if found:
             self._fruitless = 0
             return self._hand_over()
-        # What is there was expired, or a rival took it. Should it ever be unclaimable, this is no busy loop.
+        # The messages had expired, or a rival took them. Even if they can't be claimed at all, this is no busy loop.
         self._fruitless += 1
         return min(FIRST_REST_S * (1 << min(self._fruitless, 10)), LONGEST_REST_S)
 
     def _hand_over(self) -> float:
-        """What has arrived. Returns how long to rest before the next step."""
+        """Hand over what has arrived. Returns how long to rest before the next step."""
         if self.dispatch.arriving:
             self._begin_times_to_run(self.dispatch.arriving)
             self.dispatch.place()
@@ -576,7 +579,7 @@ class Fetcher:
             self.dispatch.released(leases)
 
     def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
-        """From the claim on: a loop that hangs must not keep what waits for it either."""
+        """Start the times to run at the claim: a loop that hangs must not keep the messages that wait for it either."""
         for each in found:
             if each.ttr_ms and each.leased:
                 self._client.watch(
@@ -590,7 +593,7 @@ class Fetcher:
 
     @property
     def _ack_wait_s(self) -> float:
-        """Where a claim is to come that takes the acks along, they wait for it, up to twice as long."""
+        """How long an ack waits: twice as long if a claim is expected that takes it along."""
         return self._ack_delay_s * (2 if self._room_waits else 1)
 
     def _flush_if_due(self, now: float) -> None:
@@ -606,8 +609,8 @@ class Fetcher:
     # -- the session -------------------------------------------------------------------------------------------------
 
     def _enter(self, session: ClientSession) -> None:
-        """All consumers, in the name of this session, and show what is consumed."""
-        self._entered = session  # before the looks: a consumer that comes after them makes another one necessary
+        """Register all consumers under this session, and report the consumed queues."""
+        self._entered = session  # before the dispatch is read: a consumer that is added later resets this
         try:
             self._enter_all(session)
         except BaseException:
@@ -618,8 +621,8 @@ class Fetcher:
         lost = None if self._session is session else self._session
         if lost is not None:
             self.dispatch.drop_session(lost.session_id)
-            self._watch_set.disarm()  # the look that found the session gone has looked at nothing else
-        self._session = session  # behind the drop, which is repeated if it was interrupted
+            self._watch_set.disarm()  # the glance that found the session gone has read nothing else
+        self._session = session  # after the drop, which is repeated if it was interrupted
         if lost is not None and any(each.transient for each in self.dispatch.subscriptions):
             raise SessionLost("the session was ended by another process, and its temporary queues with it")
         for subscription in self.dispatch.subscriptions:
@@ -628,7 +631,7 @@ class Fetcher:
         self._watch_set.report(session, self.dispatch.queues)
 
     def _register(self, subscription: Subscription, session: ClientSession) -> None:
-        """Let the store know, so that the queue does not vanish under the consumer."""
+        """Register the consumer in the store, so that its queue does not vanish."""
         try:
             self._client.engine.queues.add_consumer(
                 session.session_id, subscription.queue, subscription.tag, declared=subscription.transient
@@ -641,14 +644,15 @@ class Fetcher:
         subscription.session_id = session.session_id
 
     def _glance(self, session: ClientSession) -> None:
-        """Look again, if what is watched has changed; but it takes two glances to know.
+        """Read the watched keys, and look again if they have changed since the last glance.
 
-        Consumers end with their queue, as in RabbitMQ: who deleted it has made the store forget them.
+        Consumers end with their queue, as in RabbitMQ: its deletion has made the store forget them, which this finds
+        out.
         """
         own = {
             (each.queue, each.tag): each
             for each in self.dispatch.subscriptions
-            if each.session_id == session.session_id  # one that comes just now may have been entered in another's name
+            if each.session_id == session.session_id  # one added just now may be registered under another
         }
         watch_set, member = self._watch_set, self._claiming.member
         watched = [*watch_set.keys, *member.watched(self._client.engine.keys)]
@@ -660,19 +664,19 @@ class Fetcher:
             member.is_spared()
         self._glanced = values
         for each in forgotten:
-            self.ended.append(own[each])  # before: interrupted in between, it is told twice, and hears it once
+            self.ended.append(own[each])  # first: if interrupted, it is ended twice, and notified once
             self.cancel(own[each], leave=True)
         if forgotten:
             self.carry_out_cancels()
             self.arrived.ring()
 
     def carry_out_cancels(self) -> None:
-        """May be repeated, and by several threads. One that is interrupted is carried out again."""
+        """Carry out all pending cancels. Several threads may call this; a cancel that is interrupted is repeated."""
         for cancel in list(self._cancels):
             subscription, leave, done = cancel
             self._active.discard(subscription.tag)
             self.dispatch.remove(subscription)
-            self._entered = None  # what is consumed is shown again
+            self._entered = None  # the consumed queues are reported again
             try:
                 self._release_leaving()
             except errors.StoreError as error:  # the client does it as soon as it can

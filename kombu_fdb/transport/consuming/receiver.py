@@ -8,33 +8,34 @@ for as long as the turn said, or until the fetcher's bell rings. It is
 * the receiver's own *thread*, which the first consumer starts: on a store whose writers don't take turns, always.
   Elsewhere while no drain does it.
 
-An event loop, which mostly is a Celery worker's, takes none. It would save a sixth of the worker's CPU. But Celery runs
-its cold and its soft shutdown inside a signal handler: that would sleep inside the write transaction that it has
-interrupted, while no other process can write, and what it asks of the broker would be refused.
+An event loop, usually a Celery worker's, takes no turns. That would save a sixth of the worker's CPU, but Celery runs
+its cold and its soft shutdown inside a signal handler: the handler would sleep inside the write transaction that it has
+interrupted, while no other process can write, and its own calls to the broker would be refused.
 
-The thread is in one of three states. It *works*: takes turns, and sleeps between them. A drain that takes a turn sends
-it to *rest*, for as long as that drain waits; and for a moment longer, as the next drain mostly follows soon. If none
-does, since a callback works for long, it works again: acks are settled, and messages claimed, meanwhile. As long as
-drains follow each other it is not woken for each: it *naps*, looks whether one has come, and naps for longer; and a
-drain that finds acks which have waited for long takes a turn before it delivers (:meth:`Receiver.catch_up`). Or it has
-*ended*, as it was told to by :meth:`Receiver.stop` or :meth:`Receiver.abandon`.
+The thread is in one of three states. It *works*: it takes turns, and sleeps between them. A drain that takes a turn
+sends it to *rest*, for as long as that drain waits, and for a moment longer, as the next drain usually follows soon. If
+none does, because a callback runs for long, the thread works again, so acks are settled and messages claimed meanwhile.
+While drains follow each other, it is not woken for each: it *naps*, checks whether a drain has come, and naps for
+longer; and a drain that finds acks that have waited for long takes a turn before it delivers
+(:meth:`Receiver.catch_up`). Or the thread has *ended*, because :meth:`Receiver.stop` or :meth:`Receiver.abandon` told
+it to.
 
 Two drains, or a drain and the thread, may sleep on one bell. They wake together, and one of them has the next turn.
 
 What happens at each failure:
 
-* the store fails in a turn, or anything else does in one of the thread's: the fetcher has *failed*. The next drain
+* the store fails in a turn, or one of the thread's turns raises another error: the fetcher has *failed*. The next drain
   raises the error, and the thread sleeps until the connection is established again (:meth:`Receiver.restart`).
-* an exception out of a signal handler, or one that is not the store's, ends a drain in the middle of a turn: it comes
-  out of the drain as it is. The next turn goes on with what that one had in hand, in any thread. Should it fail in
-  the same way, the thread meets that, too.
+* an exception out of a signal handler, or one that is not the store's, ends a drain in the middle of a turn: the drain
+  raises it unchanged. The next turn, in any thread, goes on with what that turn had in hand. If the cause persists, a
+  turn of the thread's meets it, too.
 * an exception ends the thread (a signal handler's, where threads are greenlets): the fetcher has failed, and
   ``restart`` begins another thread.
-* a turn of a drain's takes long, as another process has the write lock: the drain is late, by ``operation_timeout`` at
-  most, and for :data:`SPARED_S` the turns are the thread's.
-* the connection is closed by another thread: that waits for the turn that is under way, and no other one begins.
-* the connection is dropped: :meth:`Receiver.stop` waits for nothing, and returns what was waiting; what is being
-  claimed goes back when it arrives.
+* a drain's turn takes long, as another process holds the write lock: the drain ends late, by at most
+  ``operation_timeout``, and for :data:`SPARED_S` only the thread takes turns.
+* another thread closes the connection: it waits for the turn that is under way, and no other turn begins.
+* the connection is dropped: :meth:`Receiver.stop` waits for nothing, and returns what was waiting; messages that are
+  just being claimed are released when they arrive.
 * the connection is collected without having been closed: between two turns the thread refers to the receiver weakly, so
   it does not keep it alive; it ends when the finalizer calls :meth:`Receiver.abandon`.
 """
@@ -72,9 +73,9 @@ from kombu_fdb.transport.unacked import Arrival, Subscription
 
 
 def deliver_next(fetcher: Fetcher) -> bool:
-    """False if there is nothing to deliver. Raises the fetcher's error, and what the callback raises.
+    """Deliver the next message. False if there is none. Raises the fetcher's error, and what the callback raises.
 
-    That a consumer has ended with its queue is something, too.
+    If a consumer has ended with its queue, call its ``on_cancel`` instead.
     """
     if fetcher.ended:
         ended = fetcher.ended[0]
@@ -90,10 +91,10 @@ def deliver_next(fetcher: Fetcher) -> bool:
             message, callback = _open(arrival, fetcher), arrival.subscription.callback
             if message is None:
                 hand = []
-                fetcher.on_room()  # its place is free, and no ack will tell
+                fetcher.on_room()  # its place is free, and no ack will report it
                 continue
             try:
-                hand = []  # no call from here to the callback, as Python looks for signals after each
+                hand = []  # no call between this and the callback: Python handles signals after each call
                 callback(message)
             except BaseException as error:
                 if isinstance(error, CONNECTION_ERRORS):
@@ -156,13 +157,13 @@ class Receiver:
 
     @property
     def alive(self) -> bool:
-        """Whether its thread has not ended yet, were it told to or not."""
+        """Whether its thread has not ended yet, even if it was told to."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def running(self) -> bool:
         """Whether turns are taken."""
-        # A thread that dies has failed the fetcher: each message asks, so it is not asked whether it lives.
+        # Asked for each message, so without a call to ``is_alive``: a thread that dies has failed the fetcher.
         return self._thread is not None and not self._watch_set.stopped and self.fetcher.error is None
 
     @property
@@ -180,9 +181,10 @@ class Receiver:
     def cancel(self, *subscriptions: Subscription, leave: bool = True) -> None:
         """End consumers; what was claimed for them and not handed out goes back, and their queues may vanish.
 
-        The thread does it, between two claims; this waits for it, but not for long, and only once while the store does
-        not answer. Celery cancels from inside a signal handler, so no lock is taken here that the interrupted code may
-        hold; and with gevent that handler runs where nothing may wait, so there this doesn't. Never raises.
+        The thread ends them between two claims. This call waits for that, but not for long, and only once while the
+        store does not answer. Celery cancels from inside a signal handler, so no lock is taken here that the
+        interrupted code may hold; with gevent, that handler runs where nothing may wait, so there the call does not
+        wait. Never raises.
         """
         signals = [self.fetcher.cancel(each, leave=leave) for each in subscriptions]
         self._watch_set.bell.ring()
@@ -229,10 +231,10 @@ class Receiver:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None) -> None:
-        """Sleep until something may have arrived, for at most ``timeout_s`` seconds; None is for ever.
+        """Sleep until something may have arrived, for at most ``timeout_s`` seconds; None: without a limit.
 
-        A drain does, which takes the fetcher's turns meanwhile if it may. Raises ``StoreError`` in a signal handler
-        that has interrupted such a turn.
+        Called by a drain, which takes the fetcher's turns meanwhile, if it may. Raises ``StoreError`` in a signal
+        handler that has interrupted such a turn.
         """
         ticket = Ticket()
         if self._watch_set.turns.mine:
@@ -241,7 +243,7 @@ class Receiver:
             self.fetcher.arrived.wait(timeout_s)
 
     def catch_up(self) -> None:
-        """Acks have waited for too long, and a drain comes that need not wait: it takes a turn, if it may."""
+        """Have a drain take a turn, if it may: it need not wait for a message, but acks have waited for too long."""
         ticket = Ticket()
         if self._may_drive():
             surely(lambda: self._drive(ticket, 0), lambda: self._end_drive(ticket))
@@ -261,7 +263,7 @@ class Receiver:
         if not watch_set.turns.acquire(ticket, 0):
             return False
         watch_set.begin_drive()
-        # What else is raised, a signal handler may have: it is not the thread's business.
+        # Any other exception may come from a signal handler: it must not fail the fetcher.
         step = partial(self.turn, (KombuFDBError, *CONNECTION_ERRORS))
         longest_s = inf if timeout_s is None else max(timeout_s, 0.0) + self._client.options.operation_timeout
         pause_s = self._client.patience.within(longest_s, step)
@@ -288,7 +290,7 @@ class Receiver:
         start(self._thread)
 
     def step(self) -> float | None:
-        """The thread's: a turn, unless a drain takes one. Returns for how long to sleep, None for ever."""
+        """A step of the thread: a turn, unless a drain takes one. Returns how long to sleep; None: until it is rung."""
         if self.failed:
             self._watch_set.bell.clear()  # as no turn does
             return 0 if self.fetcher.error is None else None  # asked once more: ``restart`` may have rung just then
@@ -307,7 +309,7 @@ class Receiver:
             return None
 
     def die(self, error: BaseException) -> None:
-        """The thread ends, though it was not told to."""
+        """Note that the thread ends, although it was not told to."""
         self._thread = None  # before: from then on it may be restarted
         self.fetcher.fail(error)
 

@@ -23,7 +23,7 @@ from kombu import Consumer, Producer, Queue
 from kombu.asynchronous.timer import Entry
 
 from kombu_fdb.errors import LimitExceeded, StoreUnavailable
-from kombu_fdb.transport.worker import free_what_celery_cancels, guard_pool, keep_what_children_have, receive
+from kombu_fdb.transport.worker import free_cancelled_timers, guard_pool, keep_started_tasks, receive
 
 UNSTORABLE = LimitExceeded("the key is too large")
 
@@ -274,7 +274,7 @@ def test_what_celery_cancels_with_a_connection_refers_to_nothing(monkeypatch, is
     monkeypatch.setattr("celery.worker.state.scheduled_requests", [request], raising=False)
     cancelled = []
     consumer = SimpleNamespace(on_close=lambda: cancelled.append(request._eta_timer_entry))
-    free_what_celery_cancels(consumer)
+    free_cancelled_timers(consumer)
     consumer.on_close()
     assert (entry(), entry.args, cancelled) == (None, (), [None])
 
@@ -282,7 +282,7 @@ def test_what_celery_cancels_with_a_connection_refers_to_nothing(monkeypatch, is
 def test_the_error_of_a_lost_connection_keeps_no_message():
     """Eventlet keeps the error, as the context of what its greenlets are killed with."""
     consumer, messages, kept = SimpleNamespace(on_close=int), weakref.WeakSet(), []
-    free_what_celery_cancels(consumer)
+    free_cancelled_timers(consumer)
 
     def decode() -> None:
         messages.add(message := Entry(print))
@@ -319,7 +319,7 @@ def test_what_no_child_has_begun_is_forgotten(monkeypatch):
         _active_writers=set(),
     )
     pool = SimpleNamespace(_pool=processes)
-    keep_what_children_have(pool)
+    keep_started_tasks(pool)
     pool._pool = None
     pool.flush()
     assert (list(jobs), len(unwritten)) == ([3], 0)
