@@ -1,4 +1,4 @@
-"""The ground of the engine: one namespace of one store, and how a verb is run in a transaction of it.
+"""What the engine is built on: one namespace of one store, and how a verb runs in a transaction there.
 
 A verb is a function of a :class:`~.stored.work.Work`. The groups of verbs (``engine.py``) share one
 :class:`Transactions`. A group's method that is one transaction is one line, which names the verb: ``counts =
@@ -28,7 +28,7 @@ from kombu_fdb.store.retry import CommitTokens, Doubt, Patience, Retry
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: How a message can hold up others: it is too large, or its bytes make no sense.
+#: The errors of a message that holds up others: it is too large, or its bytes make no sense.
 IN_THE_WAY = (KombuFDBError, ArithmeticError, LookupError, TypeError, ValueError, struct.error)
 
 
@@ -68,19 +68,19 @@ class Transactions:
         client = self.ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
         self.retry = Retry(database, self.clock, self.rng, Patience(self.clock), tokens)
-        #: Whether a writing transaction may leave a doubt.
+        #: Whether the outcome of a commit may be unknown.
         self.may_be_unknown = database.commit_may_be_unknown
-        #: Whether rivals wait for each other and so don't run in vain: then they need no line.
+        #: Whether writers wait for each other, so that none runs in vain: then consumers need no line.
         self.writers_take_turns = database.writers_take_turns
         self.patience = self.retry.patience
-        #: Called when a full disk has refused a write; True if it may be tried again.
+        #: Called when a full disk has refused a write. Returns whether to try the write again.
         self.make_room: Callable[[], bool] = lambda: False
         #: Batches of the duties' steps, by name.
         self._batches: dict[str, AdaptiveBatch] = {}
         self._chunks = AdaptiveBatch(copies.CHUNKS_PER_TRANSACTION)
 
-    def be_patient_as(self, patience: Patience) -> None:
-        """Share what the process may spend on waiting when it ends."""
+    def share_patience(self, patience: Patience) -> None:
+        """Share another engine's patience: what the process may spend on waiting when it ends."""
         self.patience = self.retry.patience = patience
 
     def as_one(self, call: Callable[[], T]) -> T:
@@ -100,7 +100,7 @@ class Transactions:
             )
 
     def read(self, verb: Callable[[Work], T]) -> T:
-        """Run a verb that only looks."""
+        """Run a verb that only reads."""
         return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.timeouts.call_s)
 
     def work(self, tr: Transaction, effects: Effects) -> Work:
@@ -108,7 +108,7 @@ class Transactions:
         return Work(tr, self.keys, self.routing, self.policy, self.ids, self.clock.wall_ms(), effects)
 
     def part(self, verb: Callable[Concatenate[Work, int, P], T], most: int, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a step with as many messages as its transaction holds; down to one if some of them hold it up."""
+        """Run a step with as many messages as its transaction holds, or with fewer, down to one, if some hold it up."""
         name = f"{verb.__module__}.{verb.__qualname__}"
         batch = self._batches.setdefault(name, AdaptiveBatch(most, halved_by=IN_THE_WAY))
         return batch.run(lambda limit: self.write(lambda work: verb(work, limit, *args, **kwargs)))
@@ -164,13 +164,13 @@ class Transactions:
     def _is_mended(self, error: BaseException, deadline: float, doubt: Doubt[Any] | None) -> bool:
         """Whether the cause of a failure is gone: a full disk has room again, or a large message has its copies."""
         if isinstance(error, StoreFull):
-            # Others may use up the room as quickly as it is made.
+            # Other processes may use up the room as quickly as it is made.
             is_late = self.clock.monotonic() >= deadline or not self.patience.allow(1.0)
             return not (error.fills or error.moves or is_late) and self.make_room()
         if not isinstance(error, copies.CopiesMissing):
             return False
         if doubt is not None:
-            doubt.forget()  # a run that looks for copies has found that no earlier one has committed
+            doubt.forget()  # a run that asks for copies has seen that no earlier run committed
         self._copy(error, deadline)
         return True
 
@@ -198,7 +198,7 @@ class Verbs:
 
 
 def read(verb: Callable[Concatenate[Work, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A method of :class:`Verbs`: the verb, in a transaction that only looks."""
+    """A method of :class:`Verbs`: the verb, in a transaction that only reads."""
 
     @wraps(verb)
     def method(self: Verbs, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -194,7 +194,7 @@ class Client:
         engine = connect.open_store(self.location, self.options, timeout_s=self.patience.allow(timeout_s))
         # Kombu drops the connection before it publishes again, and with the last one the store is closed.
         engine.publisher.doubts = self._doubts
-        engine.transactions.be_patient_as(self.patience)
+        engine.transactions.share_patience(self.patience)
         engine.transactions.make_room = partial(self._reclaim.run, engine)
         with self._lock:
             self.engine_if_open = engine

@@ -72,7 +72,7 @@ class Guard:
         self._report = report
         self._failing: dict[tuple[str, str], _Failing] = {}
         #: By duty, when a full disk was last reported.
-        self._full_told_at: dict[str, float] = {}
+        self._full_logged_at: dict[str, float] = {}
 
     def attempt(self, duty: str, subject: str, step: Callable[[], T]) -> T | None:
         """The step's result; None if it failed, or is still set aside. Raises ``StoreError`` if the store is away."""
@@ -107,8 +107,8 @@ class Guard:
     def _leave(self, duty: str, subject: str, error: StoreFull) -> None:
         """Report it once for all subjects: there may be thousands, with one reason and no room for it in the store."""
         self._fail(duty, subject)
-        if self._clock.monotonic() >= self._full_told_at.get(duty, -math.inf) + SHOW_INTERVAL_S:
-            self._full_told_at[duty] = self._clock.monotonic()
+        if self._clock.monotonic() >= self._full_logged_at.get(duty, -math.inf) + SHOW_INTERVAL_S:
+            self._full_logged_at[duty] = self._clock.monotonic()
             self._report(duty, subject, error)
 
     def _fail(self, duty: str, subject: str) -> _Failing:

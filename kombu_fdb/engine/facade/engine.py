@@ -1,16 +1,17 @@
-"""The only way to the queue: its verbs in groups, each of which runs them in transactions.
+"""The engine, the only way to the queues: its verbs in groups, which run them in transactions.
 
-One engine serves one namespace of one store in one process. It holds no thread and no connection to Celery; its clock
-is given to it, and every method may be called from any thread.
+One engine serves one namespace of one store in one process. It has no thread and no connection to Celery. Its clock is
+an argument, and every method may be called from any thread.
 
-A method that raises has not happened (``store/retry.py``), with one exception: if it raises ``CommitUnknown``, the
-store stopped answering during the commit, which may even land later. The same holds for any exception out of a signal
-handler:
+A method that raises has changed nothing (``store/retry.py``), with one exception: if it raises ``CommitUnknown``, the
+store stopped answering during the commit, which may even take effect later. The same holds for any exception out of a
+signal handler:
 
-* ``publish``: the message may be stored. Publishing it again in this process first finds out (``publish.py``).
-* ``claim``: messages may be leased to the session without the caller knowing them. ``recover`` releases them, and what
-  the claim would still lease; the owner of the session calls it soon (``process/client_session.py``).
-* ``ack``, ``release``, ``reject``: call again with the same leases; what has happened stays as it is.
+* ``publish``: the message may be stored. If this process publishes it again, that call first finds out
+  (``publish.py``).
+* ``claim``: messages may be leased to the session without the caller knowing them. ``recover`` releases them, and
+  prevents the claim from leasing more; the owner of the session calls it soon (``process/client_session.py``).
+* ``ack``, ``release``, ``reject``: call again with the same leases; those that are settled stay settled.
 * all others: call again.
 """
 
@@ -70,7 +71,7 @@ class Metrics(Verbs):
         return found
 
     def flush(self, *, timeout_s: float | None = None) -> None:
-        """Write what this process has counted so far, now. After an error it is not written yet."""
+        """Write now what this process has counted so far. After an error, it is still to be written."""
         share = self._run.totals.share()
         if share.taken:
             timeout_s = self._run.timeouts.call_s if timeout_s is None else timeout_s
@@ -120,7 +121,7 @@ class Metrics(Verbs):
         self._busiest.keep(queues)
 
 
-#: How long a session may be silent, in seconds.
+#: How long a session may be silent before others may end it, in seconds.
 SESSION_TTL_S = 30.0
 
 
@@ -169,10 +170,11 @@ class Sessions(Verbs):
         return self._run.write(body)
 
     def recover(self, session_id: SessionId, first: int) -> int:
-        """Release, uncounted, what a claim or demand of unknown outcome has leased, or would: it never lands any more.
+        """Release, uncounted, what a claim or demand of unknown outcome has leased; after that, it never commits.
 
-        ``first``: the number that was reserved for it. Returns how many messages came back. Raises ``SessionLost`` if
-        the session was fenced; may be called again after any other error. The session's concurrent claims start again.
+        ``first``: the number that was reserved for it. Returns how many messages were released. Raises ``SessionLost``
+        if the session was fenced; may be called again after any other error. The session's concurrent claims start
+        again.
         """
 
         def body(work: Work) -> int:
@@ -187,7 +189,7 @@ class Sessions(Verbs):
         return total
 
     def close(self, session_id: SessionId) -> int:
-        """End the session and hand all its messages back, uncounted, at their positions. Returns how many."""
+        """End the session and release all its messages, uncounted, at their places. Returns how many."""
         self._run.write(lambda work: session.fence(work, session_id))
         return self.release(session_id, counted=False)
 
@@ -196,7 +198,7 @@ class Sessions(Verbs):
         return self._run.write(lambda work: session.fence(work, session_id, last_beat=last_beat))
 
     def release(self, session_id: SessionId, *, counted: bool = True) -> int:
-        """Bring the messages of a fenced session back, in parts; idempotent. Guarantee: BACK-SOON."""
+        """Release the messages of a fenced session, in parts; idempotent. Guarantee: BACK-SOON."""
         total, cursor = 0, b""
         while True:
             released, cursor = self.release_part(session_id, cursor, counted=counted)
@@ -208,18 +210,18 @@ class Sessions(Verbs):
         return total
 
     def release_part(self, session_id: SessionId, cursor: bytes = b"", *, counted: bool = True) -> tuple[int, bytes]:
-        """Bring some messages of a fenced session back. Returns how many, and where to go on; b"" at the end."""
+        """Release some messages of a fenced session. Returns how many, and where to go on; b"" at the end."""
         return self._run.part(sweep.release_part, sweep.LEASES_PER_TRANSACTION, session_id, cursor, counted=counted)
 
     def forget_part(self, session_id: SessionId) -> bool:
-        """Clear some of a fenced session's rows besides messages: its consumers, at last its beat. True if more are."""
+        """Clear some of a fenced session's rows besides messages: consumers, then its beat. True if there are more."""
         if self._queues.drop_consumers_part(session_id):
             return True
         self._run.write(lambda work: sweep.forget(work, session_id))
         return False
 
     def watch_alarm(self) -> Watch:
-        """Fires when a message was delayed, so that the promoter looks again."""
+        """A watch that fires when a message is delayed, so that the promoter looks again."""
         return self._run.read(lambda work: work.tr.watch(self._run.keys.alarm))
 
 

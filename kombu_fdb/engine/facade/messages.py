@@ -58,8 +58,8 @@ class Messages(Verbs):
 
         Fewer if they are large: as many as one transaction holds (``batches.py``), and at least one if there is one.
         ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
-        ``SessionLost`` if the session was fenced: the caller opens another one. Raises ``Outrun`` as the terms say.
-        Guarantees: ONE-PLACE, ONE-OWNER; strict order.
+        ``SessionLost`` if the session was fenced: the caller opens another one. Raises ``Outrun`` if it gives way to a
+        rival (``terms.gives_way``), or if ``terms.stands()`` is false. Guarantees: ONE-PLACE, ONE-OWNER; strict order.
         """
         return self._windows.run(
             lambda most: self._claim(session_id, queues, most, terms), min(limit, session.LEASES_PER_CLAIM)
@@ -90,9 +90,9 @@ class Messages(Verbs):
             window.no_ack = terms.no_ack
             work = work._replace(rests=rests)
             tried[:] = claim.claim(work, queues, window, terms.acks)
-            if not terms.stands():  # asked behind the reads: what gives it up later, and seals the session, conflicts
+            if not terms.stands():  # asked after the reads: to give it up later seals the session, and conflicts
                 raise Outrun
-            gives_way = may_give_way and not window.single  # else a service would serve the active consumer only
+            gives_way = may_give_way and not window.single  # there, a service serves only the active consumer
             return list(tried)
 
         def on_conflict() -> None:
@@ -126,7 +126,7 @@ class Messages(Verbs):
     def look(self, demand: Demand, *, fired: bool = False) -> tuple[line.Standing, list[Delivery]]:
         """How the demand stands, what it was granted, and watches that fire when that may have changed.
 
-        ``fired``: it has changed, so a grant is likely. Granted messages that can't be read are dead-lettered.
+        ``fired``: such a watch has fired, so a grant is likely. Granted messages that can't be read are dead-lettered.
         """
         standing, (deliveries, malformed) = self._look(demand, fired=fired)
         for lease, error in malformed:
@@ -143,11 +143,12 @@ class Messages(Verbs):
     ) -> Served:
         """Claim for the line, as its first consumer. ``rows``: those of a :meth:`look`, the demand's own among them.
 
-        ``consumers``: as in ``ClaimTerms``. ``patience``: for how many seconds those who wait are patient from now on;
-        called in each attempt, right before its commit. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
+        ``consumers``: as in ``ClaimTerms``. ``patience``: returns for how many seconds the waiters are patient from now
+        on; called in each attempt, right before its commit. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER,
+        FAIR.
 
-        A consumer that claims past the line takes little, and so is faster than a service that takes much. The service
-        would lose race after race while a whole line waits for it. So each lost race halves it.
+        A consumer that claims past the line takes little, so it is faster than a service, which takes much. The service
+        would lose one race after the other while a whole line waits for it. So each lost race halves its size.
         """
         tried: list[Served] = []
 
@@ -173,13 +174,13 @@ class Messages(Verbs):
         return self._services.run(run, max(wanted, 1))
 
     def leave(self, demand: Demand) -> bool:
-        """Stop waiting. True if the demand had been granted messages."""
+        """Leave the line. True if the demand had been granted messages."""
         return self._run.write(lambda work: line.end(work, demand.session, demand.first)) == line.GRANTED
 
     def evict(self, demand: Demand, first: bytes, patience_s: float = 0.0) -> None:
         """End the wait of the consumer in that row of the demand's line, because it does not serve.
 
-        ``patience_s``: how long those who wait are patient from now on.
+        ``patience_s``: for how long the other waiters are patient from now on.
         """
         self._run.write(lambda work: line.evict(work, demand.line, first, patience_s))
 
@@ -188,7 +189,7 @@ class Messages(Verbs):
     def ack(self, leases: Sequence[Lease]) -> list[bool]:
         """Delete these messages. False for each whose lease is lost: nothing was changed for it.
 
-        Like the next two verbs, it settles all in one transaction if that holds them, else in parts.
+        Like the next two verbs, it settles all of them in one transaction if they fit, else in parts.
         """
         return self._settle(leases, settle.ack)
 
@@ -201,11 +202,11 @@ class Messages(Verbs):
         due_ms: int = 0,
         details: dict[str, Any] | None = None,
     ) -> list[bool]:
-        """Hand messages back: to their original position, or due at ``due_ms``.
+        """Release messages: to their old places, or delayed until ``due_ms``.
 
         ``counted``: the attempt counts against the delivery limit, past which the message is dead-lettered with these
-        ``details``. An unstarted message is released uncounted, and marked if a consumer has ``seen`` it. False for
-        each lost lease.
+        ``details``. A message that was not started is released uncounted, and marked if a consumer has ``seen`` it.
+        False for each lost lease.
         """
         how = settle.Release(counted, due_ms, details, seen)
         return self._settle(leases, lambda work, part: settle.release(work, part, how))
@@ -226,8 +227,8 @@ class Messages(Verbs):
         return settled
 
     def delete(self, queue: str, message_id: bytes) -> bool:
-        """Delete a message in any state; its holder loses the lease. False if it is not there. As ``find``."""
-        # Look again if it moved in between.
+        """Delete a message in any state; its holder loses the lease. False if ``find`` does not find it."""
+        # Look again if it has moved since the look.
         while (row := self._inspect.find_row(queue, message_id)) is not None:
             if self._delete(queue, row):
                 return True
@@ -244,7 +245,7 @@ class Messages(Verbs):
         return self._run.write(lambda work: browse.reschedule(work, queue, spot, due_ms, payload))
 
     def cancel(self, task_id: str) -> list[Peeked]:
-        """Delete the task's messages that no session holds: ready, delayed and dead ones. Returns them."""
+        """Delete those messages of a task that no session holds: ready, delayed and dead ones. Returns them."""
         taken, following = self._cancel_part(task_id, b"")
         while following:
             found, following = self._cancel_part(task_id, following)
@@ -270,9 +271,9 @@ class Messages(Verbs):
         return total
 
     def move_some(self, source: str, target: str, mark: bytes, *, key: str | None = None) -> tuple[int, bytes]:
-        """Move, in one transaction, some of what had come by a mark. Returns how many, and the mark to go on with.
+        """Move, in one transaction, some of the messages up to a mark. Returns how many, and the mark to go on with.
 
-        ``mark``: that of :meth:`~kombu_fdb.engine.facade.queues.Queues.last`, or of the last part; b"" at the end.
+        ``mark``: from :meth:`~kombu_fdb.engine.facade.queues.Queues.last`, or from the previous part; b"" at the end.
         """
         _check_move(source, target)
         last, cursor = mark[: topology.VERSION_BYTES], mark[topology.VERSION_BYTES :]

@@ -18,12 +18,12 @@ from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 T = TypeVar("T")
 
-#: How many transactions of a change of limits its own process runs; the duties do the rest.
+#: How many transactions the process that changes limits runs itself; the duties do the rest.
 MOST_PARTS = 2_000
 
 
 class Queues(Verbs):
-    """The verbs of declarations, and of operators."""
+    """The verbs that declare queues, and those of operators."""
 
     touch = write(topology.touch)
     expiring = read(topology.expiring)
@@ -85,8 +85,8 @@ class Queues(Verbs):
     def _delete(self, queue: str, verb: Callable[[Work], bytes | None]) -> tuple[bytes, int, bytes] | None:
         """Delete the messages in the same transaction: what comes later belongs to a new queue of that name.
 
-        The caller or the duties delete those that exceed the transaction. Returns their last version, how many are
-        gone, and where to go on; b"" at the end.
+        The caller, or the duties, delete those for which the transaction has no room. Returns the version up to which
+        they are deleted, how many are gone, and where to go on; b"" at the end.
         """
 
         def verb_and_purge(work: Work, limit: int) -> tuple[bytes, int, bytes] | None:
@@ -126,16 +126,16 @@ class Queues(Verbs):
     def purge(self, queue: str) -> int:
         """Delete all ready and delayed messages that are there when it begins; leased ones stay. Returns how many.
 
-        A message that comes meanwhile stays, and so does one that becomes due in the meantime.
+        A message that is published meanwhile stays, and so does one that becomes due meanwhile.
         """
         return self._purge(queue, self.last(queue), b"")
 
     def last(self, queue: str) -> bytes:
-        """The mark before which :meth:`purge_some` deletes: what comes from now on stays."""
+        """The mark up to which :meth:`purge_some` deletes: messages that are published later stay."""
         return self._run.read(lambda work: topology.last_stamp(work, queue))[: topology.VERSION_BYTES]
 
     def purge_some(self, queue: str, mark: bytes = b"") -> tuple[int, bytes]:
-        """One transaction of :meth:`purge`. Returns how many, and the mark to go on with; b"" at both ends."""
+        """Run one transaction of :meth:`purge`. Returns how many, and the next ``mark``; b"" first and at the end."""
         return self._run.as_one(partial(self._purge_some, queue, mark))
 
     def _purge_some(self, queue: str, mark: bytes) -> tuple[int, bytes]:
@@ -180,7 +180,7 @@ class Queues(Verbs):
     def leave(self, session_id: SessionId, tags: Collection[str]) -> None:
         """Make these consumers of the session inactive everywhere: others take over.
 
-        Not those of a session that was fenced: its end does, once its messages are back.
+        A fenced session's consumers are left alone: its end makes them inactive, once its messages are released.
         """
 
         def body(work: Work) -> None:
@@ -193,7 +193,7 @@ class Queues(Verbs):
         self._run.write(body)
 
     def set_control(self, queue: str, control: QueueControl) -> None:
-        """Pause or resume a queue, place newcomers in its rounds, limit every key without limits of its own."""
+        """Pause or resume a queue, choose where new keys enter its ring, limit keys without limits of their own."""
         self._change(queue, lambda work: limit_changes.set_control(work, queue, control))
 
     def change_control(self, queue: str, *, every_key: Mapping[str, Any] | None = None, **changes: Any) -> None:
@@ -201,7 +201,7 @@ class Queues(Verbs):
         self._change(queue, lambda work: limit_changes.change_control(work, queue, changes, every_key or {}))
 
     def limit(self, queue: str, key: str, limits_: KeyLimits | None) -> None:
-        """Set the limits of one key; None removes them. They count from the next claim on."""
+        """Set the limits of one key; None removes them. They apply from the next claim on."""
         self._change(queue, lambda work: limit_changes.limit(work, queue, key, limits_))
 
     def change_limits(self, queue: str, key: str, **changes: Any) -> KeyLimits:
@@ -216,7 +216,7 @@ class Queues(Verbs):
         return changed
 
     def follow_limits(self, queue: str) -> None:
-        """Carry out a change of the queue's limits (``limit_changes.py``); after many parts, leave the rest."""
+        """Carry out a change of the queue's limits (``limit_changes.py``); after many parts, the duties do the rest."""
         for _ in range(MOST_PARTS):
             if not self.follow_limits_part(queue):
                 return

@@ -1,6 +1,6 @@
 """Upkeep: the steps of the duties, each one bounded transaction. ``process/duties.py`` says which process does them.
 
-A step that moves messages moves as many as its transaction holds: it is halved when it was too much, down to one.
+A step moves as many messages as its transaction holds: after a step that was too large, half as many, down to one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Upkeep(Verbs):
         return total, due_ms
 
     def due_queues(self) -> tuple[list[str], int | None, bool]:
-        """Which queues have something to promote, when the others' next is due, and whether keys wait for a rate."""
+        """The queues with messages to promote, when the next of the others is due, and whether keys wait for a rate."""
         due: list[str] = []
         next_ms, begin = None, b""
         while True:
@@ -74,11 +74,11 @@ class Upkeep(Verbs):
         return self._run.part(due.promote, due.MESSAGES_PER_TRANSACTION, queue)
 
     def unpark(self) -> int | None:
-        """Ring for some of the keys whose rate allows a message again. Returns when the next one is due."""
+        """Wake consumers for some keys whose rate allows a message again. Returns when the next key is due."""
         return self._run.write(lambda work: due.unpark(work, self._run.sightings))
 
     def regain_part(self) -> int:
-        """Bring back some messages that older processes kept for this version. Returns how many."""
+        """Regain some messages that older processes kept for this version. Returns how many."""
         if not self._run.read(regain.is_any):
             return 0
         return self._run.part(regain.part, regain.MESSAGES_PER_TRANSACTION)
@@ -132,7 +132,7 @@ class Upkeep(Verbs):
         return found
 
     def clear_ghost(self, kind: str, name: str, value: bytes) -> bool:
-        """Clear such rows, if they have not changed since and their owner is gone indeed."""
+        """Clear the rows of a ghost, if they have not changed since and their queue or exchange is really gone."""
         clear = quarantine.clear_queue if kind == "queue" else quarantine.clear_exchange
         return self._run.write(lambda work: clear(work, name, value))
 

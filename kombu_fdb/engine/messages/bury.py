@@ -5,12 +5,12 @@ The transaction that takes a message out of its queue moves it to the queue's de
 for :attr:`Policy.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
 (https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
 
-An exchange that does not exist, or routes nowhere, or to more than :data:`MOST_LETTERS` queues, counts as not set: a
-wrong name loses no message, and no burial fails for ever because no transaction can hold it.
+An exchange that does not exist, routes nowhere, or routes to more than :data:`MOST_LETTERS` queues, counts as not set:
+so a wrong name loses no message, and no burial is too large for every transaction.
 
-A message of any size can die into that many queues, whether it is stored or comes from outside: what does not fit into
-the burial's transaction is copied beforehand (``copies.py``). The history is written once per queue, so the more queues
-there are, the fewer of the oldest deaths are remembered.
+A message of any size can be dead-lettered to that many queues, whether it is stored or comes from outside: what does
+not fit into the burial's transaction is copied beforehand (``copies.py``). The history is written once per queue, so
+the more queues there are, the fewer of the oldest deaths are remembered.
 
 A message of a newer version is not buried, because its history can't be read: it is kept for a newer process
 (``newer.py``).
@@ -18,8 +18,8 @@ A message of a newer version is not buried, because its history can't be read: i
 If a full disk has no room for the death record of a message that a claim meets, the message *rests*: it is delayed for
 :data:`REST_MS`, and the claim goes on behind it. Any other burial is refused, and tried again.
 
-Three exceptions keep the set of messages finite. A message that goes in a circle from queue to queue without being
-rejected on it is dropped when it would enter a queue for the second time, as in RabbitMQ. A message that dies of expiry
+Three exceptions keep the set of messages finite. A message that goes in a circle of queues, without being rejected in
+any of them, is dropped when it would enter a queue for the second time, as in RabbitMQ. A message that dies of expiry
 is dropped unless a dead-letter exchange is set, as in RabbitMQ. A message that dies in ``<queue>.dead`` itself is gone.
 """
 
@@ -47,13 +47,13 @@ MOST_DETAILED = 4
 HISTORY_BYTES = 80_000
 #: The limit of all letters of one message together, as one transaction writes them.
 HISTORIES_BYTES = 3_000_000
-#: How many queues one message can die into.
+#: To how many queues one message can be dead-lettered.
 MOST_LETTERS = 1_000
 REST_MS = 60_000
 
 
 def drop_expired(work: Work, message: Message[bytes], record: Record) -> None:
-    """A message outlived its time: dead-lettered if an exchange is set, else gone."""
+    """End a message that has expired: dead-letter it if an exchange is set, else delete it."""
     if work.routing.queue(work.tr, message.queue).dead_letter_exchange is None:
         delete_rest(work, record, message.place)
     else:
@@ -70,7 +70,7 @@ def bury(
 ) -> None:
     """Move a message, which its caller has taken out of its queue, to where that queue's dead letters go.
 
-    ``details`` stand in its history, cut to :data:`DETAILS_BYTES`. ``payload``: that of a message from outside, if it
+    ``details`` go into its history, cut to :data:`DETAILS_BYTES`. ``payload``: that of a message from outside, if it
     may be copied beforehand. Raises ``CopiesMissing``.
     """
     queue, place, value = message
@@ -120,7 +120,7 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
 
 
 def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:
-    """Returns the queues of its dead letters, the exchange and key they go by, and whether its arguments say so."""
+    """The queues for its dead letters, their exchange and routing key, and whether the queue's arguments set these."""
     declaration = work.routing.queue(work.tr, queue)
     exchange, routing_key = declaration.dead_letter_exchange, declaration.dead_letter_routing_key
     if exchange is not None:
@@ -135,7 +135,7 @@ def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:
 
 
 def _came(work: Work, queue: str, record: Record, payload: bytes) -> Way:
-    """How the message came to the queue where it dies; by the queue's name if kombu did not publish it."""
+    """By which exchange and key the message came to the queue; the queue's name if kombu did not publish it."""
     if record.way is not None:
         return record.way
     begin = payload or record.payload or work.tr.get(work.keys.body(record.message_id, 0), snapshot=True) or b""
@@ -143,7 +143,7 @@ def _came(work: Work, queue: str, record: Record, payload: bytes) -> Way:
 
 
 def _route(work: Work, exchange: str, routing_key: str) -> list[str]:
-    """The queues reached; none by an exchange that is missing, unreadable, or reaches too many: burials must go on."""
+    """The queues reached; none if the exchange is missing, unreadable or reaches too many: burials must go on."""
     try:
         queues = work.routing.route(work.tr, exchange, routing_key)
     except (ExchangeNotFound, FormatError):
@@ -162,7 +162,7 @@ def _goes_in_circles(deaths: tuple[Death, ...], queue: str, target: str, reason:
 
 
 def _remember(deaths: tuple[Death, ...], death: Death, most_bytes: int) -> tuple[Death, ...]:
-    """One entry per queue and reason, newest first; when and how it first died so stays, as in RabbitMQ."""
+    """One entry per queue and reason, newest first; it still says when and how that first happened, as in RabbitMQ."""
     others = []
     for old in deaths:
         if (old.queue, old.reason) == (death.queue, death.reason):
@@ -189,7 +189,7 @@ def _within(deaths: tuple[Death, ...], most_bytes: int) -> tuple[Death, ...]:
 
 
 def fitted(details: dict[str, Any], most_bytes: int = DETAILS_BYTES) -> dict[str, Any]:
-    """The details cut to this size: the longest are halved, emptied, left out; of a traceback the end stays."""
+    """The details cut to this size: the longest is halved, emptied or left out; of a traceback, the end remains."""
     details = dict(details)
     while details and len(encode_json(details)) > most_bytes:
         name, value = max(details.items(), key=lambda item: len(encode_json(item[1])))

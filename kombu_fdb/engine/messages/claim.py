@@ -1,32 +1,33 @@
 """Claim: move ready messages under leases, in one transaction; for one consumer, or for a line of them.
 
 A claim chooses messages (:func:`choose`), takes their rows out of the ready ranges (:func:`take_rows`), and leases each
-one (:func:`take`). It reads the head of the queue as a snapshot and conflicts on what it takes: with a claim of the
-same message, or a transaction that puts one back between those taken (``batches.py``), but with no publish. It reads
-the session's record serializably, so it can't commit beside the sweep that ends its session. Guarantees: ONE-PLACE (one
-commit clears the ready key and writes the lease), ONE-OWNER.
+one (:func:`take`). It reads the head of the queue at snapshot and conflicts on what it takes: with a claim of the same
+message, or with a transaction that returns a message between those taken (``batches.py``), but not with a publish. It
+reads the session's record serializably, so it can't commit once the sweep has ended its session. Guarantees: ONE-PLACE
+(one commit clears the ready key and writes the lease), ONE-OWNER.
 
 A window is bounded in bytes as well (``batches.py``), so a claim of large messages takes fewer of them. All their
 payloads are read in one round trip.
 
 Some messages are found and not delivered: an expired one is dropped or dead-lettered, an unreadable record and a
 message whose payload is gone are dead-lettered as malformed (POISON-ENDS), and a newer version's message is kept for it
-(``newer.py``). They use up the window, so a claim that returns less than ``limit`` does not mean an empty queue;
-``arm`` tells.
+(``newer.py``). They use up the window, so a claim that returns less than ``limit`` does not mean that the queue is
+empty; ``arm`` says whether it is.
 
 Join: a consumer waits in the line of the consumers of the same queues (``scheduling/line.py``), and settles what it has
 finished. A join conflicts with what ends the session, with transactions that settle the same leases, and with a change
 of the queues' limits (``key_limits.py``), but not with other joins or services.
 
-Serve: the first consumer in the line claims for all of them, in one transaction. It claims what one consumer with all
-their demands would get, and deals it: each message is leased to the next consumer whose window is not full, the server
-first. So the messages of one commit are in the order of a single consumer (FAIR), however many consumers there are.
+Serve: the first consumer in the line claims for all of them, in one transaction. It claims what a single consumer with
+the sum of their demands would get, and deals the messages out: each one is leased to the next consumer whose window is
+not full, the server first. So the messages of one commit have the order that a single consumer would get (FAIR),
+however many consumers there are.
 
-A service is bounded in messages and bytes: a demand that does not fit stays in the line. So does one that gets nothing
-because there is less than is wanted; the first of those is then the first of the line. The server opens only the record
-of a message for another consumer. The consumer that gets the message reads its payload (:func:`look`), and rejects it
-as malformed if that is gone. A service conflicts with transactions that take the same messages, and with the end of the
-server's session, or of a demand or session that it serves; it does not conflict with joins.
+A service is bounded in messages and bytes: a demand that does not fit stays in the line. So does a demand that gets
+nothing because there are too few messages; the first such demand is then the first of the line. The server opens only
+the record of a message for another consumer. The consumer that gets the message reads its payload (:func:`look`), and
+rejects it as malformed if that is gone. A service conflicts with transactions that take the same messages, and with the
+end of the server's session, or of a demand or session that it serves; it does not conflict with joins.
 """
 
 from __future__ import annotations
@@ -174,10 +175,10 @@ def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValu
 
 
 def take_rows(work: Work, states: Mapping[str, QueueState], rows: Rows, *, apart: bool = False) -> None:
-    """Take the chosen rows out of the ready ranges. The first messages of a plain queue are a run (``batches.py``).
+    """Take the chosen rows out of the ready ranges. The first messages of a queue without keys form a run.
 
-    Each rank is a run of its own: what is published meanwhile stands behind the last of its rank, so outside the run.
-    ``apart``: as in ``Window``.
+    A run (``batches.py``) ends with its rank: what is published meanwhile stands after the last of its rank, and so
+    outside the run. ``apart``: as in ``Window``.
     """
     runs: list[tuple[str, bytes, list[KeyValue]]] = []
     for queue, row in rows:
@@ -253,8 +254,8 @@ def join(
     """Wait for messages in the line of the consumers of the same ``queues``; ``acks`` are settled with it.
 
     ``queues``: if there are many, they are not read. ``over``: the first leases of the session's demands that have
-    ended and will not be looked at any more. Raises ``SessionLost``. A caller that does not know what has become of a
-    demand calls ``Sessions.recover``.
+    ended and will not be looked at any more. Raises ``SessionLost``. A caller that does not know the outcome calls
+    ``Sessions.recover``.
     """
     leases = settle.lease_rows(work, acks)
     few = queues if acks and len(queues) <= FEW_QUEUES else ()
@@ -274,7 +275,7 @@ MOST_MESSAGES = 512
 
 
 class Served(NamedTuple):
-    """What the server got, and how many other demands were met. ``ended``: the server's own demand had ended."""
+    """What the server got, and how many other demands got messages. ``ended``: the server's own demand had ended."""
 
     deliveries: list[Delivery]
     others: int
@@ -340,7 +341,7 @@ def _read_line(
 
 
 def _seats(states: dict[str, QueueState], mine: Demand, waiting: Sequence[line.Waiter], window: Window) -> list[_Seat]:
-    """The server first; no seats if it waits no longer. An active consumer is served only by itself."""
+    """The seats, the server's first; none if it no longer waits. A single active consumer is served only by itself."""
     first = [row for row in waiting if row.demand == mine]
     others = [] if is_single(states) else [row for row in waiting if row.demand != mine]
     seats: list[_Seat] = []
@@ -391,7 +392,7 @@ def look(work: Work, demand: Demand, *, fired: bool) -> tuple[line.Standing, Col
 
 
 def _collect(work: Work, demand: Demand) -> Collected | None:
-    """None if nothing was granted. A lease that can't be read is left for the sweep, which keeps it for a person."""
+    """What was granted, or None. A lease that can't be read is left for the sweep, which keeps it for a person."""
     keys, last = work.keys, demand.first + session.LEASES_PER_CLAIM
     own = keys.demand(demand.session, demand.first)
     block = keys.lease(demand.session, demand.first), keys.lease(demand.session, last)

@@ -1,30 +1,30 @@
-"""The stored message: taken out of its queue, stored, leased, read, deleted, found by its task. All verbs do it here.
+"""The stored message: taken out of its queue, stored, leased, read, deleted, found by its task. All verbs do so here.
 
 Only a change of limits rewrites leases by itself, to count them (``scheduling/limit_changes.py``).
 
 Model. A message is one *row*, which holds its record, and *chunks* if its payload is too large for that. The row is
-ready, among the messages of its key or of none, or delayed; or its record stands in a lease. A verb that moves a
-message takes its row out and puts the record elsewhere in the same transaction (ONE-PLACE), and adds the changed counts
-to the transaction's effects (COUNTS).
+ready, among the messages of its key or among those without a key, or it is delayed; or its record stands in a lease. A
+verb that moves a message takes its row out and puts the record elsewhere in the same transaction (ONE-PLACE), and adds
+the changed counts to the transaction's effects (COUNTS).
 
 * nowhere -> ready, delayed: :func:`put_ready`, :func:`put_delayed`, with a new stamp and a row in the index by task.
 * ready, delayed -> out: :func:`take_out`. It conflicts only with a transaction that takes the same message.
 * out -> leased: :func:`put_leased`; leased -> out: the lease is cleared, and :func:`end_lease` counts it.
 * out -> ready at its old place: :func:`put_in_place`. Stamp and index stay.
-* out -> gone: :func:`delete` clears what there is besides the row.
+* out -> gone: :func:`delete` clears what the message has besides its row.
 * out -> ready, delayed elsewhere: :func:`forget` its old stamp, then as above; :func:`with_payload` replaces its
   payload.
 
 A record that can't be read is moved like any other: what a move needs is patched in its bytes, or found in its place.
-Where it has to be read, the caller gets a ``FormatError``, or :meth:`.Record.unreadable` stands for it.
+Where it must be read, the caller gets a ``FormatError``, or :meth:`.Record.unreadable` stands in for it.
 
 The index by task finds a task's messages wherever they wait. A message's place ends in its stamp, and a row ``("task",
-task_id, stamp)`` holds what stands before the stamp there. The row is written wherever a message gets a stamp (publish,
-promote, release with a delay, burial, replay) and cleared wherever its stamp ends (the same verbs, and ack, deletion,
-purge, expiry), in the same transaction. A claim and the return to the old place leave stamp and row alone, and cost
-nothing for it: a row whose place is empty is that of a leased message, or of one that is kept for a newer version. A
-task may have several messages at a time: one per queue it was routed to, and the next attempt beside the one that
-publishes it. A message without a task id has no row and pays nothing.
+task_id, stamp)`` holds the part of the place before the stamp. The row is written wherever a message gets a stamp
+(publish, promote, release with a delay, burial, replay) and cleared wherever its stamp ends (the same verbs, and ack,
+deletion, purge, expiry), in the same transaction. A claim, and the return to the old place, leave stamp and row alone,
+and so pay nothing for the index: a row whose place is empty belongs to a leased message, or to one that is kept for a
+newer version. A task may have several messages at a time: one per queue it was routed to, and the next attempt beside
+the one that publishes it. A message without a task id has no row and pays nothing.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Subqueue(NamedTuple):
 def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
     """Take these rows, ready or delayed, out of the queue.
 
-    A tenant's key without a message left gives up its turn. That takes a read, so all rows are taken out before
-    anything is stored.
+    A key that has no message left gives up its turn. That takes a read, so all rows are taken out before anything is
+    stored.
     """
     for row in rows:
         take_run(work, queue, [row])
@@ -80,7 +80,7 @@ def take_out(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
 
 
 def take_run(work: Work, queue: str, rows: Sequence[KeyValue]) -> None:
-    """:func:`take_out` for adjacent rows of one sub-queue, where the caller sees to the turns."""
+    """:func:`take_out` for adjacent rows of one sub-queue; the caller takes care of the turns."""
     key = rows[0][0]
     batches.take_run(work.tr, [key for key, _ in rows])
     if key.startswith(work.keys.delayed(queue)):
@@ -126,7 +126,7 @@ def delete_rest(work: Work, record: Record, place: bytes) -> None:
 
 
 def put_ready(work: Work, to: Subqueue, message: Record | bytes) -> None:
-    """Put a message at the end of its sub-queue: a record, or the bytes of one that stays as it is."""
+    """Put a message at the end of its sub-queue: a record, or the bytes of a record that stays unchanged."""
     queue, key, rank = to
     work.effects.ready(queue, _put(work, work.keys.items(queue, key, rank) + STAMP_CODE, message))
     if key:
@@ -164,7 +164,7 @@ def with_payload(work: Work, record: Record, payload: bytes) -> Record:
 
 
 def from_outside(work: Work, queue: str, record: Record) -> Message[bytes]:
-    """A message that is not stored, but for its chunks, as if it had been taken out of ``queue``."""
+    """A message as if it had been taken out of ``queue``; only its chunks are stored."""
     return Message(queue, b"", _write_chunks(work, record).encode())
 
 
@@ -201,9 +201,10 @@ def put_leased(work: Work, lease: Lease, message: Message[Place]) -> None:
 
 
 def read_all(work: Work, values: Sequence[bytes]) -> list[Record | FormatError]:
-    """Each record with its whole payload, or the error that it can't be read. All chunks come in one round trip.
+    """Each record with its whole payload, or the error why it can't be read. All chunks come in one round trip.
 
-    Snapshot: no chunk is written while the row exists, and each transaction that takes the row conflicts on it.
+    A snapshot read suffices: no chunk is written while the row exists, and each transaction that takes the row
+    conflicts on it.
     """
     records = open_records(values)
     chunked = [record for record in records if isinstance(record, Record) and record.chunks]
@@ -265,8 +266,8 @@ def unindex(work: Work, task_id: str, place: bytes) -> None:
 def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = False) -> tuple[list[bytes], bytes]:
     """The keys of the task's messages, in the order in which they got there; for a leased one, its old key.
 
-    Up to :data:`MOST_OF_TASK`, behind ``after``, and where the others begin; b"" if there are none. A row that leads to
-    anything but a message is ignored: callers may delete what is found here.
+    Returns up to :data:`MOST_OF_TASK`, from ``after`` on, and where the others begin; b"" if there are none. A row that
+    leads to anything but a message is ignored, as callers may delete what they get here.
     """
     begin, end = range_of(work.keys.task(task_id))
     rows = work.tr.get_range(max(begin, after), end, limit=MOST_OF_TASK, snapshot=snapshot)

@@ -1,10 +1,11 @@
 """Move: messages from one queue to the end of another, as they are.
 
-A message leaves its queue and enters the other in one transaction (ONE-PLACE). It keeps id, payload, key, priority,
-due time, end of life, redeliveries and history of deaths, and stays behind what was before it of its key and priority.
-A priority above the target's ``x-max-priority`` counts as that one there, and counts again where more is allowed.
-Its new queue has it by the default exchange, so that a consumer which publishes it again does not send it back. The
-capacity of a key is not checked. A queue that grows over its maximum is trimmed by its own rule: callers check first.
+A message leaves its queue and enters the other in one transaction (ONE-PLACE). It keeps id, payload, key, priority, due
+time, end of life, redeliveries and history of deaths, and stays after the messages of its key and priority that were
+before it. A priority above the target's ``x-max-priority`` counts as that maximum there, and in full where a queue
+allows more. In its new queue it counts as published through the default exchange, so that a consumer that publishes it
+again does not send it to the old queue. The capacity of a key is not checked. A queue that grows over its maximum is
+trimmed by its own rule: callers check first.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def move_some(
     """Move up to ``limit`` messages. Returns how many, and where to go on; b"" at the end.
 
     ``which``: the queue, and a key or None. ``by``: a mark, and a cursor to start from. Messages that came after the
-    mark are left, and skipped as far as they stand together.
+    mark stay; adjacent ones are skipped together.
     """
     (source, key), (last, cursor) = which, by
     if key is None:

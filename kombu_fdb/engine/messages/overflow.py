@@ -7,8 +7,8 @@ properties as they are stored. With both, the queue is full when either says so.
 
 * ``drop-head`` (the default): the oldest of the least urgent messages of the key with the most ready messages, which is
   dead-lettered as ``maxlen`` if the queue has a dead-letter exchange, else gone. Messages without a key count as those
-  of one more key, so a queue without keys loses the oldest of its least urgent. Of :data:`MOST_KEYS` that are compared,
-  none gives way to one that has more messages;
+  of one more key, so a queue without keys loses the oldest of its least urgent messages. :data:`MOST_KEYS` keys are
+  compared; among these, no key gives way while another has more messages;
 * ``reject-publish``: the publish, with ``CapacityExceeded``; nothing is stored;
 * ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead.
 
@@ -16,15 +16,14 @@ Model of ``drop-head``. A publish to a full queue stores its messages, without a
 give way, in a transaction of its own (:func:`shed`). Concurrent publishers want the same oldest messages; one of them
 removes the whole excess, and the others find that it is done. After :data:`ATTEMPTS` lost races the publisher gives up:
 the next publish, or the duties of a consumer process (:func:`trim`), do it instead. So a publish never fails, and never
-waits, for the head of a queue, however large that is; and a queue has at most as many messages too many as were
-published at the same time, or by a process that died in between.
+waits, for the head of a queue, however large that is; and a queue exceeds its maximum by at most as many messages as
+were published at the same time, or by a process that died in between.
 
-The counter is read at snapshot, so with ``reject-publish``, too, concurrent publishers may overshoot by as many
-messages as they are, as RabbitMQ's do. The messages of one transaction stay together: with ``drop-head`` they are
-stored even if they are more than the queue may hold, and give way to the next. A queue that a new argument has made far
-too long shrinks by :data:`MOST_LEAVING` at each publish. Delayed messages need no room. They enter a full queue when
-they are due, and so do dead letters; the duties make room for those afterwards. A queue without these arguments pays
-nothing.
+The counter is read at snapshot, so with ``reject-publish``, too, concurrent publishers may together exceed it by what
+they publish, as RabbitMQ's do. The messages of one transaction stay together: with ``drop-head`` they are stored even
+if they are more than the queue may hold, and give way to the next. A queue that a new argument has made far too long
+shrinks by :data:`MOST_LEAVING` at each publish. Delayed messages need no room. They enter a full queue when they are
+due, and so do dead letters; the duties make room for those afterwards. A queue without these arguments pays nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ REJECT_DLX = "reject-publish-dlx"
 
 #: How many messages give way in one transaction, besides one for each that comes.
 MOST_LEAVING = 100
-#: How many keys' backlogs are compared, in their order from the key of the newest message, so that the tenant that
-#: fills a queue is among them; and of how many of these, largest first, the messages are looked at together.
+#: How many keys' backlogs are compared, in their order from the key of the newest message on, so that the tenant that
+#: fills a queue is among them; and for how many of these, largest first, messages are read together.
 MOST_KEYS = 1_000
 CANDIDATES = 16
 #: How often a publisher tries to shed the oldest.
@@ -94,7 +93,7 @@ def judge(work: Work, coming: Mapping[str, Load]) -> tuple[Collection[str], Mapp
 
 
 def shed(work: Work, queue: str, own: Load) -> int:
-    """Let the oldest give way to ``own``, what a publisher has stored, none of which gives way for itself."""
+    """Let the oldest give way to ``own``, the messages a publisher has stored, which do not give way to each other."""
     return _trim(work, queue, own, own.messages + MOST_LEAVING)
 
 
@@ -175,8 +174,8 @@ def _from_largest(work: Work, queue: str, ready: int, came: str, part: int) -> I
 def _backlogs(work: Work, queue: str, ready: int, came: str, leaving: int) -> dict[str, int]:
     """The keys that are compared, from ``came`` on in their order, with their ready messages; at snapshot.
 
-    If there are more keys than are compared, keyless messages are counted only as far as they are the most for all the
-    ``leaving``.
+    If there are more keys than are compared, messages without a key are counted only until they remain the most
+    numerous even after ``leaving`` of them have left.
     """
     begin, end = work.keys.backlogs(queue)
     own = work.keys.backlog(queue, came) if came else begin

@@ -1,47 +1,50 @@
 """Publish: store messages in each queue they reach, all or none, and once, even if they are published again.
 
 A publish routes each message and stores a copy in each queue it reaches. To the default exchange it reads nothing and
-never conflicts: the position is the versionstamp of the commit, so queue order is commit order. ("Read the last index,
-add a random suffix" would cost a read and lose the order.) A named exchange costs one snapshot read, of its epoch; see
-``routing/tables.py``.
+never conflicts: the position is the versionstamp of the commit, so queue order is commit order. (To read the last index
+and add a random suffix would cost a read and lose the order.) A named exchange costs one snapshot read, of its epoch;
+see ``routing/tables.py``.
 
 Dedup: one message, however often it is published within a window. Guarantee: ONCE-PUBLISHED.
 
 A publication with a ``dedup_id`` reads ``("dedup", exchange, routing_key, dedup_id)``, serializably: of two concurrent
-publishers one has to run again, and then sees the other's entry. An entry whose window is not over makes the
-publication a duplicate: nothing is stored, and its publisher gets the same answer as the first one. So a publisher that
-does not know whether its commit happened may simply publish again, and two schedulers may publish the same tick. A
-publication that reaches no queue leaves no entry.
+publishers, one must run again, and then sees the other's entry. An entry whose window is not over makes the publication
+a duplicate: nothing is stored, and its publisher gets the same answer as the first one. So a publisher that does not
+know whether its commit happened may simply publish again, and two schedulers may publish the same tick. A publication
+that reaches no queue leaves no entry.
 
 The window counts from the first publication. It begins by the wall clock of the first publisher and ends by that of the
-one that asks, so it is longer or shorter by how far the two are apart. A duplicate does not extend it, and the end of
+later one, so it is longer or shorter by the difference between the two. A duplicate does not extend it, and the end of
 the message (acked, cancelled, dead) does not end it, as with SQS
 (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/using-messagededuplicationid-property.html).
 
-A publication may have two ids. Its ``once_id`` tells it from all others: an outbox publishes a row again if it does not
-know whether it did before. Its ``dedup_id`` marks calls that their caller means to be one. A message is new only if
-both are. One that comes again by its ``once_id`` leaves the other id as it is: that window counts from the first time.
+A publication may have two ids. Its ``once_id`` distinguishes it from all others: an outbox publishes a row again if it
+does not know whether it did before. Its ``dedup_id`` marks publications that their caller means to be one. A message is
+new only if both ids are. If its ``once_id`` shows that it comes again, its ``dedup_id`` is left alone: that window
+counts from the first time.
 
 An id counts for one exchange and routing key. The duties of consumers clear the entries. Their clocks decide nothing as
 long as they are less than :data:`KEPT_MS` ahead of the publishers'.
 
-A block: what one thread or greenlet publishes in it, for one engine, is only *gathered* and checked. When the block
-ends, the engine stores all of it in one transaction with something else; if it ends by an exception, none. A block
-inside a block gathers for itself.
+A block: what one thread or greenlet publishes in it, through one engine, is checked and only *gathered*. When the block
+ends, the engine stores all of it, in one transaction with the caller's verb; if it ends by an exception, nothing. A
+block inside a block gathers for itself.
 
 Publishing again what may be stored already, as Celery and kombu do by default after a lost connection. A publish whose
 outcome is unknown (``store/retry.py``) leaves its messages here, each with the doubt about their transaction. When the
 same message is published again in this process, the doubt is settled first. A message that has been stored counts as
-published, by the earlier call; one that has not is fenced, so that it never will be, and is stored now. So it is stored
-once, whichever thread repeats it, and as long as all goes well nothing is written for that.
+published by the earlier call; one that has not is stored now, after the earlier transaction was fenced, so that it
+never commits. So the message is stored once, whichever thread repeats it, and nothing is written for that as long as no
+commit is in doubt.
 
-Two messages are the same if they have the same exchange, routing key, payload (in which the task's id stands), key,
-priority and times, but not the moments reckoned from them. Each doubtful message answers for one repetition: of two
-equal messages that were published and are in doubt, each is settled by one call. In which batch it comes again does not
-matter.
+Two messages are the same if they have the same exchange, routing key, payload (which contains the task's id), key,
+priority and times; the moments computed from these times may differ. Each doubtful message accounts for one repetition:
+if two equal messages are in doubt, each is settled by one call. It does not matter in which batch a message comes
+again.
 
 Bounds: a doubt is forgotten after :data:`~kombu_fdb.store.retry.LONGEST_DOUBT_S`, and beyond :data:`MOST_MESSAGES`
-messages the oldest are; publishing such a message again may store it twice, as it may in another process.
+messages the oldest are; publishing such a message again may store it twice, as publishing it again in another process
+may.
 """
 
 from __future__ import annotations
@@ -94,8 +97,8 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     """Store all of them in order. Raises ``CapacityExceeded``, and ``LimitExceeded`` if they have too many copies.
 
     ``beforehand``: a refused message that is too large for several queues may be copied beforehand; then
-    ``CopiesMissing`` is raised. Give each publication in chunks an id, by which a retry finds the chunks copied before.
-    All are the same in each retry, and so is its moment.
+    ``CopiesMissing`` is raised. Each publication in chunks needs an id, by which a retry finds the chunks that were
+    copied before. Pass the same publications in each retry, and the same moment.
     """
     now_ms = work.now_ms
     reached, declared = route(work, publications)
@@ -135,8 +138,8 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
 def route(work: Work, publications: Sequence[Publication]) -> tuple[list[list[str]], Mapping[str, QueueDeclaration]]:
     """The queues that each publication reaches, and their declarations.
 
-    The default exchange leads to the queue of the routing key's name, so as long as its declaration is believed nothing
-    is read.
+    The default exchange leads to the queue that the routing key names, so nothing is read as long as its declaration is
+    cached.
     """
     now, known = work.routing.clock.monotonic(), work.routing.declarations
     reached: list[list[str]] = []
@@ -174,7 +177,7 @@ def _judge(
 
 
 def _copies(publication: Publication, queues: Sequence[str]) -> Sequence[Publication]:
-    """One copy for each queue. If it has an id, so has each copy, the same in each run; the first has its own."""
+    """One copy for each queue. If it has an id, so has each copy, the same in each run; the first has the original."""
     if not publication.message_id:
         return [publication] * len(queues)
     further = [blake2b(publication.message_id + queue.encode(), digest_size=16).digest() for queue in queues[1:]]
@@ -369,16 +372,16 @@ class Doubted(NamedTuple):
 class Burial:
     """A message from outside that is to be buried once, however often that is tried (``Publisher.bury_copy``).
 
-    It is made before the first try, and is the same in each. If the outcome of a try is unknown, the next one finds it
-    out, or fences it. If that can't be told any more, the message is buried again under another id: two letters are
-    better than none, and they share no chunks.
+    It is made before the first attempt, and passed to each. If the outcome of an attempt is unknown, the next one finds
+    it out, or fences it. If the doubt is too old for that, the message is buried again under another id: two dead
+    letters are better than none, and they share no chunks.
     """
 
     publication: Publication
     doubt: Doubt[None] = field(default_factory=Doubt)
 
     def begin(self, clock: Clock, ids: IdSource) -> bool:
-        """Begin another try. False: an earlier one has buried the message."""
+        """Begin another attempt. False: an earlier one has buried the message."""
         is_lost = self.doubt.is_open and self.doubt.is_too_old(clock)
         if is_lost:
             self.doubt = Doubt()
@@ -405,7 +408,7 @@ class Doubts:
             self.keep(publication, Doubted(doubt, number))
 
     def keep(self, publication: Publication, doubted: Doubted) -> None:
-        """Put back a message that was taken and is still in doubt."""
+        """Add a message in doubt, or one that was taken and still is."""
         identity = _identity(publication)
         with self._lock:
             self.found.setdefault(identity, deque()).append(doubted)
@@ -413,7 +416,7 @@ class Doubts:
                 self.found.popitem(last=False)
 
     def take(self, publication: Publication) -> Doubted | None:
-        """The doubtful message that may be this one; no other caller gets it. Raises as ``unless_mine``."""
+        """The doubtful message that may be this one; no other caller gets it. Raises what ``unless_mine`` raises."""
         identity = _identity(publication)
         with unless_mine(self._lock):
             same, doubted = self.found.pop(identity, deque()), None
@@ -427,7 +430,7 @@ class Doubts:
 
 
 def _identity(publication: Publication) -> bytes:
-    """What makes two publications the same; of moments, which each call reckons anew, only whether there is one."""
+    """What makes two publications the same. Of moments, which each call computes anew, only whether there is one."""
     said = publication._replace(message_id=b"", due_ms=publication.due_ms > 0, expires_ms=0, payload=b"")
     return blake2b(repr(said).encode() + publication.payload, digest_size=16).digest()
 
@@ -458,7 +461,7 @@ _NUMBERS = {
 
 def check_publication(publication: Publication) -> None:
     """Check all but the payload's size. Raises ``InvalidArgument`` and ``QueueError``, which name the field."""
-    # One check is enough if all fields are good, as nearly always; else each is checked.
+    # One check is enough if all fields are good, as they nearly always are; otherwise each is checked.
     exchange, routing_key, _, priority, due_ms, ttl_ms, expires_ms, key, ttr_ms, task_id = publication[:10]
     dedup_id, dedup_ms, once_id, once_ms, _ = publication[10:]
     try:
@@ -511,7 +514,7 @@ class Publisher:
     ) -> list[list[str]]:
         """Route and store all of them in one transaction, in this order; all or none.
 
-        ``now_ms``: the moment from which the caller has reckoned their times; None: now.
+        ``now_ms``: the moment from which the caller has computed their times; None: now.
 
         Returns for each the queues it reached; an empty list is an unroutable message, which is dropped. Raises
         ``MessageTooLarge`` (nothing stored), ``ExchangeNotFound``, ``LimitExceeded`` if together they exceed what one
@@ -523,7 +526,7 @@ class Publisher:
         block = _current.get()
         if block is not None and block[0] is self:
             reached = self._run.read(lambda work: route(work, publications))[0]
-            block[1].extend(publications)  # behind the read: if that fails, the caller may publish them again
+            block[1].extend(publications)  # after the read: if that fails, the caller may publish them again
             return reached
         if self.doubts.found:
             return self._publish_again(publications, timeout_s, now_ms)
@@ -551,7 +554,7 @@ class Publisher:
             raise
 
     def _resolve(self, taken: Sequence[Doubted | None], timeout_s: float) -> list[list[str] | None]:
-        """For each, the queues it is in if an earlier call has stored it. Raises ``CommitUnknown`` if it can't tell."""
+        """For each, its queues if an earlier call has stored it. Raises ``CommitUnknown`` if that stays unknown."""
         deadline = self._run.clock.monotonic() + timeout_s
         try:
             return [
@@ -570,8 +573,8 @@ class Publisher:
         """Store what this thread publishes inside the block at its end, in one transaction with ``verb``.
 
         Nothing is stored if the block ends with an exception, or ``verb`` raises one. ``verb`` may run several times,
-        and reads before anything is written. What exceeds one transaction is published before it. Raises what
-        ``publish`` raises.
+        and reads before anything is written. Messages for which the transaction has no room are published before it.
+        Raises what ``publish`` raises.
         """
         gathered: list[Publication] = []
         token = _current.set((self, gathered))
@@ -591,7 +594,7 @@ class Publisher:
         now_ms: int | None = None,
         together: Callable[..., Reached] | None = None,
     ) -> list[list[str]]:
-        """``together``: runs :func:`publish`, and does something else in the same transaction."""
+        """``together``: called instead of :func:`publish`; it calls that, and does more in the same transaction."""
         run = self._run
         timeout_s = run.timeouts.publish_s if timeout_s is None else timeout_s
         deadline = run.clock.monotonic() + timeout_s
@@ -616,7 +619,7 @@ class Publisher:
             raise
 
     def _shed(self, queue: str, own: overflow.Load, timeout_s: float) -> None:
-        """Let the oldest give way. Its failure is left to the next publish and the duties: our publish has happened."""
+        """Let the oldest give way. If that fails, the next publish or the duties do it: this publish has succeeded."""
         attempts = count()
 
         def body(work: Work) -> None:
@@ -635,8 +638,8 @@ class Publisher:
 
         ``stamped``: how many messages this transaction has from earlier calls; the new number is returned beside the
         queues reached. Raises what ``publish`` raises before a commit, and ``LimitExceeded`` past
-        :data:`~kombu_fdb.engine.messages.publish.MOST_STAMPED` messages. The next publish or the duties shed what these
-        messages are too much for a queue with ``drop-head``. A message that a queue refuses goes into all its
+        :data:`~kombu_fdb.engine.messages.publish.MOST_STAMPED` messages. If these messages overfill a queue with
+        ``drop-head``, the next publish or the duties shed the excess. A message that a queue refuses goes into all its
         dead-letter queues in this transaction, which has to hold that many copies.
         """
         for publication in publications:
@@ -644,7 +647,7 @@ class Publisher:
         effects = Effects(stamped)
         reached, overfull = publish(self._run.work(tr, effects), publications)
         effects.write(tr, self._run.keys)
-        for queue, own in overfull.items():  # the present excess; ours is not there before the caller commits
+        for queue, own in overfull.items():  # only the present excess: this one's counts after the commit
             self._shed(queue, overflow.Load(key=own.key), self._run.timeouts.call_s)
         return reached, effects.stamped
 
@@ -665,8 +668,9 @@ class Publisher:
     ) -> None:
         """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
 
-        ``deaths``: its history. Of any size, into as many queues as :mod:`~kombu_fdb.engine.messages.bury` says: into
-        all of them, or none. Raises as :meth:`publish`. May be called again with the same ``Burial``, and buries once.
+        ``deaths``: its history. A message of any size is buried in all the queues that
+        :mod:`~kombu_fdb.engine.messages.bury` names, or in none. Raises what :meth:`publish` raises. If it is called
+        again with the same ``Burial``, it still buries once.
         """
         burial = copy if isinstance(copy, Burial) else Burial(copy)
         self.check(burial.publication)

@@ -22,10 +22,10 @@ from kombu_fdb.store.protocol import KeyValue
 
 
 class Release(NamedTuple):
-    """How messages come back: counted as an attempt or not, and not before ``due_ms``.
+    """How messages are released: counted as an attempt or not, and not ready before ``due_ms``.
 
-    ``seen``: a consumer has had them all the same, and the next one is told. ``details``: noted at the death of a
-    message that has come back too often.
+    ``seen``: a consumer has had them although no attempt counts; the next one gets them as redelivered. ``details``:
+    for the dead letter of a message over its delivery limit.
     """
 
     counted: bool
@@ -46,7 +46,7 @@ def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | N
 
 
 def release(work: Work, leases: Sequence[Lease], how: Release) -> list[bool]:
-    """Hand the messages back."""
+    """Release the messages."""
     return _end_each(work, leases, lambda message: release_message(work, message, how))
 
 
@@ -83,7 +83,7 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
 
 
 def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
-    """Whether the message exceeds its delivery limit once it has come back ``again`` more times."""
+    """Whether the message would be over its delivery limit if it came back ``again`` more times."""
     limit = work.routing.queue(work.tr, message.queue).delivery_limit(work.policy.delivery_limit)
     if limit is None:
         return False
@@ -92,7 +92,7 @@ def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
 
 
 class LeaseRows(NamedTuple):
-    """What to read of leases that are settled: single keys, and ranges of adjacent leases."""
+    """What to read in order to settle leases: single keys, and ranges of adjacent leases."""
 
     keys: list[bytes]
     ranges: list[tuple[bytes, bytes, int]]
@@ -106,7 +106,7 @@ class LeaseRows(NamedTuple):
 def lease_rows(work: Work, leases: Sequence[Lease]) -> LeaseRows:
     """The rows of the leases. Each is a conflict: of two transactions that settle one lease, one comes first.
 
-    The leases of a claim are numbered in a row, and most of them end together: those are read and cleared at once.
+    The leases of a claim have consecutive numbers, and most of them end together: those are read and cleared at once.
     """
     rows = LeaseRows([], [])
     for first, last in _runs(leases):
@@ -121,7 +121,7 @@ def lease_rows(work: Work, leases: Sequence[Lease]) -> LeaseRows:
 
 
 def _runs(leases: Iterable[Lease]) -> list[tuple[Lease, Lease]]:
-    """The first and the last lease of each row of consecutive numbers."""
+    """The first and the last lease of each series of consecutive numbers."""
     runs: list[tuple[Lease, Lease]] = []
     for lease in sorted(set(leases)):
         first, last = runs[-1] if runs else (lease, lease)

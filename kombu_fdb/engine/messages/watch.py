@@ -1,6 +1,6 @@
-"""Watch: arm the bells of empty queues, and learn which are not empty. One transaction that only reads.
+"""Watch: watch the bells of empty queues, and find those that are not empty. One transaction that only reads.
 
-Probe and watch read the same version, so a message is either seen by the probe or changes the bell after it. For a
+Probe and watch read the same version, so the probe either sees a message, or the message changes the bell later. For a
 queue whose active consumer is another one, a change of that is watched instead.
 """
 
@@ -43,10 +43,10 @@ def arm_all(
 def glance(
     work: Work, session_id: SessionId, consumers: Sequence[tuple[str, str]], keys: Sequence[bytes]
 ) -> tuple[list[tuple[str, str]], dict[bytes, bytes | None]]:
-    """What an idle consumer reads now and then, in case that it was told of no change. One round trip.
+    """What an idle consumer reads now and then, in case a watch has missed a change. One round trip.
 
     Returns which of the session's ``consumers``, by queue and tag, have lost their queues, and the values of these
-    keys: while none of them changes, there is nothing to look at. Raises ``SessionLost``.
+    keys: while none of them changes, there is nothing to do. Raises ``SessionLost``.
     """
     rows = [work.keys.consumer(queue, session_id, tag) for queue, tag in consumers]
     values, _ = session.require(work, session_id, and_read=[*rows, *keys])

@@ -1,19 +1,20 @@
 """Batches: how much one transaction, one claim or one step of a duty takes.
 
-There are two kinds of bounds. A :class:`Budget` limits the caller: after so much time or so many transactions it is the
-next caller's turn. An :class:`AdaptiveBatch` follows the store: a transaction's size and age are limited, and how many
-messages fit is not known beforehand. So the number is found as TCP finds its window (RFC 5681): halved when it was too
-much, doubled when it was not. A wrong batch costs time, never correctness, so it has no lock.
+There are two kinds of bounds. A :class:`Budget` limits the caller: when its time or its transactions are used up, it is
+the next caller's turn. An :class:`AdaptiveBatch` follows the store: a transaction's size and age are limited, and how
+many messages fit is not known beforehand. So the number is found as TCP finds its window (RFC 5681): halved after a
+batch that was too large, doubled after one that was not. A wrong batch costs time, never correctness, so it has no
+lock.
 
 A :class:`ByteBudget` is what one claim can hold. A claim writes each record into a lease, and reads each payload, while
-a transaction takes 10,000,000 bytes and 5 seconds. The first message always has room, so the largest one gets through,
-alone.
+a transaction takes 10,000,000 bytes and 5 seconds. The first message always has room, so even the largest one gets
+through, alone.
 
-A *run* is adjacent rows, as a transaction has read them, which one call clears. With FoundationDB each call costs its
-client 20 to 40 us of CPU, as it wakes the network thread. Of the six such calls for a message without a key that is
-claimed and acknowledged, four cleared adjacent rows, or conflicted on them. The price is a conflict with a transaction
-that puts a row between them meanwhile. So runs are used where that hardly ever happens: publishers write behind such
-rows, and released messages mostly go before them.
+A *run* is a series of adjacent rows, as a transaction has read them, that one call clears. With FoundationDB each call
+costs its client 20 to 40 us of CPU, as it wakes the network thread. Of the six such calls for a message without a key
+that is claimed and acknowledged, four cleared adjacent rows, or conflicted on them. The price is a conflict with a
+transaction that puts a row between them meanwhile. So runs are used where that hardly ever happens: publishers write
+after such rows, and released messages mostly return before them.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ class AdaptiveBatch:
         self.size = most
 
     def run(self, part: Callable[[int], T], wanted: float = math.inf) -> T:
-        """Run ``part`` with as many messages as fit, ``wanted`` at most. Raises the store's error if one is too much.
+        """Run ``part`` with as many messages as fit, ``wanted`` at most. Raises the store's error if one is too many.
 
         A part that was too large is tried again at once with half as many. One that was too old, or not answered in
-        time, has cost the caller that time: the next call takes half as many. A full disk refuses a part that adds to
-        the messages it moves. That costs no time, and may hold up messages to which nothing is added, so the part is
-        halved at once, too.
+        time, has cost the caller that time: the next call takes half as many. A full disk refuses a part that makes the
+        messages it moves larger. That costs no time, and may hold up messages that would not become larger, so such a
+        part is also halved at once.
         """
         while True:
             size = int(min(self.size, wanted))
@@ -112,7 +113,7 @@ class ByteBudget:
         self._most_payloads = payloads
         self._records = 0
         self._payloads = 0
-        #: Something did not fit, so nothing behind it is taken either: the order stays.
+        #: Whether a message did not fit; then none after it is taken either, so that the order stays.
         self.is_full = False
 
     def take(self, rows: Sequence[KeyValue]) -> int:
@@ -153,7 +154,7 @@ def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> 
 
 
 def came_by(last: bytes, key: bytes) -> bool:
-    """Whether the message at the key had come to its queue by the version ``last``."""
+    """Whether the message at the key was in its queue at the version ``last``."""
     return key[-STAMP_BYTES:][: len(last)] <= last
 
 
@@ -161,7 +162,7 @@ def came_by(last: bytes, key: bytes) -> bool:
 
 
 def runs_of(rows: Iterable[bytes], taken: Collection[bytes]) -> list[list[bytes]]:
-    """The ``taken`` ones of ``rows`` (in the order in which they were read), in runs."""
+    """Those of ``rows`` that are ``taken``, as runs; ``rows`` are in the order in which they were read."""
     return [list(run) for is_taken, run in groupby(rows, taken.__contains__) if is_taken]
 
 

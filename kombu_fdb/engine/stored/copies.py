@@ -5,17 +5,17 @@ own. A few are copied by the burial itself. More than :data:`COPIED_BYTES` would
 copied beforehand, part by part, while the message stays where it is; the burial then only writes records. So a burial
 of any size fits.
 
-A message from outside may be a dead letter at once: a full queue refuses it, or its task has failed after it was
-acknowledged. Its payload is stored nowhere yet, so its copies are written from what the caller has, and it is in no
-place until the burial commits: all its letters appear, or none. Its id has to be the same in each run of the burial.
+A message from outside may become a dead letter at once: a full queue refuses it, or its task has failed after it was
+acknowledged. Its payload is stored nowhere yet, so its copies are written from the caller's payload, and it has no
+place until the burial commits: all its dead letters appear, or none. Its id must be the same in each run of the burial.
 
 Model. ``("copy", message_id, target)`` holds the id of the copy and how many chunks of it are there.
 
-* none -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing`, nothing of it happens, and the
-  process that ran it makes the copy (``Transactions.write``) and runs it again.
-* copying -> *complete*: each part reads the row serializably and moves its number on. Two processes that copy the same
-  message conflict there, and share the work. A copy whose source was acknowledged meanwhile is complete too, and
-  shorter than its id promises: if that message comes again, the copy is begun anew.
+* none -> *copying*: a burial that finds no complete copy raises :exc:`CopiesMissing` and changes nothing; its process
+  makes the copy (``Transactions.write``) and runs the burial again.
+* copying -> *complete*: each part reads the row serializably and increases its number. Two processes that copy the same
+  message conflict there, and so share the work. A copy whose source was acknowledged meanwhile is complete too, and too
+  short: if that message comes again, the copy is begun anew.
 * complete -> gone: the burial clears the row in the transaction that stores the copy's record.
 
 If the copier dies, the next process that tries to bury the message goes on where it stopped. If none does, because the

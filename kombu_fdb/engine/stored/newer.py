@@ -1,21 +1,20 @@
 """Newer: messages that a newer version wrote, kept by an older process until a newer one can read them.
 
-While a fleet is upgraded, old processes meet messages of new ones. They handle them as usual where they need not look
-into them: every version keeps the fields that this takes (``codec.py``). Where an old process would have to read such a
-message, it neither delivers nor buries it: the message is *kept*.
+While a fleet is upgraded, old processes meet messages of new ones. They handle them as usual where they need not read
+their contents: every version keeps the fields that this takes (``codec.py``). Where an old process would have to read
+such a message, it neither delivers nor buries it: the message is *kept*.
 
 Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease, as it was.
 
-* in its place -> kept: an old process meets it in a claim, or when it would be buried because it has come back too
-  often or gives way to others, or its lease is a dead session's. One transaction moves it out of its place
-  (ONE-PLACE).
-* kept -> in its place: any process that knows the version brings it back (``regain.py``); two that try conflict on the
-  row.
+* in its place -> kept: an old process meets it in a claim, or would bury it, because it is over its delivery limit or
+  must give way to others, or finds its lease in a dead session. One transaction moves it out of its place (ONE-PLACE).
+* kept -> in its place: any process that knows the version returns it (``regain.py``); two processes that try conflict
+  on the row.
 
 A kept message delays no others. It is counted, so that operators see it (``QueueCounts.newer``). It neither expires nor
 has to give way, and stays when its queue is purged or deleted, as a leased one does. Messages behind it are served
-meanwhile. It keeps its stamp, and so its row among its task's messages (``messages/message.py``). An old consumer may
-keep it again as often as it comes back before a new one takes it: in the end there is no old one.
+meanwhile. It keeps its stamp, and so its row among its task's messages (``messages/message.py``). When it has come
+back, an old consumer may meet it before a new one and keep it again; that ends when the last old process has gone.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ RECORD, LEASE = "record", "lease"
 
 
 def readable_ranges(keys: Keyspace) -> list[Range]:
-    """Where records, and leases, are kept that this version can read."""
+    """The ranges of kept records, and of kept leases, that this version can read."""
     return [keys.newer_until(RECORD, codec.RECORD_VERSION), keys.newer_until(LEASE, codec.LEASE_VERSION)]
 
 

@@ -6,21 +6,22 @@ Everything the session claims stands under ``("lease", id, number)``.
 * open -> fenced: a process clears ``("session", id)``. The owner does it itself when it closes. Any other process does
   it after it has seen the beat *unchanged* for at least the session's time to live, in four looks or more, by its own
   monotonic clock (``sweep.FailureDetector``). It must also have seen no sign that the session's process computes
-  (``duty_cycle.py``). No two machines' clocks are compared, and store versions are never taken for time: they run at a
-  million a second and jump by a hundred million in a recovery.
-* fenced -> gone: the process that fenced it, or any other that finds leases of a session that does not exist, brings
-  the messages back (``sweep.release_part``) until none is left.
+  (``duty_cycle.py``). No two machines' clocks are compared, and store versions are never used as time: they advance by
+  a million a second and jump by a hundred million in a recovery.
+* fenced -> gone: the process that fenced it, or any other that finds leases of a session that no longer exists,
+  releases the messages (``sweep.release_part``) until none is left.
 
 What happens at each failure. Claims and beats read ``("session", id)`` serializably: one that runs while the session is
 fenced either commits before, and its leases are found by the sweep, or conflicts and then finds no session. The owner
 learns of its end from its next beat or claim and opens another session. A beat in flight while the session is fenced
-aborts the fencing, because the fencing reads the beat. If the process that fenced dies before the leases are back, the
-beat record it left makes the next observer finish the work: the beat is cleared only when no lease is left.
+aborts the fencing, because the fencing reads the beat. If the process that fenced the session dies before all leases
+are released, the beat record is still there, so the next observer finishes the work: the beat is cleared only when no
+lease is left.
 
-A claim whose answer was lost may land after its owner has given up on it, for as long as the session is open. So the
-owner first *seals* the session: it writes the record that all claims read, after which only claims that begin later can
-commit. The leases of the lost claim are in the block of numbers that was reserved for it before it began, and go back
-uncounted (``Sessions.recover``).
+A claim whose answer was lost may still commit after its owner has given up on it, for as long as the session is open.
+So the owner first *seals* the session: it rewrites the record that all claims read, after which only claims that begin
+later can commit. The leases of the lost claim are in the block of numbers that was reserved for it before it began, and
+are released uncounted (``Sessions.recover``).
 
 A *role* (promoter) is a record ``(session, stamp)`` that its holder renews; others take it when they have seen it
 unchanged for too long, or when it is absent. Two holders at once are harmless by the design of the duties.
@@ -53,7 +54,7 @@ Beat = tuple[SessionId, bytes, float]
 
 
 class Surroundings(NamedTuple):
-    """What a session saw as it beat: the ring, the promoter's record, and whether a message is kept for a newer one."""
+    """What a session read with its beat: the ring, the promoter's record, and whether any message is kept as newer."""
 
     ring: list[Beat]
     promoter: bytes | None
@@ -74,7 +75,7 @@ def open_session(
 def _beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str] = ()) -> None:
     """Write a beat with the session's time to live, by which observers judge it.
 
-    Its wall clock is for people to read, and to tell a wrong clock from the others; no session lives or dies by it.
+    Its wall clock is for people to read, and to detect a wrong clock; no session lives or dies by it.
     """
     suffix = encode_json([work.now_ms, *consumed]) + _TTL.pack(round(ttl_s * 1000))
     work.tr.set_versionstamped_value(work.keys.beat(session_id), suffix=suffix)
@@ -82,18 +83,18 @@ def _beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[st
 
 def consumed_of(beat: bytes) -> list[str]:
     """The queues a session consumed, or waited for, at its last beat."""
-    return [each for each in _told(beat) if isinstance(each, str)]
+    return [each for each in _fields(beat) if isinstance(each, str)]
 
 
 def beat_ms(beat: bytes) -> int:
     """The session's wall clock at a beat, in milliseconds since 1970; 0 if it has none."""
-    return next((each for each in _told(beat) if isinstance(each, int)), 0)
+    return next((each for each in _fields(beat) if isinstance(each, int)), 0)
 
 
-def _told(beat: bytes) -> list[Any]:
-    """What the beat says; empty if it can't be read."""
-    told = read_or(None, decode_json, beat[_STAMP_BYTES : -_TTL.size] or b"[]")
-    return told if isinstance(told, list) else []
+def _fields(beat: bytes) -> list[Any]:
+    """The fields of the beat; empty if it can't be read."""
+    fields = read_or(None, decode_json, beat[_STAMP_BYTES : -_TTL.size] or b"[]")
+    return fields if isinstance(fields, list) else []
 
 
 def _ttl_s(beat: bytes) -> float:
@@ -132,10 +133,10 @@ def require(
 
 
 def seal(work: Work, session_id: SessionId) -> None:
-    """Let no claim of this session that has begun commit after this transaction. Raises ``SessionLost`` if fenced.
+    """Keep every claim of this session that has begun from committing after this. Raises ``SessionLost`` if fenced.
 
-    A claim conflicts on the session's record, and this rewrites it as it is. So a look for the leases of a claim
-    whose answer was lost finds all there will ever be.
+    A claim conflicts on the session's record, and this rewrites it unchanged. So a later look for the leases of a claim
+    whose answer was lost finds all that it will ever have.
     """
     key = work.keys.session(session_id)
     record = work.tr.get(key)
@@ -147,7 +148,7 @@ def seal(work: Work, session_id: SessionId) -> None:
 def beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str], most: int) -> Surroundings | None:
     """Show a sign of life, and the queues consumed; None if the session was fenced.
 
-    An idle process needs no other transaction to know what it has to do for others, so this one reads it as well.
+    This transaction also reads what the process may have to do for others, so an idle process needs no other one.
     """
     keys = work.keys
     key = keys.session(session_id)
@@ -190,7 +191,7 @@ def _known(keys: Keyspace, rows: Sequence[KeyValue]) -> list[Beat]:
 
 
 def seal_beat(work: Work, session_id: SessionId) -> None:
-    """Rewrite the last beat unchanged, for another process: no observer takes the session for alive by it."""
+    """Rewrite another process's last beat unchanged, which no observer takes for a sign of life."""
     key = work.keys.beat(session_id)
     value = work.tr.get(key)
     if value is not None:

@@ -3,8 +3,8 @@
 Effects are the transaction's changes of counters, and the queues whose consumers it wakes.
 
 Guarantee COUNTS: every verb that moves a message notes it in the effects of the transaction that moves it. The ready
-messages of a queue are counted together with the bytes of their payloads, by one atomic add: a limit of bytes, declared
-whenever, finds a right number, and no queue pays for it.
+messages of a queue are counted together with the bytes of their payloads, by one atomic add: whenever a limit of bytes
+is declared, its number is right, and no queue pays extra for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Policy:
     """Sizes in bytes, times in milliseconds."""
 
     max_message_size: int = 8 * 1024 * 1024
-    #: How often a message may come back from a consumer before it is dead-lettered; None for ever.
+    #: How often a message may come back from a consumer before it is dead-lettered; None: without a limit.
     delivery_limit: int | None = 20
     #: Whether rejected messages of a queue without a dead-letter exchange are kept in ``<queue>.dead``.
     keep_dead: bool = True
@@ -57,12 +57,12 @@ Event = tuple[str, ...]
 class _OfKeys:
     """Changes to messages with a key; most transactions have none."""
 
-    __slots__ = ("backlogs", "doors", "flights", "freed")
+    __slots__ = ("arrivals", "backlogs", "flights", "freed")
 
     def __init__(self) -> None:
         self.backlogs: dict[tuple[str, str], int] = {}
         self.flights: dict[tuple[str, str], int] = {}
-        self.doors: set[tuple[str, str, Rank]] = set()
+        self.arrivals: set[tuple[str, str, Rank]] = set()
         self.freed: set[tuple[str, str]] = set()
 
     def write(self, tr: Transaction, keys: Keyspace) -> None:
@@ -72,11 +72,11 @@ class _OfKeys:
         for (queue, key), by in self.flights.items():
             if by:
                 tr.add(keys.flight(queue, key), by)
-        for queue, key, rank in self.doors:
+        for queue, key, rank in self.arrivals:
             tr.set(keys.arrival(queue, key, rank), b"")
         for queue, key in self.freed:
             tr.set(keys.freed(queue, key), b"")
-        for queue in {queue for queue, _, _ in self.doors}:
+        for queue in {queue for queue, _, _ in self.arrivals}:
             tr.set(keys.fair(queue), b"")
 
 
@@ -93,7 +93,7 @@ class Effects:
         """``stamped``: how many new messages are in the transaction already; counting goes on from there."""
         #: Events of the commit, which this transaction does not write.
         self.events: dict[Event, int] = {}
-        #: Queues whose keys have no limits, as this transaction has read as a conflict.
+        #: Queues whose keys have no limits; this transaction conflicts with a change of that.
         self.unlimited: set[str] = set()
         self._counts: dict[tuple[str, Counted], int] = {}
         self._amounts: dict[str, int] = {}
@@ -125,7 +125,7 @@ class Effects:
         self._amounts[queue] = self._amounts.get(queue, 0) - encode_amount(messages, size)
 
     def wake(self, queue: str) -> None:
-        """Let idle consumers look at the queue."""
+        """Have idle consumers look at the queue."""
         self._bells.add(queue)
 
     @property
@@ -138,7 +138,7 @@ class Effects:
         """A message with a key became ready: consumers must look at the key."""
         of_keys = self._of_keys
         _add(of_keys.backlogs, (queue, key), 1)
-        of_keys.doors.add((queue, key, rank))
+        of_keys.arrivals.add((queue, key, rank))
 
     def coming(self, queue: str, key: str) -> int:
         """How many messages of the key this transaction has added."""
@@ -158,7 +158,7 @@ class Effects:
         self.spared(queue, key)
 
     def spared(self, queue: str, key: str) -> None:
-        """A message was chosen and not leased: its key may be parked for a slot that stayed free."""
+        """A message was chosen and not leased: its key may be parked, waiting for a slot that is still free."""
         if queue in self.unlimited:
             return
         self._of_keys.freed.add((queue, key))
@@ -206,7 +206,7 @@ class Work(NamedTuple):
     ids: IdSource
     #: Wall clock: the same moment for all that this run does.
     now_ms: int
-    #: Counters and bells, written at the end of the run. A run that only looks has none to speak of.
+    #: Counters and bells, written at the end of the run; a run that only reads has none.
     effects: Effects
     #: The disk is full: a message to be dead-lettered is delayed instead, as its death record would not fit.
     rests: bool = False

@@ -1,17 +1,17 @@
-"""What time does to messages: delayed ones become ready, expired ones are dropped.
+"""What happens to messages with time: delayed ones become ready, expired ones are dropped.
 
-A delayed message stands in a range of its own, ordered by its due time, so no claim ever walks over it and no worker
-holds it. One consumer process at a time (``session.hold_role``) promotes due messages: the record moves to the end of
-the ready range, or of its rank there. Due times go by the wall clocks of publisher and promoter: a wrong one moves a
-start by its error and harms nothing else. Two promoters at once are harmless too: they conflict on the messages they
-both want.
+Delayed messages stand in a range of their own, in the order of their due times, so no claim reads past them and no
+worker holds them. One consumer process at a time (``session.hold_role``) promotes due messages: the record moves to the
+end of the ready range, or of its rank there. Due times depend on the wall clocks of publisher and promoter: a wrong
+clock shifts the time by its error, and harms nothing else. Two promoters at once are harmless too: they conflict on the
+messages they both want.
 
 ``("waiting", queue)`` says that a queue may have delayed messages. A promoter clears it after reading the whole range
 serializably as empty: a message delayed meanwhile makes that transaction fail.
 
-A claim drops expired messages that it meets. A queue without a consumer has no claims. So where a queue has a time to
-live (``x-message-ttl``) or a dead-letter exchange, the duties look at its head when that message expires: as in
-RabbitMQ, where a time to live, of the queue or of each message, and a dead-letter exchange make a delay
+A claim drops the expired messages that it meets, but a queue without a consumer has no claims. So where a queue has a
+time to live (``x-message-ttl``) or a dead-letter exchange, the duties look at its head when that message expires. As in
+RabbitMQ, a time to live, of the queue or of each message, together with a dead-letter exchange thus makes a delay
 (https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats). In a queue with keys each key has a head; :data:`MOST_KEYS`
 are looked at. The duties find other expired messages by walking through all ready ones now and then. A life begins by
 the publisher's clock, and ends by that of the process that looks (SKEW).
@@ -38,8 +38,8 @@ from kombu_fdb.store.protocol import KeyValue
 MESSAGES_PER_TRANSACTION = 200
 #: How many queues' next messages are looked at in one transaction.
 QUEUES_PER_LOOK = 500
-#: How long entries of older stores, which don't say it, are taken to wait.
-UNTOLD_WAIT_MS = 60_000
+#: How long entries that an older version wrote, without a duration, are assumed to wait.
+ASSUMED_WAIT_MS = 60_000
 
 
 def due_queues(work: Work, begin: bytes = b"") -> tuple[list[str], int | None, bool, bytes]:
@@ -74,7 +74,7 @@ def names_in(keys: Keyspace, rows: Sequence[KeyValue]) -> list[str]:
 
 
 def _due(keys: Keyspace, queue: str, head: list[KeyValue]) -> int | None:
-    """When its next message is due; None if that can't be told, so that the promotion looks for itself."""
+    """When its next message is due; None if that can't be read, so that the promotion looks at the message."""
     return read_or((None,), keys.split_delayed, queue, head[0][0])[0] if head else None
 
 
@@ -103,10 +103,11 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
 
 
 def unpark(work: Work, sightings: key_limits.Sightings) -> int | None:
-    """Ring for keys whose rate allows a message again. Returns when the next one is due, or now if some may be left.
+    """Wake consumers for keys whose rate allows a message again. Returns when the next is due; now if some may be left.
 
-    An entry is due when its moment has come by this clock, or when this process has seen it for as long as it was to
-    wait: the clocks may differ, or this one was set back since. A bell that is rung too early costs a look.
+    An entry is due when its moment has come by this clock, or when this process has seen it for as long as it was meant
+    to wait: the clocks may differ, or this one may have been set back since. A bell that is rung too early costs a
+    look.
 
     The tokens that have come since are put into the bucket (:func:`.key_limits.credit`): the consumer that answers the
     bell may not have seen that bucket before.
@@ -119,7 +120,7 @@ def unpark(work: Work, sightings: key_limits.Sightings) -> int | None:
     buckets = key_limits.read_buckets(work, [entry[1:3] for _, entry in waiting], sightings)
     waits, over = [], []
     for (row, (due_ms, queue, key)), bucket in zip(waiting, buckets, strict=True):
-        wait_ms = min(int.from_bytes(row[1], "big"), LONGEST_MS) if row[1] else UNTOLD_WAIT_MS
+        wait_ms = min(int.from_bytes(row[1], "big"), LONGEST_MS) if row[1] else ASSUMED_WAIT_MS
         left_ms = min(due_ms - work.now_ms, wait_ms - sightings.unchanged_ms(*row))
         if left_ms > 0:
             waits.append(left_ms)
@@ -200,7 +201,7 @@ def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[
     """
     ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
-    found = [(row, read_or(None, Record.decode, row[1])) for row in rows]  # a claim sees to unreadable ones
+    found = [(row, read_or(None, Record.decode, row[1])) for row in rows]  # a claim buries unreadable ones
     expired = [(row, record) for row, record in found if record is not None and 0 < record.expires_ms <= work.now_ms]
     take_out(work, queue, [row for row, _ in expired])
     for row, record in expired:

@@ -1,14 +1,14 @@
-"""What upkeep failed on and set aside, and the orphaned rows that it clears.
+"""What upkeep has set aside because it failed on it, and the orphaned rows that it clears.
 
-Quarantine: what a duty could not do is set aside for people to see, and delays nothing else. A row ``("aside", duty,
-subject)`` says which queue, session or other subject a duty fails on, why, how often and since when. The process whose
-duty failed writes it, and clears it when the duty succeeds; if that process is gone, the duties clear the row once it
-has not changed for a while.
+Quarantine: what a duty could not handle is set aside, for people to see, and delays nothing else. A row ``("aside",
+duty, subject)`` says which queue, session or other subject a duty fails on, why, how often and since when. The process
+whose duty failed writes it, and clears it when the duty succeeds; if that process is gone, the duties clear the row
+once it has not changed for a while.
 
 Orphans: rows of deleted queues and exchanges. Deleting a queue clears all its rows, but consumers may still hold its
-messages: a lease that ends later rings the bell of the deleted queue. Deleting an exchange leaves its epoch, by which
-the caches of other processes notice. A process that sees such a row unchanged for long enough clears it, in a
-transaction that conflicts with every new use of the name.
+messages: a lease that ends later rings the bell of the deleted queue. Deleting an exchange leaves its epoch, from which
+the caches of other processes learn of the deletion. A process that sees such a row unchanged for long enough clears it,
+in a transaction that conflicts with every new use of the name.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Aside(NamedTuple):
 
 
 def write(work: Work, aside: Aside) -> None:
-    """Record what a duty could not do."""
+    """Record what a duty could not handle."""
     fields = {"error": aside.error[:LONGEST_ERROR], "times": aside.times, "since_ms": aside.since_ms}
     work.tr.set(work.keys.aside(aside.duty, aside.subject), encode_json(fields))
 
 
 def read(work: Work) -> list[Aside]:
-    """What the duties of all processes could not do, and why; up to :data:`MOST_SHOWN`. Snapshot."""
+    """What the duties of all processes could not handle, and why; up to :data:`MOST_SHOWN`. Snapshot."""
     return [
         _decode(work.keys, *row) for row in work.tr.get_range(*work.keys.all_asides, limit=MOST_SHOWN, snapshot=True)
     ]

@@ -1,4 +1,4 @@
-"""Regain: bring back what an older process kept for a newer one (``newer.py``)."""
+"""Regain: return to its place what an older process kept for a newer one (``newer.py``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_any(work: Work) -> bool:
 
 
 def part(work: Work, limit: int) -> int:
-    """Bring up to ``limit`` messages back to their places. Returns how many."""
+    """Return up to ``limit`` messages to their places. Returns how many."""
     records, leases = work.tr.get_ranges([(*each, limit) for each in newer.readable_ranges(work.keys)], snapshot=True)
     for number, row in enumerate((records + leases)[:limit]):
         _regain(work, row, is_lease=number >= len(records))

@@ -1,11 +1,11 @@
-"""Sweep: find dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
+"""Sweep: find dead sessions and release their messages. Guarantees BACK-SOON and NOT-TWICE.
 
 Every consumer process observes the sessions that follow its own in the ring of session ids, and decides which of them
-are dead (``process/duty_cycle.py``; this module measures their silence, and brings messages back). None is elected, so
-the death of a sweeper delays nothing. Of several sweepers, the fencing transaction decides which one ends a session,
-and two that bring the same messages back conflict on the leases. See ``session.py`` for the states.
+are dead (``process/duty_cycle.py``; this module measures their silence, and releases messages). No process is elected,
+so the death of a sweeper delays nothing. The fencing transaction decides which of several sweepers ends a session, and
+two that release the same messages conflict on the leases. See ``session.py`` for the states.
 
-A lease that can't be brought back even alone in a transaction is skipped and stays; the others come back.
+A lease that can't be released even alone in a transaction is skipped, and stays; the others are released.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class _Observation:
 
 
 class FailureDetector(Generic[K]):
-    """Tells which of many values have not changed for their time to live, by the caller's own monotonic clock.
+    """Finds out which of many values have not changed for their time to live, by the caller's own monotonic clock.
 
-    So it suspects their owners of having failed: sessions by their heartbeats, and what others have left behind.
+    It then suspects that their owners have failed: sessions, by their heartbeats, and the writers of rows that were
+    left behind.
 
     What counts is the time *under observation*: between two successful looks at most a quarter of the value's time to
     live. So a store that did not answer for minutes, or an observer that was frozen, makes no session look silent: it
@@ -103,7 +104,7 @@ def counted_gap(gap_s: float, longest_s: float) -> float:
 def release_part(
     work: Work, limit: int, session_id: SessionId, cursor: bytes = b"", *, counted: bool = True
 ) -> tuple[int, bytes]:
-    """Bring up to ``limit`` messages of a fenced session back. Returns how many, and where to go on; b"" at the end.
+    """Release up to ``limit`` messages of a fenced session. Returns how many, and where to go on; b"" at the end.
 
     The leases are conflict keys: an acknowledgement that commits meanwhile makes this transaction start again.
     """
@@ -123,16 +124,16 @@ def release_part(
 
 
 def skip(work: Work, session_id: SessionId, cursor: bytes) -> bytes:
-    """Where to go on behind the next lease, which can't be brought back; b"" at the end."""
+    """Where to go on after the next lease, which can't be released; b"" at the end."""
     begin, end = range_of(work.keys.leases(session_id))
     rows = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
     return rows[0][0] + b"\x00" if rows else b""
 
 
 def forget(work: Work, session_id: SessionId) -> None:
-    """Clear the last row of a fenced session, by which it is found if the process that cleans up dies meanwhile.
+    """Clear the last row of a fenced session, by which others find it if the process that cleans up dies meanwhile.
 
-    It stays while a lease does: one that could not be brought back is tried again with the next sweep.
+    It stays as long as a lease does: the next sweep tries again to release it.
     """
     held = work.tr.get_range(*range_of(work.keys.leases(session_id)), limit=1)
     if not held and work.tr.get(work.keys.session(session_id)) is None:
@@ -150,7 +151,7 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
     except FormatError as error:  # its queue is unknown; it is kept for a person to look at
         bury_malformed(work, Message("unreadable", b"", lease), error)
         return
-    if counted:  # otherwise its owner gave it back
+    if counted:  # otherwise its owner has released it
         work.effects.note(message.queue, "lost", split_place(message.place)[0])
     end_lease(work, message.queue, message.place)
     release_message(work, message, Release(counted))
