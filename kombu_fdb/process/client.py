@@ -1,33 +1,33 @@
 """One client per process and store: what all connections of a process share.
 
 Model. A client is *closed* until a first connection attaches, then it holds the open store and the engine. Publishing
-needs no more. The first consumer opens the process's **session** (``process/client_session.py``), in whose name every
-message is claimed; it ends when the last connection has detached and every message is settled, or with the process.
+needs no more. The first consumer opens the process's **session** (``process/client_session.py``), which claims every
+message; it ends when the last connection has detached and every message is settled, or with the process.
 
-Three lists cross threads here:
+Three lists pass work from thread to thread:
 
-* ``acks``: acknowledged messages whose leases still stand. A receiver takes them along with its next claim, or flushes
-  them after a moment; without one, ``flush_acks`` is called at once.
+* ``acks``: acknowledged messages whose leases still exist. A receiver settles them with its next claim, or flushes them
+  after a moment; without a receiver, ``flush_acks`` is called at once.
 * ``returns``: messages to release that can't be released now (a finalizer must not block, the store may be down).
 * ``deferred``: other calls to be made later, such as ending what a collected connection held.
 
-The session's duties thread works off the last two, and repeats them until the store answers. A process without a
-session, which only publishes, has a thread for them as long as there are any (``process/session_threads.py``). That
-thread also closes the store when the last connection was collected.
+The session's duties thread carries out the last two, and repeats them until the store answers. A process without a
+session, which only publishes, has a thread for them while there are any (``process/session_threads.py``). That thread
+also closes the store after the last connection was collected.
 
-Guarantee BOUNDED: while the store does not answer, threads that come at the same time wait for the same attempt to open
-it and share its error (:class:`SingleFlight`); they don't wait one after the other.
+Guarantee BOUNDED: while the store does not answer, threads that need it at the same time wait for the same attempt to
+open it and share its error (:class:`SingleFlight`); their waits don't add up.
 
 What happens at each failure:
 
-* the store does not answer: the lists keep what they hold; acks and releases may be repeated without harm.
+* the store does not answer: the lists keep their entries; acks and releases may be repeated without harm.
 * the session was fenced (this process was silent for longer than its TTL): all leases are lost, other workers get the
   messages. The next ``session()`` opens another one. Late acks of the old one change nothing; they are counted and
   logged.
 * the process forks: the child forgets the registry and opens its own client when it needs one. It never touches the
   parent's store, session, threads or sockets: every use checks the process id.
-* the process exits: deferred calls are run, and unsettled messages go back, at once. If it is killed, the session's TTL
-  brings the messages back.
+* the process exits: deferred calls are made and unsettled messages released, at once. If it is killed, its messages are
+  released when the session's TTL is over.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ logger = logging.getLogger(__name__)
 
 #: While the store is known not to answer, a new connection gives up after this many seconds.
 SUSPECT_TIMEOUT_S = 1.0
-#: The connect timeout in all keys of the registry: each connection has its own, and Celery's differ from kombu's.
+#: The connect timeout in all keys of the registry: connections share a client although their timeouts differ.
 _ANY_CONNECT_TIMEOUT = 5.0
 #: Leases settled in one transaction.
 MOST_LEASES = 500
 
-#: The death record of a message that was too late too often.
+#: The details in the death record of a message that was overdue too often.
 OVERDUE = {"error": "its time to run (ttr) has passed"}
 
 LOST = (
@@ -93,7 +93,7 @@ LOST = (
 
 
 class SingleFlight(Generic[T]):
-    """Work that all threads need and one does for all. Thread-safe, also against exceptions out of signal handlers."""
+    """Work that all threads need, and one does for all. Thread-safe, even if signal handlers raise exceptions."""
 
     def __init__(self, found: Callable[[], T | None]) -> None:
         """``found``: returns the result of an earlier attempt, while it can be used."""
@@ -102,10 +102,11 @@ class SingleFlight(Generic[T]):
         self._failed: StoreError | None = None
 
     def run(self, work: Callable[[], T], timeout_s: float) -> T:
-        """The result that is there, or that of ``work()``, which leaves it for the others.
+        """The result of an earlier attempt, or else that of ``work()``, which must store it for the others to find.
 
         Raises what ``work`` raises. A thread that waited raises ``StoreUnavailable`` if the attempt that it waited for
-        has failed, or has not ended within ``timeout_s`` seconds; one that would wait for itself a ``StoreError``.
+        has failed, or has not ended within ``timeout_s`` seconds; a thread that would wait for itself raises a
+        ``StoreError``.
         """
         before, ticket = self._failed, Ticket()
         return surely(lambda: self._in_turn(work, ticket, timeout_s, before), lambda: self._lock.release(ticket))
@@ -122,7 +123,7 @@ class SingleFlight(Generic[T]):
             return work()
         except StoreError as error:
             kind = ClientUnusable if isinstance(error, ClientUnusable) else StoreUnavailable
-            self._failed = kind(error.text, **error.attributes)  # without the frames and all that they hold
+            self._failed = kind(error.text, **error.attributes)  # without its frames, and all that they refer to
             raise
 
 
@@ -130,16 +131,16 @@ class Client:
     """The store as one process sees it. Thread-safe. Get it from :func:`client_for`."""
 
     def __init__(self, location: Location, options: Options, engine: Engine | None = None) -> None:
-        """``engine``: of a store that is open already; it is closed with the client all the same."""
+        """``engine``: that of a store that is already open; it is closed with the client nevertheless."""
         self.pid = os.getpid()
         self.location = location
         self.options = options
         self.acks: deque[Lease] = deque()
         #: Acks that may have been settled: the answer was lost.
         self._in_doubt: set[Lease] = set()
-        #: Held messages at which an attempt was made: that counts, however they come back.
+        #: Held messages for which an attempt was made: it counts, however they are released.
         self.attempted: set[Lease] = set()
-        #: Held messages that were handed to a consumer: when they come back, they are marked as redelivered.
+        #: Held messages that were handed to a consumer: when they are released, they are marked as redelivered.
         self.seen: set[Lease] = set()
         #: Late acknowledgements that changed nothing, since the process started.
         self.lost_acks = 0
@@ -151,7 +152,7 @@ class Client:
         self._lock = threading.RLock()
         self._opening: SingleFlight[Engine] = SingleFlight(lambda: self.engine_if_open)
         self._joining: SingleFlight[ClientSession] = SingleFlight(self._standing)
-        #: Of the open store; in a forked child the parent's.
+        #: The engine of the open store; in a forked child, still the parent's.
         self.engine_if_open = engine
         self._session: ClientSession | None = None
         self._suspect = False
@@ -187,18 +188,20 @@ class Client:
                 self._look_whether_idle()
             raise
         self._suspect = False
-        if self._deferred_calls:  # from before it was closed
+        if self._deferred_calls:  # left from before the store was closed
             self.nudge()
 
     def _open(self, timeout_s: float) -> Engine:
         engine = connect.open_store(self.location, self.options, timeout_s=self.patience.allow(timeout_s))
-        # Kombu drops the connection before it publishes again, and with the last one the store is closed.
+        # The doubts must outlive the engine: kombu drops the connection, perhaps the last one, before it publishes
+        # again.
         engine.publisher.doubts = self._doubts
         engine.transactions.share_patience(self.patience)
         engine.transactions.make_room = partial(self._reclaim.run, engine)
         with self._lock:
             self.engine_if_open = engine
-            # Only now: exit handlers run backwards, and FoundationDB's, just registered, ends its network thread.
+            # Only now: exit handlers run in reverse order, and FoundationDB's, just registered, ends its network
+            # thread.
             atexit.register(self.close)
         return engine
 
@@ -215,7 +218,7 @@ class Client:
         self._look_whether_idle()
 
     def _look_whether_idle(self) -> None:
-        """Have a thread do what keeps the store open without a connection."""
+        """If no connection is left, have a thread finish the work for which the store is still open, and close it."""
         if not self._users:
             self.nudge()
 
@@ -239,7 +242,7 @@ class Client:
 
     @property
     def database(self) -> Database:
-        """The store, for others that keep something in it. Raises as ``engine`` does."""
+        """The store, for other users of it. Raises what ``engine`` raises."""
         return self.engine.database
 
     def join(self, tr: Any) -> Transaction:
@@ -261,9 +264,9 @@ class Client:
         return self._joining.run(partial(self._join, self.engine), self.options.operation_timeout)
 
     def in_session(self, verb: Callable[[ClientSession], T]) -> T:
-        """``verb`` in the name of the session; if others have ended that, again in a new one's, until the deadline.
+        """Call ``verb`` with the session; if others have ended that, again with a new one, until the deadline.
 
-        Raises ``StoreUnavailable`` if others have ended each of them by then.
+        Raises ``StoreUnavailable`` if others have ended each session by then.
         """
         deadline = monotonic() + self.patience.allow(self.options.operation_timeout)
         while True:
@@ -287,10 +290,10 @@ class Client:
                 if self.engine_if_open is engine:
                     self._session = session
                     return session
-        finally:  # also after a signal handler's exception: nothing else knows of its threads
+        finally:  # also after a signal handler's exception: nothing else would stop its threads
             if self._session is not session:
                 session.stop()
-        raise StoreUnavailable("the connection is closed", location=str(self.location))  # since it was asked for
+        raise StoreUnavailable("the connection is closed", location=str(self.location))  # it closed meanwhile
 
     @property
     def owes(self) -> bool:
@@ -316,12 +319,12 @@ class Client:
             del failure  # its frames refer to this local
 
     def _run_without_session(self) -> None:
-        """Do what is left to do in a process without a session."""
+        """In a process without a session, make the deferred calls and empty the lists."""
         if self.engine_if_open is not None:
             self._run_deferred()
 
     def nudge(self) -> None:
-        """Have the lists looked at now, and the store closed if it is idle. Never blocks; for finalizers, too."""
+        """Have a thread handle the lists now, and close the store if it is idle. Never blocks; for finalizers, too."""
         session = self._standing()
         if session is not None:
             session.threads.ring()
@@ -331,9 +334,9 @@ class Client:
     # -- settling ----------------------------------------------------------------------------------------------------
 
     def take_acks(self, taken: list[Lease] | None = None) -> list[Lease]:
-        """Remove the pending acks, for a caller that settles them or gives them back.
+        """Remove the pending acks, for a caller that settles them or makes them pending again.
 
-        ``taken``: an empty list to take them into. So its owner has them even if a signal handler raises in here.
+        ``taken``: an empty list to move them to, so that its owner has them even if a signal handler raises in here.
         """
         taken = [] if taken is None else taken
         move(self.acks, taken, MOST_LEASES - len(taken))
@@ -351,7 +354,7 @@ class Client:
             raise
 
     def give_acks_back(self, leases: Sequence[Lease], error: BaseException) -> None:
-        """Make them pending again; if the error leaves it open what has happened to them, they may be settled."""
+        """Make them pending again, and note that they may be settled if the error does not rule that out."""
         if not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown):
             self._in_doubt.update(leases)
         self.acks.extendleft(reversed(leases))
@@ -362,7 +365,7 @@ class Client:
         self.flush_acks()
 
     def settled(self, leases: Sequence[Lease], results: Sequence[bool] | None = None) -> None:
-        """Note that these are no longer ours. ``results``: what the engine said; None if all are settled for sure."""
+        """Note that these are no longer held here. ``results``: the engine's; None if all are certainly settled."""
         session = self._session
         if session is not None:
             session.known.difference_update(leases)
@@ -378,7 +381,7 @@ class Client:
             logger.warning(LOST, plural(lost, "acknowledgement"), self.options.session_ttl)
 
     def release(self, leases: Iterable[Lease], *, counted: bool = False) -> None:
-        """Hand messages back at once. On an error the duties thread does it, as soon as it can.
+        """Release messages at once. After an error, the duties thread releases them as soon as it can.
 
         Without ``counted``, an attempt counts only if one was made (:attr:`attempted`).
         """
@@ -401,9 +404,10 @@ class Client:
             self.settled(part)
 
     def requeue(self, leases: list[Lease], details: dict[str, Any] | None = None, *, due_ms: int = 0) -> None:
-        """Put back where they were, counting the attempt. Raises a ``StoreError``: nothing has changed, try again.
+        """Release messages, counting the attempt. Raises a ``StoreError``: nothing has changed, try again.
 
-        ``details``: for the dead letters of those that have come back too often. ``due_ms``: not before this moment.
+        ``details``: for the dead letters of those that are over their delivery limit. ``due_ms``: not ready before
+        this.
         """
         self.settled(leases, self.engine.messages.release(leases, due_ms=due_ms, details=details))
 
@@ -412,10 +416,10 @@ class Client:
         self.settled(leases, self.engine.messages.reject(leases, reason=reason, **details))
 
     def settle_later(self, lease: Lease, details: dict[str, Any], *, reason: str, requeue: bool) -> None:
-        """Reject a message, or put it back, as soon as the store answers. Until then it stays leased. Never blocks."""
+        """Reject a message, or requeue it, as soon as the store answers. Until then it stays leased. Never blocks."""
 
         def settle() -> None:
-            self._in_doubt.add(lease)  # an attempt may have committed: a missing lease is no loss
+            self._in_doubt.add(lease)  # an earlier attempt may have committed: then the lease is gone, and not lost
             try:
                 if requeue:
                     self.requeue([lease], details)
@@ -450,7 +454,7 @@ class Client:
             self.overdue.watch(delivery.lease, delivery.ttr_ms / 1000, started=started, gone=gone)
 
     def _release_overdue(self, leases: list[Lease], counted: bool) -> int:
-        """Release overdue messages in the consumer's stead. Raises a ``StoreError``: try again."""
+        """Release overdue messages on their consumers' behalf. Raises a ``StoreError``: try again."""
         released = self.engine.messages.release(leases, counted=counted, details=OVERDUE)
         self.settled(leases)
         return sum(released)
@@ -458,8 +462,8 @@ class Client:
     def leave(self, tags: Collection[str], held: Callable[[], Collection[Lease]] = list) -> None:
         """End these consumers: where one was the only active one, another takes over. Raises a ``StoreError``.
 
-        ``held``: what goes back before. It is asked when none of their claims is under way: what these brought is among
-        it.
+        ``held``: returns the leases to release first. It is called when none of the consumers' claims is under way, so
+        that it includes what these claims brought.
         """
         session = self._session
         if session is not None and session.lost:
@@ -484,7 +488,7 @@ class Client:
         self.engine.queues.remove_consumer(session_id, queue, tag)
 
     def release_later(self, leases: Iterable[Lease]) -> None:
-        """Hand messages back from another thread. Never blocks; may be called from a finalizer."""
+        """Have another thread release messages. Never blocks; may be called from a finalizer."""
         self._returns.extend(leases)
         self.nudge()
 
@@ -504,9 +508,9 @@ class Client:
         self.nudge()
 
     def make_deferred_calls(self) -> None:
-        """Have them made now, before a queue is declared that one of them ends. Raises a ``StoreError``."""
+        """Make the deferred calls now, before a queue is declared that one of them ends. Raises a ``StoreError``."""
         patience_s = self.patience.allow(self.options.operation_timeout)
-        for _ in range(2):  # the second time those that failed in another thread, and wait again
+        for _ in range(2):  # the second time for those that failed in another thread meanwhile
             try:
                 self._deferred_calls.run()
             except STORE_FAILURES as error:
@@ -521,13 +525,13 @@ class Client:
     def close(self, *, if_idle: bool = False) -> None:
         """Settle, end the session, close the store. Idempotent; may open again later.
 
-        ``if_idle``: only if no connection uses it, no message is unsettled and nothing is to be done.
+        ``if_idle``: only if no connection uses it, no message is unsettled and no call is deferred.
         """
         if os.getpid() != self.pid:
             return
         if not if_idle:
             self._finish()
-        with self._lock:  # and no longer: the session's threads need it to end
+        with self._lock:  # no longer than this: the session's threads need it in order to end
             if if_idle and (self._users or self.owes or self._returns or self._deferred_calls):
                 return
             session, self._session = self._session, None
@@ -578,12 +582,12 @@ class Client:
                     engine.messages.release(own, counted=counted, seen=True)
             session.close()
         except KombuFDBError as error:
-            # Nothing is lost: what the session still holds comes back when its TTL has passed.
+            # Nothing is lost: what the session still holds is released when its TTL is over.
             logger.warning("could not end the session: %s", error)
         finally:
             self.attempted.clear()
             self.seen.clear()
-            self.acks.extendleft(reversed(leases))  # a lease may be settled as long as its session stands
+            self.acks.extendleft(reversed(leases))  # they can be settled until the session is fenced
 
 
 # -- one per process -------------------------------------------------------------------------------------------------
@@ -607,7 +611,7 @@ def client_for(location: Location, options: Options) -> Client:
 
 
 def close_clients() -> None:
-    """Close every client of this process, as its exit would, for a program that ends a store before it exits."""
+    """Close every client of this process, as its exit would: for a program that outlives its store."""
     for client in list(_registry.values()):
         client.close()
 

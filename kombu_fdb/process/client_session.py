@@ -1,21 +1,21 @@
 """A session of this process: a state machine without a thread.
 
-Model. A session is *open* until :meth:`ClientSession.close`, or until a process fenced it; then it is *lost*, and stays
-so: the owner opens another one. No state is left for an earlier one. Two threads maintain it (``session_threads.py``),
-by steps of their own (``duty_cycle.py``).
+Model. A session is *open* until :meth:`ClientSession.close`, or until a process fences it; then it is *lost* for good,
+and the owner opens another one, which inherits nothing. Two threads maintain a session (``session_threads.py``), by
+steps of their own (``duty_cycle.py``).
 
-A claim is *under way* from before its transaction begins until its messages are recorded as known. One that ends in
-between (the answer was lost, the commit may still land, an exception came out of a signal handler at any line) is
+A claim is *under way* from before its transaction begins until its messages are recorded as known. A claim that ends in
+between (the answer was lost, the commit may still succeed, an exception came out of a signal handler at any line) is
 *suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Sessions.recover``).
 Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
 
-A claim that is given up does not commit any more, unless its commit is on the way; its recovery makes sure of that one.
-A consumer that ends gives up the claims that are under way for it. What they and the suspect ones hold goes back before
-another consumer becomes active (``single.py``).
+A claim that is given up does not commit any more, unless its commit was already sent; then its recovery releases what
+it leased. A consumer that ends gives up the claims that are under way for it. What these and the suspect claims hold is
+released before another consumer becomes active (``single.py``).
 
-A demand in a line of rivals (``line_member.py``) is under way as a claim is, from its join until its owner has
-collected what it was granted, or has left; each look of the owner shows that it still is. A demand whose owner stops
-looking (an exception, a thread that has ended) becomes suspect, as a claim that lasts too long does, and so ends.
+A demand in a line of rivals (``line_member.py``) is under way like a claim, from its join until its owner has collected
+what it was granted, or has left; each look of the owner shows that it still is. If the owner stops looking (after an
+exception, or with its thread), the demand becomes suspect, like a claim that lasts too long, and so ends.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 #: How many queues a heartbeat shows.
 MOST_CONSUMED = 100
-#: A claim lasts no longer than its deadline; after this many of those it is not under way any more.
+#: A claim lasts no longer than its deadline; after this many times that, it no longer counts as under way.
 CLAIM_TIMEOUTS = 3
-#: Ended demands that one join clears.
+#: How many ended demands one join clears.
 MOST_CLEARED = 100
 
 
@@ -54,7 +54,7 @@ class Threads(Protocol):
         """Have the duties done soon. Never blocks."""
 
     def end(self) -> None:
-        """Tell them to end. Never blocks."""
+        """Have them end. Never blocks."""
 
     def join(self) -> None:
         """Wait for their end, but not for long."""
@@ -62,7 +62,7 @@ class Threads(Protocol):
 
 @dataclass(slots=True)
 class _Underway:
-    """A claim or demand. A look at it changes only this object, so one that was given up meanwhile stays so.
+    """A claim or demand that is under way. A look updates this object only, so one that was given up stays given up.
 
     ``tags``: the consumers for which it claims, where only one is active.
     """
@@ -80,7 +80,7 @@ class ClientSession:
         self.lost = False
         #: Leases that this process has and knows of.
         self.known: set[Lease] = set()
-        #: What each consumer of this process consumes, for those who look at the sessions.
+        #: Which queues each consumer of this process consumes, for operators who look at the sessions.
         self.consumed: dict[object, Collection[str]] = {}
         self.threads = threads
         self._engine = engine
@@ -103,13 +103,13 @@ class ClientSession:
             logger.info("Restoring %d unacknowledged message(s)", held)
 
     def stop(self) -> None:
-        """Have the threads end, and wait for them. The session stands until it is closed, or taken for dead."""
+        """Have the threads end, and wait for them. The session stays open until it is closed, or fenced by others."""
         self.threads.end()
         self.threads.join()
 
     @property
     def queues(self) -> list[str]:
-        """The queues consumed in its name, up to :data:`MOST_CONSUMED`."""
+        """The queues that this session consumes, up to :data:`MOST_CONSUMED`."""
         return sorted({queue for queues in list(self.consumed.values()) for queue in queues})[:MOST_CONSUMED]
 
     # -- claiming --------------------------------------------------------------------------------------------------
@@ -128,13 +128,14 @@ class ClientSession:
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
-        First hands back what an earlier claim of unknown outcome may have leased. Takes no lock, so however many
-        threads claim, each one's deadline is its own. Raises ``Outrun`` also if it was given up before its commit.
+        First releases what an earlier claim of unknown outcome may have leased. Takes no lock, so each thread has its
+        full deadline, however many threads claim. Raises ``Outrun`` also if the claim was given up before its commit.
 
-        ``ended``: whether one of the ``consumers`` has ended. :meth:`end_consumers` knows no claim that begins later.
+        ``ended``: whether one of the ``consumers`` has ended: :meth:`end_consumers` can't give up a claim that begins
+        later.
 
-        ``hand``: an empty list for what is found. So the caller knows what to release even if a signal handler raises
-        between the end of this call and the caller's next line.
+        ``hand``: an empty list for what is found, so that the caller knows what to release even if a signal handler
+        raises between the end of this call and the caller's next line.
         """
         hand = [] if hand is None else hand
         first = self._engine.messages.reserve()
@@ -160,7 +161,7 @@ class ClientSession:
             raise
 
     def _conclude(self, first: int, hand: list[Delivery], underway: _Underway | None = None) -> None:
-        """Record what it brought; nothing if it was given up, because it took too long or its consumer has ended."""
+        """Keep what a claim brought, unless it was given up: because it took too long, or its consumer has ended."""
         if self._claims.pop(first, None) is None:
             self.give_up(first, underway)
             hand.clear()
@@ -168,7 +169,7 @@ class ClientSession:
     def _failed(
         self, first: int, error: BaseException, hand: list[Delivery], underway: _Underway | None = None
     ) -> None:
-        """Give it up if its outcome is unknown; after a fence, lose the session."""
+        """Give up a claim or demand of unknown outcome; if the session was fenced, note that it is lost."""
         if isinstance(error, SessionLost):
             self.lose()
             self._claims.pop(first, None)
@@ -177,15 +178,15 @@ class ClientSession:
             hand.clear()
 
     def give_up(self, first: int, underway: _Underway | None = None) -> None:
-        """A claim may have leased, or may yet, what its caller does not know of. Never blocks; for finalizers, too."""
+        """Give up a claim that may have leased, or may yet, unknown messages. Never blocks; for finalizers, too."""
         self._suspects[first] = underway or self._claims.get(first) or _Underway(self._clock.monotonic())
-        self._claims.pop(first, None)  # after it is suspect: one that ends now sees that it was given up
+        self._claims.pop(first, None)  # only now: a claim that ends meanwhile sees that it was given up
         self.threads.ring()
 
     # -- in a line of rivals -----------------------------------------------------------------------------------------
 
     def demand(self, line: bytes, want: int) -> Demand:
-        """A demand to :meth:`join` with: its holder can give it up, whatever interrupts the join."""
+        """Make the demand to :meth:`join` with, so that the caller can give it up whatever interrupts the join."""
         return Demand(line, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
 
     def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease]) -> None:
@@ -255,7 +256,7 @@ class ClientSession:
             self._over.add(demand.first)
 
     def leave(self, demand: Demand, hand: list[Delivery]) -> None:
-        """Stop waiting, and bring what was granted before; ``hand`` as in :meth:`claim`."""
+        """Leave the line; what was granted before is put into ``hand``, as in :meth:`claim`."""
         try:
             if self._engine.messages.leave(demand):
                 self.look(demand, hand, fired=True)
@@ -266,7 +267,7 @@ class ClientSession:
             raise
 
     def end_consumers(self, tags: Collection[str]) -> None:
-        """End the claims of these consumers, before another one becomes active: they bring nothing, and hold nothing.
+        """End the claims of these consumers before another one becomes active: after that, they hold nothing.
 
         Raises a ``StoreError``: try again.
         """
@@ -279,9 +280,9 @@ class ClientSession:
     # -- recovery ----------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Hand back what claims of unknown outcome have leased.
+        """Release what claims of unknown outcome have leased.
 
-        Raises ``SessionLost``, or a ``StoreError``: it is tried again.
+        Raises ``SessionLost``, or a ``StoreError``: the next call tries again.
         """
         for first in list(self._suspects):
             try:
@@ -294,9 +295,9 @@ class ClientSession:
             self.known.difference_update([lease for lease in list(self.known) if lease.number in block])
 
     def watch_claims(self) -> None:
-        """Recover, also claims that are under way for longer than they can last: ended by two exceptions at once.
+        """Recover, also from claims under way for longer than they can last, which two exceptions at once have ended.
 
-        For the duties thread. Raises as :meth:`recover`.
+        For the duties thread. Raises what :meth:`recover` raises.
         """
         longest_s = CLAIM_TIMEOUTS * self._options.operation_timeout
         for first, underway in list(self._claims.items()):

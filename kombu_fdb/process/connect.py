@@ -26,9 +26,9 @@ from kombu_fdb.store.protocol import Database, Transaction
 open_memory: Callable[[str], Database] | None = None
 
 
-# A driver is imported when the first store is opened, and the code that joins transactions when that is first done. A
-# child forked by another thread in the middle would wait for ever for the lock of a half-imported module. So no fork
-# happens in the middle of it.
+# A driver is imported when the first store is opened, and the code that joins transactions at its first use. If another
+# thread forked during such an import, the child would wait forever for the lock of the half-imported module. So forks
+# wait for the import.
 _importing = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -68,7 +68,7 @@ def verify(database: Database, location: Location, *, timeout_s: float) -> None:
 
 
 def join(database: Database, location: Location, tr: Any) -> Transaction:
-    """The application's FoundationDB transaction ``tr``, as the queue's verbs take it. Raises ``OptionError``."""
+    """The application's FoundationDB transaction ``tr``, wrapped for the engine's verbs. Raises ``OptionError``."""
     if isinstance(location, SqliteLocation):
         raise OptionError(
             "the broker is not on FoundationDB, so it can't take part in its transactions",

@@ -1,17 +1,17 @@
 """The duties: what consumer processes do for the whole store, each with a budget, subject by subject.
 
-A duty's ``run`` does what its budget allows, and returns in how many seconds to call it again at the latest; a spent
-budget means at once. It remembers where it stopped, and begins there.
+A duty's ``run`` does what its budget allows, and returns in how many seconds to call it again at the latest: at once if
+the budget is spent. The duty remembers where it stopped, and continues there.
 
 A *subject* is what a step is about: a queue, a session, or "" for a duty that has no parts. Subjects take turns, so
 that a slow or hopeless one delays none of the others. A step that fails for a reason of its own is *set aside*
 (:class:`Guard`): reported, shown in the store (``quarantine.py``), and not tried again for :data:`ASIDE_PAUSE_S`. A
-store that does not answer is no reason of its own: that error goes to the caller. A full disk that refuses a step for
-what it adds is one: others may add nothing. It is not shown in the store, as that would add to it as well.
+store that does not answer is no such reason: the caller gets that error. A full disk that refuses a step because of
+what it adds is one, as other steps may add nothing; it is not shown in the store, as that would add to it as well.
 
 Most duties are rows of a table (:func:`routines`): which subjects there are, the step of each, and the pause. The
-others have a class of their own, for what they remember. Every process sweeps, and brings back what was kept for its
-version; the process that holds the role does the others (``duty_cycle.py``).
+others, which remember more, have classes of their own. Every process sweeps, and regains what was kept for its version;
+the process that holds the role does the other duties (``duty_cycle.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STORE_FAILURES = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
 
 
 def is_of_one(error: Exception) -> TypeGuard[StoreFull]:
-    """Whether a full disk has refused what this one step adds: others may add nothing."""
+    """Whether a full disk has refused this step because of what it adds; other steps may add nothing."""
     return isinstance(error, StoreFull) and bool(error.fills or error.moves)
 
 
@@ -86,7 +86,7 @@ class Guard:
                 raise
             self._leave(duty, subject, error)
             return None
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not keep the others from their turn
+        except Exception as error:  # noqa: BLE001 - no error may keep the other subjects from their turn
             self._set_aside(duty, subject, error)
             return None
         if failing is not None:
@@ -123,7 +123,7 @@ class Guard:
 
 #: Longest time between two looks at what may be due, in seconds.
 LOOK_S = 1.0
-#: Rows without an owner are cleared after this time, in seconds; whatever they are for ends in far less.
+#: Rows without an owner are cleared after this time, in seconds; everything that needs them ends far sooner.
 LEFT_TTL_S = 900.0
 LEFT_INTERVAL_S = 200.0
 #: Pauses between looks at queues that may be over their maximum, at dead letters, at dedup ids, at all ready messages.
@@ -144,7 +144,7 @@ class Duty:
 
     name: str
     due_at = 0.0
-    #: Whether it is due for the sake of a message whose moment is known, so not later.
+    #: Whether it is due at the known moment of a message, and must not be late.
     is_exact = False
     #: The subject of the last step.
     _last_subject = ""
@@ -168,7 +168,7 @@ class Duty:
         return min(left_s, LOOK_S)
 
     def _take_turns(self, subjects: Collection[str], step: Callable[[str], object], budget: Budget) -> None:
-        """Give each subject a step in turn, and begin behind the last one of the time before.
+        """Give each subject a step in turn, beginning after the last subject of the previous call.
 
         ``step`` returns something true if its subject wants another turn.
         """
@@ -197,7 +197,7 @@ class Routine(Duty):
         *,
         at_once: bool = True,
     ) -> None:
-        """``at_once``: it goes on in the next round if its budget was spent."""
+        """``at_once``: whether it goes on in the next round if its budget was spent."""
         self.name = name
         self._guard = guard
         self._find = find
@@ -211,7 +211,7 @@ class Routine(Duty):
 
 
 class Walk(Duty):
-    """Walks through all subjects to their ends, part by part; then looks anew which there are."""
+    """Walks through all subjects to their ends, part by part; then finds the subjects anew."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class Walk(Duty):
         *,
         between_s: float = 0.0,
     ) -> None:
-        """``part``: one transaction of a subject from a cursor on, which returns the next; b"" at both ends.
+        """``part``: one transaction of a subject from a cursor on; it returns the next one. b"" begins and ends a walk.
 
         ``between_s``: the pause while there is more to walk through.
         """
@@ -252,9 +252,9 @@ class Walk(Duty):
 
 
 def newer(engine: Engine, guard: Guard, may_be: Callable[[], bool]) -> Duty:
-    """Bring back what older processes kept for this version, where there may be any.
+    """Regain what older processes kept for this version, where there may be any.
 
-    Not at once if the budget is spent: an older consumer may keep them again, as fast as they come.
+    It does not go on at once if the budget is spent: an older consumer may keep them again as fast as they come.
     """
     return Routine(
         "bring back newer messages",
@@ -278,7 +278,7 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
         Walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
         # Finish a change of limits whose process has died.
         Routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
-        # Shed the oldest. Not at once: what is trimmed may come back as a dead letter, for ever.
+        # Shed the oldest. Not at once: what is trimmed may come back as a dead letter, without end.
         Routine(
             "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
         ),
@@ -301,7 +301,7 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
         ),
         # Clear dedup ids whose window is over.
         Routine("clear dedup ids", guard, _whole, lambda _: upkeep.clear_dedup_part(), TIDY_INTERVAL_S),
-        # Clear rows that say nothing any more.
+        # Clear rows that are no longer needed.
         Walk("clear full buckets", guard, _whole, lambda _, cursor: upkeep.clear_buckets_part(cursor), LEFT_INTERVAL_S),
         Walk(
             "clear marks of imports",
@@ -322,13 +322,13 @@ def _whole() -> list[str]:
 
 
 class Promotion(Duty):
-    """Make due messages ready, and ring for keys whose rate allows a message again. Guarantee: NOT-EARLY."""
+    """Make due messages ready, and wake consumers for keys whose rate allows a message again. Guarantee: NOT-EARLY."""
 
     name = "promote"
 
     def run(self, budget: Budget) -> float:
         looked = self._guard.attempt(self.name, "", self._engine.upkeep.due_queues)
-        due, next_ms, parked = looked or ([], None, True)  # one that fails says nothing of the other
+        due, next_ms, parked = looked or ([], None, True)  # if this look failed, keys may still be parked
         moments = [next_ms]
         if parked:
             moments.append(self._guard.attempt("unpark", "", self._engine.upkeep.unpark))
@@ -391,7 +391,7 @@ class ExpiredHeads(Duty):
             return bool(due[queue])
 
         self._take_turns(list(due), step, budget)
-        return 0.0 if total else self._until(next_ms)  # the messages behind those that expired may do so soon
+        return 0.0 if total else self._until(next_ms)  # the messages after those that expired may expire soon
 
 
 def unchanged(detector: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
@@ -478,7 +478,7 @@ class Totals(Duty):
 
 
 class Samples(Duty):
-    """Write down what the queues hold and do, for charts."""
+    """Sample what the queues hold and do, for charts."""
 
     name = "sample"
 

@@ -2,51 +2,52 @@
 
 Model. What a consumer process does besides consuming, as steps without the threads. ``session_threads.py`` runs
 :meth:`SessionSteps.beat` in one thread, :meth:`SessionSteps.serve` in another, so that a long sweep never delays a
-beat. In a *beat* the session shows that it lives, and sees what the duties have to know: its neighbours in the ring,
-the promoter's record, and whether messages are kept for a newer version. So an idle process makes one transaction where
-the heartbeat and each duty made its own. A session that was fenced is lost. In a *turn* of the duties an alarm is set,
-so that a message delayed from then on rings; claims of unknown outcome are recovered; the duties have one round; and
-the client's deferred calls are made. A step that fails has changed nothing that the next one depends on, so its thread
-repeats it after a pause.
+beat. In a *beat* the session shows that it lives, and reads what the duties need: its neighbours in the ring, the
+promoter's record, and whether messages are kept for a newer version. So an idle process makes one transaction, not one
+for the heartbeat and one for each duty. A session that was fenced is lost. In a *turn* of the duties, an alarm is set
+that rings for each message delayed from then on; claims of unknown outcome are recovered; the duties have one round;
+and the client's deferred calls are made. A step that fails has changed nothing that the next one depends on, so its
+thread repeats it after a pause.
 
 The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due gets a
-:class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. One that has more to
-do is due again in the next round, which follows at once. Promotion comes first, and once more after each other duty
+:class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. A duty that has more
+to do is due again in the next round, which follows at once. Promotion comes first, and once more after each other duty
 that had something to do, or when :data:`PROMOTION_S` have passed: ETAs and retries wait for that and one turn of one
-duty, not for the end of all. So however much work comes in, and for whichever duty, each of them goes on. Duties that
-will be due within :data:`TOGETHER_S` share a round, at the latest of their moments, unless one of them is exact. So
-where there is no work, one round a second looks for it.
+duty, not for all duties. So each duty makes progress, however much work comes in for any other. Duties that will be due
+within :data:`TOGETHER_S` share a round, at the latest of their moments, unless one of them is exact. So where there is
+no work, one round a second looks for it.
 
-Who does what. Every process sweeps its neighbours in the ring; if several want to end a dead one, the first wins, by a
-conflict. Every process brings back what older ones kept for its version: the promoter may be one of those. One process
-does all else. It holds the role ``promoter`` and renews its record every second round; another takes the role when it
-saw the record unchanged for :data:`ROLE_TTL_S`, or when the holder left it. Those that observe the holder in the ring
-look at the record each second, and so do those that saw it unchanged; all others see it with their beats, and look each
-:data:`ROLE_TTL_S` if these come more seldom. Two holders at once are harmless: their transactions conflict.
+Who does what. Every process sweeps its neighbours in the ring; if several want to end a dead session, the first wins,
+by a conflict. Every process regains what older ones kept for its version, as the promoter may be an older one. One
+process does everything else. It holds the role ``promoter`` and renews its record every second round; another process
+takes the role when it has seen the record unchanged for :data:`ROLE_TTL_S`, or when the holder has left it. Processes
+that observe the holder in the ring look at the record each second, and so do those that saw it unchanged; all others
+read it with their beats, and look each :data:`ROLE_TTL_S` if their beats come less often. Two holders at once are
+harmless: their transactions conflict.
 
-The ring: which session observes which, so that a dead one is found although not all observe all. Each process observes
-the sessions that follow its own in the order of their ids, which are random: as many as it takes to see :data:`LIVING`
-of them alive, and twice as many at each look that does not. So a dead session is observed by that many living ones, and
-a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a session is ended
-within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together; if only one of n survives,
-within its time to live and ``log2(n / LIVING) + 2`` sweeps.
+The ring says which session observes which, so that a dead one is found although not all observe all. Each process
+observes the sessions that follow its own in the order of their ids, which are random: as many as it takes to see
+:data:`LIVING` of them alive, and twice as many after each look that saw fewer. So that many living sessions observe a
+dead one, and a sweep of the whole fleet reads rows in proportion to the fleet, not to its square. BACK-SOON: a session
+is ended within its time to live and one sweep, if fewer than :data:`LIVING` in a row died together; if only one of n
+survives, within its time to live and ``log2(n / LIVING) + 2`` sweeps.
 
 A process that can't beat, because one of its tasks lets nothing else run, is not dead. Guarantee: NOT-TWICE. The
-heartbeat comes from a thread. A task can keep that from running for as long as it likes: C code that does not release
-the interpreter, and with eventlet, where it is a greenlet, any computation. But computing can be seen from outside: the
-kernel counts how long a process's threads run, or wait for a core. So an observer that is about to take a session for
-dead looks for its process (``primitives/processes.py``). If that is on this host, and was busy for :data:`SHARE` of the
-session's time to live since the session had been silent for half of it, this counts as a beat. A process that was
-killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead when its time is over
-(BACK-SOON). A process that computes for ever keeps its messages for ever, like any task that does not end. On SQLite
-all processes that share a store are on one host, so each sees all others, but for those in other containers; on
-FoundationDB it sees those on its own machine.
+heartbeat comes from a thread, and a task can keep that thread from running for as long as it likes: C code that does
+not release the interpreter, or, with eventlet, where the thread is a greenlet, any computation. But others can see that
+a process computes: the kernel counts how long its threads run, or wait for a core. So an observer that is about to
+declare a session dead looks at its process (``primitives/processes.py``). If that is on the same host, and has been
+busy for :data:`SHARE` of the session's time to live since half of that time had passed in silence, this counts as a
+beat. A process that was killed, stopped or frozen, or that hangs without computing, gives no such sign, and is dead
+when its time is over (BACK-SOON). A process that computes forever keeps its messages forever, like any task that does
+not end. On SQLite, all processes that share a store are on one host, so each sees all others except those in other
+containers; on FoundationDB, a process sees those on its own machine.
 
 Reclaim: where a full disk has no room for a worker that starts, rows of dead sessions are cleared. Each start of a
-worker that crashes soon after leaves a session and declarations. Living workers sweep those; if no worker can start any
-more, none would. So a process whose write is refused looks at the sessions itself, each time, and ends those that have
-died, by the rule of all sweeps (``sweep.FailureDetector``). It remembers what it has seen while it connects again and
-again. A process that gives up at once has seen nothing.
+worker that crashes soon after leaves a session and declarations. Living workers sweep those, but if no worker can start
+any more, none does. So a process whose write is refused looks at the sessions itself, each time, and ends those that
+have died, by the rule of all sweeps (``sweep.FailureDetector``). It remembers what it has seen while it connects again
+and again; a process that gives up at once can't judge.
 
 A process that can't beat can't judge: a full disk that takes no writes at all makes every session look silent. So each
 of its looks includes a write of the kind of a beat.
@@ -57,9 +58,9 @@ What happens at each failure:
   down to that one message, and that is set aside (``duties.py``): reported once, shown by the doctor, tried again
   later. The duty goes on with the next message, session or queue, and the round with the next duty.
 * the store does not answer, or a duty runs into a deadline: the round ends with that error, nothing has changed, and
-  the next one begins behind that duty, so that one that always takes too long keeps no other from its turn.
-* the process dies: another one has the role after :data:`ROLE_TTL_S`, and begins without memory. All that a duty
-  remembers is where it was.
+  the next round begins after that duty, so that a duty that always takes too long keeps no other from its turn.
+* the process dies: another one takes the role after :data:`ROLE_TTL_S`, and begins without memory. Nothing depends on
+  that: a duty only remembers where it stopped.
 
 The observers count only successful looks, so an outage makes no session look dead.
 """
@@ -88,20 +89,20 @@ from kombu_fdb.store.protocol import Watch
 # -- is it computing? --------------------------------------------------------------------------------------------------
 
 
-#: A process has to be busy for this part of the time to live in its second half, a twentieth of the time. An idle
-#: worker needs a tenth of that; one that computes is busy all the time.
+#: In the second half of the time to live, a process must be busy for this part of it, a twentieth of that half. An idle
+#: worker is busy for a tenth of that; one that computes, all the time.
 SHARE = 1 / 40
 
 
 class BusyProcesses:
-    """The processes that compute, as one observer has seen them."""
+    """Which silent processes compute, as one observer sees them."""
 
     def __init__(self) -> None:
-        #: For each half-silent session, how long its process had been busy when that was first seen.
+        #: For each session that was silent for half its time: how long its process had been busy when that was noticed.
         self._before: dict[SessionId, float] = {}
 
     def spare(self, engine: Engine, detector: FailureDetector[SessionId]) -> None:
-        """Count silent sessions that compute as alive. After each look of the detector's."""
+        """Count silent sessions whose processes compute as alive. Call it after each look of the detector."""
         silent = dict(detector.half_silent())
         described = engine.sessions.describe(list(silent)) if silent else []
         before, self._before = self._before, {}
@@ -132,10 +133,10 @@ LEAST_PAUSE_S = 0.001
 
 
 class Sweep(duties.Duty):
-    """End dead sessions and bring their messages back. Guarantees BACK-SOON and NOT-TWICE.
+    """End dead sessions and release their messages. Guarantees BACK-SOON and NOT-TWICE.
 
-    Its looks at the ring are those that the session's beats bring. It looks by itself if none was brought for its
-    interval, or when the time of a silent session is over.
+    The session's beats bring it their looks at the ring. It looks itself if no beat has brought one for its interval,
+    or when the time of a silent session is over.
 
     A process that can't beat can't judge: a store that answers reads and takes no commits makes every session look
     silent.
@@ -147,8 +148,8 @@ class Sweep(duties.Duty):
         self, engine: Engine, clock: Clock, guard: duties.Guard, session_id: SessionId, interval_s: float
     ) -> None:
         super().__init__(engine, clock, guard)
-        #: What the last beat has seen, and when; another thread puts it here. Several at once could make a session
-        #: silent without a look at its process in between.
+        #: What the last beat has read, and when; another thread puts it here. Only the last, as several looks at once
+        #: could make a session silent without a look at its process in between.
         self.brought: deque[tuple[list[Beat], float]] = deque(maxlen=1)
         #: How many sessions to look at.
         self.window = LIVING
@@ -160,7 +161,7 @@ class Sweep(duties.Duty):
         self._looked_s = 0.0
         #: The sessions of the last look; None before the first one.
         self._observed: set[SessionId] | None = None
-        #: How many messages were brought back so far.
+        #: How many messages were released so far.
         self.released = 0
 
     def is_due(self, now: float) -> bool:
@@ -174,7 +175,7 @@ class Sweep(duties.Duty):
         }
         self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in silent}
         self._take_turns(silent.keys(), lambda name: self._end(name, silent[name]), budget)
-        # A sum of times has a rounding error, by which no clock moves on: hence the least pause.
+        # Sums of times have rounding errors too small for any clock to advance by: hence the least pause.
         look_at = self._looked_s + min(self._interval_s, self._detector.next_silent_s())
         return 0.0 if budget.is_spent else max(LEAST_PAUSE_S, look_at - self._clock.monotonic())
 
@@ -216,7 +217,7 @@ class Sweep(duties.Duty):
         return self._engine.sessions.forget_part(session_id)
 
     def _release(self, name: str, session_id: SessionId, cursor: bytes) -> bytes:
-        """Where to go on. A lease that can't be brought back is skipped, and tried again with the next sweep."""
+        """Returns where to go on. A lease that can't be released is skipped, and tried again with the next sweep."""
         subject = f"{name} {cursor.hex()[-8:]}".rstrip()
         part = self._guard.attempt(self.name, subject, lambda: self._engine.sessions.release_part(session_id, cursor))
         if part is None:
@@ -228,7 +229,7 @@ class Sweep(duties.Duty):
 # -- reclaim -----------------------------------------------------------------------------------------------------------
 
 
-#: For this long, in seconds, after one look another one would see nothing new.
+#: For how long after a look another one would see nothing new, in seconds.
 PAUSE_S = 0.1
 #: The time that one refused call may spend, in seconds.
 RECLAIM_S = 1.0
@@ -245,8 +246,8 @@ class Reclaim:
         self._lock = threading.Lock()
 
     def run(self, engine: Engine) -> bool:
-        """After a refused write. True if room was made since, so that it may be tried again."""
-        if not self._lock.acquire(blocking=False):  # another thread does it, or its own write in here was refused
+        """Make room after a refused write. True if room was made, so that the write may be tried again."""
+        if not self._lock.acquire(blocking=False):  # another thread is at it, or a write of this very call was refused
             return False
         try:
             return self._clock.monotonic() >= self._look_at and self._run(engine)
@@ -264,7 +265,7 @@ class Reclaim:
         for session_id, beat in self._detector.silent():
             if budget.spend() and engine.sessions.fence(session_id, beat):
                 ended += 1
-                with suppress(KombuFDBError):  # its messages: a sweep brings them back one by one
+                with suppress(KombuFDBError):  # if not, a sweep releases its messages one by one
                     engine.sessions.release(session_id)
         return ended > 0
 
@@ -309,7 +310,7 @@ class SessionSteps:
         """Returns in how many seconds to call again, at the latest. Raises a ``StoreError``, or ``SessionLost``."""
         if rang:
             self._cancel_alarm()
-        if self._duties.promotes and self._alarm is None:  # before the look: a message delayed after it rings
+        if self._duties.promotes and self._alarm is None:  # before the look: a message that is delayed later rings
             self._alarm = self._engine.sessions.watch_alarm()
             self._alarm.on_fire(self._session.threads.ring)
         self._session.watch_claims()
@@ -329,7 +330,7 @@ class SessionSteps:
             self._alarm = None
 
     def leave(self) -> None:
-        """End: there are no more turns."""
+        """End the turns: cancel the alarm, and leave the role."""
         self._cancel_alarm()
         if self.lost:
             return
@@ -344,14 +345,14 @@ class SessionSteps:
 
 #: Longest time between two rounds, and between two looks of the promoter's observers at its record, in seconds.
 ROLE_INTERVAL_S = 1.0
-#: How long a promoter may be silent, in seconds. After its death a delayed message is late by that and two looks at the
-#: role; if the sessions that observe it died as well, by twice that and as many.
+#: How long a promoter may be silent, in seconds. After its death, a delayed message is late by that plus two looks at
+#: the role; if the sessions that observe it died as well, by twice that plus two looks.
 ROLE_TTL_S = 5.0
 #: The first round after so many seconds renews the promoter's record.
 RENEW_S = 1.5
 #: How long a duty that is not exact waits for others, in seconds, so that one wake-up serves them all.
 TOGETHER_S = 0.05
-#: While other duties only look, promotion looks as often as this, in seconds.
+#: While other duties only look, promotion looks once in this time, in seconds.
 PROMOTION_S = 0.05
 #: How long one duty may take before it is the others' turn, if none of its transactions is slow.
 TURN_S = 0.25
@@ -374,7 +375,7 @@ class PromoterRole:
         self.brought: tuple[bytes | None, float] | None = None
         #: When it was renewed; 0.0 while another process has the role.
         self._renew_at = 0.0
-        #: When to look again at a role that another process has; and whether that is so seldom that a beat may do it.
+        #: When to look again at a role that another process has; and whether looks are so rare that a beat's will do.
         self._look_at = 0.0
         self._is_seldom = False
 
@@ -384,14 +385,14 @@ class PromoterRole:
         return self._renew_at > 0
 
     def hold(self) -> bool:
-        """Take the role if it is free, or keep it. False if another process has it."""
+        """Take the role if it is free, or renew it. False if another process has it."""
         now = self._clock.monotonic()
         if now < self._renew_at:
             return True  # held, and renewed a moment ago
         if self.held and self._take(None, now):
             return True
         brought, self.brought = self.brought, None
-        if not self._is_seldom:  # in the place of a look that is due, an older one would lose time
+        if not self._is_seldom:  # a look is due, and a beat's is older
             brought = None
         if brought is None and now < self._look_at:
             return False
@@ -438,7 +439,7 @@ class Duties:
         self._role = PromoterRole(engine, clock, session_id, self.sweep_duty.observes)
         #: What every process does, whichever has the role.
         self._own = self.sweep_duty, duties.newer(engine, guard, self._may_be_newer)
-        #: Until when no message is kept for a newer version, as far as the last beat has seen.
+        #: Until when no message is assumed to be kept for a newer version, after what the last beat has read.
         self._none_newer_until = 0.0
         self._duties: list[duties.Duty] = [
             duties.Promotion(engine, clock, guard),
@@ -457,11 +458,11 @@ class Duties:
 
     @property
     def promotes(self) -> bool:
-        """Whether this process makes delayed messages ready, and does all else that one does for all."""
+        """Whether this process makes delayed messages ready, and does all other duties of the role."""
         return self._role.held
 
     def bring(self, seen: Surroundings) -> None:
-        """What the session's beat has seen, so that no duty need look itself. For the thread that beats."""
+        """Take over what the session's beat has read, so that no duty need look itself. For the thread that beats."""
         now = self._clock.monotonic()
         self._none_newer_until = 0.0 if seen.newer else now + duties.NEWER_INTERVAL_S
         self._role.brought = seen.promoter, now
@@ -491,7 +492,7 @@ class Duties:
         return self._pause(held=bool(held))
 
     def _turn(self, duty: duties.Duty) -> bool:
-        """Returns whether it has used its budget."""
+        """Give a duty its turn. Returns whether it has used its budget."""
         duty.due_at = self._clock.monotonic() + ROLE_INTERVAL_S  # one that fails is due again in a while, not at once
         budget = self._budget()
         pause_s = duty.run(budget)

@@ -4,22 +4,22 @@ Model. For each set of queues a consumer is
 
 * *alone*: it claims directly. On a store whose writers take turns, every consumer does.
 * *contested*: a rival's claim was faster than one of its own, or rivals stand in the line. It *joins* the line whenever
-  it has room, before it knows whether there is work: its demand stands while it is idle, too. There it *waits*, or is
-  the *first*; only the first one looks at the queues, arms their bells and claims. It is alone again when it has served
-  :data:`LONELY` times with no one else in the line, and no one else served it in between.
+  it has room, before it knows whether there is work: its demand stays there while it is idle, too. In the line it
+  *waits*, or is the *first*; only the first consumer looks at the queues, watches their bells and claims. It is alone
+  again when it has served :data:`LONELY` times while no other consumer was in the line, or served it in between.
 
-A consumer that will stay *suspects* rivals at first, and is alone when it has served the line once. Otherwise the first
-claims of all workers of a deployment that starts would conflict with each other.
+A consumer that will stay for long *suspects* rivals at first, and counts as alone when it has served the line once.
+Otherwise, when a deployment starts, the first claims of all its workers would conflict with each other.
 
-Its owner, one thread, moves it, by :meth:`LineMember.attend` at each of its turns. It never sleeps; it says when it
+Its owner, one thread, calls :meth:`LineMember.attend` at each of its turns. A member never sleeps; it says when it
 wants to be called again, and rings when a watch has fired.
 
-What happens at each failure: waiting consumers also look without being woken, the one right behind the first at least
-twice a second; it is woken when it gets that place. A consumer that sees the same first one twice, with work both times
-and its patience over in between, evicts it and looks again; the consumers of one connection share what they have seen.
-If the first two are dead, the third does so. A consumer that was evicted, or whose claim was given up
-(``client_session.py``), finds that out at its next look and joins anew. An owner that ends leaves the line, or abandons
-its demand, which the duties thread then ends.
+What happens at each failure: waiting consumers also look without being woken: the one right behind the first at least
+twice a second. It is woken when it gets that place. A consumer that twice sees the same consumer first, with work both
+times and its patience over in between, evicts that consumer and looks again; the consumers of one connection share what
+they have seen. If the first two consumers are dead, the third one does so. A consumer that was evicted, or whose claim
+was given up (``client_session.py``), finds that out at its next look and joins anew. An owner that ends leaves the
+line, or abandons its demand, which the duties thread then ends.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from kombu_fdb.store.protocol import Watch
 
 #: A consumer is alone again after this many services without another consumer.
 LONELY = 16
-#: How long the first one may do nothing while there is work, in seconds; a waiting consumer's first look comes as soon.
-#: Where a service takes longer, because the machine is busy or the messages are large, all are more patient:
-#: :data:`PATIENT` times what a service takes up to its commit, or what the server's last one took in all if that is
-#: longer; and twice as long after each eviction. Else they would evict each
-#: other for working. The patience is stored in the line, so no consumer has to learn it by itself. It shrinks slowly:
-#: where quick and slow services alternate, the slow ones would all be in vain. So each service leaves at least the part
-#: :data:`LEFT` of it, and from the most to the least takes fourteen services.
+#: How long the first one may do nothing while there is work, in seconds; a waiting consumer's first look comes after
+#: the same time. Where a service takes longer, because the machine is busy or the messages are large, all are more
+#: patient: :data:`PATIENT` times what a service takes up to its commit, or what the server's last one took in all if
+#: that is longer; and twice as long after each eviction. Otherwise consumers would evict each other while they work.
+#: The patience is stored in the line, so no consumer has to learn it by itself. It shrinks slowly: otherwise, where
+#: quick and slow services alternate, the slow ones would all be in vain. Each service leaves at least the part
+#: :data:`LEFT` of it, so it takes fourteen services from the most to the least.
 PATIENCE_S = 0.25
 MOST_PATIENCE_S = 5.0
 PATIENT = 4.0
 LEFT = 0.8
 #: The longest pause of the one right behind the first, and of the two behind that. Then the shortest pause of all but
-#: the second, in multiples of the patience: where hundreds wait, and services take their time, all are served before;
-#: looks that find nothing new would cost half of all processor time. Then how often, in seconds, those further behind
-#: look for work: it is for them if all before them are gone.
+#: the second, in multiples of the patience: where hundreds wait and services are slow, all are served before their next
+#: look, and looks that find nothing new would cost half of all processor time. Then how often, in seconds, those
+#: further behind look for work, which only they can do if all before them are gone.
 NEXT_S = 0.4
 NEAR_S = 1.0
 UNHURRIED = 1.5
 SELDOM_S = 4.0
-#: How many longest pauses a look is put off that a glance of the owner's has made needless: until after its next one.
+#: For how many longest pauses a look is put off that the owner's glance has made needless: until after its next glance.
 SPARED = 1.25
 #: How much longer each next look may take to come.
 GROWTH = 2.0
@@ -68,7 +68,8 @@ MOST_LINES = 100
 class FirstWaiter:
     """The first one of a line, as the consumers of one connection see it. ``row``: its key.
 
-    ``work_s``: since when it was seen there with work waiting. ``ask_at``: when one far behind looks for work again.
+    ``work_s``: since when it was seen there with work waiting. ``ask_at``: when a consumer far behind looks for work
+    again.
     """
 
     row: bytes = b""
@@ -110,7 +111,7 @@ class Contention:
         return self._firsts.setdefault(name, FirstWaiter())
 
     def served(self, name: bytes, *, alone: bool, took_s: float) -> None:
-        """Note that its first one has served the line, with or without a sign of another consumer."""
+        """Note that the first consumer has served the line, with or without a sign of another consumer."""
         self.service_s = took_s
         times = self._contested.get(name, 0) + 1 if alone else 0
         if times < LONELY:
@@ -145,7 +146,7 @@ class LineMember:
         self._demand: Demand | None = None
         self._queues: tuple[str, ...] = ()
         self._patience_s = PATIENCE_S
-        #: Its owner has ended; another thread may have set this while the owner's thread joined.
+        #: Whether its owner has ended; another thread may set this while the owner's thread joins.
         self._abandoned = False
         self._reset()
 
@@ -154,7 +155,8 @@ class LineMember:
         self._rung = True
         self._fired = False
         self._due_s = 0.0
-        #: Behind the first, or work lies there: its own looks go on.
+        #: Whether it is close behind the first, or work is waiting; and whether it must ask for work: then it looks
+        #: itself.
         self._is_near = self._has_to_ask = False
         self._pause_s = PATIENCE_S
         #: The line as seen when this became the first; after its first service that found nothing, only its own row.
@@ -179,7 +181,7 @@ class LineMember:
 
     @property
     def demand(self) -> Demand | None:
-        """What it waits with."""
+        """The demand with which it waits."""
         return self._demand
 
     @property
@@ -196,7 +198,7 @@ class LineMember:
     # -- moves -------------------------------------------------------------------------------------------------------
 
     def join(self, session: ClientSession, queues: Sequence[str], want: int, acks: Sequence[Lease]) -> None:
-        """Wait for ``want`` messages of ``queues``. Raises as ``ClientSession.claim``."""
+        """Wait for ``want`` messages of ``queues``. Raises what ``ClientSession.claim`` raises."""
         self.belong_to(session)
         self._reset()
         self._queues = tuple(queues)
@@ -206,14 +208,14 @@ class LineMember:
         except BaseException:
             self._end(demand)
             raise
-        if self._abandoned:  # and perhaps recovered before it has joined
+        if self._abandoned:  # and perhaps recovered before this join
             session.give_up(demand.first)
             self._end(demand)
 
     def attend(self, engine: Engine, hand: list[Delivery]) -> bool:
         """Look, if that is due, and put what was granted into ``hand``. Returns whether it has become the first one.
 
-        Raises as ``ClientSession.claim``.
+        Raises what ``ClientSession.claim`` raises.
         """
         demand = self._demand
         if demand is None or not (self._rung or self._clock() >= self._due_s):
@@ -224,7 +226,7 @@ class LineMember:
         try:
             standing = self._of().look(demand, hand, fired=fired)
         except BaseException:
-            self._rung, self._fired = True, fired  # the change that woke it is still to be seen
+            self._rung, self._fired = True, fired  # it has not seen the change that woke it
             raise
         if not standing.waits:
             self._end(demand)
@@ -237,7 +239,7 @@ class LineMember:
         return self.is_first and not was_first
 
     def _lead(self, standing: line.Standing) -> None:
-        """Note that it is the first; the consumers it has not seen before are served with its next service."""
+        """Note that it is the first; its next service includes the consumers that it has just seen."""
         if self._rows is None or len(standing.rows) > 1:
             self._rows = standing.rows
         self._server = standing.server
@@ -272,7 +274,7 @@ class LineMember:
             self._disarm()
 
     def _is_idle(self, engine: Engine, first: FirstWaiter, now: float) -> bool:
-        """Whether the first one had work for as long as the patience lasts, and let it lie."""
+        """Whether the first one has had work for as long as the patience lasts, and has not served."""
         first.ask_at = now + SELDOM_S
         has_work, self._has_to_ask = engine.messages.has_work(self._queues), False
         if not has_work:
@@ -291,7 +293,7 @@ class LineMember:
         self._due_s, self._has_to_ask = 0.0, True
 
     def is_spared(self) -> None:
-        """Its owner has read what :meth:`watched` names, and nothing has changed: no look for the longest pause.
+        """Put off the next look: the owner has read the keys of :meth:`watched`, and none has changed.
 
         Those right behind the first look at the line itself, to replace it in time if it dies.
         """
@@ -299,14 +301,14 @@ class LineMember:
             self._due_s = max(self._due_s, self._clock() + self._longest_s * SPARED)
 
     def watched(self, keys: Keyspace) -> list[bytes]:
-        """The keys of which one changes before there is anything to do: how it stands, and bells of its queues."""
+        """The keys of which at least one changes before there is anything to do: its demand, and its queues' bells."""
         demand = self._demand
         return [] if demand is None else [keys.demand(demand.session, demand.first), *map(keys.bell, self._queues)]
 
     def serve(self, queues: Sequence[str], consumers: Mapping[str, str], hand: list[Delivery]) -> None:
-        """As the first one, claim from ``queues`` for all in the line; its own part comes into ``hand``.
+        """As the first one, claim from ``queues`` for all in the line; its own part is put into ``hand``.
 
-        Raises as ``ClientSession.claim``.
+        Raises what ``ClientSession.claim`` raises.
         """
         rows, demand = self._rows, self._demand
         if rows is None or demand is None:
@@ -320,18 +322,18 @@ class LineMember:
 
         served = self._of().serve(demand, queues, rows, consumers, hand, patience)
         if served.ended:
-            self._rows, self._rung = None, True  # the next look tells how
+            self._rows, self._rung = None, True  # the next look finds out how
         elif served.deliveries:
             alone = len(rows) == 1 and self._server == demand.session
             self.contention.served(demand.line, alone=alone, took_s=self._clock() - began_s)
             self._end(demand)
         else:
-            # Nothing is there, and what comes next is mostly one message. It is served without a look at the line; the
-            # next service sees which consumers have joined meanwhile.
+            # Nothing is there, and what comes next is usually a single message. It is claimed without a look at the
+            # line; the next service sees which consumers have joined meanwhile.
             self._rows = [row for row in rows if row.demand == demand]
 
     def leave(self, hand: list[Delivery]) -> None:
-        """Leave the line; what was granted before comes into ``hand``. Raises as ``ClientSession.claim``."""
+        """Leave the line; what was granted before is put into ``hand``. Raises what ``ClientSession.claim`` raises."""
         demand = self._demand
         if demand is not None:
             self._disarm()
@@ -339,8 +341,8 @@ class LineMember:
             self._end(demand)
 
     def abandon(self) -> None:
-        """Have the duties thread leave the line: what was granted goes back. Never blocks; for finalizers, too."""
-        self._abandoned = True  # before the look: a join that has not ended yet sees it
+        """Have the duties thread leave the line and release what was granted. Never blocks; for finalizers, too."""
+        self._abandoned = True  # first: a join that has not ended yet sees it
         demand, session = self._demand, self._session
         if demand is not None and session is not None:
             session.give_up(demand.first)

@@ -1,8 +1,8 @@
-"""The threads that maintain a session, and the calls that have to be made later.
+"""The threads that maintain a session, and the calls that they make later.
 
 Model of deferred calls. A call is *open* from :meth:`DeferredCalls.add` until it has succeeded. Meanwhile it waits, or
-one thread has it in hand; one that fails waits again. So if several threads run calls, each call is run by one at a
-time, and none is lost: neither to another thread nor to an exception out of a signal handler.
+one thread is making it; if it fails, it waits again. So if several threads make calls, only one at a time makes each
+call, and none is lost: neither to another thread nor to an exception out of a signal handler.
 
 Finalizers add calls. They run in any thread at any moment, also in one that holds a lock, so nothing here takes a
 lock that another thread might have to wait for.
@@ -11,11 +11,11 @@ The threads:
 
 * The heartbeat thread only beats, so that neither a long sweep, nor a task on Celery's event loop, nor a consumer that
   works for an hour makes a live process look dead.
-* With gevent that is a greenlet, which does not run while a task computes. So a native thread beats in its stead when
-  it is late. It does nothing else, and nothing as long as greenlets run. (Eventlet's locks are for one thread only.)
+* With gevent the heartbeat thread is a greenlet, which does not run while a task computes. So a native thread beats for
+  it when it is late, and does nothing else. (Eventlet's locks are for one thread only.)
 * The duties thread sweeps, promotes, expires (``duty_cycle.py``), and makes the client's deferred calls.
 
-The heartbeat and the duties outlive every store error: they log it once, try again, and log once that it is over. They
+The heartbeat and the duties survive every store error: they log it once, try again, and log once that it is over. They
 end when they are told to, or when the session is lost. Neither keeps the process alive.
 """
 
@@ -57,9 +57,9 @@ class DeferredCalls:
     """The deferred calls of one client. Thread-safe; true while one is open."""
 
     def __init__(self) -> None:
-        #: In the order in which they came.
+        #: The open calls, in the order in which they were added.
         self._open: dict[partial[object], None] = {}
-        #: Those that a thread is making, with a signal for when it has returned; and that thread.
+        #: The calls that are being made, each with a signal that is set when it has returned, and its thread.
         self._underway: dict[partial[object], tuple[Signal, int]] = {}
 
     def __len__(self) -> int:
@@ -67,12 +67,12 @@ class DeferredCalls:
 
     def add(self, do: Callable[[], object]) -> None:
         """``do`` is repeated until it raises nothing, so it must be harmless to repeat."""
-        self._open[partial(do)] = None  # equal only to itself, however often the same is to be done
+        self._open[partial(do)] = None  # equal only to itself, however often the same ``do`` is added
 
     def run(self) -> None:
-        """Make each call once that no other thread is making. One that fails for a reason of its own delays none.
+        """Make each call that no other thread is making, once. One that fails for a reason of its own delays no other.
 
-        Raises the first such error at the end, and at once an error that says that the store does not answer.
+        Raises the first such error at the end; if the store does not answer, raises that error at once.
         """
         failure = failed = None
         try:
@@ -85,17 +85,17 @@ class DeferredCalls:
             del failure, failed  # their frames refer to these locals
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the calls that other threads are making. One that fails is then to be made again.
+        """Wait for the calls that other threads are making. Those that fail are open again.
 
         Raises ``StoreUnavailable`` if that takes longer than ``timeout_s`` seconds.
         """
         deadline = monotonic() + timeout_s
         for returned, thread in list(self._underway.values()):
             if thread == threading.get_ident():
-                continue  # a signal handler has interrupted it
+                continue  # this is a signal handler that has interrupted the call
             if not returned.wait(deadline - monotonic()):
                 raise StoreUnavailable("a deferred call of another thread has not returned")
-            returned.set()  # for others that wait for it
+            returned.set()  # for other threads that wait for it
 
     def _make(self, call: partial[object]) -> Exception | None:
         mine = Signal(), threading.get_ident()
@@ -122,13 +122,13 @@ class DeferredCalls:
 
 
 class OnDemandThread:
-    """Calls ``work`` in a thread that lives no longer than the work, and repeats it after a pause while it raises."""
+    """Calls ``work`` in a thread that lives no longer than the work. If ``work`` raises, repeats it after a pause."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
         self._called = False
         self._stopped = False
-        #: Held from the moment a thread is asked for until it ends; only ``stop`` waits for it.
+        #: Held from the request for a thread until that thread ends; only ``stop`` waits for it.
         self._there = threading.Lock()
         self._alarm = Signal()
         self._thread: threading.Thread | None = None
@@ -174,7 +174,7 @@ class OnDemandThread:
             try:
                 self._work()
                 failures.succeeded()
-            except Exception as error:  # noqa: BLE001 - it must end with its work, not before
+            except Exception as error:  # noqa: BLE001 - the thread must not end before its work
                 failures.failed(error)
                 self._called = True
                 self._alarm.wait(RETRY_S)
@@ -188,9 +188,9 @@ class OnDemandThread:
 
 logger = logging.getLogger(__name__)
 
-#: Beats per TTL. An observer needs only one in a TTL; the others are reserve.
+#: Beats per TTL. An observer needs to see only one per TTL; the others are a reserve.
 BEATS = 6
-#: A heartbeat thread that has not run for so many of its beats is late.
+#: A heartbeat thread is late when it has not run for the time of this many beats.
 LATE = 2
 #: Longest pause after an error, in seconds.
 RETRY_S = 1.0
@@ -276,7 +276,7 @@ class SessionThreads:
         while not self.stopped.is_set():
             pause(interval_s)
             if self._clock.monotonic() - self._ran_s > LATE * interval_s and not self.stopped.is_set():
-                with suppress(Exception):  # the heartbeat itself logs it, when it can
+                with suppress(Exception):  # the heartbeat thread logs it, when it can run
                     steps.beat()
         importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
 
@@ -308,7 +308,7 @@ def open_session(engine: Engine, options: Options, deferred: Callable[[], None])
 
 
 def _program(path: Path) -> str:
-    """``celery``, also of ``python -m celery``."""
+    """The program's name: ``celery``, also if it was started as ``python -m celery``."""
     return path.parent.name if path.name == "__main__.py" else path.name
 
 

@@ -1,17 +1,17 @@
-"""Times to run: messages whose consumer did not settle them in time go back to their queue.
+"""Times to run: messages that their consumer did not settle in time return to their queue.
 
 A time to run comes from the message (``ttr``, header ``x-ttr``) or its queue (``x-consumer-timeout``); the shorter one
 counts (``claim.py``).
 
 Model. A lease lasts as long as its session, and the store measures no time for it. So the consumer's process keeps a
-timer: from the claim on, by its monotonic clock, a message with a time to run is either *settled* by its consumer,
-which stops the timer, or *overdue*. An overdue message is released in the consumer's stead, and the attempt counts
-if the consumer had it in its hands. Of release and ack, the one that comes first in the store has it, and the other one
-finds the lease gone (ONE-OWNER).
+timer, which starts with the claim and runs by its monotonic clock. A message with a time to run is either *settled* by
+its consumer, which stops the timer, or *overdue*. An overdue message is released on the consumer's behalf, and the
+attempt counts if the message had been handed to the consumer. If release and ack race, the first to commit wins, and
+the other one finds the lease gone (ONE-OWNER).
 
-What happens at each failure: the process dies or freezes, and its session's TTL brings the messages back. The store
-does not answer: the release is tried again each second. The consumer hangs: that is what the timer is for; it has a
-thread of its own.
+What happens at each failure: if the process dies or freezes, its messages are released when its session's TTL is over.
+If the store does not answer, the release is tried again each second. If the consumer hangs, the timer does not: it has
+a thread of its own.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ logger = logging.getLogger(__name__)
 
 #: Pause after a store error, in seconds.
 RETRY_S = 1.0
-#: How many stopped timers may wait before they are thrown away.
+#: How many stopped timers may be in the heap before it is rebuilt without them.
 MOST_STOPPED = 1000
 
 
 class _Timer(NamedTuple):
     due: float
-    #: Whether the consumer has the message in its hands. If not, it never gets it, and the attempt does not count.
+    #: Returns whether the message was handed to the consumer. If not, it never is, and the attempt does not count.
     started: Callable[[], bool]
-    #: Called when the message was released.
+    #: Called after the message was released.
     gone: Callable[[], object]
 
 
 class TimesToRun:
     """The timers of one client, in one daemon thread that lives as long as there are any. Thread-safe.
 
-    Consumers, in whose threads signal handlers raise, take the lock too. So it is one whose ``with`` is a single step,
-    unlike that of a ``Condition``, and the thread sleeps on a signal of its own.
+    Consumers take the lock too, in threads where signal handlers may raise. So it is a lock whose ``with`` is a single
+    step, unlike that of a ``Condition``, and the thread sleeps on a signal of its own.
     """
 
     def __init__(self, release: Callable[[list[Lease], bool], int]) -> None:
@@ -64,7 +64,7 @@ class TimesToRun:
         self._thread: threading.Thread | None = None
 
     def watch(self, lease: Lease, ttr_s: float, *, started: Callable[[], bool], gone: Callable[[], object]) -> None:
-        """Hand the message back in ``ttr_s`` seconds; replaces an earlier moment."""
+        """Release the message in ``ttr_s`` seconds; replaces an earlier timer."""
         with self._lock:
             due = monotonic() + ttr_s
             self.timers[lease] = _Timer(due, started, gone)
@@ -106,7 +106,7 @@ class TimesToRun:
                 self._release_part(part, counted)
 
     def _next(self) -> dict[Lease, _Timer]:
-        """Wait until messages are overdue. Returns none when there is no timer any more: the thread ends."""
+        """Wait until messages are overdue, and return them; none if no timer is left, so that the thread ends."""
         while True:
             with self._lock:
                 overdue = self._pop(monotonic())
@@ -135,7 +135,7 @@ class TimesToRun:
                 for lease, timer in timers.items():
                     if lease in self.timers:
                         self.watch(lease, RETRY_S, started=lambda: counted, gone=timer.gone)
-        except KombuFDBError as error:  # e.g. forked: they are not ours
+        except KombuFDBError as error:  # such as ForkedError: they are the parent's
             logger.debug("overdue messages were not released: %s", error)
             self.forget(timers)
         else:

@@ -1,18 +1,18 @@
 """What a store is: ordered keys, optimistic transactions, versionstamps and watches.
 
-This is the seam above which the queue is written once. Semantics are FoundationDB's
+Everything above this seam is written once, for all stores. Semantics are FoundationDB's
 (https://apple.github.io/foundationdb/developer-guide.html):
 
 * A transaction reads one consistent version and sees its own writes. It commits only if no key it read
   *serializably* was written by a transaction that committed after that version; otherwise ``Conflict``. Snapshot
   reads (``snapshot=True``) read the same version but never conflict; a write-only transaction never conflicts.
 * Keys and values are ``bytes``; ranges are ``begin <= key < end``. ``limit=0`` is no limit.
-* A versionstamp is 10 bytes, assigned at commit, larger than that of every transaction committed before. What a
-  versionstamped key will be can't be read in the same transaction.
+* A versionstamp is 10 bytes, assigned at commit, larger than that of every transaction committed before. A transaction
+  can't read a versionstamped key of its own.
 * A watch lives on after the commit and fires once, from any thread, when the key is changed by
-  ``set_versionstamped_value`` (any change may fire it, spurious firing is allowed, only that change is promised).
-  Compare what you read in the arming transaction: a change before that is not reported. A transaction that arms one
-  has read the key serializably, so arm in one that only reads.
+  ``set_versionstamped_value`` (any change may fire it, spurious firing is allowed, only that change is promised to).
+  Read what you wait for in the transaction that arms the watch: an earlier change is not reported. Arming a watch reads
+  the key serializably, so arm it in a transaction that only reads.
 * Limits are FoundationDB's (https://apple.github.io/foundationdb/known-limitations.html), so that what works on one
   store works on all: key 10,000 B, value 100,000 B, transaction 10,000,000 B (``LimitExceeded``); 5 s of age
   (``TransactionTooOld``).
@@ -86,7 +86,8 @@ class Transaction(Protocol):
     def add(self, key: bytes, delta: int, *, width: int = 8) -> None:
         """Atomic add on a signed little-endian integer of ``width`` bytes. Absent is 0.
 
-        A sum that falls to 0 is cleared. One that rises to 0, as no counter of what is there ever does, may be cleared.
+        A sum that falls to 0 is cleared. A sum that rises to 0 may be cleared, too; no counter of existing things rises
+        to 0.
         """
 
     def byte_max(self, key: bytes, value: bytes) -> None:
@@ -99,11 +100,11 @@ class Transaction(Protocol):
         """Set ``key`` to ``prefix + versionstamp + suffix`` and fire its watches."""
 
     def fill(self, *, moving: bool = False) -> None:
-        """Call it before writing, if what is stored may stay for long and without a bound on its number.
+        """Call it before writing things that may stay for long, and whose number has no bound.
 
-        Where a store watches its disk, a full one refuses such transactions first, so that the process that empties it
-        can still write. Next it refuses those with ``moving``, which move something and add a little to it. Elsewhere
-        the call means nothing.
+        A store that watches its disk refuses such transactions first when the disk is full, so that the processes that
+        empty it can still write. Next it refuses those with ``moving``, which move something and add a little to it. In
+        other stores the call has no effect.
         """
 
     def add_read_conflict_key(self, key: bytes) -> None: ...
@@ -117,7 +118,7 @@ class Transaction(Protocol):
 class Database(Protocol):
     #: Whether ``commit`` can ever raise ``CommitUnknown``; if not, commit tokens are not written.
     commit_may_be_unknown: bool
-    #: Whether a writing transaction waits for the one before it; if not, one of the two may have to run again.
+    #: Whether a writing transaction waits for the previous one; if not, one of two that conflict has to run again.
     writers_take_turns: bool
 
     def begin(self, *, timeout_s: float, read_only: bool = False) -> Transaction:
@@ -131,12 +132,12 @@ logger = logging.getLogger(__name__)
 
 
 class Watch:
-    """The watch every store hands out: fires once, from any thread, never after it was cancelled.
+    """The watch that every store returns: fires once, from any thread, never after it was cancelled.
 
     ``release`` frees what the store holds for it, when it is cancelled.
 
-    It has no lock, as a signal handler may fire the watch that it has interrupted: the caller that takes the token
-    decides what becomes of it, and the one that takes the callback calls it.
+    It has no lock, as a signal handler may fire the watch that it has interrupted. Instead, the caller that gets the
+    only token fires or cancels the watch, and the one that gets the callback calls it.
     """
 
     __slots__ = ("_callbacks", "_cancelled", "_fired", "_release", "_tokens", "key", "seen")
@@ -153,13 +154,13 @@ class Watch:
 
     @property
     def done(self) -> bool:
-        """Whether it was fired or cancelled, so that nothing will come of it any more."""
+        """Whether it was fired or cancelled, so that it will not fire any more."""
         return self._fired or self._cancelled
 
     def on_fire(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when the watch fires, from any thread; at once if it has fired already."""
         self._callbacks.append(callback)
-        if self._fired:  # checked after the entry; ``fire`` sets it before it looks for one
+        if self._fired:  # checked after the append; ``fire`` sets it before it looks for a callback
             self._call()
 
     def cancel(self) -> None:

@@ -5,32 +5,33 @@ outcome may be
 
 * committed: the result of that run is returned;
 * refused (conflict, too old): run again after a pause, until the deadline;
-* unknown (FoundationDB's 1021, https://apple.github.io/foundationdb/developer-guide.html#transactions-with-unknown-results):
-  the store no longer works on it, but it may or may not have happened.
+* unknown (FoundationDB's 1021,
+  https://apple.github.io/foundationdb/developer-guide.html#transactions-with-unknown-results): the store no longer
+  works on the commit, but it may or may not have happened.
 
 For the last one each writing run also sets a *commit token*. The next run reads it first. If it finds the token of an
-earlier unknown run, that run has committed, and its result is returned as if its answer had come. So no verb of the
-queue has to be idempotent by itself, at the price of one blind write and one conflict key per transaction, and none on
+earlier unknown run, that run has committed, and its result is returned as if the answer had arrived. So no verb of the
+queue has to be idempotent by itself. The price is one blind write and one conflict key per transaction, and nothing on
 a store that answers every commit.
 
 If the commit may still be under way (``in_flight``: the deadline passed while it ran), reading proves nothing: it may
-land after the look. Then ``CommitUnknown`` goes to the caller; so it does when the store fails for good after a run of
-unknown outcome. A caller who brings a :class:`~kombu_fdb.store.retry.Doubt` finds in it what may have happened, also
-when the call ended by an exception out of a signal handler. :meth:`Retry.resolve` settles it later: it looks and
-*fences* in one transaction, so that what has not happened never will. What each verb does stands in
-``engine/facade/engine.py``.
+succeed after the read. Then the caller gets ``CommitUnknown``, as it does when the store fails for good after a run of
+unknown outcome. If the caller passes a :class:`~kombu_fdb.store.retry.Doubt`, it finds there what may have happened,
+also when the call ended by an exception out of a signal handler. :meth:`Retry.resolve` settles the doubt later: it
+reads the token and *fences* in one transaction, so that what has not happened never will. ``engine/facade/engine.py``
+says what each verb does in this case.
 
-Guarantee BOUNDED: a run ends by its deadline, whatever the store does, because every call of a transaction is given
-what is left of it.
+Guarantee BOUNDED: a run ends by its deadline, whatever the store does, because every call of a transaction gets the
+time that is left.
 
-Model of the tokens. A *token* is a key of the store that only one process writes, lent to one transaction at a time.
-Each run of that transaction that writes anything also
+Model of the tokens. A *token* is a key of the store that only one process writes, for one transaction at a time. Each
+run of that transaction that writes anything also
 
 * sets the token to a value that only this run writes, and
 * reads it, for conflicts only: the store compares versions when it commits, and nothing travels.
 
-So the token tells which run has committed; and a transaction that *changes* the token (a later run, or a fence) makes
-sure that no earlier run ever commits, however late its commit arrives: it conflicts on its own token.
+So the token shows which run has committed; and a transaction that *changes* the token (a later run, or a fence) makes
+sure that no earlier run ever commits, however late its commit arrives: the earlier run conflicts on its own token.
 
 A *doubt* is a transaction of which the process does not know whether it has happened: the answer to a commit was lost,
 or an exception came out of a signal handler before the answer was noted. It begins before the commit is sent and ends
@@ -39,19 +40,19 @@ when its outcome is known:
 * *open*: one of its runs may have committed, or may still;
 * *settled*: ``landed`` is the run that has committed, or empty: none has, and none will.
 
-Other processes clear the tokens of those that are gone, when they have not changed for ``duties.LEFT_TTL_S`` under
-observation. So a token that is missing where it was, or a doubt older than :data:`LONGEST_DOUBT_S` by either clock (the
-wall clock also runs while a machine sleeps), proves nothing, and the doubt can't be settled any more. A token that was
-not used for so long is left to the sweepers.
+Other processes clear tokens that have not changed for ``duties.LEFT_TTL_S`` under observation, as their processes are
+probably gone. So a token that has disappeared, or a doubt older than :data:`LONGEST_DOUBT_S` by either clock (the wall
+clock also runs while a machine sleeps), proves nothing, and the doubt can't be settled any more. A token that was not
+used for so long is abandoned to that clean-up.
 
-Model of patience: how long a caller waits for a store that does not answer, altogether, not for each transaction. A
-verb by itself has a deadline of its own. The verbs of one public call share the call's (:meth:`Patience.within`): each
-gets what is left of it, and at least an attempt.
+Model of patience: how long a caller waits for a store that does not answer, in all its transactions together. A single
+verb has a deadline of its own. The verbs of one public call share the call's (:meth:`Patience.within`): each gets what
+is left of it, and at least an attempt.
 
 A connection that closes, or a program that was told to stop, makes many calls, one after the other. They share
-:data:`ENDING_S` seconds of waiting in vain: a call that fails uses up what it took, later ones get the rest, at least
-:data:`LEAST_S`. A commit gives everything back: a store that works, however much there is to do, is never cut short;
-one that only answers reads (a locked file, a full disk) is.
+:data:`ENDING_S` seconds of waiting in vain: a call that fails uses up the time it took, and later calls get the rest,
+at least :data:`LEAST_S`. A commit restores all of it: so calls to a store that works are never cut short, however many
+there are; those to a store that only answers reads (a locked file, a full disk) are.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ T = TypeVar("T")
 # -- commit tokens -----------------------------------------------------------------------------------------------------
 
 
-#: For how long a token tells what happened, in seconds: far shorter than others take to clear it.
+#: For how long a token proves what happened, in seconds: far less than others wait before they clear it.
 LONGEST_DOUBT_S = 300.0
-#: The attempt number of no run: settling a doubt writes it.
+#: An attempt number that no run has: a fence writes it.
 _FENCE = 0xFFFFFFFF
 
 
@@ -86,7 +87,7 @@ class Token:
 
     key: bytes
     number: int = 0
-    #: Its value by the last transaction that is known to have happened; None if it was never set.
+    #: The value that the last transaction known to have happened gave it; None if it was never set.
     before: bytes | None = None
     used_s: float = 0.0
 
@@ -99,7 +100,7 @@ class Token:
 
 
 class CommitTokens:
-    """A stack of token keys for one process: as many as transactions ever ran at the same time.
+    """A stack of token keys for one process: as many keys as transactions that ever ran at the same time.
 
     ``list.append`` and ``list.pop`` are atomic, so no lock is needed.
     """
@@ -125,13 +126,13 @@ class CommitTokens:
         return Token(self._make_key(self._made))
 
     def give_back(self, token: Token) -> None:
-        """Only when no commit that writes it can be under way any more. Otherwise it is left, and swept by age."""
+        """Return a token that no commit under way can write any more. Any other is abandoned, and cleared by age."""
         self._free.append(token)
 
 
 @dataclass(slots=True)
 class Doubt(Generic[T]):
-    """What a transaction may have done. Made by its caller, kept by :class:`~kombu_fdb.store.retry.Retry`."""
+    """What a transaction may have done. Its caller makes it, :class:`~kombu_fdb.store.retry.Retry` fills it in."""
 
     token: Token | None = None
     #: For each run that may have committed: the value of the token, and what the run would have returned.
@@ -149,7 +150,7 @@ class Doubt(Generic[T]):
         self.results[value] = result
 
     def forget(self) -> None:
-        """None of the runs so far has committed, or ever will: begin anew, with another token."""
+        """Note that no run so far has committed, or ever will: begin anew, with another token."""
         self.results.clear()
 
     def settle(self, landed: bytes | None) -> None:
@@ -210,16 +211,17 @@ class Patience:
             _ending.reset(token)
 
     def within(self, seconds: float, call: Callable[[], T]) -> T:
-        """Call ``call``, with one deadline for all its transactions, and that of the call around it if that is earlier.
+        """Call ``call`` with one deadline for all its transactions, or that of the call around it if that is earlier.
 
-        In a context of its own, so that no exception out of a signal handler leaves its deadline to the next call.
+        It runs in a context of its own, so that no exception out of a signal handler leaves its deadline to the next
+        call.
         """
         context = copy_context()
         context.run(_deadline.set, (threading.get_ident(), self.clock.monotonic() + self._left_of_call(seconds)))
         return context.run(call)
 
     def allow(self, timeout_s: float) -> float:
-        """How much of ``timeout_s`` a verb may take."""
+        """How much of ``timeout_s`` a verb may wait."""
         if _ending.get() or self.stopping():
             timeout_s = min(timeout_s, max(self.left_s, LEAST_S))
         return timeout_s if _deadline.get() is None else self._left_of_call(timeout_s)
@@ -277,8 +279,8 @@ class Retry:
     ) -> T:
         """Run ``body`` until it commits, for at most ``timeout_s`` seconds, and return its result.
 
-        ``on_conflict`` is called at each lost race. ``doubt``: takes what may have happened when this raises; an empty
-        one, or that of an earlier call for the same transaction, which this one goes on with.
+        ``on_conflict`` is called at each lost race. ``doubt``: records what may have happened if this raises; pass an
+        empty one, or that of an earlier call for the same transaction, to go on with it.
         """
         if not self.database.commit_may_be_unknown:
             return self.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict)
@@ -297,7 +299,7 @@ class Retry:
         return self.tokens
 
     def _token_for(self, doubt: Doubt[T]) -> Token:
-        """An open doubt's own token, by which its next run finds out about earlier ones; each run has its own value."""
+        """A new token, or an open doubt's own, by which its next run finds out about earlier ones."""
         if doubt.is_open:
             token = _token(doubt)
             token.number += 1
@@ -309,7 +311,7 @@ class Retry:
     def resolve(self, doubt: Doubt[T], *, timeout_s: float) -> bool | None:
         """Settle a doubt: True if it has happened (``doubt.result``), False if it has not, and never will.
 
-        None: it is too long ago to be told. Raises as :meth:`__call__`; then it is as open as before.
+        None: it is too long ago to find out. Raises what :meth:`__call__` raises; then it is as open as before.
         """
         if not doubt.is_open:
             return doubt.landed is not None
@@ -328,7 +330,7 @@ class Retry:
         return landed
 
     def _landed(self, tr: Transaction, doubt: Doubt[Any]) -> bytes | None:
-        """The run that has committed; read serializably, so that none can commit beside this transaction."""
+        """The run that has committed. Read serializably, so that no run can commit together with this transaction."""
         token = _token(doubt)
         stored = tr.get(token.key)
         if stored in doubt.results:
@@ -350,10 +352,10 @@ class Retry:
         doubt: Doubt[T] | None = None,
         read_only: bool = False,
     ) -> T:
-        """Run a ``body`` that may happen twice: no token is written, and after an unknown commit it just runs again.
+        """Run a ``body`` that may take effect twice: no token is written; after an unknown commit it just runs again.
 
-        For bodies that find in the store what an earlier run has done, and for stores that answer each commit.
-        ``doubt``: with a token, for :meth:`__call__`.
+        For bodies that see in the store what an earlier run has done, and for stores that answer each commit.
+        ``doubt``: has a token; for :meth:`__call__`.
         """
         began = self.clock.monotonic()
         deadline = began + self.patience.allow(timeout_s)
@@ -397,13 +399,13 @@ class Retry:
                 if doubt is not None and not tr.read_only:
                     self._commit(tr, doubt, attempt, result)
                 else:
-                    tr.commit()  # a reading one has nothing to conflict with, and arms its watches
+                    tr.commit()  # a transaction that only reads can't conflict; its commit arms its watches
                 if self.patience.left_s < ENDING_S and not tr.read_only:
                     self.patience.answered()
             except BaseException:
                 tr.cancel()
                 raise
-        except BaseException:  # raised by a signal handler, it may have cut the first cancel short
+        except BaseException:  # a signal handler's exception may have cut the first cancel short
             tr.cancel()
             raise
         return result
@@ -433,7 +435,7 @@ class Retry:
 
 
 class _Forgotten(StoreError):
-    """The token that would tell may have been cleared meanwhile."""
+    """The token that would show the outcome may have been cleared meanwhile."""
 
     text = "the commit was too long ago to find out whether it happened"
 
@@ -444,7 +446,7 @@ def _token(doubt: Doubt[Any]) -> Token:
 
 
 def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> None:
-    """Raise the error for the caller, if it is not this one.
+    """Raise the error that the caller should get, if it is another one.
 
     ``in_doubt``: an earlier run may have committed, whatever happened since.
     """

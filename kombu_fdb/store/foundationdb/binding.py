@@ -1,26 +1,26 @@
-"""The FoundationDB binding: found, checked, and usable in this very process, even after a fork, and under gevent.
+"""The FoundationDB binding: found, checked, and made usable in this process, even after a fork and under gevent.
 
 The binding's event model for gevent is older than the patching of ``threading``: its network thread would be a
-greenlet, and the first call would stop the whole process for ever. Here it has a real network thread, and waits that
-let other greenlets run. Eventlet can't be called back from a thread that it does not know, so a process patched by it
-is refused.
+greenlet, and the first call would block the whole process forever. Here the binding gets a real network thread, and
+waits that let other greenlets run. Eventlet can't be called back from a thread that it does not know, so a process
+patched by it is refused.
 
 Model. ``libfdb_c`` can be started once per process and never again; its work is done by one network thread. A child of
-a process that started it inherits a library that believes it is running, without the thread: every call would wait for
-ever. No call can mend that, but a *second copy* of the library knows nothing of the first. So:
+a process that started it inherits a library that believes it is running, but without the thread: every call would wait
+forever. No call can repair that, but a *second copy* of the library is independent of the first. So:
 
 * ``binding()`` is the only way to the module. In a process whose library is dead (it was started, and the thread is not
   alive) it loads a fresh copy of the library file. It imports the binding's modules once more so that they use it, and
   selects the API version. That takes some 40 ms, once per child. The new module is another object with other classes:
   it is never kept across calls.
-* The linker recognises a library by its file, so each generation of children needs a file of its own. A parent that
-  has started the library makes the copy at its first fork, in memory, and its children share it; they never share it
-  with their own children. If that failed, or C code forked without Python's hooks, a child makes its own copy.
-* The dead library must not be touched: objects of the parent that die in the child would call it, and so would its exit
-  handler. After a fork both are disarmed.
+* The linker recognises a library by its file, so each generation of children needs a file of its own. A parent that has
+  started the library makes a copy in memory at its first fork, and its children share that copy, but never with their
+  own children. If that failed, or C code forked without Python's hooks, a child makes its own copy.
+* The dead library must not be called: objects of the parent that are collected in the child would call it, and so would
+  its exit handler. After a fork both are disarmed.
 
-The parent notices nothing. What fails: no room for 25 MB in memory and no directory from which libraries may be loaded
-(``noexec``); then ``binding()`` raises ``StoreUnavailable``.
+The parent is not affected. What fails: if there is no room for 25 MB in memory, and no directory from which libraries
+may be loaded (``noexec``), ``binding()`` raises ``StoreUnavailable``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from kombu_fdb.primitives.threads import Signal, instead_of_threads, start_nativ
 
 
 def adapt(impl: Any) -> None:
-    """Make the module ``fdb.impl`` fit the process."""
+    """Adapt the module ``fdb.impl`` to the process."""
     _let_frames_go(impl)
     _wait_apart(impl)
     replaced_by = instead_of_threads()
@@ -61,10 +61,10 @@ def adapt(impl: Any) -> None:
 
 
 def _let_frames_go(impl: Any) -> None:
-    """Free the frame that a failed read of the binding keeps: it has its own error in a local.
+    """Free the frame that a failed read of the binding keeps: one of its locals refers to the error.
 
-    The error's traceback keeps the frame, and the frame keeps the error: a cycle, with the frames of all callers and
-    what they hold. A job among them would stay leased until Python collects garbage.
+    The error's traceback keeps the frame alive, and the frame keeps the error alive: a cycle, with the frames of all
+    callers and what they hold. A job among that would stay leased until Python collects garbage.
     """
     wait = vars(impl.LazyFuture)["value"].method
 
@@ -79,10 +79,10 @@ def _let_frames_go(impl: Any) -> None:
 
 
 def _wait_apart(impl: Any) -> None:
-    """Each wait has a signal of its own, and not its thread's, as the binding has.
+    """Give each wait a signal of its own; in the binding, all waits of a thread share one.
 
-    An exception out of a signal handler may leave that to be set later: then each further wait of the thread ends
-    before its answer is there, and a commit that goes on counts as failed.
+    After an exception out of a signal handler, that one may be set later: then each further wait of the thread ends
+    before its answer is there, and a commit that is still under way counts as failed.
     """
 
     def block_until_ready(future: Any) -> None:
@@ -98,7 +98,7 @@ def _wait_in_greenlets(impl: Any) -> None:
     gevent: Any = importlib.import_module("gevent")
     new_event = importlib.import_module("gevent.event").Event
 
-    # Runs its callback in the network thread, which must not touch anything of gevent but ``send``.
+    # It runs its callback in the network thread, which must call nothing of gevent but ``send``.
     call_back = impl.Future.on_ready
 
     def in_loop(future: Any, action: Callable[[], object], *, ref: bool) -> None:
@@ -177,12 +177,12 @@ CLIENTS = "https://github.com/apple/foundationdb/releases"
 
 
 class _Process:
-    """What this process knows of the library; one object, because a process has one library."""
+    """What this process knows about the library; a single object, because a process has one library."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.module: ModuleType | None = None
-        #: The process and its network thread, which lives as long.
+        #: The process's id, and its network thread, which lives as long as the process.
         self.living: tuple[int, object] | None = None
         #: The file the first library came from.
         self.library = ""
@@ -204,8 +204,8 @@ def binding() -> Any:
 def _is_dead() -> bool:
     """Whether this process is a fork of the one that started the library.
 
-    The thread is asked only once: an exception out of a signal handler inside of ``Thread.is_alive`` makes Python take
-    it for dead.
+    ``is_alive`` is called only once: after an exception out of a signal handler inside of it, Python takes the thread
+    for dead.
     """
     impl = sys.modules.get("fdb.impl")
     thread = getattr(impl, "_network_thread", None)
@@ -249,7 +249,7 @@ def _import() -> ModuleType:
         ) from error
     except ClientUnusable:
         raise
-    except Exception as error:  # the binding raises this very class when it finds no library
+    except Exception as error:  # when the binding finds no library, it raises just this class
         raise ClientUnusable(
             "the FoundationDB client library can't be loaded",
             reason=str(error),
@@ -357,7 +357,7 @@ def _known_library() -> str:
 
 @contextlib.contextmanager
 def _redirected(path: str) -> Iterator[None]:
-    """Let the binding's import, which has no parameter for it, load the library from ``path``."""
+    """Make the binding's import, which has no parameter for that, load the library from ``path``."""
     original = ctypes.CDLL
 
     def load(name: str | None, *args: Any, **kwargs: Any) -> ctypes.CDLL:

@@ -3,9 +3,9 @@
 Model. A transaction here is one of FoundationDB's, with its ``timeout`` option set to what is left of the caller's
 time, so that no call waits longer.
 
-A watch is FoundationDB's own. It fires from the network thread, also when the cluster gives it up (a spurious firing:
-the caller looks and arms another). It reads its key serializably, so a *writing* transaction that arms one can conflict
-on it.
+A watch is FoundationDB's own. It fires from the network thread, also when the cluster drops it (a spurious firing: the
+caller looks and arms another). It reads its key serializably, so a *writing* transaction that arms one can conflict on
+it.
 
 After a fork (:mod:`~kombu_fdb.store.foundationdb.binding`), database objects of the parent raise ``ForkedError`` in the
 child; a new one opened there works.
@@ -25,14 +25,14 @@ all others                                  ``StoreUnavailable``            ``St
 =========================================== =============================== ==========================================
 
 TLS towards the cluster (the certificate, key and authorities that the client library uses) is set by network options,
-so a process has one set, fixed when it first opens a cluster. What is not named here the library takes from
+so a process has one set, fixed when it first opens a cluster. What is not set here, the library takes from
 ``FDB_TLS_CERTIFICATE_FILE``, ``FDB_TLS_KEY_FILE``, ``FDB_TLS_CA_FILE``, ``FDB_TLS_VERIFY_PEERS`` and
 ``FDB_TLS_PASSWORD`` (https://apple.github.io/foundationdb/tls.html). The cluster file decides whether TLS is spoken at
 all: to a coordinator ``host:port:tls``.
 
 A *joined* transaction is the application's own: the queue writes into it, and the application commits it. The binding's
-errors pass through as they are: the application's retry loop (``@fdb.transactional``) knows what to do with them, and
-does not know ours. Only the object's own methods are used: its module may be another copy of the binding than ours (see
+errors pass through unchanged: the application's retry loop (``@fdb.transactional``) handles them, and does not know
+ours. Only the object's own methods are used: its module may be another copy of the binding than ours (see
 :mod:`~kombu_fdb.store.foundationdb.binding`). Its timeout, its options, its commit, and the doubt after a commit of
 unknown result are the application's, too.
 """
@@ -81,7 +81,7 @@ class ClusterBusy(StoreError):
 
 
 def explain(error: Any) -> StoreError:
-    """The meaning of any error but that of a writing commit."""
+    """Our error for any error except that of a commit that writes."""
     code = error.code
     if code == TOO_OLD:
         return TransactionTooOld()
@@ -145,12 +145,12 @@ def _description(error: Any) -> str:
 # -- TLS ---------------------------------------------------------------------------------------------------------------
 
 
-#: The attribute of the binding's module that notes the settings; a forked child has a new module.
+#: The attribute of the binding's module that records the settings; a forked child has a new module.
 _ATTRIBUTE = "_kombu_fdb_tls"
 
 
 class Tls(NamedTuple):
-    """Paths, and the client's constraints on its peers; None for the library's own choice."""
+    """Paths, and the client's constraints on its peers; None: the library's default."""
 
     certificate_file: str | None = None
     key_file: str | None = None
@@ -258,7 +258,7 @@ class FoundationDatabase:
         return FoundationTransaction(self, transaction, read_only=read_only)
 
     def close(self) -> None:
-        """Cancels the armed watches. The connection itself lives as long as the process."""
+        """Cancel the armed watches. The connection itself lives as long as the process."""
         if os.getpid() != self._pid:
             return
         self._handle = None
@@ -320,7 +320,7 @@ class FoundationDatabase:
         ) from busy
 
     def _incompatible(self) -> str | None:
-        """The usual reason for silence that the client knows of."""
+        """The most common reason for silence, if the client reports it."""
         try:
             status = json.loads(self._handle.get_client_status().value)
             others = [one for one in status.get("Connections", []) if one.get("Compatible") is False]
@@ -479,7 +479,7 @@ class FoundationTransaction:
         self._writer().set_versionstamped_value(key, value + _pack_offset(len(prefix)))
 
     def fill(self, *, moving: bool = False) -> None:
-        """Nothing: the cluster watches its disks."""
+        """Has no effect: the cluster watches its disks itself."""
 
     def _writer(self) -> Any:
         tr = self._alive()
@@ -525,7 +525,7 @@ class FoundationTransaction:
             raise (explain_commit(error) if self._wrote else explain(error)) from error
 
     def cancel(self) -> None:
-        self._tr = None  # destroys it, and with it the futures of an uncommitted one
+        self._tr = None  # destroys it and, if it was not committed, its futures
 
     def _alive(self) -> Any:
         if self._tr is None:
@@ -535,12 +535,12 @@ class FoundationTransaction:
 
 #: Answered by the client library, without a round trip. ``description:id@coordinators``.
 CONNECTION_STRING = b"\xff\xff/connection_string"
-#: Bounds the read of our own connection string, in seconds.
+#: The timeout for reading our own connection string, in seconds.
 TIMEOUT_S = 5.0
 
 
 class JoinedTransaction(FoundationTransaction):
-    """Reads and writes only: the application's transaction."""
+    """The application's transaction, for reads and writes only."""
 
     __slots__ = ()
 

@@ -1,29 +1,30 @@
 """The embedded store: one ordered table in a SQLite file, shared by the processes of one host.
 
-Model of a transaction. A writing one *notes* what it changes. Each key stands in one of three places, by what was last
-done to it: a *row*, its new value, or None if it is cleared; a *sum*, to be added to what is stored; a *stamp*, a value
-that the versionstamp completes. Keys that the versionstamp completes have no name yet, so they are a list. All of it is
-*written* at the commit, or before a read that might have to see it, by few statements, each prepared once. So a row
-that changes twice is written once, and a transaction that only writes needs the right to write only when it commits.
+Model of a transaction. A writing one *notes* what it changes. Each key is noted in one of three places, depending on
+the last change: as a *row*, its new value, or None if it is cleared; as a *sum*, to be added to the stored value; or as
+a *stamp*, a value that the versionstamp completes. Keys that the versionstamp completes are not known yet, so they are
+in a list. All of this is *written* at the commit, or before a read that might have to see it, by few statements, each
+prepared once. So a row that changes twice is written once, and a transaction that only writes needs the right to write
+only when it commits.
 
-It begins with its first read, or when it writes what it has noted, and from then on it is alone
+It begins with its first read, or when it writes what it has noted, and from then on it is the only writer
 (:mod:`~kombu_fdb.store.sqlite.open_file`), so nothing can conflict with it. It ends with ``commit`` or ``cancel``. Its
-*ticket* is made before anything is taken in its name (the lock, a connection, SQLite's transaction), and all of it is
-undone by that ticket. So ``cancel`` mends whatever an exception at any moment has left, and may be called again if it
-was cut short itself. A write that an exception cut short ends the transaction: half of what was noted is never
-committed. A commit that one cut short has happened, or has not. After the commit, and after the next writer was let in,
-bells are rung (:mod:`~kombu_fdb.store.sqlite.wakeups`), even if an exception cut it short. A transaction that promised
-to be read-only reads a snapshot on a connection of its own, beside the writer.
+*ticket* is made before anything is acquired (the lock, a connection, SQLite's transaction), and releases all of that.
+So ``cancel`` cleans up after an exception at any moment, and may be called again if it was itself cut short. A write
+that an exception cut short ends the transaction: half of what was noted is never committed. A commit that an exception
+cut short has happened completely, or not at all. After the commit, and after the next writer was let in, bells are rung
+(:mod:`~kombu_fdb.store.sqlite.wakeups`), even if an exception cut the commit short. A transaction that promised to be
+read-only reads a snapshot on a connection of its own, beside the writer.
 
-The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a versionstamp;
-it is written with all the rest, and rolls back with them. Its order is the order of commits, because writers take
-turns.
+The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a versionstamp; it
+is written with the rest of the transaction, and rolled back with it. Its order is the order of commits, because writers
+take turns.
 
-Model of the open files: each one once. A file is its device and inode, whatever path led to it. A
-:class:`SqliteDatabase` is a handle of it, with the options of its client. The first handle that is *attached* opens the
-file, the last one that is *detached* closes it, and a handle that comes while the last one closes opens it anew: SQLite
-itself knows how to have a file open twice. A fork waits until no thread attaches or detaches; the child begins with
-nothing.
+Model of the open files: each file is open once. Its device and inode identify it, whatever path led to it. A
+:class:`SqliteDatabase` is a handle of the file, with the options of its client. The first handle that is *attached*
+opens the file, the last one that is *detached* closes it, and a handle that comes while the last one closes opens it
+anew: SQLite itself can have a file open twice. A fork waits until no thread attaches or detaches; the child begins
+without open files.
 
 What fails:
 
@@ -31,14 +32,14 @@ What fails:
 * the machine loses power: with ``synchronous="full"`` nothing that was committed is lost, with ``"normal"`` the last
   moments may be, in commit order and without damage;
 * a signal handler raises, a greenlet is killed: at whatever instruction that happens, ``cancel`` of the transaction
-  returns all that it had taken (:mod:`~kombu_fdb.primitives.threads`);
-* the file is deleted or replaced: commits fail and say so, none goes into a file without a name;
+  releases all that it had acquired (:mod:`~kombu_fdb.primitives.threads`);
+* the file is deleted or replaced: commits fail with an error that says so; none goes into a file without a name;
 * the disk is full: transactions that need no more space go on (:mod:`~kombu_fdb.store.sqlite.space`);
 * the process forks: SQLite can't be carried into a child (https://www.sqlite.org/howtocorrupt.html, 2.6), not even
-  closed there: its library remembers locks of files, and those the child does not have. So all connections are closed
-  *before* a fork, as soon as the running transactions end, and opened again when needed. Objects of the parent raise
-  ``ForkedError`` in the child. If a transaction does not end in time, or the fork bypassed Python, the child can't
-  use this file any more and says so.
+  closed there: its library remembers file locks, which the child does not have. So all connections are closed *before*
+  a fork, as soon as the running transactions end, and opened again when needed. Objects of the parent raise
+  ``ForkedError`` in the child. If a transaction does not end in time, or the fork bypassed Python, the child can't use
+  this file any more and says so.
 """
 
 from __future__ import annotations
@@ -72,11 +73,11 @@ from kombu_fdb.store.sqlite.space import FULL_S
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-#: Keys per statement. Below the second number each key gets a part of its own: for ``IN`` SQLite makes a table first,
-#: in twice the time.
+#: The most keys per statement. Up to the second number, each key gets a subquery of its own: for ``IN``, SQLite first
+#: makes a table, which takes twice as long.
 MOST_PARAMETERS, FEW = 500, 8
-#: We choose the plan: after an ``ANALYZE`` of a broker that holds little, as it mostly does, SQLite would find some
-#: keys by scanning the table, for good. The index of the keys has this name in a file of each schema.
+#: The statements fix the query plan: after an ``ANALYZE`` of a broker that holds little, as most do, SQLite would from
+#: then on find some keys by scanning the table. The index of the keys has this name in files of either schema.
 KV = "kv INDEXED BY sqlite_autoindex_kv_1"
 GET = f"SELECT v FROM {KV} WHERE k=?"
 RANGE = f"SELECT k, v FROM {KV} WHERE k>=? AND k<? ORDER BY k LIMIT ?"
@@ -91,7 +92,7 @@ MUTATION_BYTES = 64
 STAMP_BYTES = 10
 #: The key of the row that holds the version; see ``files.SCHEMA``.
 VERSION = 0
-#: The type in which keys and values are given to SQLite: for ``bytes`` Python first looks up an adapter
+#: The type in which keys and values are passed to SQLite: for ``bytes``, Python first looks up an adapter
 #: (https://docs.python.org/3/library/sqlite3.html#sqlite3-adapters), which takes as long as all the rest.
 blob = bytearray
 
@@ -113,9 +114,9 @@ def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
 
 
 class SqliteTransaction:
-    """One that may write: alone from its first read, or from its commit, to its end."""
+    """A transaction that may write: the only writer from its first read, or from its commit, to its end."""
 
-    # Class attributes for what most transactions don't set: one is made for each message.
+    # Class attributes for what most transactions don't set, as each message makes a transaction.
     _ticket: Ticket | None = None
     _cursor: sqlite3.Cursor | None = None
     #: Whether it only reads, on a connection of its own.
@@ -164,7 +165,7 @@ class SqliteTransaction:
         found: dict[Any, Any] = {}
         for first in range(0, len(keys), MOST_PARAMETERS):
             some = [*keys[first : first + MOST_PARAMETERS]]
-            # Few different statements, so that they stay prepared: the last key fills up to a power of two.
+            # Few different statements, so that they stay prepared: the last key is repeated up to a power of two.
             size = 1 << (len(some) - 1).bit_length()
             some += [some[-1]] * (size - len(some))
             rows = self._run(_get_so_many(size), [blob(key) if key else key for key in some]).fetchall()
@@ -261,7 +262,7 @@ class SqliteTransaction:
         self._bells.append(key)
 
     def _refuse(self, key: bytes, value: bytes = b"") -> None:
-        """Raise because a key, a value or all of it is too large."""
+        """Raise because a key, a value or the whole transaction is too large."""
         check_key(key)
         check_value(value)
         check_size(self._size)
@@ -287,7 +288,7 @@ class SqliteTransaction:
         self._run(BYTE_MAX, (key, value))
 
     def _write(self) -> None:
-        """Write what was noted. Reads what is stored of the sums and of the version at once."""
+        """Write what was noted. Reads the stored values of the sums and the version in one statement."""
         if not (self._rows or self._stamped or self._sums or self._stamps):
             return
         cursor = self._cursor or self._start()
@@ -336,7 +337,7 @@ class SqliteTransaction:
         self._ended = False
 
     def _bound(self) -> None:
-        """Limit how much of a disk with little space the transaction may use, by what it does."""
+        """On a disk with little space, limit how much of it the transaction may use, depending on what it does."""
         try:
             if self._cursor is None:
                 self._start()
@@ -355,7 +356,7 @@ class SqliteTransaction:
     # Watches and the end
 
     def watch(self, key: bytes) -> Watch:
-        # Do now what can fail in arming a watch; after the commit nothing may.
+        # Take now those steps of arming a watch that can fail; after the commit nothing may.
         try:
             self._file.listener.open()
         except OSError as error:
@@ -398,7 +399,7 @@ class SqliteTransaction:
             self._bells = []
 
     def _arm(self) -> None:
-        """Register, then compare with what this transaction saw: nothing can fall between. Never raises."""
+        """Register the watches, then compare with what this transaction saw, so no change is missed. Never raises."""
         listener = self._file.listener
         try:
             for watch in self._watches:
@@ -415,7 +416,7 @@ class SqliteTransaction:
             raise self._failed(error) from error
 
     def _start(self) -> sqlite3.Cursor:
-        if self._ended or self._ticket is not None:  # or an exception cut its beginning short
+        if self._ended or self._ticket is not None:  # has a ticket: an exception cut its beginning short
             raise StoreError("the transaction has ended")
         if self._owner.closed:
             raise StoreUnavailable("the database was closed", path=self._file.path)
@@ -443,20 +444,20 @@ class SqliteTransaction:
         if isinstance(explained, StoreFull):
             self._file.space.forget()
             explained.fills, explained.moves = self._fills, self._moves
-            # A transaction that moves something has used up its share, which no ending reader gives back.
+            # A transaction that moves something has used up its share, and no reader that ends will restore it.
             explained.retryable, explained.retry_s = self._clears and not self._moves, FULL_S
         self.cancel()
         return explained
 
     def _release(self) -> None:
-        """Idempotent, so nothing is forgotten before it is returned."""
+        """Release what was acquired. Idempotent: each thing is released before it is forgotten."""
         assert self._ticket is not None
         self._file.return_writer(self._ticket)
         self._ticket = self._cursor = None
 
 
 class ReadingTransaction(SqliteTransaction):
-    """One that promised not to write: a snapshot beside the writer, on a connection of its own."""
+    """A transaction that promised not to write: a snapshot beside the writer, on a connection of its own."""
 
     _reads = True
     _most = -1
@@ -523,7 +524,7 @@ def attach(handle: Hashable, path: str, clock: Clock, timeout_s: float) -> open_
 
 
 def detach(handle: Hashable, file: open_file.OpenFile) -> None:
-    """Let go of the file for ``handle``. Idempotent; does nothing in a child of the process that attached it."""
+    """End the use of the file by ``handle``. Idempotent; does nothing in a child of the process that attached it."""
 
     def work() -> bool:
         file.handles.discard(handle)
@@ -553,7 +554,7 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    global _changing  # noqa: PLW0603 - a thread that is not here any more may have it
+    global _changing  # noqa: PLW0603 - a thread of the parent may hold the old one
     _forking.clear()
     _changing = FairLock()
     _open.clear()
@@ -584,7 +585,7 @@ class SqliteDatabase:
     def open(
         cls, path: str, *, synchronous: str = "normal", clock: Clock | None = None, timeout_s: float = 10.0
     ) -> SqliteDatabase:
-        """Open the file, made if absent (its directory is not), within ``timeout_s`` seconds.
+        """Open the file within ``timeout_s`` seconds; it is created if absent, its directory is not.
 
         ``synchronous``: ``"normal"`` survives every crash of a process, ``"full"`` also a power cut; it holds for the
         transactions of this handle. Raises ``StoreUnavailable`` with the fix if the file can't be used.
@@ -611,7 +612,7 @@ class SqliteDatabase:
         return (ReadingTransaction if read_only else SqliteTransaction)(self.file, self, timeout_s)
 
     def close(self) -> None:
-        """Close it for this handle, the file with the last one. Running transactions end. Armed watches never fire.
+        """Close this handle, and with the last one the file. Running transactions end. Armed watches never fire.
 
         Takes some seconds at most: what other threads still use is closed when their transactions end.
         """
@@ -626,7 +627,7 @@ class SqliteDatabase:
         return self.file.listener.armed
 
     def _probe(self, deadline: float) -> None:
-        """Make the tables if they are not there; fails where this user may not write."""
+        """Create the tables if they are not there; fails if this user may not write."""
         ticket = Ticket()
         surely(
             lambda: self.file.take_writer(ticket, self.synchronous, deadline), lambda: self.file.return_writer(ticket)

@@ -1,4 +1,4 @@
-"""What SQLite's errors, and the system's on its files, mean to the person who must mend them."""
+"""What the errors of SQLite, and those of the system on its files, mean to the person who must fix the cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlite3
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreFull, StoreUnavailable
 
-#: To SQLite a disk with less than this is full, whatever its error says: the log's index grows by as much.
+#: A disk with less free space than this is full for SQLite, whatever its error says: the log's index grows by as much.
 NO_SPACE_BYTES = 64 * 1024
 
 _MEANINGS: dict[int, tuple[str, str]] = {
@@ -74,7 +74,7 @@ _BESIDE = re.compile("-(wal|shm|lock|gate|bells(/.*)?)$")
 
 
 def to_be_let_in(path: str) -> str | None:
-    """What the owner has to do, if that is another user; None if this user can do something."""
+    """What the file's owner has to do, if that is another user; None if this user is the owner, or there is no file."""
     try:
         is_ours = os.stat(path).st_uid == os.geteuid()
     except OSError:
@@ -83,7 +83,7 @@ def to_be_let_in(path: str) -> str | None:
 
 
 def _in_the_way(path: str) -> str | None:
-    """The file that this user may not use; None if it can't be told."""
+    """The file, or folder, that this user may not use; None if all seem usable."""
     for each in (path, f"{path}-wal", f"{path}-shm"):
         if os.path.lexists(each) and not _usable(each, os.R_OK | os.W_OK):
             return each

@@ -1,22 +1,22 @@
-"""The files of a SQLite store: the database, how it is connected to, what lies beside it, and who may read them.
+"""The files of a SQLite store: the database, connections to it, the files beside it, and who may use them.
 
-A process that has a database open through SQLite must never open it, its ``-wal`` or its ``-shm`` by any other way: to
-close *any* descriptor of a file cancels *all* POSIX locks that the process has on it
-(https://www.sqlite.org/howtocorrupt.html, 2.2). Then other processes take the log away under it, with all that was
-committed since. So here files are looked at by their names (``stat``, ``chmod``, ``chown``), and the only file opened
-is one that no process can have open, because it was just created.
+A process that has a database open through SQLite must never open it, its ``-wal`` or its ``-shm`` in any other way:
+closing *any* descriptor of a file cancels *all* POSIX locks that the process has on it
+(https://www.sqlite.org/howtocorrupt.html, 2.2). Then other processes may remove the log that it still uses, with all
+that it has committed since. So here files are accessed by their names (``stat``, ``chmod``, ``chown``), and the only
+file opened is one that no process can have open, because it was just created.
 
-Model of the files beside it: for all who may use the database, and safe from others' tricks. The database's file says
-who may use the store: its owner, its group, its mode. The files beside it follow at each opening by a user who may
-change them: so a file that is opened to a group later (``chmod 660``) opens all of them, and what root makes belongs to
-the owner of the database.
+Model of the files beside the database: all its users can use them, and no other user can misuse them. Owner, group and
+mode of the database's file say who may use the store. The files beside it follow each time that a user who may change
+them opens the store: so a later ``chmod 660`` of the database opens all of them to the group, and files that root
+creates belong to the owner of the database.
 
 Other users who may write to the folder may put something in the way: a link to a user's ``authorized_keys``, a pipe
-that has no reader, a folder of their own. So no link is followed, nothing blocks, and before a byte is written or a
-mode changed the open descriptor must show the right kind of file, with one name. In a folder that all users may write
-to (``/tmp``) it must also belong to this user, to root or to the owner of the database; in any other folder only users
-whom its owner let in may make files. What is inside a folder of ours is reached through its descriptor, so that another
-folder put in its place changes nothing.
+that has no reader, a folder of their own. So no link is followed, no call blocks, and before a byte is written or a
+mode changed, the open descriptor must show the right kind of file, with a single name. In a folder that all users may
+write to (``/tmp``) it must also belong to this user, to root or to the owner of the database; in any other folder, only
+users whom its owner has admitted can create files. Files inside a folder of ours are reached through its descriptor, so
+it does no harm to put another folder in its place.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from kombu_fdb.store.sqlite.errors import explain_os
 #: The oldest version supported from the beginning; upserts are older (https://www.sqlite.org/lang_upsert.html).
 OLDEST_SQLITE = (3, 35, 0)
 
-#: "cFDB" in the file's header: tells our databases from an application's own.
+#: "cFDB" in the file's header: distinguishes our databases from an application's own.
 APPLICATION_ID = 0x63464442
 WRITER_CACHE_KIB = 16_000
 READER_CACHE_KIB = 2_000
 MMAP_BYTES = 256 * 1024 * 1024
-#: The page size of a new file. Each commit writes its pages whole, to the log and later to the file: small ones are
+#: The page size of a new file. Each commit writes whole pages, to the log and later to the file, so small pages mean
 #: less to write.
 PAGE_BYTES = 4096
 WAL_KEEP_BYTES = 64 * 1024 * 1024
@@ -53,19 +53,19 @@ SQL_STATEMENTS = 64
 #: How many links to follow on the way to a file, as Linux does.
 MOST_LINKS = 40
 
-#: The row of the key 0, a number, is the version. No range of keys meets it: to SQLite a number is less than any bytes.
-#: It stands beside the bells and counters, so a commit writes one page less than with a table of its own.
+#: The row with the key 0, a number, is the version. No range of keys includes it: for SQLite, a number is less than any
+#: bytes. It is stored next to the bells and counters, so a commit writes one page less than with a table of its own.
 #:
-#: Rows stand in the order of their arrival, and only their keys are sorted, in an index: messages fill one page after
-#: the other. If the rows were sorted (``WITHOUT ROWID``, as in older files), each queue would grow in the middle of the
-#: tree, where every second publish moves rows to the pages beside it. The statements are the same.
+#: Rows are in the order of their arrival, and only their keys are sorted, in an index: messages fill one page after the
+#: other. If the rows were sorted (``WITHOUT ROWID``, as in older files), each queue would grow in the middle of the
+#: tree, where every second publish moves rows to neighbouring pages. The statements are the same for both.
 SCHEMA = """
 CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL);
 INSERT INTO kv VALUES (0, 0);
 """
 
-#: A damaged file saved by ``.recover`` can lack the version, and without one all new messages would get the same key.
-#: The microseconds since 1970 are more than any number of commits, so new messages come after all that is there.
+#: A damaged file that was saved by ``.recover`` may lack the version, and without one all new messages would get the
+#: same key. The number of microseconds since 1970 exceeds any number of commits, so new messages come after all others.
 MEND_VERSION = "INSERT INTO kv SELECT 0, ? WHERE NOT EXISTS (SELECT 1 FROM kv WHERE k=0)"
 
 
@@ -97,7 +97,7 @@ def check_path(path: str) -> str:
 
 def _refuse_planted(path: str) -> None:
     """Raises ``StoreUnavailable`` for another user's file on the way, in a folder that all may write to (``/tmp``)."""
-    with contextlib.suppress(OSError):  # SQLite tells what is wrong with it
+    with contextlib.suppress(OSError):  # SQLite will report what is wrong with it
         for name in _looked_up(path):
             folder, status = os.stat(os.path.dirname(name)), os.lstat(name)
             if folder.st_mode & stat.S_IWOTH and status.st_uid not in {os.geteuid(), 0}:
@@ -109,7 +109,7 @@ def _refuse_planted(path: str) -> None:
 
 
 def _looked_up(path: str) -> Iterator[str]:
-    """Every name on the way to a file, from the root on, and where links lead. Raises ``OSError``."""
+    """Every name that is looked up on the way to a file, from the root on, links included. Raises ``OSError``."""
     at, left, links = "/", path.split("/")[::-1], 0
     while left:
         name = os.path.normpath(os.path.join(at, left.pop()))
@@ -124,7 +124,7 @@ def _looked_up(path: str) -> Iterator[str]:
 
 
 def identify(path: str) -> tuple[int, int]:
-    """Device and inode of the file, which is made if absent. Raises ``OSError``, ``StoreUnavailable``."""
+    """Device and inode of the file, which is created if absent. Raises ``OSError``, ``StoreUnavailable``."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # not open anywhere
     _refuse_planted(path)
@@ -141,7 +141,7 @@ def identify(path: str) -> tuple[int, int]:
 
 
 def connect(path: str, *, writer: bool) -> sqlite3.Connection:
-    """A connection with our settings. It may meet a lock: the caller tries again until its deadline."""
+    """A connection with our settings. It may find the file locked: the caller tries again until its deadline."""
     # Not ``sqlite3.connect``, which tracers wrap: they would make a span of every statement, even of an idle worker.
     connection = sqlite3.Connection(
         path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=SQL_STATEMENTS
@@ -165,14 +165,14 @@ def connect(path: str, *, writer: bool) -> sqlite3.Connection:
 
 
 def set_synchronous(connection: sqlite3.Connection, synchronous: str) -> None:
-    """For the transactions from now on: ``"full"`` also makes durable what was committed before with ``"normal"``."""
+    """Set it for the transactions that follow. ``"full"`` also makes durable what ``"normal"`` committed before."""
     connection.execute(f"PRAGMA synchronous={synchronous}").fetchall()
     if sys.platform == "darwin":
         connection.execute(f"PRAGMA fullfsync={int(synchronous == 'full')}").fetchall()
 
 
 def create(connection: sqlite3.Connection, wall_ms: int) -> None:
-    """Make the tables if the file is empty; refuse another program's database. Probes for write access."""
+    """Create the tables if the file is empty; refuse another program's database. Also tests that it can write."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -201,7 +201,7 @@ _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class Access:
     """Who may use the database, and whom its folder keeps out."""
 
-    #: Without users who may only read: reading is enough to take a lock, and theirs would stop all writers.
+    #: Excludes users who may only read: reading is enough to take a lock, which would stop all writers.
     mode: int
     owner: int
     group: int
@@ -258,7 +258,7 @@ class Access:
     # What stands beside the database
 
     def open_sidecar(self, path: str, *, directory: int | None = None) -> int:
-        """Open a regular file beside the database, made if absent; a descriptor for reading and appending.
+        """Open a regular file beside the database, created if absent. Returns a descriptor for reading and appending.
 
         ``directory``: a descriptor in which the last part of ``path`` is looked up. Raises ``StoreUnavailable``, which
         names ``path`` and the fix.
@@ -271,7 +271,7 @@ class Access:
         return self._checked(descriptor, stat.S_IFREG, path)
 
     def open_directory(self, path: str) -> int:
-        """Open a directory beside the database, made if absent; a descriptor. Raises as :meth:`open_sidecar`."""
+        """Open a directory beside the database, created if absent. The rest is as with :meth:`open_sidecar`."""
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
@@ -284,7 +284,7 @@ class Access:
         """:meth:`share` for the database and SQLite's own files beside it, by their names.
 
         SQLite gives them the database's mode, but not its group. Raises ``StoreUnavailable`` for a stranger's file:
-        SQLite takes what stands in a log or a journal for the database's.
+        SQLite applies whatever is in a log or a journal to the database.
         """
         for name in (path, f"{path}-wal", f"{path}-shm", f"{path}-journal"):
             with contextlib.suppress(FileNotFoundError):
@@ -302,7 +302,7 @@ class Access:
         if os.chmod in os.supports_follow_symlinks:
             os.chmod(name, self.mode, follow_symlinks=False)
             return
-        descriptor = os.open(name, os.O_PATH | _SAFELY)  # cancels no lock when it is closed, as it opens nothing
+        descriptor = os.open(name, os.O_PATH | _SAFELY)  # opens nothing, so closing it cancels no lock
         try:
             self.check(os.fstat(descriptor), stat.S_IFREG, name)
             os.chmod(f"/proc/self/fd/{descriptor}", self.mode)
@@ -319,7 +319,7 @@ class Access:
         return descriptor
 
     def _explain(self, error: OSError, kind: int, path: str) -> StoreUnavailable:
-        """Why it can't be opened: by what stands there, if that explains it."""
+        """Why it can't be opened: because of what is there, if that explains it."""
         try:
             status = os.lstat(path)
             self.check(status, kind, path)

@@ -3,34 +3,36 @@
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
 file with each transaction. ``running`` are the transactions that hold a connection, ``lock`` is the right to write.
 Each transaction has one :class:`~kombu_fdb.primitives.threads.Ticket` for both, made before anything is taken;
-``return_writer``, ``return_reader`` and ``leave`` undo whatever was taken in its name, a half-done statement included.
+``return_writer``, ``return_reader`` and ``leave`` release whatever was taken with it, even if an exception cut that
+short.
 
-What fails: the file is deleted, or another one is put in its place. Then what is committed would go where no process
-finds it, so a commit looks at the names of the file and of its log first, and fails. Once the file is back all goes on.
+What fails: the file is deleted, or another one is put in its place. Then a commit would go where no process finds it,
+so each commit first checks the names of the file and of its log, and fails. Once the file is back, everything works
+again.
 
-Model of the write lock. SQLite lets one connection write at a time and lets the others retry with growing pauses, so
-that a process which publishes in a tight loop starves them. Here a writer first passes
+Model of the write lock. SQLite lets one connection write at a time and lets the others retry with growing pauses, so a
+process that publishes in a tight loop starves them. Here a writer first passes
 
 1. its process's own queue (:class:`~kombu_fdb.primitives.threads.FairLock`): first come, first served. Apart from the
-   helper, only its head touches the two files which follow;
-2. the *gate*, an flock: its holder is next in line, and only that one waits for
-3. *main*, an flock held while writing; with it in hand, the gate is opened for the next.
+   helper, only its head touches the two files below;
+2. the *gate*, an flock: its holder is next in line, and only the holder waits for 3. *main*, an flock held while
+   writing; its holder opens the gate for the next writer.
 
 After its turn a writer finds the gate held by one that waited meanwhile, so two writers in tight loops alternate.
 
-A turn is short (some 50 us), so the next in line tries again for about that long. All other waiting is done by a
-helper thread in a blocking flock, because flock knows no deadline. (Trying again at the gate as well would be quicker,
-and starve the sleepers: with four writers on two cores one of them got 1 %.)
+A turn is short (some 50 us), so the next in line tries again for about that long. All other waiting is done by a helper
+thread in a blocking flock, because flock knows no deadline. (To try again at the gate as well would be quicker, but
+starve the writers that sleep: with four writers on two cores, one of them got 1 %.)
 
-*Busy* says that the flocks are the helper's. Once it has *main*, it notes that it was *taken*, is busy no more and
-wakes the head: an flock belongs to the descriptor, so what the helper took is the head's. If the deadline passes first,
-the head leaves and the helper stays behind for the next one. If no writer is there in the end, it gives the lock back.
+While *busy* is set, the flocks belong to the helper. Once it has *main*, it sets *taken*, clears *busy* and wakes the
+head: an flock belongs to the descriptor, so what the helper took is the head's. If the deadline passes first, the head
+leaves and the helper goes on waiting, for the next head. If there is no writer in the end, it unlocks.
 
 What fails: a holder that dies, even by kill -9, loses its flocks (the kernel does that). A forked child must close its
 copies of the descriptors, or it would hold its parent's lock after the parent's death. A stopped holder (SIGSTOP) makes
-the others fail with ``StoreUnavailable`` at their deadline. An exception between any two steps is mended by
-``release``, which may be called twice: it unlocks whatever the head of the queue may have locked, and an flock may be
-unlocked once too often.
+the others fail with ``StoreUnavailable`` at their deadline. After an exception between any two steps, ``release``
+cleans up, and may be called twice: it unlocks whatever the head of the queue may have locked, and it is harmless to
+unlock an flock once too often.
 
 Model of the fork. A guard keeps SQLite's connections out of forked children: closed before the fork, opened again when
 needed. Before a fork each open file lets no new transaction start, waits until the running ones have ended (``WAIT_S``
@@ -98,7 +100,7 @@ class WriteLock:
         self._files = [gate, main]
         self._clock = clock
         self._writers = FairLock(clock)
-        #: The head of the queue may hold the gate. Set before it does.
+        #: Whether the head of the queue may hold the gate; set before it does.
         self._at_gate = False
         self._busy = False
         #: Whether the helper has locked *main* for the head of the queue.
@@ -110,7 +112,7 @@ class WriteLock:
         self._closed = False
 
     def acquire(self, ticket: Ticket, deadline: float) -> None:
-        """Raises ``StoreUnavailable`` if it is not free by the deadline. Even then the caller releases ``ticket``.
+        """Take the lock. Raises ``StoreUnavailable`` if it is not free by the deadline; even then release ``ticket``.
 
         Raises ``StoreError`` at once in a thread that has the lock already, or waits for it.
         """
@@ -122,7 +124,7 @@ class WriteLock:
             self._wait(ticket, deadline)
 
     def held_by(self, ticket: Ticket) -> bool:
-        """Whether ``ticket`` may write now; only its owner may ask."""
+        """Whether ``ticket`` has the right to write; only its owner may ask."""
         return self._writers.head is ticket
 
     def release(self, ticket: Ticket) -> None:
@@ -137,14 +139,14 @@ class WriteLock:
         self._writers.release(ticket)
 
     def close(self) -> bool:
-        """Let no more writers in. False if one still writes: call it again when that has ended. Idempotent."""
+        """Let no more writers in. False if one still writes: call it again when that writer has ended. Idempotent."""
         self._closed = True
         ticket = Ticket()
         if not self._writers.acquire(ticket, CLOSE_S):
             return False
         if self._helper is None:
             self.close_files()
-        else:  # it closes them, when its flock returns
+        else:  # the helper closes them, when its flock returns
             self._work.set()
             if not self._busy:
                 self._helper.join(CLOSE_S)
@@ -223,7 +225,7 @@ class WriteLock:
                 if not self._taken:
                     self._take_blocking()
                 self._busy = False
-                # In this order: a new asker registers first, and then looks whether the helper is busy.
+                # In this order: a new asker registers first, and then checks whether the helper is busy.
                 if self._asker is not None:
                     self._asker.wake()
                 self._give_back()
@@ -239,7 +241,7 @@ class WriteLock:
             self._error = error.with_traceback(None)
 
     def _give_back(self) -> None:
-        """Unlock if no writer is there. A head that has not begun to leave unlocks when it leaves."""
+        """Unlock if there is no writer. A head that has not begun to leave unlocks when it leaves."""
         while (head := self._writers.head) is None or head.over:
             ticket = Ticket()
             if self._writers.acquire(ticket, LONGEST_POLL_S):
@@ -261,8 +263,8 @@ PAUSE_S = 0.0005
 class RunningTransactions:
     """The transactions that hold a connection, and a barrier that keeps new ones out.
 
-    Each step is one call into C and may be repeated. So after an exception between any two, leaving mends everything:
-    it discards the ticket from ``inside``, if it is there.
+    Each step is one call into C and may be repeated. So after an exception between any two steps, leaving restores
+    order: it discards the ticket from ``inside``, if it is there.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -277,7 +279,7 @@ class RunningTransactions:
             self.wait(ticket, deadline)
 
     def stop(self, timeout_s: float) -> bool:
-        """Keep new ones out, and wait for the others; False if some did not end in time."""
+        """Keep new transactions out, and wait for the running ones; False if some did not end in time."""
         self.stopped = True
         deadline = self._clock.monotonic() + timeout_s
         while self.inside:
@@ -287,7 +289,7 @@ class RunningTransactions:
         return True
 
     def wait(self, ticket: Ticket, deadline: float) -> None:
-        """Wait until the barrier is gone. Raises as :meth:`enter`."""
+        """Wait until the barrier is gone. Raises what :meth:`enter` raises."""
         while self.stopped:
             self.inside.discard(ticket)
             if self._clock.monotonic() > deadline:
@@ -318,7 +320,7 @@ def refuse_tainted(path: str) -> None:
 
 def _before() -> None:
     for file in list(_guarded):
-        _stopping.append(file)  # first: an exception from here on must not leave the barrier up
+        _stopping.append(file)  # first: after an exception from here on, the barrier must still come down
         if file.running.stop(WAIT_S):
             file.close_connections()
             _stopped.append(file)
@@ -373,7 +375,7 @@ class OpenFile:
         clock: Clock,
         read_values: Callable[[OpenFile, Sequence[bytes]], list[bytes | None]],
     ) -> None:
-        """Open what stands beside the file; connections are opened when needed. Raises ``StoreUnavailable``."""
+        """Open the files beside the database; connections are opened when needed. Raises ``StoreUnavailable``."""
         self.path = path
         self.identity = identity
         self.clock = clock
@@ -414,7 +416,7 @@ class OpenFile:
             _guarded.discard(self)
 
     def insist(self, step: Callable[[], T], deadline: float) -> T:
-        """Do ``step``, again while SQLite is busy, until the deadline; translates SQLite's errors."""
+        """Do ``step``, and repeat it while SQLite is busy, until the deadline; translates SQLite's errors."""
         while True:
             try:
                 return step()
@@ -448,7 +450,7 @@ class OpenFile:
     def return_writer(self, ticket: Ticket) -> None:
         """Roll back what was not committed, and let the next one write. Idempotent."""
         writer = self._writer
-        # Checked first, as it is rarely so; it may be another's writer by now.
+        # Checked first, as there is rarely anything to do; ``writer`` may serve another transaction by now.
         if (self.closed or (writer is not None and writer.in_transaction)) and self.lock.held_by(ticket):
             try:
                 if writer is not None and writer.in_transaction:
@@ -463,7 +465,7 @@ class OpenFile:
             self.leave(ticket)
 
     def grant(self, *, fills: bool, moves: bool, clears: bool) -> None:
-        """Give the writer the share of the reserve that its transaction may have. Raises ``sqlite3.Error``."""
+        """Give the writer the share of the reserve that its transaction may use. Raises ``sqlite3.Error``."""
         if self._writer is not None:
             self.space.grant(self._writer, fills=fills, moves=moves, clears=clears)
 
@@ -492,7 +494,7 @@ class OpenFile:
         return connection
 
     def is_at(self, identity: tuple[int, int]) -> bool:
-        """Whether it is this file. A deleted one that no connection keeps has left its number, maybe to another."""
+        """Whether it is this file. The inode of a deleted file that no connection keeps may be another's by now."""
         if self.identity != identity or self._writer is not None or self._readers:
             return self.identity == identity
         try:
@@ -502,7 +504,7 @@ class OpenFile:
 
     def check_place(self) -> None:
         """Check before a commit. Raises ``StoreUnavailable`` if it would go into a file that has lost its name."""
-        try:  # both in one check, as nearly always; else each is checked
+        try:  # both in one check, which nearly always succeeds; otherwise each is checked
             file, log = os.stat(self.path), os.stat(self._log_path)
             if (file.st_dev, file.st_ino) == self.identity and (log.st_dev, log.st_ino) == self._log:
                 return
@@ -523,7 +525,7 @@ class OpenFile:
             return self.insist(lambda: connect(self.path, writer=False), deadline)
 
     def return_reader(self, connection: sqlite3.Connection, *, sound: bool) -> None:
-        """Once for each connection. It is not in a transaction any more, or not sound."""
+        """Return a connection, once, after its transaction; ``sound``: whether it can be used again."""
         if sound and not self.closed and len(self._readers) < IDLE_READERS:
             self._readers.append(connection)
         else:
@@ -555,7 +557,7 @@ class OpenFile:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Device and inode; None if there is no such file. Raises ``OSError`` if it can't be told."""
+    """Device and inode; None if there is no such file. Raises ``OSError`` if that can't be found out."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

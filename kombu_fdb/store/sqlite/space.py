@@ -1,28 +1,28 @@
 """How large the log and the file may grow: in proportion to the disk, so that a full one can still be emptied.
 
 Model. A commit goes into the log (``-wal``); a *checkpoint* copies the log's pages into the file, and only after a
-complete one is the log used again from its beginning (https://www.sqlite.org/wal.html#ckpt). A checkpoint that finds no
-space ends early, the log grows on, and so on: on a small disk nothing would ever be written again, not even a deletion.
-So
+complete one does the log start again at its beginning (https://www.sqlite.org/wal.html#ckpt). A checkpoint that finds
+no space ends early, and the log grows further: on a small disk nothing could ever be written again, not even a
+deletion. Therefore:
 
-* the log is copied when it has reached 16 MB, or a sixteenth of the free space where that is less;
+* the log is copied when it has reached 16 MB, or a sixteenth of the free space if that is less;
 * on a disk with little space the file's pages are limited (``PRAGMA max_page_count``) such that all that was committed
   can be copied, and a log of its usual size stands beside it. A transaction that needs more pages is refused with
   ``SQLITE_FULL`` before it has written anything; one that deletes, or fills free pages, is not. The last pages are a
-  *reserve*, of which each kind of transaction gets a share, and leaves the rest to the next ones. A publish fills the
-  file and gets none of it. A transaction that moves something and adds to it gets a quarter: a dead message takes its
-  death record along, and thousands may die. All others get half: a consumer that starts needs a session and its
-  declarations. Transactions that clear something get all of it: a claim moves a message from one row to another, and
-  may need a page for it. Free pages count as much as those that the file may grow by: a claim that takes a page and an
-  acknowledgement that frees one would otherwise hand the reserve to publishers page by page;
-* on a disk with hardly any space, which others may have filled, the log is copied before each transaction: so it begins
-  anew, in space that it has already;
-* a reader that is halfway through keeps the log from being copied whole. Then nothing more is written as soon as the
-  log would grow into the space that copying the rest of it needs: otherwise it could never be copied again. Such a
-  transaction, and a deletion that finds the disk full, is tried again for a moment: readers are soon through.
+  *reserve*. Each kind of transaction may use a share of it, and leaves the rest to the next kinds. A publish fills the
+  file, and may use none of it. A transaction that moves something and adds to it may use a quarter: a dead letter takes
+  its death record along, and there may be thousands. All others may use half: a consumer that starts needs a session
+  and its declarations. Transactions that clear something may use all of it: a claim moves a message from one row to
+  another, and may need a page for that. Free pages count as much as those by which the file may grow: otherwise a claim
+  that takes a page, and an acknowledgement that frees one, would pass the reserve on to publishers page by page;
+* on a disk with hardly any space left, which other programs may have filled, the log is copied before each transaction,
+  so that it begins anew in the space that it already has;
+* a reader in the middle of its transaction keeps the log from being copied completely. Then nothing more is written
+  once the log would grow into the space that is needed to copy the rest of it: otherwise it could never be copied
+  again. Such a transaction, and a deletion that finds the disk full, is tried again for a moment, as readers soon end.
 
-A writer looks at the disk first: every ``LOOK_S`` seconds where there is plenty of space, else each time. So
-freed space is found without a restart.
+A writer first looks at the disk: every ``LOOK_S`` seconds if there is plenty of space, otherwise each time. So freed
+space is noticed without a restart.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kombu_fdb.errors import StoreFull
 
 #: What a checkpoint copies while writers wait.
 CHECKPOINT_BYTES = 16_000_000
-#: Less would mean a checkpoint for each larger transaction.
+#: The smallest log before a checkpoint; with less, each larger transaction would need one.
 FEWEST_BYTES = 256 * 1024
 RESERVE_BYTES = 256 * 1024
 #: Shares of the reserve, by what a transaction does.
@@ -56,11 +56,11 @@ class PageLimits(NamedTuple):
     """How far the log and the file may grow, in pages."""
 
     log: int
-    #: The size of the file, and by how much it may grow; the last of those pages are the reserve.
+    #: The size of the file, and by how many pages it may grow; the last of these are the reserve.
     pages: int = MOST_PAGES
     left: int = 0
     reserve: int = 0
-    #: Hardly any space is left.
+    #: Whether hardly any space is left.
     short: bool = False
 
     @property
@@ -69,7 +69,7 @@ class PageLimits(NamedTuple):
         return self.pages == MOST_PAGES
 
     def kept(self, share: float) -> int:
-        """The part of the reserve that a transaction with this share of it leaves to others."""
+        """How many pages of the reserve a transaction with this share of it must leave to others."""
         return int((1 - share) * self.reserve)
 
     def most(self, share: float) -> int:
@@ -91,14 +91,14 @@ class Space:
         self._granted = False
 
     def forget(self) -> None:
-        """After another connection, or a full disk: look before the next transaction."""
+        """Forget the limits, for a new connection or after a full disk: look again before the next transaction."""
         self.look_at, self._limits, self.plenty = 0.0, None, True
 
     def bound(self, connection: sqlite3.Connection, now: float) -> None:
         """Set the limits, outside of a transaction. Raises ``sqlite3.Error``; ``StoreFull`` if a reader blocks."""
         try:
             limits = self._look(connection)
-        except OSError:  # the folder is gone: the commit will tell
+        except OSError:  # the folder is gone: the commit will report it
             return
         if limits != self._limits or self._granted:
             connection.execute(f"PRAGMA wal_autocheckpoint={limits.log}").fetchall()
@@ -110,9 +110,9 @@ class Space:
         self.look_at, self._limits, self.plenty = now + (LOOK_S if limits.plenty else 0), limits, limits.plenty
 
     def grant(self, connection: sqlite3.Connection, *, fills: bool, moves: bool, clears: bool) -> None:
-        """Give the transaction under way its share of the reserve, by what it does. Raises ``sqlite3.Error``."""
+        """Give the running transaction its share of the reserve, by what it does. Raises ``sqlite3.Error``."""
         limits = self._limits
-        if limits is None or self.plenty or not (fills or moves or clears):  # one that only writes has its share
+        if limits is None or self.plenty or not (fills or moves or clears):  # all others already have their share
             return
         share = FILLING if fills else MOVING if moves else CLEARING
         self._granted = True
@@ -167,7 +167,7 @@ def _full() -> sqlite3.OperationalError:
 
 
 def _size(path: str) -> int:
-    """In bytes, without the holes: before a checkpoint SQLite makes the file longer by one."""
+    """The size in bytes, without holes: before a checkpoint, SQLite extends the file by a hole."""
     try:
         status = os.stat(path)
     except FileNotFoundError:

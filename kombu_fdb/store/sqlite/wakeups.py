@@ -1,35 +1,38 @@
-"""How a commit in one process wakes another one: named pipes beside the database, no polling.
+"""How a commit in one process wakes other processes: named pipes beside the database, no polling.
 
 Model. Every process that ever armed a watch owns one FIFO in ``<database>-bells/``, and reads it from one daemon thread
 while watches are armed. After a commit that rang bells (``set_versionstamped_value``) the writer puts an 8-byte digest
 of each such key into every FIFO. The reader fires the watches with that digest.
 
-*No change is lost between reading and arming.* The arming transaction notes the value it saw (``watch.seen``). After it
-ended, ``Listener.arm`` registers the watch, the FIFO being in place, and only then the database reads the value again
-and fires if it differs. Any other commit either came before that second read, which sees it, or after it. In the second
-case its writer lists the FIFOs after ours was in place and finds it, and the digest meets a registered watch.
+*No change is lost between reading and arming.* The arming transaction notes the value it saw (``watch.seen``). After
+that transaction has ended, with the FIFO in place, ``Listener.arm`` registers the watch; only then does the database
+read the value again and fire the watch if it differs. Any other commit came either before that second read, which sees
+it, or after it. In the latter case its writer lists the FIFOs when ours is in place, finds it, and its digest meets a
+registered watch.
 
-*Which FIFOs exist* is cached under the size of the file ``generation``, to which every newcomer appends one byte after
-its FIFO is in place. A writer takes the size before it lists, so a newcomer it missed has changed the size by the next
-ring, and reads the value again after this one. (The directory's mtime would not do: it stands still within a clock
-tick.) A FIFO gets its final name only after its owner opened it, so one without a reader is a dead process's.
+*Which FIFOs exist* is cached under the size of the file ``generation``, to which every new listener appends one byte
+once its FIFO is in place. A writer reads the size before it lists, so a listener that it missed has changed the size by
+the next ring, and reads the value again after this one. (The directory's mtime would not do: it does not change within
+a clock tick.) A FIFO gets its final name only after its owner opened it, so a FIFO without a reader belongs to a dead
+process.
 
 What fails:
 
-* the reader is busy and its pipe is full: the writer's EAGAIN is ignored, and a reader that finds much news fires all
-  its watches;
+* the reader is busy and its pipe is full: the writer's EAGAIN is ignored, and a reader that finds many digests fires
+  all its watches;
 * the reader died: EPIPE or ENXIO, and the writer removes the FIFO;
-* the writer is killed between its commit and its ring, or has no permission for a FIFO: no process is told. Therefore a
-  reader with armed watches compares their values once every ``CHECK_S`` seconds, whatever else it hears;
+* the writer is killed between its commit and its ring, or has no permission for a FIFO: readers learn nothing.
+  Therefore a reader with armed watches compares their values once every ``CHECK_S`` seconds, whatever else it reads;
 * the directory is removed: the next ring, or the next listener, makes it again;
-* an exception comes out of a signal handler: the lock is a ``FairLock``, and the news is at worst lost, see above;
-* the process forks: the child closes its copies of the descriptors, or writers would take it for a living reader.
+* an exception comes out of a signal handler: the lock is a ``FairLock``, and at worst digests are lost, see above;
+* the process forks: the child closes its copies of the descriptors, as writers would otherwise take it for a living
+  reader.
 
-A process without armed watches is not woken: its thread waits until one is armed. The thread that arms it first throws
-away what lies in the pipe: all of it was written after commits that the second read will see.
+A process without armed watches is not woken: its thread waits until one is armed. The thread that arms it first
+discards what is in the pipe: all of it was written after commits that the second read will see.
 
-A descriptor is closed by its last user only, the thread or the holder of the lock. Otherwise its number could come
-to mean another file, which a digest written to it would damage (https://www.sqlite.org/howtocorrupt.html, 1.1).
+Only the last user of a descriptor closes it, the thread or the holder of the lock. Otherwise its number might soon
+denote another file, which a digest written to it would damage (https://www.sqlite.org/howtocorrupt.html, 1.1).
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ SUFFIX = ".bell"
 
 
 class BellDirectory:
-    """``<database>-bells/``, made if absent. Raises ``StoreUnavailable`` for what is in the way.
+    """``<database>-bells/``, created if absent. Raises ``StoreUnavailable`` if something else is in the way.
 
     One named pipe for each listening process, and the file ``generation``. Everything in it is reached through the
     directory's descriptor, and only pipes are written to: see :mod:`~kombu_fdb.store.sqlite.files`. Not locked: a
@@ -72,7 +75,7 @@ class BellDirectory:
     def __init__(self, path: str, access: Access) -> None:
         self.path = path
         self._access = access
-        #: Only users who may enter the directory make a file in it.
+        #: Only users who may enter the directory can create files in it.
         self._inside = replace(access, exposed=False)
         self._directory = self._generation = -1
         self._open()
@@ -95,7 +98,7 @@ class BellDirectory:
         return [name for name in os.listdir(self._directory) if name.endswith(SUFFIX)]
 
     def make_pipe(self, name: str) -> int:
-        """Make a pipe that can't be found yet, and open it for reading. Raises ``OSError``."""
+        """Make a pipe that writers don't find yet, and open it for reading. Raises ``OSError``."""
         if os.mkfifo in os.supports_dir_fd:
             os.mkfifo(name, 0o600, dir_fd=self._directory)
         else:  # macOS before 13; what is opened next is checked all the same
@@ -109,7 +112,7 @@ class BellDirectory:
         return open_pipe(name, os.O_WRONLY, directory=self._directory)
 
     def publish(self, hidden: str, name: str) -> None:
-        """Let a pipe be found. Raises ``OSError``."""
+        """Let writers find a pipe. Raises ``OSError``."""
         os.rename(hidden, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         write(self._generation, b".")
 
@@ -120,7 +123,7 @@ class BellDirectory:
                 os.unlink(name, dir_fd=self._directory)
 
     def close(self) -> None:
-        """Close the directory; also all that a forked child may do."""
+        """Close the directory, which is also all that a forked child may do."""
         descriptors = (self._directory, self._generation)
         self._directory = self._generation = -1
         for descriptor in descriptors:
@@ -141,19 +144,19 @@ class BellDirectory:
 
 
 DIGEST_BYTES = 8
-#: The digest of every key.
+#: Stands for the digests of all keys.
 ALL_KEYS = bytes(DIGEST_BYTES)
-#: The most that every system writes at once, or not at all (POSIX's smallest PIPE_BUF).
+#: The most that every system writes as a whole or not at all (POSIX's smallest PIPE_BUF).
 NEWS_BYTES = 512
-#: More than this in the pipe, and some may have been refused: the smallest pipe holds a page.
+#: If the pipe holds more than this, some writes may have been refused: the smallest pipe holds a page.
 MUCH_NEWS_BYTES = 2048
 READ_BYTES = 65536
-#: How long a wake-up lost by a killed writer stays lost.
+#: How long a wake-up is late that a killed writer has lost.
 CHECK_S = 2.0
-#: Other queues' news may come by the thousand; then look only this often.
+#: The first, and the longest, rest between looks while digests of other queues come by the thousand, in seconds.
 FIRST_REST_S = 0.0005
 LONGEST_REST_S = 0.004
-#: The lock is held for microseconds; a ring that has waited this long goes without.
+#: The lock is held for microseconds; a ring that has waited this long is given up.
 LOCK_S = 1.0
 #: How long closing waits for the thread, which may be in a callback.
 CLOSE_S = 2.0
@@ -179,7 +182,7 @@ class Listener:
         self._bells = bells
         self._read_values = read_values
         self._clock = clock
-        #: The lock of the ringer and of the directory, too.
+        #: Also the lock of the ringer and of the directory.
         self.lock = FairLock(clock)
         self._changed = Signal()
         #: The waiting watches, by their keys.
@@ -196,12 +199,12 @@ class Listener:
         return sum(map(len, list(self.watches.values())))
 
     def open(self) -> None:
-        """Put the FIFO in place. Raises ``OSError``, ``StoreUnavailable``; without effect the second time."""
+        """Put the FIFO in place. Raises ``OSError``, ``StoreUnavailable``; has no effect the second time."""
         if self._thread is None:
             self.lock.run(self._open, LOCK_S)
 
     def arm(self, watch: Watch, owner: Hashable) -> None:
-        """Register ``watch``, after :meth:`open`; the caller must then read the value again. Raises as that does."""
+        """Register ``watch``, after :meth:`open`; the caller must then read the value again. Raises the same errors."""
         self.lock.run(lambda: self._arm(watch, owner), LOCK_S)
         self._changed.set()
 
@@ -217,7 +220,7 @@ class Listener:
                 self.disarm(watch)
 
     def hear(self, digests: list[bytes]) -> None:
-        """Take news from this very process, with the lock: costs nothing if no thread waits for it."""
+        """Take digests from this very process, with the lock: costs nothing if no watch waits for them."""
         if any(each in self.watches for each in digests):
             self._knock(ALL_KEYS if len(digests) * DIGEST_BYTES > NEWS_BYTES else b"".join(digests))
 
@@ -240,7 +243,7 @@ class Listener:
                 os.close(descriptor)
 
     def compare(self, watches: Sequence[Watch]) -> None:
-        """Fire the watches whose value is no longer the one they saw; all of them if that can't be told."""
+        """Fire the watches whose value has changed since they saw it; all of them if the values can't be read."""
         try:
             values = self._read_values([watch.key for watch in watches])
         except KombuFDBError:  # the thread that is woken meets the same error, and handles it
@@ -258,7 +261,7 @@ class Listener:
         if self._read_fd < 0:
             self._bells.renew()
             self._make_fifo(f"{os.getpid()}-{secrets.token_hex(6)}{SUFFIX}")
-        # Not only noted: an exception may have come in between.
+        # Asked, not only noted: an exception may have come in between.
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._listen, name="kombu-fdb-sqlite-bell", daemon=True)
             start(thread)
@@ -268,7 +271,7 @@ class Listener:
         hidden = f"{name}-new"
         try:
             self._read_fd = self._bells.make_pipe(hidden)
-            # A writer of our own: without any, the pipe would report a hang-up for ever.
+            # A writer of our own: without any writer, the pipe would report a hang-up at each look.
             self._write_fd = self._bells.open_pipe(hidden)
             self.name = name
             self._bells.publish(hidden, name)
@@ -303,9 +306,9 @@ class Listener:
         self._knock(ALL_KEYS)
 
     def _due(self) -> list[Watch]:
-        """Read the pipe, and take the watches that its news is about out of the register.
+        """Read the pipe, and unregister the watches to which its digests belong.
 
-        Both with the lock: no watch armed in between is fired by news from before.
+        Both with the lock, so that an earlier digest does not fire a watch that is armed in between.
         """
         news = self._drain()
         digests = {news[i : i + DIGEST_BYTES] for i in range(0, len(news), DIGEST_BYTES)}
@@ -319,7 +322,7 @@ class Listener:
         rest = check_at_s = 0.0
         while self._wait_until_armed():
             heard = readable(max(check_at_s - self._clock.monotonic(), 0.0), self._read_fd)
-            if not heard or self._clock.monotonic() >= check_at_s:  # others' news may come without a pause
+            if not heard or self._clock.monotonic() >= check_at_s:  # digests of other keys may come without a pause
                 self._compare_all()
                 check_at_s = self._clock.monotonic() + CHECK_S
             due = self._take_due()
@@ -334,7 +337,7 @@ class Listener:
     def _take_due(self) -> list[Watch]:
         try:
             return self.lock.run(self._due, LOCK_S)
-        except StoreUnavailable:  # the lock's holder stands still, or this process did
+        except StoreUnavailable:  # the lock's holder, or this process, was stopped
             self._compare_all()
             return []
 
@@ -367,7 +370,7 @@ logger = logging.getLogger(__name__)
 
 
 class Ringer:
-    """Tells every listening process which keys a commit changed."""
+    """Notifies every listening process of the keys that a commit changed."""
 
     def __init__(self, bells: BellDirectory, listener: Listener) -> None:
         self._bells = bells
@@ -377,9 +380,9 @@ class Ringer:
         self._closed = False
 
     def ring(self, keys: Sequence[bytes]) -> None:
-        """After the commit. Never raises: a bell that fails is made good by ``CHECK_S``."""
+        """Call it after the commit. Never raises: if a bell fails, its readers find out within ``CHECK_S``."""
         if not self._fds and not self._listener.watches:
-            # Asked without the lock: a process that begins to listen from now on reads the values afterwards.
+            # Asked without the lock: a process that begins to listen from now on reads the values later.
             try:
                 size = self._bells.size()
                 if size is not None and size == self._listed:
@@ -421,7 +424,7 @@ class Ringer:
         self._listener.hear(digests)
 
     def _refresh(self) -> None:
-        """List the FIFOs if there may be new ones; the size is taken before."""
+        """List the FIFOs if there may be new ones; the size is read first."""
         size = self._bells.size()
         if size is None:  # the directory was removed
             self._bells.renew()

@@ -411,7 +411,7 @@ def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
         ("files.py", "descriptor = os.open(name, flags | _SAFELY, dir_fd=directory)"),
         (
             "files.py",
-            "descriptor = os.open(name, os.O_PATH | _SAFELY)  # cancels no lock when it is closed, as it opens nothing",
+            "descriptor = os.open(name, os.O_PATH | _SAFELY)  # opens nothing, so closing it cancels no lock",
         ),
     }
 
