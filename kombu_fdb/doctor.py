@@ -57,7 +57,7 @@ ASIDE_STEP = (
 
 Level = Literal["ok", "warn", "fail"]
 
-#: File systems on which several hosts see one file, or on which locks and shared memory are not to be trusted.
+#: File systems on which several hosts see the same file, or on which locks and shared memory can't be trusted.
 NETWORK_FILE_SYSTEMS = frozenset(
     {"9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "glusterfs", "lustre", "ncpfs", "nfs"}
     | {"nfs4", "smb3", "smbfs", "vboxsf"}
@@ -65,13 +65,13 @@ NETWORK_FILE_SYSTEMS = frozenset(
 LITTLE_SPACE_BYTES = 100 * 1024 * 1024
 #: A file that is newer than "now" by more than this: the clock was set back.
 CLOCK_SLACK_MS = 60_000
-#: This did not run before (2026-01-01).
+#: This program did not exist before (2026-01-01).
 EPOCH_MS = 1_767_225_600_000
 COORDINATOR_TIMEOUT_S = 2.0
 SAMPLES = 9
 #: Round trips of the longest call before its commit: a claim of a message with a key.
 CALL_TRIPS = 6
-#: How often a call must be able to run within its deadline: others may be faster three times.
+#: How many times a call must be able to run within its deadline: it may lose to others three times.
 CALL_RUNS = 4
 #: Round trips of a heartbeat before its commit: the read version, what it reads, and in a small fleet the ring's rest.
 BEAT_TRIPS = 3
@@ -137,7 +137,7 @@ def check_clock(location: Location) -> Findings:
         return
     if isinstance(location, SqliteLocation):
         ahead_ms = 0
-        with suppress(OSError):  # it is not there, or opening it tells what is in the way
+        with suppress(OSError):  # it is absent, or opening it reports what is in the way
             ahead_ms = location.path.stat().st_mtime_ns // 1_000_000 - now_ms
         if ahead_ms > CLOCK_SLACK_MS:
             found = f"the store was written {ahead_ms // 1000} s in the future"
@@ -172,7 +172,7 @@ def check_file(location: SqliteLocation) -> Findings:
         yield Finding("ok", "sqlite", sqlite3.sqlite_version)
     except StoreUnavailable as error:
         yield _failure("sqlite", error)
-    with suppress(OSError):  # what can't be looked at, opening it tells of
+    with suppress(OSError):  # if it can't be looked at, opening it reports that
         yield from _place(location)
 
 
@@ -259,7 +259,7 @@ def check_library() -> Findings:
         f"{'DYLD_LIBRARY_PATH' if sys.platform == 'darwin' else 'LD_LIBRARY_PATH'}."
     )
     try:
-        # The only call that is safe before an API version was selected, which is for good and up to the driver.
+        # The only safe call before an API version is selected; the selection is final, and the driver's.
         newest = int(_load_library().fdb_get_max_api_version())
     except (OSError, AttributeError) as error:
         yield Finding("fail", "client library", str(error), install)
@@ -377,7 +377,7 @@ def _answers(address: str) -> bool:
 
 
 def check_store(location: Location, options: Options) -> Findings:
-    """Open it as a worker would, and look."""
+    """Open the store as a worker would, and look into it."""
     if isinstance(location, SqliteLocation) and location.is_default and location.is_absent:
         yield Finding("ok", "store", "not opened, because it is not in use yet")
         return
@@ -431,7 +431,7 @@ def check_distance(engine: Engine, options: Options, clock: Clock) -> Findings:
     try:
         trip_s, commit_s = _distance(engine, options.connect_timeout, clock)
     except KombuFDBError as error:
-        # No failure: the store has just answered, and a service does not start when its doctor fails.
+        # Only a warning: the store has just answered, and a service does not start if its doctor reports a failure.
         yield Finding("warn", "distance", f"not measured: {error}", "Run the doctor again.")
         return
     least = {
@@ -460,7 +460,7 @@ def _distance(engine: Engine, timeout_s: float, clock: Clock) -> tuple[float, fl
             transaction.commit()
         finally:
             transaction.cancel()
-        # The read waited for a read version first.
+        # The read has also waited for a read version.
         samples.append(((answered - start) / 2, clock.monotonic() - answered))
     trips, commits = zip(*samples, strict=True)
     return statistics.median(trips), statistics.median(commits)

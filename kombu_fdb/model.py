@@ -1,8 +1,8 @@
 """The nouns of the queue, as values.
 
-A **message** is a payload the queue never looks into, with the few facts the queue needs beside it. Stored, it is a
-*record* (``keyspace/codec.py``) at one *place* in one of the ranges ready, delayed or leased. A **delivery** is a
-message under a **lease**, and a lease belongs to a **session**: the consumer process that may settle it.
+A **message** is a payload that the queue never looks into, with the few facts that the queue needs beside it. Stored,
+it is a *record* (``keyspace/codec.py``) at one *place* in one of the ranges ready, delayed or leased. A **delivery** is
+a message under a **lease**, and a lease belongs to a **session**: the consumer process that may settle it.
 
 Durations end in ``_s`` (seconds) or ``_ms`` (milliseconds); moments in ``_ms`` are wall-clock milliseconds since 1970
 UTC.
@@ -24,7 +24,7 @@ LONGEST_TASK_ID = 255
 URGENT = 9
 NO_PRIORITY = 0
 
-#: Of a message that rests in a queue, or is held.
+#: The state of a message that rests in a queue, or is held.
 State = Literal["ready", "delayed", "leased"]
 #: 9 minus the priority, packed as one integer of a key: 1 or 2 bytes.
 Rank = NewType("Rank", bytes)
@@ -41,9 +41,9 @@ NO_SESSION = SessionId(b"")
 class Publication(NamedTuple):
     """A message on its way in.
 
-    ``due_ms``: not before this moment; 0 for at once. ``ttl_ms``: dropped or dead-lettered when it has waited longer,
-    counted from ``due_ms`` if that is later than now (Tarantool: a delay extends the time to live); None for never.
-    ``expires_ms``: absolute counterpart that no delay extends; 0 for never.
+    ``due_ms``: not delivered before this moment; 0 for at once. ``ttl_ms``: dropped or dead-lettered when it has waited
+    longer, counted from ``due_ms`` if that is later than now (Tarantool: a delay extends the time to live); None for
+    never. ``expires_ms``: absolute counterpart that no delay extends; 0 for never.
     """
 
     exchange: str
@@ -55,7 +55,8 @@ class Publication(NamedTuple):
     expires_ms: int = 0
     #: Whose message it is, for fair scheduling; "" is a key of its own. See :data:`LONGEST_KEY`.
     key: str = ""
-    #: Time to run: how long its consumer may take from the claim on; 0 for any time. The consumer's process sees to it.
+    #: Time to run: how long its consumer may take from the claim on; 0 for any time. The consumer's process enforces
+    #: it.
     ttr_ms: int = 0
     #: The id by which the message can be found and cancelled; "" for none. See :data:`LONGEST_TASK_ID`.
     task_id: str = ""
@@ -122,12 +123,12 @@ class Delivery(NamedTuple):
     queue: str
     payload: bytes
     message_id: bytes
-    #: How often it was handed out and came back before.
+    #: How often it was handed out before, and came back.
     redeliveries: int
     deaths: tuple[Death, ...]
     key: str = ""
     ttr_ms: int = 0
-    #: Whether it is under its lease; one for a consumer without acks may have been deleted by its claim.
+    #: Whether it is under its lease; for a consumer without acks, the claim may have deleted the message.
     leased: bool = True
     #: None: as it was published.
     way: Way | None = None
@@ -360,7 +361,7 @@ class SessionFacts:
 
     ``description``: host, pid and program, as it gave them. ``consumed``: the queues it consumes or waits for, as of
     that beat. ``held``: its messages, if they were counted. ``beat_ms``: the beat by its own wall clock, which may be
-    wrong; 0 if it told none. ``is_internal``: it has no message and consumes nothing of the application, but reads
+    wrong; 0 if the beat has none. ``is_internal``: it has no message and consumes nothing of the application, but reads
     replies or events of Celery's, as a dashboard does. So does a process until its second beat.
     """
 
@@ -377,7 +378,7 @@ class SessionFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """All there is of a message at rest, but its position: to store it elsewhere.
+    """Everything about a message at rest except its position: what it takes to store it elsewhere.
 
     ``state``: ready or delayed. ``keyed``: it waits among the messages of its key; a dead letter has a key and does
     not. ``unreadable``: ``payload`` is the bytes of a record that can't be read, and the facts behind it mean nothing.

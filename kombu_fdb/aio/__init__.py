@@ -14,9 +14,9 @@ own. A call runs in one of the broker's few threads, and only for as long as the
 sleeps in the event loop and is woken by the store's watches, so a thousand tasks may wait. Functions given to a verb
 (``where``, ``progress``, ``stop``) are called in those threads.
 
-A call is *queued* until a thread is free, then it *runs*, and *ends* with a result, which has an owner: the task that
-awaits it, or, if that was cancelled at any moment before it had it, the call's ``undo``. A queued call of a cancelled
-task never runs.
+A call is *queued* until a thread is free, then it *runs*, and *ends* with a result. The result has an owner: the task
+that awaits it or, if that task was cancelled at any moment before it had the result, the call's ``undo``. A queued call
+of a cancelled task never runs.
 
 Cancelling, at any ``await``:
 
@@ -25,8 +25,9 @@ Cancelling, at any ``await``:
 * another verb: it is not begun if no thread was free yet, else it runs to its end; a ``replay`` or ``discard`` ends
   between two transactions.
 
-Nothing here belongs to an event loop: a broker may be used from one after the other. A loop that was closed has only
-left its jobs, which go back when they are unreferenced. In a forked child every call raises ``ForkedError``.
+Nothing here belongs to an event loop: a broker may be used from one after the other. A loop that was closed leaves only
+its jobs behind, which are released when they are no longer referenced. In a forked child every call raises
+``ForkedError``.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ S = TypeVar("S")
 # -- the threads in which calls run ------------------------------------------------------------------------------------
 
 
-#: Of a walk, brought from its thread at once.
+#: How many items of a walk are fetched from its thread at once.
 PART = 100
 
 
 class Calls:
-    """So many threads, which begin when they are needed. Thread-safe."""
+    """A fixed number of threads, which start when they are needed. Thread-safe."""
 
     def __init__(self, threads: int) -> None:
         """Raises ``ValueError`` unless there is one at least."""
@@ -86,7 +87,7 @@ class Calls:
 
     @property
     def forked(self) -> bool:
-        """This is a child of the process whose threads they are."""
+        """Whether this is a forked child: the threads are its parent's."""
         return os.getpid() != self._pid
 
     def end(self) -> None:
@@ -110,7 +111,7 @@ class Calls:
             del future  # it keeps an error, whose frames keep this one
 
     async def finish(self, function: Callable[[], R]) -> R:
-        """As :meth:`run`, but it is done also if no task waits for it any more."""
+        """Like :meth:`run`, but it is done even if no task waits for it any more."""
         done = asyncio.wrap_future(self.submit(function))
         done.add_done_callback(_look_at)
         try:
@@ -133,7 +134,7 @@ def _undo(undo: Callable[[R | None], object], future: Future[R]) -> None:
 
 
 def _look_at(done: asyncio.Future[Any]) -> None:
-    """Or asyncio would complain of an error that no task has retrieved."""
+    """Retrieve the error, as asyncio would otherwise report that no task has."""
     if not done.cancelled():
         done.exception()
 
@@ -163,7 +164,7 @@ def verb(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Any, P]
 
 
 def settlement(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """The same of one that is done also if no task waits for it any more."""
+    """The same for a verb that is done even if no task waits for it any more."""
 
     @functools.wraps(method)
     async def call(self: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -173,7 +174,7 @@ def settlement(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[A
 
 
 def stoppable(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """The same of a verb with ``stop``, which a cancellation stops, too."""
+    """The same for a verb with ``stop``: a cancellation stops it, too."""
 
     @functools.wraps(method)
     async def call(self: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -189,7 +190,7 @@ def stoppable(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[An
 
 
 def stream(method: Callable[Concatenate[S, P], Iterator[R]]) -> Callable[Concatenate[Any, P], AsyncIterator[R]]:
-    """The same of a verb that walks: for ``async for``."""
+    """The same for a verb that walks, for ``async for``."""
 
     @functools.wraps(method)
     async def call(self: Face[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
@@ -292,7 +293,7 @@ def _end(wait: Wait, watches: Iterable[Watch] | None) -> None:
 class Job(Face[SyncJob]):
     """Get it from ``take``. Settle it once: ``async with job:``, or one of its verbs (``api/job.py``).
 
-    A settlement that was asked for is done, also if the task is cancelled while it waits for it.
+    A settlement that was requested is done, even if the task is cancelled while it waits for it.
     """
 
     @property
@@ -421,7 +422,7 @@ class Queue(Face[SyncQueue]):
     put_many = verb(SyncQueue.put_many)
 
     async def take(self, timeout: float | None = None) -> Job | None:  # noqa: ASYNC109 - as the sync verb
-        """The next job; None after ``timeout`` seconds (None: wait for ever, 0: don't wait)."""
+        """The next job; None after ``timeout`` seconds (None: no limit, 0: don't wait)."""
         jobs = await self.take_many(1, timeout)
         return jobs[0] if jobs else None
 
@@ -433,7 +434,7 @@ class Queue(Face[SyncQueue]):
     def consume(self, *, timeout: float | None = None, limit: int | None = None) -> Consumer:
         """``async for job in queue.consume()``: one job after the other, never more than one held.
 
-        The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: it waits for ever), by
+        The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: no limit), by
         :meth:`.Consumer.stop`, and when the broker is closed.
         """
         return Consumer(self._sync.consume(timeout=timeout, limit=limit), self._calls)
@@ -519,7 +520,7 @@ class Transfer(Face[SyncTransfer]):
 # -- the broker --------------------------------------------------------------------------------------------------------
 
 
-#: In which a broker's calls run, unless told otherwise. A call takes one for as long as the store needs.
+#: How many threads run a broker's calls by default. A call occupies one for as long as the store needs.
 THREADS = 8
 
 
@@ -544,7 +545,7 @@ class Broker(Face[SyncBroker]):
         return Opening(lambda: SyncBroker.open(url, **options), threads)
 
     async def close(self) -> None:
-        """Hand back what was taken here and not settled, at once and uncounted; end every waiting ``take``.
+        """Release what was taken here and not settled, at once and uncounted; end every waiting ``take``.
 
         Idempotent.
         """
@@ -621,7 +622,7 @@ class Broker(Face[SyncBroker]):
         *,
         in_order: bool = False,
     ) -> Job | None:
-        """The next job of several queues; None after ``timeout`` seconds (None: for ever, 0: don't wait)."""
+        """The next job of several queues; None after ``timeout`` seconds (None: no limit, 0: don't wait)."""
         jobs = await self.take_many(queues, 1, timeout, in_order=in_order)
         return jobs[0] if jobs else None
 
@@ -662,7 +663,7 @@ class Opening:
         return self._opened().__await__()
 
     async def _opened(self) -> Broker:
-        """Cancelled, it leaves nothing open."""
+        """Open the broker; if this is cancelled, nothing stays open."""
         calls = Calls(1)
         try:
             broker = await calls.run(self._open, undo=_close)

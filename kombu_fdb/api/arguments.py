@@ -14,12 +14,12 @@ from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, is_number, is_whole, shown, utf8
 
-#: Asked between two transactions of a long verb: whether it is to end there.
+#: Called between two transactions of a long verb; True ends the verb there.
 Stop = Callable[[], bool]
 
 
 def never() -> bool:
-    """Says that it is not to stop."""
+    """The ``stop`` of a call that is not to be stopped."""
     return False
 
 
@@ -78,7 +78,7 @@ def check_limit(given: int | None, least: int = 0) -> None:
 
 
 def seconds(what: str, given: float) -> float:
-    """At most a hundred years, which is for ever; negative ones too. Raises ``InvalidArgument``."""
+    """Seconds, at most a hundred years, which means no limit; may be negative. Raises ``InvalidArgument``."""
     if not is_number(given, -math.inf, math.inf):
         raise InvalidArgument(f"{what} is a number of seconds", given=shown(given), fix="Pass a number, such as 2.5.")
     return float(max(min(given, LONGEST_S), -LONGEST_S))

@@ -10,22 +10,21 @@
                 build(job.payload)
 
 It is the same store and engine: what Celery or Kombu puts there can be counted, peeked at, paused, limited and replayed
-here. Their messages have an envelope (``transport/envelope.py``), so put and take each kind by the same means.
-All brokers and Kombu connections of a process with equal options share one client, and so one session: one heartbeat,
-which begins when something is first taken.
+here. Their messages have an envelope (``transport/envelope.py``), so take each message with the kind of API that put
+it. All brokers and Kombu connections of a process with equal options share one client, and so one session: one
+heartbeat, which begins when something is first taken.
 
 Names are the field's: a job is *put*, *taken*, and then *acked*, *released* or *buried*; buried ones are *replayed*.
-Times are seconds. Every call ends within the options' timeouts, but ``take`` and ``consume``, which wait as long as
-they are told to.
+Times are seconds. Every call ends within the options' timeouts, except ``take`` and ``consume``, which wait as long as
+their ``timeout`` says.
 
 For its operator a broker has three more parts:
 
-* inspection changes nothing. It is what dashboards, metrics and people on call ask for. What any of it costs does not
-  grow with the number of messages, but with that of queues, sessions and keys; ``held`` counts a session's messages one
-  by one.
+* inspection changes nothing. Dashboards, metrics and people on call use it. Its cost does not grow with the number of
+  messages, but with that of queues, sessions and keys; ``held`` counts a session's messages one by one.
 * topology is exchanges and bindings.
-* transfer is everything out of a broker, and into another one: ``celery fdb export`` and ``import``. Each verb may be
-  called again after any failure: a message is stored by the transaction that marks it as stored
+* transfer moves everything out of a broker, and into another one: ``celery fdb export`` and ``import``. Each verb may
+  be called again after any failure: a message is stored by the transaction that marks it as stored
   (``engine/transfer.py``).
 """
 
@@ -72,18 +71,18 @@ FIX_OPEN = "To open a store, call Broker.open(url)."
 class Broker:
     """An open broker. Thread-safe; not for a forked child, which opens its own (``ForkedError``).
 
-    One without references, to its queues and jobs either, closes by itself: what it held goes back.
+    A broker to which no reference is left, not even to its queues and jobs, closes by itself: what it held is released.
     """
 
     def __init__(self, client: Client, *, connect_timeout: float | None = None) -> None:
-        """Use :meth:`open`. A ``Client`` of its own makes a broker with a session of its own, as of another process."""
-        if not isinstance(client, Client):  # a URL has a password in it, at times: it is not repeated
+        """Use :meth:`open`. A broker with its own ``Client`` has its own session, like that of another process."""
+        if not isinstance(client, Client):  # a URL may contain a password: don't repeat it
             raise InvalidArgument("a broker is not made of this", given=type(client).__name__, fix=FIX_OPEN)
         timeout_s = client.options.connect_timeout if connect_timeout is None else connect_timeout
         self._connect(Connection(client, timeout_s=timeout_s))
 
     def _connect(self, connection: Connection) -> None:
-        #: For the other face (``kombu_fdb.aio``).
+        #: For the asyncio API (``kombu_fdb.aio``).
         self.connection = connection
 
     @classmethod
@@ -108,9 +107,9 @@ class Broker:
         return broker
 
     def close(self) -> None:
-        """Hand back what was taken here and not settled, at once and uncounted; end every waiting ``take``. Idempotent.
+        """Release what was taken here and not settled, at once and uncounted; end every waiting ``take``. Idempotent.
 
-        If the store does not answer, the session's end brings the jobs back.
+        If the store does not answer, the session's end releases the jobs.
         """
         self.connection.close()
 
@@ -134,7 +133,7 @@ class Broker:
 
     @property
     def database(self) -> Database:
-        """For others who keep something in the same store. Raises ``StoreUnavailable`` when closed."""
+        """For other users of the same store. Raises ``StoreUnavailable`` when closed."""
         return self._client.database
 
     @property
@@ -154,8 +153,8 @@ class Broker:
     def declare(self, name: str, **declaration: Unpack[Declaration]) -> Queue:
         """Create a queue, or change its ``arguments``, such as ``{"x-max-length": 128}`` (docs/queue-arguments.md).
 
-        Raises ``InvalidArgument`` for a senseless one. Of a queue with ``x-single-active-consumer`` one broker is
-        served, from its first ``take`` until it is closed.
+        Raises ``InvalidArgument`` for an invalid one. A queue with ``x-single-active-consumer`` serves one broker, from
+        its first ``take`` until it is closed.
         """
         _check_declaration(declaration)
         self._engine.queues.declare(QueueDeclaration(name, **declaration))
@@ -197,16 +196,16 @@ class Broker:
     def find(self, task_id: str) -> list[Peeked]:
         """The messages of a task (Celery's task id, or ``put``'s), in whatever queue and state; none if it is done.
 
-        If publishers have given many messages one id, the first 500.
+        If publishers have given the same id to many messages, the first 500.
         """
         return self._engine.inspect.find_task(check_name("task id", task_id))
 
     def spots(self, task_id: str) -> list[Listed]:
-        """The same as a page shows them: with their spots, and the beginnings of their payloads."""
+        """The same messages as a page shows them: with their spots, and the beginnings of their payloads."""
         return self._engine.inspect.list_task(check_name("task id", task_id))
 
     def cancel(self, task_id: str) -> list[Peeked]:
-        """Take a task back that no worker has begun: ready, delayed or dead. Needs no worker. Returns what was deleted.
+        """Cancel a task that no worker has begun: ready, delayed or dead. Needs no worker. Returns what was deleted.
 
         What a worker holds stays with it; :meth:`find` shows it as leased.
         """
@@ -217,11 +216,11 @@ class Broker:
     def take(
         self, queues: Iterable[Named | str], timeout: float | None = None, *, in_order: bool = False
     ) -> Job | None:
-        """The next job of several queues; None after ``timeout`` seconds (None: for ever, 0: don't wait).
+        """The next job of several queues; None after ``timeout`` seconds (None: no limit, 0: don't wait).
 
-        The queues have their turns: first comes the one that was served longest ago. ``in_order``: the first of them
-        that has a job, always. It sleeps until the store reports a change. (Many sub-queues with priorities,
-        capacities and a switch each are rather the keys of one queue, see :meth:`.queue.Queue.limit`.)
+        The queues take turns: the one that was served longest ago comes first. ``in_order``: always the first of them
+        that has a job. The call sleeps until the store reports a change. (For many sub-queues, each with a priority, a
+        capacity and a switch, use the keys of one queue, see :meth:`.queue.Queue.limit`.)
         """
         jobs = self.take_many(queues, 1, timeout, in_order=in_order)
         return jobs[0] if jobs else None
@@ -246,7 +245,7 @@ class Broker:
 
 
 def _check_declaration(given: Collection[str]) -> None:
-    """Raises ``InvalidArgument`` for one that there isn't: AMQP's own stand in ``arguments``, with their names."""
+    """Raises ``InvalidArgument`` for an unknown field: AMQP's arguments go into ``arguments``, with their names."""
     known = Declaration.__optional_keys__
     for name in sorted(set(given) - known):
         amqp = f"x-{name.replace('_', '-')}"
@@ -268,34 +267,33 @@ class Inspection:
         return self._connection.engine.inspect.facts(queue_names(queues))
 
     def sessions(self, *, held: bool = False) -> list[SessionFacts]:
-        """Every consumer process that is open or not yet cleaned up. ``held``: with the number of its messages."""
+        """Each session that is open or not yet cleaned up, one per consumer process. ``held``: count their messages."""
         return self._connection.engine.inspect.sessions(held=held)
 
     def totals(self) -> dict[str, dict[str, int]]:
         """How many messages ever were published, claimed, acked, ... by queue and event.
 
-        Lost leases whose queue is unknown stand under ``""``.
+        Lost leases whose queue is unknown are counted under ``""``.
         """
         return self._connection.engine.metrics.totals()
 
     def key_totals(self) -> dict[str, KeyTotals]:
-        """The same by queue, key and event, of the busiest keys; of a queue's others under ``""``."""
+        """The same by queue, key and event, for the busiest keys; a queue's other keys are counted under ``""``."""
         return self._connection.engine.metrics.key_totals()
 
     def samples(self, span: Span) -> list[Sample]:
         """What the queues held and did, the oldest first.
 
-        Each 15 s of the last "hour", each 5 minutes of a "day", or each half hour of a "week".
-        The processes that consume write it; while there is none, or where there are very many queues, some are
-        missing. The 50 busiest queues have names, the others stand together under ``""``.
-        Raises ``InvalidArgument`` for another span.
+        Each 15 s of the last "hour", each 5 minutes of a "day", or each half hour of a "week". Processes that consume
+        write them; while there is none, or where there are very many queues, some are missing. The 50 busiest queues
+        have names, the others are summed under ``""``. Raises ``InvalidArgument`` for another span.
         """
         if span not in get_args(Span):
             raise InvalidArgument("no samples of that span", given=shown(span), fix='Pass "hour", "day" or "week".')
         return self._connection.engine.metrics.samples(SERIES[span])
 
     def set_aside(self) -> list[Aside]:
-        """What the duties could not do and have put aside, with the reason."""
+        """What the duties could not handle and have set aside, with the reason."""
         return self._connection.engine.upkeep.asides()
 
 
@@ -315,7 +313,7 @@ class Transfer:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def dump(self, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
-        """Every message of a queue that rests, in the order in which to store it again.
+        """Every message of a queue at rest, in the order in which to store it again.
 
         ``leased``: those under leases too, as ready ones.
         """
@@ -328,7 +326,7 @@ class Transfer:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
-        """Store messages of another store, each with its mark, in one transaction: those that are not here yet.
+        """Store messages of another store, each with its mark, in one transaction, unless they are here already.
 
         Returns how many were stored. Up to ``MOST_MESSAGES`` of ``MOST_BYTES`` together (``engine/transfer.py``).
         """
@@ -339,27 +337,27 @@ class Transfer:
         self._verbs.restore_dedups(entries)
 
     def restore_queue(self, declaration: QueueDeclaration) -> None:
-        """As it was declared there."""
+        """Declare the queue as it was declared there."""
         self._connection.engine.queues.declare(declaration)
 
     def restore_control(self, queue: str, control: QueueControl) -> None:
-        """All of it, in place of what is set here."""
+        """Set the whole control, in place of what is set here."""
         self._connection.engine.queues.set_control(queue, control)
 
     def restore_limits(self, queue: str, key: str, limits: KeyLimits) -> None:
-        """All of a key's limits, in place of those it has here."""
+        """Set all of a key's limits, in place of those it has here."""
         self._connection.engine.queues.limit(queue, key, limits)
 
     def restore_binding(self, queue: str, exchange: str, routing_key: str) -> None:
-        """As it is bound in another store: in an older one, by a key that would be too long today."""
+        """Bind the queue as in another store; an older version's may have a key that would be too long today."""
         self._verbs.bind(queue, exchange, routing_key)
 
     def finished(self, import_id: bytes) -> dict[str, Any] | None:
-        """What :meth:`finish` was told; None if the import is new or under way."""
+        """What :meth:`finish` was given; None if the import is new or under way."""
         return self._verbs.finished(import_id)
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
-        """Everything is here: forget the marks. Idempotent."""
+        """Note that everything is here, and forget the marks. Idempotent."""
         self._verbs.finish(import_id, facts)
 
 

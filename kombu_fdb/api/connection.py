@@ -1,15 +1,16 @@
 """What a broker, its queues and its jobs share: the process's client, and which jobs are held through it.
 
-Model. A connection is *open* from its making until :meth:`Connection.close`, and then *closed*. Each reference
-keeps it open: the broker, its queues, its jobs. Without any it is collected, and what it held goes back,
-which counts as an attempt for no job, as with closing.
+Model. A connection is *open* from its creation until :meth:`Connection.close`, and then *closed*. Each reference keeps
+it open: the broker, its queues, its jobs. Without any it is collected, and what it held is released, uncounted, as with
+closing.
 
 ``held`` are the leases of jobs that were taken through it and not settled. A lease leaves it by being settled, dropped
 (its job was collected), lost to its time to run, or with the connection. ``sleepers`` ring those who wait for
 a job; closing calls them, and each finds the connection closed.
 
-Failures: of a store that does not answer at the end, the client keeps what is to go back, and after it the session's
-end brings it back. In a forked child nothing here does anything, and :attr:`Connection.engine` raises ``ForkedError``.
+Failures: if the store does not answer at the end, the client keeps what is to be released; if the client ends first,
+the end of its session releases it. In a forked child nothing here has any effect, and :attr:`Connection.engine` raises
+``ForkedError``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.line_member import Contention
 from kombu_fdb.settings.options import Options
 
-#: Stands in the history of a job that was dropped too often.
+#: The error in the history of a job that was dropped too often.
 DROPPED = {"error": "its consumer had dropped it without settling it"}
 
 _connections = count(1)
@@ -39,7 +40,7 @@ _connections = count(1)
 class Connection:
     """Thread-safe; not for a forked child."""
 
-    # For one whose constructor raised, and which is collected all the same.
+    # For a connection whose constructor raised: it is collected as well.
     closed = True
     taken = False
 
@@ -52,9 +53,9 @@ class Connection:
         self.held: set[Lease] = set()
         #: What each claim that is under way brings, or has just brought.
         self.hands: dict[int, list[Delivery]] = {}
-        #: As which consumer it takes, where only one is active (``engine/scheduling/single.py``).
+        #: Its tag as a consumer, where only one may be active (``engine/scheduling/single.py``).
         self.tag = f"broker-{next(_connections)}"
-        #: Something was asked for: it may be somewhere's active consumer.
+        #: Whether it has ever claimed: then it may be the active consumer of a queue.
         self.taken = False
         #: What its consumers know of others who take from the same queues (``process/line_member.py``).
         self.contention = Contention()
@@ -68,7 +69,7 @@ class Connection:
         self.closed = False
 
     def close(self) -> None:
-        """Hand back what is held, at once and uncounted; end every wait. Idempotent."""
+        """Release what is held, at once and uncounted; end every wait. Idempotent."""
         if os.getpid() != self.client.pid:
             return  # the parent's
         with unless_mine(self._lock):
@@ -114,7 +115,7 @@ class Connection:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def _gather(self) -> set[Lease]:
-        """The leases of all that is held, or in a hand."""
+        """The leases of all jobs that are held, or that a claim has just brought."""
         with unless_mine(self._lock):
             held, self.held = self.held, set()
         return held.union(each.lease for hand in list(self.hands.values()) for each in list(hand))
@@ -127,7 +128,7 @@ class Connection:
             return not self.closed
 
     def let_go(self, leases: Collection[Lease]) -> None:
-        """Back to their places, uncounted, by the duties thread: the program has not seen them. Never blocks."""
+        """Have the duties thread release them, uncounted: the program has not seen them. Never blocks."""
         self.held.difference_update(leases)
         self.client.release_later(leases)
 
@@ -163,6 +164,6 @@ class Connection:
             self._sleepers.discard(ring)
 
     def wake(self) -> None:
-        """Have all who wait look again. Takes no lock, for signal handlers and finalizers."""
+        """Have all waiting takes look again. Takes no lock, for signal handlers and finalizers."""
         for ring in list(self._sleepers):
             ring()

@@ -1,19 +1,19 @@
 """Taking jobs: one, many, or a loop over them.
 
 Model. A take looks (:meth:`Take.now`, one claim), and only if nothing is there it *waits*: it arms watches on the
-queues and sleeps until one fires, its bell rings, or its time is over; then it looks again. Arming looks at the queues
-in the same transaction, so nothing falls between a claim and a watch.
+queues and sleeps until one fires, its bell rings, or its time is over; then it looks again. Arming also looks at the
+queues, in the same transaction, so no job is missed between a claim and a watch.
 
 A take ends ``operation_timeout`` after its own time, whatever the store does: each step gets what is left of that
-(:meth:`Take.in_time`). One without a time waits for as long as the store answers.
+(:meth:`Take.in_time`). A take without a timeout waits for as long as the store answers.
 
-Who waits while others take from the same queues stands in a line with them (``process/line_member.py``): then a
-look is one at the line, only its first one arms watches on the queues, and a take that stops waiting leaves it. A take
+A take that waits while others take from the same queues stands in a line with them (``process/line_member.py``): then
+it looks at the line, only the first one there watches the queues, and a take that stops waiting leaves the line. A take
 that does not wait (``timeout=0``) claims past the line.
 
-What was claimed is in a hand, then held, then a job's, at every moment; an exception at any line (a signal handler's)
-lets it go back uncounted, as the program has not seen it. ``poll_interval`` is the safety look of every idle consumer
-(``options.py``), not how a job is noticed.
+At every moment, a claimed message is in a hand, then held, then a job's; after an exception at any line (a signal
+handler's) it is released uncounted, as the program has not seen it. ``poll_interval`` is the interval of an idle
+consumer's safety look (``options.py``); jobs are noticed by watches.
 
 The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (:mod:`kombu_fdb.aio`).
 
@@ -25,8 +25,8 @@ A loop over jobs::
         with job:
             work(job.payload)
 
-A consumer takes one job when it is asked for one, and holds none itself: what the loop has is all that is held, and a
-loop that is left holds nothing. It waits as ``take`` does, and *ends* when ``limit`` jobs were taken, when none has
+A consumer takes one job when it is asked for one, and holds none itself: only the loop's present job is held, and a
+loop that was left holds nothing. It waits as ``take`` does, and *ends* when ``limit`` jobs were taken, when none has
 come for ``timeout`` seconds, when :meth:`Consumer.stop` was called, or with its broker. Any other error is raised from
 the loop, and the same consumer may be asked again.
 """
@@ -78,11 +78,11 @@ def take_many(
 
 
 def _sleep(wait: Wait, bell: Bell, stopped: Stop) -> bool:
-    """Until there may be a job; False when the time is over, or when it was stopped."""
+    """Sleep until there may be a job. False when the time is over, or when it was stopped."""
     if wait.is_over:
         return False
     bell.clear()
-    if stopped():  # looked at after the clearing: what rings later ends the sleep
+    if stopped():  # asked after the bell was cleared: a later ring ends the sleep
         return False
     watches = wait.arm()
     if watches is not None:
@@ -92,10 +92,10 @@ def _sleep(wait: Wait, bell: Bell, stopped: Stop) -> bool:
 
 
 class Wait:
-    """Of one thread or task, for jobs of some queues."""
+    """The wait of one thread or task, for jobs of some queues."""
 
     def __init__(self, take: Take, ring: Callable[[], None]) -> None:
-        """``ring`` wakes the one who waits, from any thread; never blocks."""
+        """``ring`` wakes the thread or task that waits, from any thread; never blocks."""
         self._take = take
         self._ring = ring
         self._connection = connection = take.connection
@@ -128,7 +128,7 @@ class Wait:
 
     @property
     def is_in_line(self) -> bool:
-        """Or is about to be."""
+        """Whether it stands in a line, or is about to."""
         return self.member.in_line or self._connection.contention.is_contested(self._queues)
 
     def _begin(self, consumed: dict[object, Collection[str]]) -> None:
@@ -149,7 +149,7 @@ class Wait:
 
     @property
     def is_over(self) -> bool:
-        """It was told to wait no longer."""
+        """Whether the time of the take is over."""
         return self._take.left_s <= 0
 
     def shortest_s(self) -> float:
@@ -166,13 +166,13 @@ T = TypeVar("T")
 
 
 class Take(NamedTuple):
-    """What is to be taken, and until when. ``in_order``: from the first of the queues on, and not from each in turn."""
+    """What to take, and until when. ``in_order``: always from the first of the queues on, not from each in turn."""
 
     connection: Connection
     queues: Sequence[str]
     limit: int
     until_s: float
-    #: Or only looks once.
+    #: Whether it waits; otherwise it looks only once.
     waits: bool
     in_order: bool
 
@@ -180,36 +180,36 @@ class Take(NamedTuple):
     def of(
         cls, connection: Connection, queues: Sequence[str], limit: int, timeout: float | None, *, in_order: bool
     ) -> Self:
-        """``timeout``: None for ever, 0 for one look. Raises ``InvalidArgument``."""
+        """``timeout``: None for no limit, 0 for a single look. Raises ``InvalidArgument``."""
         timeout_s = _checked(queues, limit, timeout)
         return cls(connection, queues, limit, connection.now_s() + timeout_s, timeout_s > 0, in_order)
 
     @property
     def left_s(self) -> float:
-        """Less than 0: its time is over."""
+        """How many seconds are left; less than 0 when its time is over."""
         return self.until_s - self.connection.now_s()
 
     def in_time(self, step: Callable[[], T]) -> T:
-        """What ``step`` returns, which asks the store. Guarantee: BOUNDED."""
+        """Run ``step``, which calls the store, within the time that is left. Guarantee: BOUNDED."""
         connection = self.connection
         return connection.client.patience.within(self.left_s + connection.options.operation_timeout, step)
 
     def now(self, member: LineMember | None = None) -> list[Job]:
-        """What is there now, or was granted to who stands in a line."""
+        """The jobs that are there now or, for a member of a line, those that it was granted."""
         return self._jobs(partial(self._claim, member))
 
     def first(self) -> list[Job]:
-        """The same, before the caller waits: nothing if there are rivals."""
+        """The jobs that are there before the caller waits; none if there are rivals."""
         if self.connection.contention.is_contested(self.queues):
             return []
         return self._jobs(partial(self._claim_alone, gives_way=True))
 
     def leave(self, member: LineMember) -> list[Job]:
-        """What was granted while the time ran out."""
+        """Leave the line. Returns what was granted while the time ran out."""
         return self._jobs(member.leave) if member.in_line else []
 
     def _jobs(self, claim: Callable[[list[Delivery]], object]) -> list[Job]:
-        """From the claim on in the hand, and then in jobs, which are dropped if the caller does not get them."""
+        """Claim, and make jobs. Messages are in the hand first, then in jobs, which are dropped if the caller fails."""
         connection, hand = self.connection, list[Delivery]()
         try:
             _ = connection.engine  # of an open broker
@@ -230,8 +230,8 @@ class Take(NamedTuple):
 
     def _claim(self, member: LineMember | None, hand: list[Delivery]) -> None:
         contested = self.connection.contention.is_contested(self.queues)
-        if member is not None and (member.in_line or contested):  # another thread may have left the line to us alone
-            with suppress(SessionLost):  # the next look is another session's
+        if member is not None and (member.in_line or contested):  # else another thread has ended the contention
+            with suppress(SessionLost):  # the next look uses another session
                 self._stand(member, hand)
         else:
             self._claim_alone(hand, gives_way=member is not None)
@@ -265,7 +265,7 @@ class Take(NamedTuple):
 
 
 def _checked(queues: Collection[str], limit: int, timeout: float | None) -> float:
-    """The timeout as the clock can add it; 0 for one below. Raises ``InvalidArgument``."""
+    """The timeout as a number to add to the clock; a negative one counts as 0. Raises ``InvalidArgument``."""
     if not queues or not is_whole(limit, 1):
         raise InvalidArgument("take at least one job from at least one queue", limit=shown(limit), queues=tuple(queues))
     return inf if timeout is None else max(seconds("timeout", timeout), 0.0)
@@ -308,7 +308,7 @@ class Consumer:
         return self
 
     def __next__(self) -> Job:
-        """Raises as ``take``."""
+        """The next job. Raises what ``take`` raises."""
         if self._ended:
             raise StopIteration
         try:
@@ -324,7 +324,7 @@ class Consumer:
             raise StopIteration
         return jobs[0]
 
-    # For the other face (``kombu_fdb.aio``), too: these never wait.
+    # For the asyncio API (``kombu_fdb.aio``), too: these never wait.
 
     def _is_stopped(self) -> bool:
         return self._stopped
@@ -334,7 +334,7 @@ class Consumer:
         return self._stopped or self._left == 0 or self._connection.closed
 
     def _took(self, jobs: Sequence[Job]) -> None:
-        """None: its time is over."""
+        """Note what was taken; if nothing was, the loop's time is over."""
         if not jobs:
             self._stopped = True
         elif self._left is not None:

@@ -36,7 +36,7 @@ from kombu_fdb.primitives.clock import Clock, SystemClock
 from kombu_fdb.primitives.ranges import MOST, SLOWEST, is_number, shown
 
 NO_ID = (b"", None)
-#: A paced replay moves what is due in so many seconds at a time, and looks at ``stop`` so often.
+#: A paced replay moves at once what is due in this many seconds, and asks ``stop`` as often.
 PART_S = 0.5
 
 
@@ -44,7 +44,7 @@ class DeadLetters:
     """Get it from :attr:`.queue.Queue.dead_letters` or :meth:`.broker.Broker.dead_letters`."""
 
     def __init__(self, connection: Connection, dead_queue: str, *, clock: Clock | None = None) -> None:
-        """``clock``: what ages and paces are measured by."""
+        """``clock``: measures ages and paces."""
         self.dead_queue = dead_queue
         self._connection = connection
         self._clock = clock or SystemClock()
@@ -57,8 +57,8 @@ class DeadLetters:
     def count(self, by: str | Callable[[Peeked], str] | None = None, **conditions: Unpack[Conditions]) -> Counter[str]:
         """How many there are, by ``"reason"``, ``"task"``, ``"key"``, ``"queue"``, ``"error"`` or any function.
 
-        Without ``by`` one number, under the queue's name. Without both it is read from the counter, else the letters
-        are. Raises ``InvalidArgument``.
+        Without ``by``, one number under the queue's name. Without ``by`` and conditions it comes from the counter,
+        otherwise from the letters. Raises ``InvalidArgument``.
         """
         if by is None and not conditions:
             return Counter({self.dead_queue: self._connection.engine.inspect.counts(self.dead_queue).ready})
@@ -75,7 +75,7 @@ class DeadLetters:
         return next(self.each(message_id=message_id), None)
 
     def each(self, **conditions: Unpack[Conditions]) -> Iterator[Peeked]:
-        """All of them, one after the other; what moves meanwhile may be missed."""
+        """All of them, one after the other; a letter that moves meanwhile may be missed."""
         walk, cursor = self._walk(conditions), b""
         while True:
             letters, cursor = self._connection.engine.dead_letters.look(walk, cursor, LETTERS_PER_TRANSACTION)
@@ -96,10 +96,10 @@ class DeadLetters:
         stop: Stop = never,
         **conditions: Unpack[Conditions],
     ) -> int:
-        """Bring them back to the queues they died in, or all of them to the queue ``to``. Returns how many.
+        """Replay them to the queues they died in, or all of them to the queue ``to``. Returns how many.
 
-        ``at``: those that stand where a page has shown them (:attr:`~kombu_fdb.model.Listed.spot`), each in a
-        transaction; what has moved meanwhile is left alone. It goes with no other argument.
+        ``at``: only those at the spots where a page has shown them (:attr:`~kombu_fdb.model.Listed.spot`), each in a
+        transaction; a letter that has moved meanwhile is left alone. It can't be combined with other arguments.
         ``rate``: messages per second. ``progress`` is called with their number after each transaction. ``stop`` is
         asked before each, and twice a second in a pause. A letter that dies again meanwhile is left for the next call.
         See :mod:`kombu_fdb.engine.dead_letters` for what a message keeps.
@@ -179,7 +179,7 @@ class DeadLetters:
     # -- in parts --------------------------------------------------------------------------------------------------
 
     def replay_changed(self, spot: Spot, payload: bytes) -> bool:
-        """Bring one back with another payload, where a page has shown it; False if it has moved.
+        """Replay one with another payload, at the spot where a page has shown it; False if it has moved.
 
         Raises ``QueueError`` for a message that is no dead letter, ``QueueNotFound``, ``MessageTooLarge``; the letter
         is dead then, as it was.
@@ -189,9 +189,9 @@ class DeadLetters:
         return engine.replay_at(self.dead_queue, position, message_id, payload=payload) is not None
 
     def replay_part(self, mark: bytes = b"", *, to: str | None = None, **conditions: Unpack[Conditions]) -> Part:
-        """Bring some of those back that meet the conditions, in one transaction that looks through 200.
+        """Replay some of those that meet the conditions, in one transaction that looks through 200.
 
-        For who shows how far it is, or does not wait for the end. ``mark``: :attr:`~kombu_fdb.model.Part.following` of
+        For callers that show progress, or don't wait for the end. ``mark``: :attr:`~kombu_fdb.model.Part.following` of
         the part before; what dies after the first part is left. Raises ``QueueNotFound``; nothing of the part is back
         then.
         """

@@ -1,15 +1,16 @@
 """A job: a message in the hands of its taker, and what can be done with it, each once.
 
 Model. A job is *held* until its consumer settles it (acked, released, buried), once, or until its lease is *lost*:
-swept because this process was silent for longer than ``session_ttl``, released because its time to run has passed,
-or ended because the message was deleted. A job without references can't be settled, so it is *dropped*: it
-goes back to its place, and the attempt counts, as its taker had begun with it. Only the holder can settle: a lost lease
-changes nothing any more (ONE-OWNER).
+swept because this process was silent for longer than ``session_ttl``, released because its time to run has passed, or
+ended because the message was deleted. A job without references can't be settled, so it is *dropped*: it returns to its
+place, and the attempt counts, as its taker had begun with it. Only the holder can settle: a lost lease changes nothing
+any more (ONE-OWNER).
 
-What each error can mean, honestly. The handle remembers what it did itself: settling twice is
-:exc:`~kombu_fdb.errors.AlreadySettled`. The store knows a lease or does not: without it, ``ack``, ``release``, ``bury``
-and ``extend`` raise :exc:`~kombu_fdb.errors.LeaseLost`. Whether another process has the job by now ("stolen") or none
-will ("gone") is not recorded at the lease; :meth:`kombu_fdb.api.queue.Queue.find` looks, and reads the queue for it.
+What each error can say, and what it can't. The handle remembers its own settlement: settling twice raises
+:exc:`~kombu_fdb.errors.AlreadySettled`. In the store there is a lease, or there is not: without it, ``ack``,
+``release``, ``bury`` and ``extend`` raise :exc:`~kombu_fdb.errors.LeaseLost`. The lease does not record whether another
+process has the job by now, or whether the job is gone; :meth:`kombu_fdb.api.queue.Queue.find` finds out, and reads the
+queue for that.
 
 ``with job:`` settles it at the end of the block, unless the block has: acked after success, released with the error in
 its history after an exception. If the store does not answer then, another thread repeats the release, and the exception
@@ -63,7 +64,8 @@ def backoff_s(name: str, attempt: int) -> float:
 class Job:
     """Get it from ``take``. Settle it once; any thread may. It is held for as long as there is a reference to it."""
 
-    #: Settled or lost: there is nothing to release. Or not made yet: its maker still has the lease.
+    #: Whether it was settled or lost, so that there is nothing to release; or is not made yet: then its maker has the
+    #: lease.
     _ended = True
 
     def __init__(self, connection: Connection, delivery: Delivery) -> None:
@@ -83,7 +85,7 @@ class Job:
             return
         try:
             self._connection.dropped(self._delivery.lease)
-        except BaseException:  # out of a signal handler: Python goes on without it, and nothing else knows of the job
+        except BaseException:  # out of a signal handler: Python discards it, and nothing else would release the job
             self._connection.dropped(self._delivery.lease)
             raise
 
@@ -106,7 +108,7 @@ class Job:
 
     @property
     def lease(self) -> Lease:
-        """What it is held by."""
+        """The lease under which it is held."""
         return self._delivery.lease
 
     @property
@@ -150,10 +152,10 @@ class Job:
         self._settle("acked", self._connection.engine.messages.ack)
 
     def release(self, delay: float = 0, *, backoff: str | None = None, error: object = None) -> None:
-        """Hand it back: to its old position, or not before ``delay`` seconds have passed. The attempt counts.
+        """Release it: to its old position, or not before ``delay`` seconds have passed. The attempt counts.
 
         ``backoff``: the name of a schedule instead, such as ``"1/5/25min"`` (:mod:`kombu_fdb.api.job`). Past the
-        queue's ``x-delivery-limit`` it is dead-lettered, with ``error`` in its history. Raises as :meth:`ack`.
+        queue's ``x-delivery-limit`` it is dead-lettered, with ``error`` in its history. Raises what :meth:`ack` raises.
         """
         if backoff is not None:
             if delay:
@@ -168,14 +170,14 @@ class Job:
         )
 
     def bury(self, *, error: object = None) -> None:
-        """Make it a dead letter, with ``error`` in its history. Raises as :meth:`ack`.
+        """Make it a dead letter, with ``error`` in its history. Raises what :meth:`ack` raises.
 
-        ``queue.dead_letters.replay()`` brings it back.
+        ``queue.dead_letters.replay()`` replays it.
         """
         self._settle("buried", lambda leases: self._connection.engine.messages.reject(leases, **_details(error)))
 
     def extend(self) -> None:
-        """Go on with it: check that it is still held, and begin its time to run anew.
+        """Check that it is still held, and restart its time to run.
 
         There is nothing else to extend, as leases belong to sessions: a job is held for as long as its process lives.
         Raises ``LeaseLost``: stop working on it. Raises ``AlreadySettled``.

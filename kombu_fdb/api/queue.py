@@ -122,7 +122,7 @@ class Identified(Protocol):
     def id(self) -> bytes: ...
 
 
-#: Jobs shown by ``snapshot`` unless told otherwise, of each of its parts; by ``page``; keys behind one.
+#: The default limits: jobs of each part of ``snapshot``; jobs of a ``page``; keys after one.
 SNAPSHOT_MESSAGES = 1_000
 PAGE = 100
 KEYS = 1_000
@@ -160,18 +160,18 @@ class Queue:
         """Store a job and return its id. Guarantee: DURABLE when it returns.
 
         ``key``: whose it is, for fair scheduling; "" is a key of its own. ``priority``: 0 to 9, where 9 is the most
-        urgent and 0 the default; with the option ``priority_order="redis"`` 0 is both. ``delay``: not before so many
-        seconds. ``ttl``: seconds until it is dropped or dead-lettered if it was not taken, counted from the end of the
-        delay. ``ttr``: seconds its consumer has from taking it on; then it goes back, and the attempt counts. A text is
-        stored in UTF-8.
+        urgent and 0 the default; with the option ``priority_order="redis"`` 0 is both. ``delay``: seconds before which
+        it is not handed out. ``ttl``: seconds until it is dropped or dead-lettered if it was not taken, counted from
+        the end of the delay. ``ttr``: how many seconds its consumer has, from the take on; then it is released, and the
+        attempt counts. A text is stored in UTF-8.
 
         ``task_id``: for :meth:`Broker.find` and :meth:`Broker.cancel`. ``dedup_id``: another job with it that is put
         into this queue within ``dedup_window`` seconds (by default the option's) is not stored; the id returned for it
         belongs to no job.
 
         Raises ``CapacityExceeded`` with the payload as ``item``, ``MessageTooLarge``, ``InvalidArgument``; nothing is
-        stored then. ``CommitUnknown``: it may be stored; put again by this process within five minutes, it is stored
-        once, and if that was by the earlier call, the id returned belongs to no job.
+        stored then. After ``CommitUnknown`` it may be stored; if this process puts it again within five minutes, it is
+        stored once, and if the earlier call stored it, the id that is returned belongs to no job.
         """
         options = self.connection.options
         made = publication(
@@ -199,7 +199,7 @@ class Queue:
     ) -> list[bytes]:
         """Store jobs in this order, all or none up to 2,000 of 4,000,000 B together; a longer list in such parts.
 
-        Returns the ids. Raises as :meth:`put`, without ``item``.
+        Returns the ids. Raises what :meth:`put` raises, without ``item``.
         """
         options = self.connection.options
         made = [
@@ -213,7 +213,7 @@ class Queue:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def take(self, timeout: float | None = None) -> Job | None:
-        """The next job; None after ``timeout`` seconds (None: wait for ever, 0: don't wait)."""
+        """The next job; None after ``timeout`` seconds (None: no limit, 0: don't wait)."""
         jobs = self.take_many(1, timeout)
         return jobs[0] if jobs else None
 
@@ -224,7 +224,7 @@ class Queue:
     def consume(self, *, timeout: float | None = None, limit: int | None = None) -> Consumer:
         """``for job in queue.consume()``: one job after the other, never more than one held (:mod:`.api.consumer`).
 
-        The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: it waits for ever), by
+        The loop ends after ``limit`` jobs, when none has come for ``timeout`` seconds (None: no limit), by
         :meth:`.Consumer.stop`, and when the broker is closed.
         """
         return Consumer(self.connection, [self.name], timeout=timeout, limit=limit)
@@ -245,7 +245,7 @@ class Queue:
         return self.stats().ready
 
     def keys(self, *, after: str | None = None, limit: int | None = None, prefix: str = "") -> dict[str, KeyCounts]:
-        """The keys that have jobs or limits; with ``limit`` so many of them by name, those behind ``after``.
+        """The keys that have jobs or limits; with ``limit`` only so many, in the order of their names, after ``after``.
 
         ``prefix``: only those that begin with it; up to 1,000 of them without ``limit``.
         """
@@ -296,7 +296,7 @@ class Queue:
         return self._engine.inspect.page(self.name, View(_known(state), key, after or b"", reverse), limit)
 
     def each(self, state: State = "ready") -> Iterator[Peeked]:
-        """All jobs of a state, those of one key in their order, page by page; what moves meanwhile may be missed."""
+        """All jobs of a state, page by page, those of a key in their order; one that moves meanwhile may be missed."""
         after: bytes | None = None
         while True:
             page = self.page(state=state, after=after)
@@ -319,11 +319,11 @@ class Queue:
         return self._engine.inspect.find(self.name, job_id)
 
     def consumers(self) -> list[SessionId]:
-        """The sessions of those who waited for a job, or consumed the queue through Kombu, at their last heartbeat."""
+        """The sessions that waited for a job, or consumed the queue through Kombu, at their last heartbeat."""
         return self._engine.inspect.consumers(self.name)
 
     def snapshot(self, limit: int = SNAPSHOT_MESSAGES) -> RoundSnapshot:
-        """The rest of the current round, and each key's jobs behind it; of ``limit`` with and as many without a key."""
+        """The rest of the current round, and each key's jobs after it; ``limit`` with a key, and as many without."""
         check_limit(limit)
         return self._engine.inspect.snapshot(self.name, limit)
 
@@ -351,13 +351,13 @@ class Queue:
     def limit(self, key: str, **changes: Unpack[LimitChanges]) -> KeyLimits:
         """Change limits of one key, :class:`~kombu_fdb.model.KeyLimits`'s fields; the others stay. Returns all of them.
 
-        They count from the next job on. ``priority`` here is 9 for the most urgent whatever ``priority_order`` says.
+        They apply from the next job on. ``priority`` here is 9 for the most urgent whatever ``priority_order`` says.
         Raises ``InvalidArgument``.
         """
         return self._engine.queues.change_limits(self.name, check_name("key", key), **changes)
 
     def limits(self, key: str | None = None) -> KeyLimits:
-        """What holds for the key; without one, what holds for every key that has no limits of its own."""
+        """The limits that apply to the key; without a key, those of every key that has none of its own."""
         _check_keys(key)
         return self.control().every_key if key is None else self._engine.inspect.limits(self.name, key)
 
@@ -384,8 +384,8 @@ class Queue:
     def move(self, target: Named | str, limit: int | None = None, *, key: str | None = None) -> int:
         """Move up to ``limit`` ready and delayed jobs (None: all there are now) to the end of another queue.
 
-        They stay as they are. ``key``: only ready ones of this key. Returns how many. Raises ``QueueError``. To move
-        dead letters back, see :attr:`dead_letters`.
+        They stay as they are. ``key``: only ready ones of this key. Returns how many. Raises ``QueueError``. To replay
+        dead letters, see :attr:`dead_letters`.
         """
         (name,) = queue_names([target])
         check_limit(limit)
@@ -395,7 +395,8 @@ class Queue:
     def move_part(self, target: Named | str, mark: bytes, *, key: str | None = None) -> Part:
         """Move up to 200 of those that had come by ``mark`` (:meth:`mark`) in one transaction; the others stay.
 
-        ``mark``: of a further part, :attr:`~kombu_fdb.model.Part.following` of the part before. Raises as :meth:`move`.
+        ``mark``: for a further part, :attr:`~kombu_fdb.model.Part.following` of the part before. Raises what
+        :meth:`move` raises.
         """
         (name,) = queue_names([target])
         _check_keys(key)
@@ -417,7 +418,7 @@ class Queue:
     def reschedule(self, spot: Spot, delay: float = 0, *, payload: bytes | None = None) -> bool:
         """Make a ready or delayed job, at the spot where a page has shown it, due in ``delay`` seconds; 0: now.
 
-        ``payload``: instead of the one it has. False if it has moved. Raises ``QueueError`` if a session holds it or it
+        ``payload``: replaces its payload. False if it has moved. Raises ``QueueError`` if a session holds it or it
         expires before that, ``MessageTooLarge``, ``InvalidArgument``.
         """
         _check_spot(spot)
@@ -428,14 +429,14 @@ class Queue:
         return self._engine.queues.purge(self.name)
 
     def mark(self) -> bytes:
-        """Where the first part begins if it is to leave what comes from now on: for a question in between.
+        """The mark for the first part, if jobs that come from now on are to stay: for a confirmation in between.
 
         For :meth:`purge_part`, and of a queue of dead letters for their parts.
         """
         return self._engine.queues.last(self.name)
 
     def purge_part(self, mark: bytes = b"") -> Part:
-        """Delete up to 500 of them in one transaction: for who shows how far it is, or does not wait for the end.
+        """Delete up to 500 of them in one transaction: for callers that show progress, or don't wait for the end.
 
         ``mark``: :attr:`~kombu_fdb.model.Part.following` of the part before. What came after the first one stays.
         """

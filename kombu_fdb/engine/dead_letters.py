@@ -1,31 +1,31 @@
 """Dead letters: found in parts, replayed or discarded, and trimmed.
 
-A walk looks through a queue of dead letters for those that match. Such a queue is ``<queue>.dead``, or whatever queue a
-dead-letter exchange leads to; how a message gets there is in ``messages/bury.py``. It is walked from its first key to
-its last, in transactions of bounded size, by a cursor that the caller holds: a caller that is killed between two parts
-has lost a cursor and nothing else, and begins again at the front.
+A walk looks through a queue of dead letters for those that match. Such a queue is ``<queue>.dead``, or any queue to
+which a dead-letter exchange leads; ``messages/bury.py`` says how a message gets there. It is walked from its first key
+to its last, in transactions of bounded size, by a cursor that the caller holds: a caller that is killed between two
+parts loses only the cursor, and the next call begins at the front.
 
-A walk ends at the stamp of the last message that had come when it began. A letter that dies meanwhile has a later stamp
-and is not met: a walk over a queue that grows as fast as it is walked comes to its end, and a letter that is replayed
-and dies again is not replayed again by the same walk.
+A walk ends at the stamp of the last message that was there when it began. A letter that dies meanwhile has a later
+stamp and is not seen: so a walk ends even over a queue that grows as fast as it is walked, and a letter that is
+replayed and dies again is not replayed again by the same walk.
 
-Replay brings dead letters back to the queue they died in; discard deletes them. A replayed message moves to the end of
-its key's messages in the queue of its last death (or in another target queue), in one transaction (ONE-PLACE). It keeps
-its id, payload, key, priority and history of deaths; its redeliveries count from zero again. A single letter may be
-given another payload on its way (:func:`replay_row`). A dead letter keeps no time to live: it gets the queue's
-``x-message-ttl``, from now on, if there is one.
+Replay moves dead letters to the queue they died in; discard deletes them. A replayed message moves to the end of its
+key's messages in the queue of its last death (or in another target queue), in one transaction (ONE-PLACE). It keeps its
+id, payload, key, priority and history of deaths; its redeliveries count from zero again. A single letter may be given
+another payload on its way (:func:`replay_row`). A dead letter keeps no time to live: from its replay on, it has the
+queue's ``x-message-ttl``, if there is one.
 
 States of a letter: *dead*, then *back* or *gone*. Each part of a replay or a discard is one transaction, so a letter is
 never both and never neither, and the counts are those of the letters moved. What happens at each failure:
 
 * the caller dies between two parts: what was moved is moved, the rest is dead; the next call begins at the front.
 * the commit's answer is lost: the transaction is found to have happened or is done again (``store/retry.py``).
-* another consumer or operator takes, replays or discards the same letter: one of the two has it, the other starts its
+* another consumer or operator takes, replays or discards the same letter: one of the two gets it, the other starts its
   part again.
-* the queue it should come back to has been deleted: ``QueueNotFound``, and nothing of the part was moved.
+* the queue to which it should return has been deleted: ``QueueNotFound``, and nothing of the part was moved.
 
-Trim deletes, in parts, expired letters of ``<queue>.dead`` and the oldest beyond its length. The duties do it now and
-then. A burial does not, and so never conflicts.
+Trim deletes, in parts, expired letters of ``<queue>.dead`` and the oldest beyond its length. The duties trim now and
+then. A burial does not trim, and so never conflicts.
 """
 
 from __future__ import annotations

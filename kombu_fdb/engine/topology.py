@@ -1,6 +1,6 @@
 """Topology: declare, bind, purge and delete; queues that vanish when they are unused; the store's format.
 
-Every change of an exchange or its bindings sets the exchange's epoch, by which all processes notice
+Every change of an exchange or its bindings sets the exchange's epoch, which shows all processes that it has changed
 (``routing/tables.py``).
 
 A queue is deleted in one transaction: declaration, bindings, and as many messages as it holds. If there are more, the
@@ -12,11 +12,11 @@ A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, sess
 are cleared with their session, or with their queue, which tells its consumers that it was deleted. Its idle time is
 measured like a session's silence: an observer sees ``("expiring", queue)`` unchanged for long enough by its own clock.
 
-Queue arguments. AMQP's keep their names, units and meaning
-(https://www.rabbitmq.com/docs/queues#optional-arguments); ours begin with ``x-fair-``. Unknown arguments are kept and
-not acted upon, as in RabbitMQ; but a misspelt one is an error, or a queue would grow without the limit that it was
-given. A publish looks arguments up in the declaration, which is cached (``routing/tables.py``). A claim can't: it must
-not be a second behind. What a claim needs also stands in the queue's control record, which it reads anyway.
+Queue arguments. AMQP's keep their names, units and meaning (https://www.rabbitmq.com/docs/queues#optional-arguments);
+ours begin with ``x-fair-``. Unknown arguments are kept and not acted upon, as in RabbitMQ; but a misspelt one is an
+error, as the queue would otherwise grow without the limit that was meant for it. A publish looks arguments up in the
+declaration, which is cached (``routing/tables.py``). A claim can't use that cache: it must not be a second behind. So
+the arguments that a claim needs are also in the queue's control record, which it reads anyway.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ ARGUMENT_KINDS = {
 
 
 def check_flags(declared: QueueDeclaration | Exchange, *names: str) -> None:
-    """Raises ``InvalidArgument`` for values that could not be read back, nor the lists that they stand in."""
+    """Raises ``InvalidArgument`` for values that could not be read back, and would make lists of queues unreadable."""
     for name in names:
         if not isinstance(getattr(declared, name), bool):
             raise InvalidArgument(f"{name} must be true or false", given=shown(getattr(declared, name)))
@@ -149,8 +149,8 @@ LONGEST_FORMAT = 10
 def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
     """Create the queue, or update its arguments; declaring it again unchanged writes nothing but its last use.
 
-    False if an earlier queue of that name must first be deleted completely. Raises ``InvalidArgument`` for an unusable
-    argument.
+    False if the deletion of an earlier queue of that name must be finished first. Raises ``InvalidArgument`` for an
+    unusable argument.
     """
     check(declaration)
     key, value = work.keys.queue(declaration.name), declaration.encode()
@@ -160,7 +160,7 @@ def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
     if stored != value:
         before = QueueDeclaration.if_readable(declaration.name, stored)
         work.tr.set(key, value)
-        _tell_claims(work, declaration, before)
+        _update_control(work, declaration, before)
         if before is not None and before.expires_ms is not None:
             work.tr.clear(work.keys.expiring(declaration.name))
     if declaration.expires_ms is not None:
@@ -168,8 +168,8 @@ def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
     return True
 
 
-def _tell_claims(work: Work, declaration: QueueDeclaration, before: QueueDeclaration | None) -> None:
-    """Update the queue's control by what the declaration changes; its other fields stay as they were set."""
+def _update_control(work: Work, declaration: QueueDeclaration, before: QueueDeclaration | None) -> None:
+    """Update the queue's control with what the declaration changes; other fields stay as they were set."""
     old, new = (
         for_claims({} if before is None else before.arguments),
         for_claims(declaration.arguments),
@@ -192,7 +192,7 @@ def delete_queue(
 ) -> bytes | None:
     """Remove the declaration and the bindings. None if a condition forbids it.
 
-    Returns a version: messages that had come by then are to be purged (:func:`purge_part`).
+    Returns a version: the messages that were in the queue by then are to be purged (:func:`purge_part`).
     """
     # Serializable: a claim that commits meanwhile makes this transaction start again.
     if if_idle and any(work.tr.get(work.keys.count(queue, "leased")) or b""):
@@ -226,7 +226,7 @@ def _unbind_queue(work: Work, queue: str) -> None:
 
 
 def has_come_since(work: Work, queue: str, mark: bytes) -> bool:
-    """Whether a message may have come. One that comes meanwhile makes this transaction start again."""
+    """Whether a message may have come since ``mark``. One that comes meanwhile makes this transaction start again."""
     mark = bytes(VERSION_BYTES) if mark == NO_LAST else mark  # nothing had come
     bell, delayed = work.tr.get(work.keys.bell(queue)) or b"", range_of(work.keys.delayed(queue))
     work.tr.add_read_conflict_range(*delayed)
@@ -249,10 +249,10 @@ def purge_part(
     cursor: bytes,
     limit: int = MESSAGES_PER_PURGE,
 ) -> tuple[int, bytes]:
-    """Delete those of up to ``limit`` ready and delayed messages that had come by ``last``.
+    """Look at up to ``limit`` ready and delayed messages, and delete those that were there by ``last``.
 
     Returns how many, and where to go on; b"" at the end, where a deletion up to ``last`` is finished, too. Later
-    messages are left, and skipped as far as they stand together: so this ends, however fast they come.
+    messages stay, and adjacent ones are skipped together, so the purge ends, however fast they come.
     """
     ranges = [range_of(prefix) for prefix in (work.keys.delayed(queue), work.keys.keyed(queue), work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
@@ -415,7 +415,7 @@ def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> 
     """
     key = work.keys.consumer(queue, session_id, tag)
     stood, declared, own = work.tr.get_many([key, work.keys.queue(queue), work.keys.session(session_id)])
-    if own is not None:  # else the session's end makes room, once its messages are back
+    if own is not None:  # else the session's end makes room, once its messages are released
         single.leave(work, queue, session_id, tag)
     work.tr.clear(key)
     declaration = QueueDeclaration.if_readable(queue, declared)

@@ -3,23 +3,23 @@
 Dump: all messages of a queue, in an order in which they can be stored again elsewhere. Ready messages come by rank,
 oldest first. Those with a key come sub-queue after sub-queue, each oldest first, and the sub-queues in the order of
 their first messages: so the keys get their first turns in the same order again. Then the delayed ones, by due time.
-Leased ones, on request, come before all others, as ready ones that were handed out once more: they were at the head of
-the queue.
+Leased messages, if asked for, come before all others, as ready messages with one more delivery: they had been at the
+head of the queue.
 
-The dump takes many short transactions, so what moves meanwhile may be missed, or met twice: dump a queue that rests.
-What can't be read is dumped as the bytes it is. A queue with messages of a newer version, which are more than their
-records, can't be dumped.
+The dump takes many short transactions, so a message that moves meanwhile may be missed, or dumped twice: dump a queue
+that is at rest. What can't be read is dumped as raw bytes. A queue with messages of a newer version, which are more
+than their records, can't be dumped.
 
 Restore: messages of another store are stored here, each once, however often the restore is tried. An *import* has an
-id, and each of its messages a *mark* of its own. The transaction that stores a message also sets ``("imported", id,
-mark)``, having read it serializably as absent. So whatever is killed, and whenever, the next try stores exactly what is
-missing; two concurrent tries share the work. A message that was consumed meanwhile keeps its mark and does not come
-again. When all is there, ``("import", id)`` says so, and the marks are cleared, in parts, by the duties if need be:
-from then on the import is over, and any later try changes nothing. The marks of an unfinished import stay: it may go on
-a year later.
+id, and each of its messages a *mark* of its own. The transaction that stores a message first reads ``("imported", id,
+mark)`` serializably as absent, and then sets it. So whatever is killed at whatever moment, the next attempt stores
+exactly what is missing; two concurrent attempts share the work. A message that was consumed meanwhile keeps its mark
+and does not come again. When everything is there, ``("import", id)`` says so, and the marks are cleared in parts, if
+necessary by the duties: from then on the import is over, and a later attempt changes nothing. The marks of an
+unfinished import stay: it may continue a year later.
 
-Messages keep their ids, so that a noted id is found; one whose chunks would overwrite another's gets a new id. Limits
-of the queues are not checked: nothing may be lost on the way.
+Messages keep their ids, so that an id that a program has noted is still found; a message whose chunks would overwrite
+another's gets a new id. Limits of the queues are not checked: nothing may be lost on the way.
 """
 
 from __future__ import annotations

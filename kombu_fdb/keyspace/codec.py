@@ -1,4 +1,4 @@
-"""The values of the store: records, leases and the small JSON values, and how payloads are cut and taken apart.
+"""The values of the store: records, leases and the small JSON values, and how payloads are chunked and parsed.
 
 A record is a fixed head, the fairness key, the task's id, optional extras (JSON: time to run, priority, deaths)
 and, if the payload is small, the payload itself. Small payloads travel with their record, so that a claim needs no
@@ -12,17 +12,16 @@ older process counts, delays, promotes, releases, moves and deletes a message th
 read the message, it keeps it for a newer process (``engine/stored/newer.py``). Whatever an older process would misread
 raises the number, be it in the record, the history or the payload's envelope (``transport/envelope.py``).
 
-Version 2 of a record is version 1 with four facts that it has no room for: the way by which the message came to its
-queue (in the extras), which death was its first, since when it has died in this way, and, as the highest bit of the
-redelivery count, that a consumer has had it. Where there is none of them, version 1 is written, which every older
-process reads.
+Version 2 of a record adds four facts to version 1: by which exchange and key the message came to its queue (in the
+extras), which death was its first, since when it has died in this way, and, as the highest bit of the redelivery count,
+that a consumer has had it. If none of them applies, version 1 is written, which every older process reads.
 
-What decodes raises ``FormatError``, and nothing else, on bytes that it can't read or a newer version wrote. No
-such bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. Unreadable
-settings hand out nothing: a queue whose control is unreadable, or a newer version's, is paused, and so is a key whose
-limits are. A pause that an operator has asked for must not end because a field was added to it. It ends when the
-settings are set anew, or for a version that can read them. Numbers that an older celery-fdb let in, and that are out of
-range now (``ranges.py``), are read as the nearest value in range.
+Decoders raise ``FormatError``, and nothing else, for bytes that they can't read or that a newer version wrote. No such
+bytes may stop a claim, a publish or a sweep: those read settings with ``control_of`` and ``limits_of``. Unreadable
+settings count as a pause: a queue whose control is unreadable, or a newer version's, hands out nothing, nor does a key
+with such limits. A pause that an operator has asked for must not end because a newer version added a field. It ends
+when the settings are set anew, or in a version that can read them. Numbers that an older celery-fdb let in, and that
+are out of range now (``ranges.py``), are read as the nearest value in range.
 
 A kombu message's payload is ``version (1 byte), length of meta (4 bytes), meta (JSON list), body``.
 ``transport/envelope.py`` reads and writes all of it; tools that look into queues only need its headers and its way.
@@ -61,7 +60,8 @@ CHUNK_BYTES = 90_000
 
 RECORD_VERSION = 2
 LEASE_VERSION = 1
-#: The versions of records and leases to come: no text begins with such a byte, so none is taken for one.
+#: The highest version that records and leases may ever have: no text begins with a byte up to this one, so no text is
+#: mistaken for a newer version's.
 LAST_VERSION = 31
 #: The advice on what a newer version wrote.
 UPGRADE = "Upgrade celery-fdb in this process."
@@ -84,7 +84,7 @@ FIX = (
     "broker.queue(name).reset_control()"
 )
 _LEASE_HEAD = struct.Struct(">BHH")
-#: Two counters in one key cost what one costs, and can't differ: number of messages, and their bytes.
+#: Two counters in one key cost as much as one, and can't disagree: the number of messages, and their bytes.
 AMOUNT_BYTES = 16
 COUNT_BYTES = 8
 ROUND_BYTES = 8

@@ -2,12 +2,12 @@
 
 Results and history have tables of their own: ``celery_fdb/results/records.py`` and ``celery_fdb/history/layout.py``.
 
-All keys are tuples under one namespace, ``("celery-fdb", namespace)``, in the part of FoundationDB's tuple encoding that
-they need, so that every FoundationDB tool can read them
-(https://github.com/apple/foundationdb/blob/main/design/tuple.md). It is written here, and not taken from the binding,
-because the embedded store must work without ``libfdb_c`` and because prefixes are joined with fixed suffixes on the hot
-path. A test holds it equal to ``fdb.tuple``. Elements: ``str``, ``bytes``, non-negative ``int`` below 2**64 - 1 (the
-binding writes larger ones another way). A versionstamp is 12 bytes (10 assigned at commit, 2 chosen by the writer)
+All keys are tuples under one namespace, ``("celery-fdb", namespace)``, in the part of FoundationDB's tuple encoding
+that they need, so that every FoundationDB tool can read them
+(https://github.com/apple/foundationdb/blob/main/design/tuple.md). The encoding is implemented here, not taken from the
+binding, because the embedded store must work without ``libfdb_c``, and because the hot path joins prefixes with fixed
+suffixes. A test checks that it equals ``fdb.tuple``. Elements: ``str``, ``bytes``, non-negative ``int`` below 2**64 - 1
+(the binding writes larger ones another way). A versionstamp is 12 bytes (10 assigned at commit, 2 chosen by the writer)
 behind :data:`STAMP_CODE`. Any other value is a ``FormatError`` when it is packed: what can be packed can be unpacked.
 
 ====================================================  =======================================  ==================================================
@@ -67,11 +67,11 @@ key                                                   value                     
 ====================================================  =======================================  ==================================================
 
 ``rank`` is 9 minus the priority, so the most urgent sorts first; inside a rank the stamp is commit order. ``rank`` and
-``stamp`` together are a message's *place*, with the key before them if it has one; a requeued message goes back to it.
-A key's ring entry, its active mark and its arrivals are kept per rank: priority is strict across keys.
+``stamp`` together are a message's *place*, with the key before them if it has one; a requeued message returns to its
+place. A key's ring entry, its active mark and its arrivals are kept per rank: priority is strict across keys.
 
-Code that takes a key apart raises ``FormatError``, and nothing else, for one that no version of ours can have written.
-Such a row must stop no work: a walk over rows skips it (:meth:`Keyspace.read`) or, if it may be a message, sets it
+Code that parses a key raises ``FormatError``, and nothing else, for a key that no version of ours can have written.
+Such a row must not stop any work: a walk over rows skips it (:meth:`Keyspace.read`) or, if it may be a message, sets it
 aside.
 """
 

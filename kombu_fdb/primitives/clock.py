@@ -36,10 +36,10 @@ STEPS = 20
 
 
 def in_step(wall_ms: int, rng: Random, interval_s: float) -> float:
-    """A pause no longer than the interval, that ends on a step of the wall clock; which one is drawn.
+    """A pause no longer than the interval, which ends on a step of the wall clock, drawn at random.
 
-    So what each process of a fleet asks of the store every few seconds comes to it in step, and a cluster takes many
-    transactions at once for little more than what one costs. A wrong clock costs that saving and no more.
+    So the periodic transactions of a fleet's processes reach the store at the same moments, and a cluster handles many
+    transactions at once for little more than the cost of one. A wrong clock loses only that saving.
     """
     pause_s = rng.uniform(0.9, 1.0) * interval_s
     return pause_s - (wall_ms / 1000 + pause_s) % (interval_s / STEPS)

@@ -1,7 +1,7 @@
 """What is reported of an exception, by dead letters and by history: its class, its text and the end of its traceback.
 
-A user-defined class may fail in its ``__str__`` or in any other attribute, or end the program there. The error is
-reported even so, and its message goes where it should.
+A user-defined class may raise in its ``__str__`` or in any other attribute, or end the program there. The error is
+reported nevertheless, and the message that caused it is handled as usual.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ UNPRINTABLE = "<unprintable>"
 
 
 def class_of(error: object) -> str:
-    """Its class, with the module."""
-    return _told(lambda: f"{type(error).__module__}.{type(error).__qualname__}")[:ERROR_LENGTH]
+    """The error's class, with the module."""
+    return _guarded(lambda: f"{type(error).__module__}.{type(error).__qualname__}")[:ERROR_LENGTH]
 
 
 def text_of(error: object) -> str:
-    """What it says of itself."""
-    return str.__getitem__(_told(lambda: str(error)), slice(ERROR_LENGTH))
+    """The error's text."""
+    return str.__getitem__(_guarded(lambda: str(error)), slice(ERROR_LENGTH))
 
 
 def traceback_of(error: BaseException) -> str:
-    """As Python prints it."""
-    return _told(lambda: "".join(traceback.format_exception(error)))
+    """The error's traceback, as Python prints it."""
+    return _guarded(lambda: "".join(traceback.format_exception(error)))
 
 
-def _told(ask: Callable[[], str]) -> str:
+def _guarded(ask: Callable[[], str]) -> str:
     try:
         return ask()
     except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit):  # noqa: BLE001 - it must not end the worker

@@ -1,14 +1,15 @@
-"""The processes of this host: which one has a number, and how long it has been busy.
+"""The processes of this host: which process has a number, and how long it has been busy.
 
-Model. A number alone names no process: it is given again, other machines and containers have it too, and a program that
+Model. A number alone identifies no process: it is reused, other machines and containers have it too, and a program that
 replaces another one (``exec``) keeps it. So a process is identified by its *fingerprint*: a digest of the boot, the
 namespace of the numbers, the number, when the process started, and where its program's stack begins. The same
 fingerprint is the same program in the same process. From another container, as another user, or on a system without
 ``/proc``, a process can't be seen.
 
-It is *busy* while one of its threads computes, or would if it had a core: so it does not matter how many others want
-the cores. A process that is stopped or frozen, waits or hangs is not; one that computes is, whether or not any of its
-Python code can run. (A kernel that does not tell how long threads wait for a core tells how long they have had one.)
+A process is *busy* while one of its threads computes, or waits for a core to compute on: so it does not matter how many
+others want the cores. A process that is stopped or frozen, waits or hangs is not busy; one that computes is, whether or
+not any of its Python code can run. (A kernel that does not report how long threads wait for a core still reports how
+long they have had one.)
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def see(pid: int) -> RunningProcess | None:
 
 
 def _busy_s(thread: Path) -> float:
-    """How long the thread was busy; 0 if it has ended, or the kernel does not tell."""
+    """How long the thread was busy; 0 if it has ended, or if the kernel does not report it."""
     try:
         return sum(map(int, (thread / "schedstat").read_text().split()[_BUSY])) / 1e9
     except (OSError, ValueError):

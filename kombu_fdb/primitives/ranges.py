@@ -1,4 +1,4 @@
-"""What a number or a name may be: the one place. Code that takes one from outside checks it here, at once.
+"""The one place that says what a number or a name may be. Code that accepts one from outside checks it here, at once.
 
 The ranges are those that everything behind the edge can hold, with room to spare: a key's integer (below 2**64 - 1), a
 record's (64 bits), JSON's (2**53 - 1), a thread's wait (292 years), and the dates that people are shown (year 9999).

@@ -1,11 +1,11 @@
 """Threads and greenlets: a lock that survives an exception at any moment, signals, and how threads are started.
 
 Model of the lock. Python runs signal handlers between any two calls, so an exception from one (a soft time limit, a
-killed greenlet) may fall between taking a lock and noting that it was taken. Hence nothing is noted here. A thread that
-wants the lock makes a :class:`Ticket` and appends it to a queue, in one call into C; *the head of the queue has the
-lock*. To leave is to remove the ticket and to wake the new head. Both may be done twice, and for a ticket that never
-stood in the queue, so :meth:`FairLock.release` repairs whatever an interrupted ``acquire`` or ``release`` has left
-behind.
+killed greenlet) may come between taking a lock and noting that it was taken. Hence there is no separate note here. A
+thread that wants the lock makes a :class:`Ticket` and appends it to a queue, in one call into C; *the head of the queue
+has the lock*. To release the lock is to remove the ticket and to wake the new head. Both may be done twice, and for a
+ticket that was never in the queue, so :meth:`FairLock.release` repairs whatever an interrupted ``acquire`` or
+``release`` has left behind.
 
 A signal handler runs inside the code that it interrupts, and that goes on only when the handler has ended. So a handler
 must not wait for its own thread: a lock that this thread has or waits for already is refused at once.
@@ -52,9 +52,9 @@ def would_wait_for_itself() -> StoreError:
 
 
 def unless_mine(lock: threading.RLock) -> threading.RLock:
-    """The lock for a ``with`` around lines that wait for nothing. Raises ``StoreError`` in a thread that holds it.
+    """The lock, for a ``with`` around lines that don't wait. Raises ``StoreError`` in a thread that holds it.
 
-    An ``RLock``, as only that one knows its owner: the lines are for one caller at a time, whatever its thread.
+    It is an ``RLock``, as only that type knows its owner; still only one caller at a time runs the lines.
     """
     if lock._is_owned():  # type: ignore[attr-defined]  # not in the stubs; conditions are built on it
         raise would_wait_for_itself()
@@ -126,7 +126,7 @@ class FairLock:
             return None
 
     def acquire(self, ticket: Ticket, timeout_s: float) -> bool:
-        """False if it was not given within ``timeout_s``, or is :attr:`mine`; then ``ticket`` has left the queue."""
+        """Take the lock. False if that takes over ``timeout_s``, or it is :attr:`mine`; then ``ticket`` has left."""
         queue, ticket.thread = self._queue, threading.get_ident()
         queue.append(ticket)
         return queue[0] is ticket or self._wait(ticket, self._clock.monotonic() + timeout_s)
@@ -159,7 +159,7 @@ class FairLock:
         return surely(in_turn, lambda: self.release(ticket))
 
     def refusal(self, text: str) -> StoreError:
-        """Why it was not given: ``StoreUnavailable`` with this text, or ``StoreError`` if it is :attr:`mine`."""
+        """Why it was not acquired: ``StoreUnavailable`` with this text, or ``StoreError`` if it is :attr:`mine`."""
         return would_wait_for_itself() if self.mine else StoreUnavailable(text)
 
     def _wait(self, ticket: Ticket, deadline: float) -> bool:
@@ -178,7 +178,7 @@ class FairLock:
 
 
 def start(thread: threading.Thread) -> None:
-    """``thread.start()`` that lets an exception of a signal handler through as it is.
+    """``thread.start()`` that passes on a signal handler's exception unchanged.
 
     If the thread runs already, CPython's clean-up of a thread that could not be started raises a ``KeyError`` in its
     place (``Thread.start`` in ``threading.py``): Celery would not recognise its soft time limit.

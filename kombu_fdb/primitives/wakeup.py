@@ -1,4 +1,4 @@
-"""A bell: how one thread tells another, or an event loop, that there is something to do.
+"""A bell: how one thread lets another, or an event loop, know that there is something to do.
 
 It is a flag with a socket pair behind it, because three kinds of sleepers must be woken in the same way: a thread, a
 ``kombu.asynchronous.Hub`` that watches file descriptors, and a greenlet, whose locks must not be touched from the
@@ -8,10 +8,10 @@ Protocol of the sleeper: ``clear``, look whether there is work, and only if ther
 others: make the work visible, then ``ring``. A ring between ``clear`` and ``wait`` ends the wait at once, so nothing is
 lost; a second ring before the next ``clear`` costs nothing.
 
-A ringer sets the flag first, and only then sends a byte; ``clear`` takes the bytes first, and then the flag. So a bell
-that is rung has its byte, or gets it in a moment. The opposite can happen: a ring that was cleared before it had sent
-leaves a byte in a bell that is not rung. The sleeper that it wakes takes it out; otherwise each of its sleeps would end
-at once, until the next ring.
+A ringer sets the flag first, and only then sends a byte; ``clear`` removes the bytes first, and then the flag. So a
+bell that is rung has its byte, or gets it in a moment. The opposite can happen: a ring that was cleared before it had
+sent leaves a byte in a bell that is not rung. The sleeper that it wakes takes it out; otherwise each of its sleeps
+would end at once, until the next ring.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from weakref import WeakMethod
 
 try:
-    from posix import write  # in ``os``, eventlet's waits in the event loop even where a pipe must not block
+    from posix import write  # eventlet's ``os.write`` waits in the event loop, even where a pipe must not block
 except ImportError:  # Windows
     from os import write
 
@@ -61,7 +61,7 @@ class Bell:
             return
         try:
             self._ring()
-        except BaseException:  # from a signal handler: a bell that only says it is rung wakes no sleeper
+        except BaseException:  # from a signal handler: with only the flag set, no sleeper would wake
             self._ring()
             raise
 

@@ -1,4 +1,4 @@
-"""Routing: from an exchange and a routing key to queues, by tables that are read again when their epoch moves.
+"""Routing: from an exchange and a routing key to queues, with tables that are read again when their epoch changes.
 
 Patterns. Which routing keys a binding matches (https://www.rabbitmq.com/tutorials/amqp-concepts#exchanges):
 
@@ -9,13 +9,13 @@ Patterns. Which routing keys a binding matches (https://www.rabbitmq.com/tutoria
 
 Tables. A process caches each exchange with its bindings, under the exchange's epoch: a key that every change of that
 exchange sets to its versionstamp. A publish to a named exchange reads the epoch in its transaction, as a conflict, and
-reloads the exchange if the epoch has changed. So a binding counts exactly from the commit that makes it to the one that
-removes it: a client that binds its reply queue and then sends its request gets every answer, and no message comes to a
-queue that was deleted before it. A burst of short-lived reply queues reloads only their own exchange.
+reloads the exchange if the epoch has changed. So a binding applies exactly from the commit that makes it to the one
+that removes it: a client that binds its reply queue and then sends its request gets every answer, and no message comes
+to a queue that was deleted before it. A burst of short-lived reply queues reloads only their own exchange.
 
-Bindings are matched once for each routing key, and before the transaction (:meth:`RoutingTables.prepare`), by the
-tables that this process has: even very many bindings take no time from a transaction. If the tables turn out to have
-changed, they are matched inside it, and its next attempt finds the result.
+Bindings are matched once for each routing key, before the transaction (:meth:`RoutingTables.prepare`) and with the
+tables that this process has: so even very many bindings cost a transaction no time. If the tables turn out to have
+changed, the bindings are matched inside the transaction, and its next attempt finds the result.
 
 Declarations of queues are cached for a second: the arguments a publish needs (time to live, limits) change rarely, and
 the most frequent publish, to a queue through the default exchange, should read nothing.

@@ -32,7 +32,7 @@ from kombu_fdb.settings.options import LONGEST_NAMESPACE, Options
 
 #: As in ``_kombu_fdb_autoload.py``, which must not import this.
 SCHEMES = ("fdb", "fdb+sqlite")
-#: Not one of the above: it opens nothing unless the test kit is there.
+#: Not one of the above, as it opens nothing without the test kit.
 MEMORY_SCHEME = "fdb+memory"
 
 DEFAULT_NAMESPACE = "default"
@@ -84,7 +84,7 @@ class SqliteLocation:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the file is absent. False if that can't be told: then opening it raises the error."""
+        """Whether the file is absent. False if that can't be found out: then opening it raises the error."""
         try:
             self.path.stat()
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Browse: look at messages where they stand, page by page or by task; delete, reschedule or cancel them there.
+"""Browse: read messages in their places, page by page or by task; delete, reschedule or cancel them there.
 
-Snapshot reads, but for the changes: looking never conflicts with work. Payloads come whole, as a claim would give them;
-for a message that is unreadable, or whose payload is gone, the record's bytes are shown instead.
+Except for the changes, all reads are at snapshot: browsing never conflicts with work. Payloads are complete, as a claim
+would return them; for a message that is unreadable, or whose payload is gone, the record's bytes are shown instead.
 
 Reschedule: a waiting message gets another due time, or none: then it is ready at once. It leaves its row and enters
 another in one transaction (ONE-PLACE), behind the messages of its key and rank there. It keeps id, key, priority, end
@@ -9,10 +9,10 @@ of life, redeliveries and history; a due time behind the end of its life is refu
 task's payload says in a header when the task is due, and a worker would wait for that. A delayed message counts as
 waiting from the moment it was due, so one that is made ready waits from now on.
 
-The message is *delayed* or *ready*, and is one of the two in its queue afterwards; if anything fails, it is where it
-was. A transaction that takes, promotes or deletes it meanwhile conflicts with this: one of the two has it, and the
-other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done again
-(``store/retry.py``).
+The message is *delayed* or *ready* before, and either of the two afterwards, in the same queue; if anything fails, it
+is where it was. A transaction that takes, promotes or deletes it meanwhile conflicts with this: one of the two has it,
+and the other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done
+again (``store/retry.py``).
 
 Pages: a queue's messages in parts whose cost does not depend on what else is there. A page begins behind a *position*,
 the part of a message's key after the prefix of its queue and state, so the millionth page costs what the first one

@@ -5,10 +5,10 @@ has a fixed number of slots, and a moment's slot is the number of its step modul
 takes the slot of the one that has become too old, so the rows are bounded by construction and need no trimming. The
 duties of one process write them (``process/duties.py``), with blind sets.
 
-What happens at each failure. While no process consumes there is no sample, and a chart has a gap. Two processes that
-both believe to have the role write the same slot, and either is right. A clock that jumps writes other slots; a reader
-ignores samples that are older than the series or ahead of its own clock, and sorts the others. It skips a row that
-can't be read. A sample holds running totals (``totals.py``), so a missing one changes no later one.
+What happens at each failure. While no process consumes there is no sample, and a chart has a gap. If two processes both
+believe that they have the role, they write the same slot, and either value is right. A clock that jumps writes other
+slots; a reader ignores samples that are older than the series or ahead of its own clock, and sorts the others. It skips
+a row that can't be read. A sample holds running totals (``totals.py``), so a missing sample does not affect later ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kombu_fdb.keyspace.codec import decode_json, encode_json
 
 #: How many queues a sample names: the busiest. This many of the longest names fit into a row.
 QUEUES_SAMPLED = 50
-#: How many slots are read in one transaction: full ones are half of what it can read.
+#: How many slots are read in one transaction: if all are full, half of what it can read.
 SLOTS_PER_READ = 60
 #: The totals that are sampled, in the order of the row.
 EVENTS = ("published", "claimed", "acked", "returned", "dead")

@@ -3,11 +3,11 @@
 Each process counts what it does and adds it to ``("total", queue, event)`` about once a second, in a transaction that
 writes anyway: the hot path pays nothing, and reads nothing. So the totals lag by a second while a process is at work.
 Its last counts are added by its next transaction, at the latest by a consumer's next heartbeat or when it closes the
-store; a process that is killed takes up to a second of its counts with it. They are for charts. What must be exact is
-counted in the transaction that does it (``work.py``).
+store; a process that is killed takes up to a second of its counts with it. Totals are for charts. What must be exact is
+counted in the transaction that changes it (``work.py``).
 
-By key. A message with a key is counted twice: for its queue, and for its key or for :data:`OTHERS`. So over all keys
-and the others, the counts of an event are always those of the queue's messages with a key. Three bounds hold, whatever
+By key. A message with a key is counted twice: for its queue, and for its key or for :data:`OTHERS`. So the counts of an
+event over all keys and the others always add up to that of the queue's messages with a key. Three bounds hold, whatever
 the number of keys:
 
 * a process remembers at most :data:`KINDS_PENDING` counts by key of a queue until it writes them;
@@ -17,8 +17,8 @@ the number of keys:
   (:class:`Busiest`). A fold reads what it folds, so a process that adds to it meanwhile makes it start again, and two
   that fold the same key fold it once.
 
-So a flood of keys that come once costs a few rows for each process, and a key that becomes busy has its own row within
-:data:`NAMES_S`. Only the names of keys are lost by this.
+So a flood of keys that occur only once costs a few rows per process, and a key that becomes busy has its own row within
+:data:`NAMES_S`. All that is lost is the names of keys.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KeyTotals = dict[str, dict[str, int]]
 
 
 class NamedKeys:
-    """Which keys this process counts by name. Thread-safe; raises as ``unless_mine``."""
+    """Which keys this process counts by name. Thread-safe; raises what ``unless_mine`` raises."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -3,15 +3,15 @@
 Model. A *sub-queue* is the messages of one key and one rank; those without a key are one sub-queue per rank, the ready
 range itself. A sub-queue is
 
-* *idle*: it has no mark. It may have messages only if an arrival was noted since.
+* *idle*: it has no mark. If it has messages, an arrival was noted, too.
 * *active* (mark A): it has messages, and one entry in the ring: ``(rank, round, stamp of its first message, key)``.
 * *parked* (mark P): it may have messages but must not be served now: its key is paused, has as many messages in
   flight as it may, or has used up its rate.
 
-The ring is served in order. A served sub-queue goes to the round after the one being served, a newcomer to the next
-round as well (``QueueControl.newcomer``), behind those whose first message came earlier. That is exactly the order of
-queue-by (https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. Each claim follows it, and one
-that serves a line of consumers (``line.py``) is a claim like any other: the order is the same with any number of them.
+The ring is served in order. A sub-queue that was served goes to the round after the present one; so does a newcomer
+(``QueueControl.newcomer``), behind those whose first message came earlier. That is exactly the order of queue-by
+(https://github.com/acrolinx/clj-queue-by): a round is one of its snapshots. Each claim follows this order, and one that
+serves a line of consumers (``line.py``) is a claim like any other: the order is the same with any number of consumers.
 
 Which transaction moves what:
 
@@ -23,9 +23,9 @@ Which transaction moves what:
 
 Why no message is ever forgotten. (1) An arrival or bell is cleared only by a transaction that read the mark
 serializably and leaves the sub-queue active, or parked for a reason that will ring again. (2) active -> idle conflicts
-on the *whole* range of the sub-queue, not only behind the messages taken: a release puts a message back in front.
-(3) active -> parked conflicts on the number in flight and on the limits. Else an ack, or a resume, between our read and
-our commit could ring a bell that another claim has answered already with "it is active".
+on the *whole* range of the sub-queue, not only behind the messages taken: a release puts a message back in front. (3)
+active -> parked conflicts on the number in flight and on the limits. Otherwise an ack, or a resume, between this
+claim's read and its commit could ring a bell that another claim has already answered, as it saw the sub-queue active.
 
 What a key's limits allow (KEY-LIMIT) is in ``key_limits.py``.
 
@@ -33,15 +33,14 @@ Cost: one round trip for arrivals, bells, ring and rounds, one for the marks and
 one for the messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
 the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
 
-Tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round. They stand in the ring like others, but
-in rounds of their own: a key that enters it goes as many rounds behind the next one as the tenant has turns in the ring
-already (stride scheduling at insertion; Waldspurger and Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: a
-turn that comes into the ring, or leaves it, for whatever reason, is counted in the transaction that does it. So a
-tenant waits for the turns it has, never for those it had.
+Tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round. They are in the ring like other keys, but
+a key that enters it goes as many rounds behind the next one as its tenant already has turns there (stride scheduling at
+insertion; Waldspurger and Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: whenever a turn enters the ring
+or leaves it, the same transaction counts that. So a tenant waits for the turns it has, never for those it had.
 
-The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). By the mark, a transaction that
-removes a key's last message without a claim, pauses the key, or changes its priority finds the turn and takes it out
-too: else it would count as one of the tenant's until its round comes. Turns of stores that were written before there
+The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). A transaction that removes a
+key's last message without a claim, pauses the key, or changes its priority finds the turn by the mark, and takes it out
+too: otherwise the turn would count for the tenant until its round comes. Turns of stores that were written before there
 were such marks are served, and not counted.
 
 Ageing: a message that has waited long goes before more urgent ones, so that strict priority starves no message. With
@@ -75,7 +74,7 @@ from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, readable,
 from kombu_fdb.model import URGENT, Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
-#: Marks. Behind the first one stands the turn of a tenant's key.
+#: Marks. The first one is followed by the turn, for a tenant's key.
 ACTIVE = b"A"
 PARKED = b"P"
 SEPARATOR = "/"
@@ -117,7 +116,7 @@ class Tenants:
         self._counted: set[Turn] = set()
 
     def load(self, subqueues: Iterable[tuple[Rank, str]], turns: Iterable[Turn] = ()) -> None:
-        """Read, at snapshot, the numbers for keys of a rank, and the marks of turns; nothing where no key has a tenant.
+        """Read, at snapshot, the numbers for keys of a rank, and the marks of turns; nothing if no key has a tenant.
 
         A turn's mark changes only with its entry in the ring, on which the claim that serves it conflicts.
         """
@@ -261,7 +260,7 @@ def _number(value: bytes | None) -> int:
 # -- ageing ------------------------------------------------------------------------------------------------------------
 
 
-#: What is smaller goes earlier.
+#: The smaller goes first.
 Urgency = tuple[int, int]
 
 
@@ -287,7 +286,7 @@ def oldest_first(work: Work, queue: str, ageing_s: float, want: int) -> list[Key
 # -- fair order --------------------------------------------------------------------------------------------------------
 
 
-#: How many arrivals and bells one claim admits, or as many as it wants messages; the others wait for the next claim.
+#: How many arrivals and bells one claim admits, or as many as it wants messages if that is more; others wait.
 ARRIVALS = 200
 #: How often a claim that has found nothing yet looks for :data:`ARRIVALS` more turns behind those that are blocked.
 MOST_LOOKS = 2
@@ -296,7 +295,7 @@ MOST_LOOKS = 2
 PRIORITIES = {Keyspace.rank(priority): priority for priority in range(URGENT, -1, -1)}
 NOT_AGEING = (0, 0)
 
-#: What turns are sorted by, and turns in that order.
+#: The sort key of turns, and turns in that order.
 _Place = tuple[Urgency, Turn]
 _Line = list[_Place]
 #: Store keys and records of the messages to claim.
@@ -638,7 +637,7 @@ class _Scheduler:
         return self._rows[each][chosen:]
 
     def _retire(self, turn: Turn) -> None:
-        """Move a sub-queue from active to idle."""
+        """Make an active sub-queue idle."""
         if turn.key:  # every claim looks at the ready range, so that needs no guard
             self._tr.add_read_conflict_range(*range_of(self._keys.items(self._queue, turn.key, turn.items)))
         self._tr.clear(self._keys.active(self._queue, turn.key, turn.items))

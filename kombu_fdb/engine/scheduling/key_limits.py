@@ -1,32 +1,33 @@
 """Enforcement: how many messages of a key a claim may serve now, by the key's limits. Guarantee KEY-LIMIT.
 
-A claim reads the limits serializably, and so the queue's control, which says whether there are any (``claim.py``): no
-claim by the old limits commits after a change. The number in flight may be read at snapshot: acks only lower it, and
-claims of one limited key exclude each other through its *bucket*, which each reads serializably and writes. While it is
-not known how many messages without a key are in flight (``limit_changes.py``), none may be taken.
+A claim reads the limits serializably, and also the queue's control, which says whether there are any (``claim.py``): so
+no claim under the old limits commits after a change. The number in flight may be read at snapshot: acks only lower it,
+and claims of one limited key exclude each other through its *bucket*, which each reads serializably and writes. While
+the number of messages without a key in flight is unknown (``limit_changes.py``), none may be taken.
 
-A queue in which no key has limits pays nothing for any of it: none of its keys is parked, so a transaction that ends a
-lease, and has read that (as a conflict), rings no bell.
+A queue in which no key has limits pays nothing for this: none of its keys is parked, so a transaction that ends a
+lease, and has read (as a conflict) that there are no limits, rings no bell.
 
 Rates. Each key with a rate has one token bucket in the store (https://en.wikipedia.org/wiki/Token_bucket), kept by
 clocks that may be wrong. ``("bucket", queue, key)`` says how many tokens there were, and up to which moment they are
 accounted for. A claim adds what has come since, takes one token for each message, and moves the moment on. A key
 without the row has a full bucket. How much time has passed is measured in two ways; the longer one counts:
 
-* by the consumer's wall clock, if that is past the moment. The moment never goes back, so all refills of all consumers
-  together are what the furthest clock went forward: the true time and, once, the distance between the clocks.
+* by the consumer's wall clock, if that is past the moment. The moment never goes back, so the refills of all consumers
+  together amount to the time by which the most advanced clock moved on: the true time and, once, the distance between
+  the clocks.
 * by how long this process has known the very same row, on its monotonic clock (:class:`Sightings`). Each use of a
-  bucket changes its row, so this is never more than the truth, whatever the wall clocks say. A clock that was set
-  back, or another's that is far ahead, therefore stops no consumer.
+  bucket changes its row, so this time is never more than the true one, whatever the wall clocks say. So a clock that
+  was set back, or that of another process far ahead, stops no consumer.
 
-Of many consumers the one that looks may not have seen the row before. So the promoter, which has known it since the key
-began to wait, puts the tokens that have come into the bucket (:func:`credit`), before it rings for the key.
+Of many consumers, the one that looks may not have seen the row before. So the promoter, which has seen it since the key
+began to wait, puts the accrued tokens into the bucket (:func:`credit`) before it rings for the key.
 
 The moment moves on by what was added, so no time is counted twice. Guarantee SKEW: in any time T at most ``burst +
 rate * (T + skew)`` tokens are used, where ``skew`` is how far the wall clocks of consumers and duties are apart, and
 how long a claim took from its look at the clock to its commit; not more with more consumers or claims. This holds up
-to :data:`FULL_FOR_MS` of skew. A moment that lies more than a day ahead is taken for a broken clock's, and brought
-back, or the key would wait for it after each restart.
+to :data:`FULL_FOR_MS` of skew. A moment more than a day ahead must come from a broken clock, and is brought back, as
+the key would otherwise wait for it after each restart.
 
 The duties clear a bucket that has been full for :data:`FULL_FOR_MS`: no row means a full bucket, too.
 """
@@ -46,7 +47,7 @@ from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue
 
-#: A moment that is further ahead is taken for a broken clock's.
+#: A moment that is further ahead must come from a broken clock.
 MOST_AHEAD_MS = 24 * 3600 * 1000
 #: How long a bucket must have been full before its row is cleared, by the clock of the process that clears it: while
 #: clocks differ by less, clearing grants no tokens.
@@ -70,7 +71,7 @@ class Bucket(NamedTuple):
 
 
 class Sightings:
-    """How long this process has known each row unchanged, in milliseconds of its monotonic clock. Thread-safe."""
+    """For how long this process has seen each row unchanged, in ms of its monotonic clock. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

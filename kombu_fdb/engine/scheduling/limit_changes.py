@@ -1,28 +1,28 @@
 """Limits of keys and queues: how they change while everything runs, and the work that a change leaves to do.
 
-A change counts from the next claim on, in all processes. A change of one key rings its bell; the work on all keys, and
-on what is in flight, follows in parts. Lowering a limit takes nothing back: what is in flight stays there. A limited,
+A change applies from the next claim on, in all processes. A change of one key rings its bell; the work on all keys, and
+on messages in flight, follows in parts. Lowering a limit recalls nothing: what is in flight stays in flight. A limited,
 paused or full key never stands in the way of the others.
 
 Model. The transaction that changes limits is small, however many keys and leases there are: it writes the limits and,
-if more is to be done, ``("relimit", queue)``, which says how far that is. Three phases follow. Each is a walk whose
+if there is more to do, ``("relimit", queue)``, which records the progress. Three phases follow. Each is a walk whose
 position is stored in that row, so that any process can go on where the last one stopped:
 
-* *leases*: a message without a key that was leased from a plain queue is counted among its queue's leases only, and its
-  end rings no bell. Its lease is rewritten as that of the key "", and counted. This comes with a queue's first limit.
-  Until it is done, it is unknown how many messages without a key are in flight, so none is served that has a limit in
-  flight (``fair.py``). Guarantee KEY-LIMIT.
-* *parked*: any key may be parked for a reason that no longer holds, so the bell of each is rung. If all are paused now,
-  tenants' keys leave the ring, as one that is paused by itself does at once (``fair.py``).
-* *ring*: a turn stands at the rank that its key's priority had when it came into the ring. One that belongs elsewhere
-  now is taken out, and its key's bell is rung: the next claim puts it where it belongs, as a newcomer. Else the first
-  such turn would be served alone until its key has no messages, for the others are behind it. Where one key in the ring
-  gets another priority, only this phase follows.
+* *leases*: a message without a key that was leased from a queue without limits is counted among its queue's leases
+  only, and the end of its lease rings no bell. Its lease is rewritten as that of the key "", and counted. This comes
+  with a queue's first limit. Until it is done, it is unknown how many messages without a key are in flight, so none is
+  served that has a limit in flight (``fair.py``). Guarantee KEY-LIMIT.
+* *parked*: any key may be parked for a reason that no longer holds, so the bell of each key is rung. If all are paused
+  now, tenants' keys leave the ring, as a single key that is paused does at once (``fair.py``).
+* *ring*: a turn stands at the rank that its key's priority had when it came into the ring. A turn that now belongs
+  elsewhere is taken out, and its key's bell is rung: the next claim puts it where it belongs, as a newcomer. Otherwise
+  the first such turn would be served alone until its key has no messages, as the others are behind it. If a single key
+  in the ring gets another priority, only this phase follows.
 
-Why no lease is missed. Claims conflict on the queue's control, which the change has written: one that commits after it
-knows the limits and counts its leases. Earlier leases still stand or end, and a lease that ends while it is rewritten
-is a conflict. Why no key is forgotten: one that is parked after the change is parked by the new limits. Why no turn
-stays at a wrong rank: one that comes into the ring, or back into it, after the change comes by the new priorities.
+Why no lease is missed. Claims conflict on the queue's control, which the change has written: a claim that commits after
+it knows the limits and counts its leases. Earlier leases are still there, or end, and a lease that ends while it is
+rewritten causes a conflict. Why no key is forgotten: a key that is parked after the change is parked by the new limits.
+Why no turn stays at a wrong rank: a turn that enters the ring after the change is placed by the new priorities.
 
 The process that changes the limits does all parts at once. If that process dies, the duties go on (``duties.py``).
 Parts may be repeated, and two processes that do the same one conflict.

@@ -1,53 +1,53 @@
 """Line: rival consumers wait for one another instead of racing. The first one in the line claims for all of them.
 
-Consumers of the same queues want the same messages, those at the head. If each claims for itself, one wins and the
-others have worked in vain. So each writes what it wants into a *demand*, and the *first* one serves the whole line in
-one transaction (``messages/claim.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA 2010,
-https://doi.org/10.1145/1810479.1810540), and the way in which a consumer learns of its turn is that of queue locks
-(Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe serves
+Consumers of the same queues want the same messages, those at the head. If each consumer claims for itself, one wins and
+the others have worked in vain. So each writes what it wants into a *demand*, and the *first* one serves the whole line
+in one transaction (``messages/claim.py``). In memory this is flat combining (Hendler, Incze, Shavit, Tzafrir, SPAA
+2010, https://doi.org/10.1145/1810479.1810540), and the way in which a consumer learns of its turn is that of queue
+locks (Mellor-Crummey and Scott, TOCS 1991, https://doi.org/10.1145/103727.103729); FoundationDB's queue recipe serves
 high-contention queues in the same way (https://apple.github.io/foundationdb/queues.html).
 
 Model. A demand is two rows: one in the line, behind those that came earlier, ``("line", line, stamp)``; and one under
 its owner's name, ``("demand", session, first)``, which says how it *stands*:
 
-* W, it waits. Both rows are there, and the stamp of this one is that in the other's key.
+* W, it waits. Both rows are there, and the second one contains the stamp that is in the first one's key.
 * G, it was granted messages: they are leased to its owner, in the block of numbers that begins with ``first``.
 * E, it has ended without any: its owner has left, or another consumer evicted it.
 
 What moves it:
 
-* nowhere -> W: *join*. A blind write; what its owner has to ack goes along. It conflicts with nothing.
+* nowhere -> W: *join*. A blind write, which takes the owner's acks along. It conflicts with no other join or serve.
 * W -> G: *serve*, by the first consumer of the line. It reads how the demand stands, and the owner's session, as
   conflicts.
-* W -> E: *leave*, by its owner, or *evict*, by one that waits behind it, has seen it in front for too long, and knows
-  that there is work. Both read how it stands, so either these or serve come first, and the others see that.
-* G, E -> nowhere: with the next join of its session, or the end of that.
+* W -> E: *leave*, by its owner, or *evict*, by a consumer that waits behind it, has seen it in front for too long, and
+  knows that there is work. Both read how it stands, so they come either before or after a serve, and the later one sees
+  the earlier.
+* G, E -> nowhere: with the next join of its session, or with the session's end.
 
 A row of the line that can't be read, or whose demand does not wait there, is evicted like a consumer that does not
 serve. So an older version may evict the row of a demand that waits: its owner finds the row gone, and joins again.
 
 Each consumer watches its own demand, and those of the three right before it in the line. Whatever happens to these is
-in a later commit than its look, and fires the watch. So a consumer does not miss that it has become the first, or one
-of the two behind it, which are to replace dead ones before them, however many were served at once. When one message
-comes to fifty idle consumers, four wake up: the first of the line, which alone watches the queues, and the three behind
-it.
+committed after its look, and fires the watch. So however many are served at once, a consumer does not miss that it has
+become the first, or one of the two behind the first, which replace dead consumers before them. When one message comes
+to fifty idle consumers, four wake up: the first of the line, which alone watches the queues, and the three behind it.
 
 What happens at each failure:
 
-* The first one dies, or is frozen: those behind it look after a while, see the same one first and work waiting, look
-  once more after their patience is over, and evict it (``process/line_member.py``). If it was only slow, it finds
-  that it has ended and joins again; if it serves meanwhile, one of the two conflicts.
-* A consumer dies while it waits: it may be granted messages, as if it had died a moment later. They come back with the
-  others of its session. A fenced session is granted nothing, and :func:`forget` clears its demands.
+* The first one dies, or is frozen: those behind it look after a while, see the same consumer first and work waiting,
+  look once more when their patience is over, and evict it (``process/line_member.py``). If it was only slow, it finds
+  that its demand has ended, and joins again; if it serves meanwhile, one of the two transactions conflicts.
+* A consumer dies while it waits: it may be granted messages, as if it had died a moment later. They are released with
+  the others of its session. A fenced session is granted nothing, and :func:`forget` clears its demands.
 * The answer to a join, or to a grant, is lost: ``Sessions.recover`` seals the session, with which every join and every
   serve conflicts, and then drops the demand and releases what is leased in its block.
-* The answer to a serve is lost: its retry reads how the demands stand. Those that were granted wait no longer.
+* The answer to a serve is lost: its retry reads how the demands stand. Those that were granted messages no longer wait.
 
-How long the others are patient stands in the line as well, ``("served", line)``: each service writes its own estimate,
-each eviction twice the last one. So where services take long, no consumer has to learn that by itself.
+The patience of the waiters is stored in the line as well, in ``("served", line)``: each service writes its own
+estimate, each eviction doubles the last one. So where services take long, no consumer has to learn that by itself.
 
-No clock and no process is trusted for more than speed: any number of first ones at once are safe, as they conflict.
-Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
+Safety depends on no clock and no process, only speed does: several consumers that each believe to be the first are
+safe, as they conflict. Guarantees: ONE-OWNER, BOUNDED, FAIR for any number of consumers.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ from kombu_fdb.store.protocol import KeyValue, Watch
 WAITING, GRANTED, ENDED = b"W", b"G", b"E"
 #: The highest number that a lease may have in its session.
 MOST_LEASES = 2**62
-#: How many rows of its line the first one sees, and how many right before it any other one sees and watches.
+#: How many rows of its line the first consumer sees, and how many rows right before it any other consumer watches.
 SEEN, NEAR = 64, 3
 #: What a demand's row in the line holds: session, number of its first lease, how many messages.
 _DEMAND = struct.Struct(">16sQI")
 _STAMP = slice(1, 11)
 #: What the row of a line's last service holds: the session, and for how many ms the others are patient.
 _SESSION, _MS = 16, struct.Struct(">I")
-#: Stands behind a stamp in the line's keys, where messages have their number inside the transaction.
+#: Follows a stamp in the line's keys, where messages have their number within the transaction.
 _ALONE = b"\x00\x00"
 
 
 class Waiter(NamedTuple):
-    """A consumer that waits in a line: the key of its row, and its demand; None if no version of ours wrote that."""
+    """A consumer that waits in a line: the key of its row, and its demand; None if that can't be read."""
 
     key: bytes
     demand: Demand | None
@@ -90,10 +90,10 @@ class Waiter(NamedTuple):
 class Standing(NamedTuple):
     """How a demand stands in its line, as a look has found it.
 
-    ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was seen; only
-    the first one sees it. ``server``: the session that served the line last. ``behind``: how many stand before it, if
-    it is the first (0), the next (1) or one of the two behind that (2, 3); None for all others. ``patience_s``: how
-    long the first may do nothing while there is work; 0.0 if no service has written it.
+    ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was read; only
+    the first consumer reads it. ``server``: the session that served the line last. ``behind``: how many stand before
+    it: 0 for the first, 1 for the next, 2 and 3 for the two after that; None for all others. ``patience_s``: how long
+    the first may do nothing while there is work; 0.0 if no service has written it.
     """
 
     stands: bytes
@@ -117,12 +117,12 @@ class Standing(NamedTuple):
         return self.behind == 1
 
 
-#: For a demand that was granted something, when nothing else was looked at.
+#: For a demand that was granted something, if nothing else was read.
 STANDS_GRANTED = Standing(GRANTED, b"", [], b"", [])
 
 
 def name(queues: Sequence[str]) -> bytes:
-    """The line of the consumers of exactly these queues. Each claim asks for it."""
+    """The name of the line of the consumers of exactly these queues. Each claim needs it."""
     return _digest(tuple(sorted(queues)))
 
 
@@ -164,7 +164,7 @@ def look(work: Work, demand: Demand) -> Standing:
         return Standing(GRANTED if value[:1] == GRANTED else ENDED, first, [], server, [])
     if row == first:
         rows = [_row(demand.line, each) for each in work.tr.get_range(begin, end, limit=SEEN, snapshot=True)]
-        if not rows or rows[0].demand != demand:  # damaged: it would be the first for ever, and serve none
+        if not rows or rows[0].demand != demand:  # damaged: it would be the first forever, and serve none
             return Standing(ENDED, first, [], server, [])
         return Standing(WAITING, first, rows, server, [], 0, patience_s)
     here = work.tr.get_range(begin, row + b"\x00", limit=1 + NEAR, reverse=True, snapshot=True)

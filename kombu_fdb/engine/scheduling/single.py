@@ -5,16 +5,16 @@ Model. A consumer is a tag inside a session. Of all consumers of such a queue at
 
 * vacant -> active: by the first claim, whether the queue is empty or not. Each claim reads the record serializably, so
   of two that find it vacant one conflicts, and then finds the other.
-* active -> vacant: the consumer is cancelled or closed, or its session has ended and *all* that the session held is
-  back in its places: so the next one begins with the messages the last one did not finish, in order. Setting the record
-  wakes the consumers that stand by.
+* active -> vacant: the consumer is cancelled or closed, or its session has ended and *everything* that the session held
+  is back in place: so the next consumer begins with the messages that the last one did not finish, in order. Setting
+  the record wakes the consumers that stand by.
 
-What happens at each failure. The active process dies: its session's end frees the record, within its time to live and
-one sweep. It is frozen instead and wakes up: its session is gone, and its claims fail with it. The sweeper dies in
-between: the next one goes on, as the session's beat is cleared with the record (``sweep.py``). The consumer ends while
-a claim of its is under way, or has an unknown outcome: what these have leased is brought back before its end frees the
-record, and none of them commits afterwards (``process/client_session.py``). It ends in a session that was fenced: that
-session's end frees the record. No clock is involved. Guarantee ONE-ACTIVE.
+What happens at each failure. If the active process dies, the end of its session frees the record, within its time to
+live and one sweep. If it is frozen instead and wakes up, its session is gone, and so its claims fail. If the sweeper
+dies in between, the next one goes on, as the session's beat is cleared only after the record is free (``sweep.py``). If
+the consumer ends while one of its claims is under way, or has an unknown outcome, what the claim has leased is released
+before the record becomes free, and no such claim commits afterwards (``process/client_session.py``). If the consumer
+ends in a session that was fenced, that session's end frees the record. No clock is involved. Guarantee ONE-ACTIVE.
 
 A claim without a consumer (a single ``basic_get``) gets messages only while no consumer is active.
 """
@@ -32,7 +32,7 @@ SESSION_BYTES = 16
 
 
 def admitted(work: Work, queues: Sequence[str], session_id: SessionId, consumers: Mapping[str, str]) -> set[str]:
-    """Those of ``queues`` from which the session's ``consumers`` may claim now; they become active where none is."""
+    """The ``queues`` from which the session's ``consumers`` may claim now; where none is active, they become it."""
     found = set()
     records = work.tr.get_many([work.keys.single(queue) for queue in queues]) if queues else []
     for queue, record in zip(queues, records, strict=True):

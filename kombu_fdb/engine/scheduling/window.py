@@ -13,10 +13,10 @@ from kombu_fdb.store.protocol import KeyValue
 
 
 class QueueState(NamedTuple):
-    """What a claim must know of a queue before it looks for messages.
+    """What a claim must know about a queue before it looks for messages.
 
-    ``fair``: it has had messages with keys. ``head``: its first messages without one, as far as they were read along;
-    None if they were not.
+    ``fair``: whether it has had messages with keys. ``head``: its first messages without a key, if they were read in
+    the same round trip; else None.
     """
 
     fair: bool
@@ -26,7 +26,7 @@ class QueueState(NamedTuple):
 
 @dataclass(slots=True)
 class Window:
-    """One attempt of one claim. A call that only looks has no session and infinite room."""
+    """One attempt of one claim. A call that only reads has no session and infinite room."""
 
     session: SessionId
     #: Number of the first lease; the caller reserved ``limit`` of them before the retry loop.
@@ -41,11 +41,11 @@ class Window:
     consumers: Mapping[str, str] = field(default_factory=dict)
     #: Whether it gives way to rivals in a line for the same queues: it raises ``Outrun`` before it does anything.
     gives_way: bool = False
-    #: Whether what it takes does not conflict with a message that is put back in between: for a claim that has lost a
-    #: race already.
+    #: Whether it takes each message apart, and so does not conflict with one that is released in between: for a claim
+    #: that has already lost a race.
     apart: bool = False
     #: Queues whose messages are taken without a lease.
     no_ack: Collection[str] = ()
-    #: Found out by the claim: one of its queues has a single active consumer.
+    #: Set by the claim: whether one of its queues has a single active consumer.
     single: bool = False
     budget: ByteBudget = field(default_factory=ByteBudget)

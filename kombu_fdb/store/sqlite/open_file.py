@@ -15,8 +15,8 @@ process that publishes in a tight loop starves them. Here a writer first passes
 
 1. its process's own queue (:class:`~kombu_fdb.primitives.threads.FairLock`): first come, first served. Apart from the
    helper, only its head touches the two files below;
-2. the *gate*, an flock: its holder is next in line, and only the holder waits for 3. *main*, an flock held while
-   writing; its holder opens the gate for the next writer.
+2. the *gate*, an flock: its holder is next in line, and only the holder waits for
+3. *main*, an flock held while writing; its holder opens the gate for the next writer.
 
 After its turn a writer finds the gate held by one that waited meanwhile, so two writers in tight loops alternate.
 

@@ -420,7 +420,7 @@ class Ringer:
             return
         self._refresh()
         if self._fds:
-            self._tell_others(digests)
+            self._notify_others(digests)
         self._listener.hear(digests)
 
     def _refresh(self) -> None:
@@ -446,7 +446,7 @@ class Ringer:
             else:
                 logger.warning("can't wake the process behind %s/%s: %s", self._bells.path, name, error)
 
-    def _tell_others(self, digests: list[bytes]) -> None:
+    def _notify_others(self, digests: list[bytes]) -> None:
         news = b"".join(digests)
         if len(news) > NEWS_BYTES:
             news = ALL_KEYS

@@ -71,7 +71,7 @@ class IdleTracker:
 
 
 class WatchSet:
-    """For the thread that takes a turn. The thread's rest and its bells are for drains, and for :meth:`stop`, too."""
+    """For the thread that takes a turn. Drains may also change the thread's rest, and any thread may stop it."""
 
     def __init__(self, bell: Bell, ack_delay_s: float = 0.0) -> None:
         self.bell = bell
