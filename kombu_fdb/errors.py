@@ -69,7 +69,7 @@ class KombuFDBError(Exception):
     """Root of all errors raised by this package."""
 
     text = "celery-fdb failed"
-    #: Name of the attribute that says how to mend it; printed last, as a sentence of its own.
+    #: Name of the attribute that says what to do about it; printed last, as a sentence of its own.
     _advice = "fix"
     #: Attributes that are not printed: they may be large, or private.
     _unprinted = frozenset({"item"})

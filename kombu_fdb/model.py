@@ -227,7 +227,7 @@ class Part(NamedTuple):
 
 
 class RoundSnapshot(NamedTuple):
-    """A fair queue as queue-by shows it: the rest of the current round, and what waits behind it, by key."""
+    """A fair queue as queue-by shows it: the rest of the current round, and what waits after it, by key."""
 
     round: list[Peeked]
     queues: dict[str, list[Peeked]]
@@ -381,7 +381,8 @@ class StoredMessage:
     """Everything about a message at rest except its position: what it takes to store it elsewhere.
 
     ``state``: ready or delayed. ``keyed``: it waits among the messages of its key; a dead letter has a key and does
-    not. ``unreadable``: ``payload`` is the bytes of a record that can't be read, and the facts behind it mean nothing.
+    not. ``unreadable``: ``payload`` is the bytes of a record that can't be read, and the facts that follow it mean
+    nothing.
     """
 
     queue: str

@@ -358,7 +358,7 @@ class Consumer(Face[SyncConsumer]):
         return self
 
     async def __anext__(self) -> Job:
-        """Raises as ``take``."""
+        """The next job. Raises what ``take`` raises."""
         sync = self._sync
         if sync._ended:
             raise StopAsyncIteration

@@ -135,7 +135,7 @@ class Connection:
     def settled(self, lease: Lease) -> None:
         """A job is no longer held."""
         self.client.settled([lease])
-        self.held.discard(lease)  # at last: interrupted before, the drop of the job tells the client again
+        self.held.discard(lease)  # last: if this is interrupted before, the drop of the job notifies the client again
 
     def watch(self, delivery: Delivery) -> None:
         """Begin a job's time to run, if it has one."""

@@ -95,7 +95,7 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """See the module. Raises as :meth:`ack` after success, and nothing of its own after an exception."""
+        """See the module. After success raises what :meth:`ack` raises; after an exception, nothing of its own."""
         if self._ended:
             return
         if error is None:

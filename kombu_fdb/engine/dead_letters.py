@@ -81,7 +81,7 @@ class LetterFilter:
         return self.where is not None or self.task is not None
 
     def matches(self, record: Record | None) -> bool:
-        """Whether the record matches, as far as it tells. An unreadable one matches if there are no conditions."""
+        """Whether the record matches, as far as it shows. An unreadable one matches if there are no conditions."""
         if record is None:
             return self == LetterFilter()
         return (

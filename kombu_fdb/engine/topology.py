@@ -9,7 +9,7 @@ the rest; and all of it is deleted before the name is declared again. A queue th
 is deleted in the transaction in which that consumer leaves.
 
 A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)`` exists for it. These records
-are cleared with their session, or with their queue, which tells its consumers that it was deleted. Its idle time is
+are cleared with their session, or with their queue: so its consumers learn that it was deleted. Its idle time is
 measured like a session's silence: an observer sees ``("expiring", queue)`` unchanged for long enough by its own clock.
 
 Queue arguments. AMQP's keep their names, units and meaning (https://www.rabbitmq.com/docs/queues#optional-arguments);

@@ -262,7 +262,7 @@ def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:
 
 
 def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
-    """Clear some marks of the next import behind the cursor, if it is over. Returns where to go on, b"" at the end."""
+    """Clear some marks of the next import after the cursor, if it is over. Returns where to go on, b"" at the end."""
     begin, end = work.keys.every_imported
     first = work.tr.get_range(max(begin, cursor), end, limit=1, snapshot=True)
     if not first:

@@ -270,7 +270,7 @@ def is_newer(value: bytes) -> bool:
 
 
 def traces_of(value: bytes) -> tuple[bytes, int, str]:
-    """Message id, number of chunks and task id: what a message has besides its row. Raises as :meth:`Record.outline`.
+    """Message id, number of chunks and task id: what a message has besides its row. Raises ``FormatError``.
 
     Nothing else is read: an ack has no use for its payload.
     """
@@ -303,7 +303,7 @@ def _outline(value: bytes) -> Record:
 
 
 def _has_head(value: bytes) -> bool:
-    """Whether it is a record, of this version or a newer one, as far as its beginning tells."""
+    """Whether it is a record, of this version or a newer one, judging by its beginning."""
     return len(value) >= _HEAD_BYTES and (0 < value[0] <= RECORD_VERSION or is_newer(value))
 
 

@@ -220,7 +220,7 @@ NO_KEY = pack("")
 #: Arrivals are spread by a hash of their key, so that a claim can begin anywhere: no name is always the first.
 BUCKETS = 256
 
-#: Where the last byte of a rank stands in a place: behind it come a stamp's code and 12 bytes.
+#: Where the last byte of a rank is in a place: a stamp's code and 12 bytes follow it.
 RANK_FROM_END = 14
 
 #: Stands for a rank in the prefix of all ranks.
@@ -458,7 +458,7 @@ class Keyspace:
 
     @staticmethod
     def ring_suffix(rank: Rank, round_: int, stamp: Stamp, key: str) -> bytes:
-        """The part of a ring entry's key behind the ring's prefix."""
+        """The part of a ring entry's key after the ring's prefix."""
         return rank + pack_int(round_) + pack_stamp(stamp) + pack_text(key)
 
     def split_ring(self, queue: str, entry: bytes) -> tuple[Rank, int, Stamp, str]:
@@ -645,11 +645,11 @@ class Keyspace:
         return queue, place
 
     def unpack(self, key: bytes) -> tuple[str | bytes | int, ...]:
-        """The elements behind the namespace, the tag first."""
+        """The elements after the namespace, the tag first."""
         return unpack(key[len(self.prefix) :])
 
     def split(self, key: bytes, *types: type) -> tuple[Any, ...]:
-        """The elements behind the tag, which must be of these types. Raises ``FormatError``."""
+        """The elements after the tag, which must be of these types. Raises ``FormatError``."""
         return unpack_as(key[len(self.prefix) :], str, *types)[1:]
 
     def read(self, rows: Iterable[tuple[bytes, bytes]], *types: type) -> Iterator[tuple[tuple[Any, ...], bytes]]:

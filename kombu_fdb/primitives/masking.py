@@ -92,7 +92,7 @@ def _end_of_value(text: str, begin: int, *, whole_line: bool) -> int:
 
 
 def _end_of_string(text: str, begin: int, quote: str) -> int:
-    """The position behind the closing quote; that of an escaped string is escaped as well."""
+    """The position after the closing quote, which in an escaped string is escaped as well."""
     at = begin
     while at < len(text):
         if text.startswith(quote, at):

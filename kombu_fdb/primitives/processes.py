@@ -19,7 +19,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-#: In ``/proc/<pid>/stat``, behind the program's name (https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html).
+#: In ``/proc/<pid>/stat``, after the program's name (https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html).
 _USER, _SYSTEM, _START, _STACK = 11, 12, 19, 25
 #: Fields of a thread's ``schedstat``, in nanoseconds: with a core, waiting for one.
 _BUSY = slice(0, 2)

@@ -1,9 +1,9 @@
 """The one place that says what a number or a name may be. Code that accepts one from outside checks it here, at once.
 
-The ranges are those that everything behind the edge can hold, with room to spare: a key's integer (below 2**64 - 1), a
-record's (64 bits), JSON's (2**53 - 1), a thread's wait (292 years), and the dates that people are shown (year 9999).
-So every accepted value can be stored, read, waited for and shown. Decoders accept more than this where an older
-celery-fdb let more in.
+The ranges are those that everything inside the edge can hold, with room to spare: a key's integer (below 2**64 - 1), a
+record's (64 bits), JSON's (2**53 - 1), a thread's wait (292 years), and the dates that people are shown (year 9999). So
+every accepted value can be stored, read, waited for and shown. Decoders accept more than this where an older celery-fdb
+let more in.
 
 ===================== ===========================================================================
 moment                wall clock, milliseconds since 1970, up to :data:`LATEST_MS`

@@ -548,7 +548,7 @@ class _Rare(Exception):
 
 
 class _Wholes(dict[int, str]):
-    """The texts of whole numbers: in headers mostly small ones."""
+    """The texts of whole numbers, which in headers are usually small."""
 
     def __missing__(self, value: int) -> str:
         if not -(2**63) <= value < 2**63:
@@ -624,7 +624,7 @@ def encode(
 
 
 def payload_of(message: Mapping[str, Any], exchange: str, routing_key: str) -> bytes:
-    """The stored form of a message that another program made, whatever it says. Raises as :func:`encode` does."""
+    """The stored form of a message that another program made, whatever it says. Raises what :func:`encode` raises."""
     return _payload(message, message.get("headers") or {}, message.get("properties") or {}, exchange, routing_key, None)
 
 

@@ -69,7 +69,7 @@ def _fault_of_body(message: Any, callback: Any) -> str | None:
     return body_fault(message.payload)
 
 
-def mend(request: Any) -> None:
+def drop_unusable_limits(request: Any) -> None:
     """Ignore unusable time limits of protocol 1: they are in the body, where they were not checked."""
     if not is_timelimit(request.time_limits):
         logger.error("task %s has unusable time limits: %.80r", request.id, request.time_limits)

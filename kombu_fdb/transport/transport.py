@@ -319,7 +319,7 @@ class Transport(virtual.Transport):
         return self._receiver if self._store is not None and self._store.pid == os.getpid() else None
 
     def drain_events(self, connection: Transport, timeout: float | None = None, **kwargs: Any) -> None:
-        """Hand one message to its consumer. Raises ``TimeoutError`` after ``timeout`` seconds; None waits for ever."""
+        """Hand one message to its consumer. Raises ``TimeoutError`` after ``timeout`` seconds; None: no limit."""
         deadline = None if timeout is None else monotonic() + timeout
         receiver, drain = self.receiver, Drain()
         try:

@@ -19,7 +19,7 @@ bound, a claim is made when half of what may be claimed ahead is left.
 *Settling.* A delivery is handed out under a tag of its own (one per claim, never the publisher's), and then it is
 exactly one of
 
-* acknowledged: it leaves the table at once, so that its place is free; the store hears of it a moment later;
+* acknowledged: it leaves the table at once, so that its place is free; the store learns of it a moment later;
 * requeued or rejected: it leaves the table when the store has committed that. A Celery worker does not retry after an
   error: then it leaves the table when another thread has taken over the retries (:meth:`Message.reject_log_error`);
 * overdue: its time to run has passed, and it was released on the consumer's behalf (``process/time_to_run.py``). It
@@ -400,7 +400,7 @@ class Settling:
         client, credit = self.client, self._credit
         try:
             if client.overdue.timers:
-                client.overdue.forget((lease,))  # the consumer was in time, even if the store hears of it later
+                client.overdue.forget((lease,))  # the consumer was in time, even if the store learns of it later
             client.acks.append(lease)
             credit.held.drop(tag)
         except BaseException:

@@ -40,7 +40,7 @@ from kombu.utils import functional
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.failure import class_of, text_of
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
-from kombu_fdb.transport.poison import give_back, mend
+from kombu_fdb.transport.poison import drop_unusable_limits, give_back
 
 # -- the worker's options ----------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ Method = Callable[..., Any]
 
 def receive(request: Any = None, **_: Any) -> None:
     """For Celery's signal ``task_received``, which comes before Celery does anything with the request."""
-    mend(request)
+    drop_unusable_limits(request)
     made = type(request)
     if GUARDED not in made.__dict__:
         setattr(made, GUARDED, True)

@@ -4,17 +4,17 @@ Except for the changes, all reads are at snapshot: browsing never conflicts with
 would return them; for a message that is unreadable, or whose payload is gone, the record's bytes are shown instead.
 
 Reschedule: a waiting message gets another due time, or none: then it is ready at once. It leaves its row and enters
-another in one transaction (ONE-PLACE), behind the messages of its key and rank there. It keeps id, key, priority, end
-of life, redeliveries and history; a due time behind the end of its life is refused. It may get another payload: a
-task's payload says in a header when the task is due, and a worker would wait for that. A delayed message counts as
-waiting from the moment it was due, so one that is made ready waits from now on.
+another in one transaction (ONE-PLACE), after the messages of its key and rank there. It keeps id, key, priority, end of
+life, redeliveries and history; a due time after the end of its life is refused. It may get another payload: a task's
+payload says in a header when the task is due, and a worker would wait for that. A delayed message counts as waiting
+from the moment it was due, so one that is made ready waits from now on.
 
 The message is *delayed* or *ready* before, and either of the two afterwards, in the same queue; if anything fails, it
 is where it was. A transaction that takes, promotes or deletes it meanwhile conflicts with this: one of the two has it,
 and the other finds that it has moved. If the answer to the commit is lost, it is found to have happened or is done
 again (``store/retry.py``).
 
-Pages: a queue's messages in parts whose cost does not depend on what else is there. A page begins behind a *position*,
+Pages: a queue's messages in parts whose cost does not depend on what else is there. A page begins after a *position*,
 the part of a message's key after the prefix of its queue and state, so the millionth page costs what the first one
 does. Positions are opaque to callers and safe to accept from any client: one that was never given out leads to another
 place of the same queue, or to nothing. A message keeps its position until it moves. A page shows the messages as they
@@ -169,7 +169,7 @@ def _is_lease(keys: Keyspace, key: bytes) -> bool:
 
 
 def snapshot(work: Work, queue: str, limit: int) -> RoundSnapshot:
-    """What queue-by's ``deref`` shows: the rest of the round being served, and each key's messages behind it.
+    """What queue-by's ``deref`` shows: the rest of the round being served, and each key's messages after it.
 
     Up to ``limit`` messages without a key, and as many with one.
     """

@@ -141,7 +141,7 @@ def facts(work: Work, queues: list[str]) -> dict[str, QueueFacts]:
 
 
 def _oldest(work: Work, queues: list[str]) -> dict[str, int]:
-    """When the oldest ready message of each queue began to wait, as far as :data:`OLDEST_OF_KEYS` tells."""
+    """When the oldest ready message of each queue began to wait, as far as :data:`OLDEST_OF_KEYS` keys show."""
     heads: list[tuple[str, Range]] = []
     for queue in queues:
         heads += [(queue, range_of(work.keys.items(queue, "", work.keys.rank(rank)))) for rank in range(URGENT + 1)]

@@ -6,7 +6,7 @@ for :attr:`Policy.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-
 (https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
 
 An exchange that does not exist, routes nowhere, or routes to more than :data:`MOST_LETTERS` queues, counts as not set:
-so a wrong name loses no message, and no burial is too large for every transaction.
+so a wrong name loses no message, and every burial fits into a transaction.
 
 A message of any size can be dead-lettered to that many queues, whether it is stored or comes from outside: what does
 not fit into the burial's transaction is copied beforehand (``copies.py``). The history is written once per queue, so
@@ -16,7 +16,7 @@ A message of a newer version is not buried, because its history can't be read: i
 (``newer.py``).
 
 If a full disk has no room for the death record of a message that a claim meets, the message *rests*: it is delayed for
-:data:`REST_MS`, and the claim goes on behind it. Any other burial is refused, and tried again.
+:data:`REST_MS`, and the claim goes on after it. Any other burial is refused, and tried again.
 
 Three exceptions keep the set of messages finite. A message that goes in a circle of queues, without being rejected in
 any of them, is dropped when it would enter a queue for the second time, as in RabbitMQ. A message that dies of expiry

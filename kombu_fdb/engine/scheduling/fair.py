@@ -23,7 +23,7 @@ Which transaction moves what:
 
 Why no message is ever forgotten. (1) An arrival or bell is cleared only by a transaction that read the mark
 serializably and leaves the sub-queue active, or parked for a reason that will ring again. (2) active -> idle conflicts
-on the *whole* range of the sub-queue, not only behind the messages taken: a release puts a message back in front. (3)
+on the *whole* range of the sub-queue, not only behind the messages taken: a release returns a message to the front. (3)
 active -> parked conflicts on the number in flight and on the limits. Otherwise an ack, or a resume, between this
 claim's read and its commit could ring a bell that another claim has already answered, as it saw the sub-queue active.
 
@@ -38,10 +38,10 @@ a key that enters it goes as many rounds behind the next one as its tenant alrea
 insertion; Waldspurger and Weihl 1995). ``("turns", queue, rank, tenant)`` counts them: whenever a turn enters the ring
 or leaves it, the same transaction counts that. So a tenant waits for the turns it has, never for those it had.
 
-The mark of such a key names its turn (``A`` and what stands behind the ring's prefix). A transaction that removes a
-key's last message without a claim, pauses the key, or changes its priority finds the turn by the mark, and takes it out
-too: otherwise the turn would count for the tenant until its round comes. Turns of stores that were written before there
-were such marks are served, and not counted.
+The mark of such a key names its turn (``A``, and the part of the ring entry's key after the ring's prefix). A
+transaction that removes a key's last message without a claim, pauses the key, or changes its priority finds the turn by
+the mark, and takes it out too: otherwise the turn would count for the tenant until its round comes. Turns of stores
+that were written before there were such marks are served, and not counted.
 
 Ageing: a message that has waited long goes before more urgent ones, so that strict priority starves no message. With
 ``QueueControl.ageing`` (or the argument ``x-fair-ageing``) of n seconds, each n seconds of waiting count as one
@@ -331,7 +331,7 @@ class _Scheduler:
         #: Entries of the ring, as its parts were last read; and the entries that have left it.
         self._parts_read: list[list[bytes]] = []
         self._left: set[bytes] = set()
-        #: The last turn that was read, if more are behind it than one claim looks at.
+        #: The last turn that was read, if more turns follow it than one claim looks at.
         self._sight: _Place | None = None
 
     def run(self, want: int, first_bucket: int) -> Chosen:
@@ -525,7 +525,7 @@ class _Scheduler:
             if following is not None:
                 heapq.heappush(line, self._order(following))
             if len(self._chosen) == served:
-                # It gave nothing. Those behind the window move up, or others would have their next turns before them.
+                # It gave nothing. Turns after the window move up, or others would have their next turns before them.
                 for each in next(parts, []):
                     heapq.heappush(line, each)
 
@@ -534,15 +534,15 @@ class _Scheduler:
         return [self._order(turn) for turn in turns]
 
     def _behind(self, turns: list[Turn], line: _Line, want: int, *, unread: bool) -> Iterator[_Line]:
-        """The turns behind the window, in parts, each twice as long: a row of blocked keys may be long."""
+        """The turns after the window, in parts, each twice as long: there may be many blocked keys in a row."""
         if not unread:
             return self._parts(turns, line, max(line, default=None), want)
         return self._read_on(line, want)
 
     def _read_on(self, line: _Line, want: int) -> Iterator[_Line]:
-        """Read on behind the first window; all turns not read are there, or in the line.
+        """Read on after the first window; all turns not read are there, or in the line.
 
-        With ageing a turn may go before the window's last one although it stands behind it in the ring.
+        With ageing, a turn may go before the window's last one although it comes after it in the ring.
         """
         sight = None
         for _ in range(MOST_LOOKS):
@@ -560,13 +560,13 @@ class _Scheduler:
         return self._in_order(rings), any(len(ring) == most for ring in rings)
 
     def _parts(self, turns: list[Turn], line: _Line, last: _Place | None, want: int) -> Iterator[_Line]:
-        """The turns that don't stand in the line, and are behind the ``last`` one, in parts."""
+        """The turns that are not in the line, and come after the ``last`` one, in parts."""
         standing = {turn for _urgency, turn in line}
         behind = [turn for turn in turns if turn not in standing and (last is None or self._order(turn) > last)]
         return self._loaded(behind, want)
 
     def _loaded(self, behind: list[Turn], want: int) -> Iterator[_Line]:
-        """A generator of its own, as its input must be fixed: with ageing, serving others changes the order."""
+        """A separate generator, because its input must be fixed: with ageing, serving others changes the order."""
         size = want
         while behind:
             yield self._line_up(behind[:size], want)
@@ -577,7 +577,7 @@ class _Scheduler:
         return self._sight is not None and place > self._sight
 
     def _has_room(self, turn: Turn) -> bool:
-        """Whether its next message fits into the claim. A turn that may not be served takes no room."""
+        """Whether its next message fits into the claim. A turn that may not be served needs no room."""
         if self._allowances.of(turn.key).messages <= 0:
             return True
         rows = self._rows[turn.key, turn.items]
@@ -638,7 +638,7 @@ class _Scheduler:
 
     def _retire(self, turn: Turn) -> None:
         """Make an active sub-queue idle."""
-        if turn.key:  # every claim looks at the ready range, so that needs no guard
+        if turn.key:  # every claim looks at the ready range, so it needs no guard
             self._tr.add_read_conflict_range(*range_of(self._keys.items(self._queue, turn.key, turn.items)))
         self._tr.clear(self._keys.active(self._queue, turn.key, turn.items))
 

@@ -178,7 +178,7 @@ def _misplaced(work: Work, queue: str, entries: list[KeyValue]) -> list[fair.Tur
 
 
 def _behind(keys: Keyspace, position: bytes, begin: bytes) -> bytes:
-    """The first key behind the position."""
+    """The first key after the position."""
     return keys.prefix + position + b"\x00" if position else begin
 
 

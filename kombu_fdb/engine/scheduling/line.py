@@ -219,7 +219,7 @@ def waits(work: Work, row: Waiter, stands: bytes | None) -> bool:
 
 
 def grant(work: Work, row: Waiter, demand: Demand, timeouts: Mapping[str, int]) -> None:
-    """Note that the demand was served. Wakes its owner, and those who wait behind it.
+    """Note that the demand was served. Wakes its owner, and the waiters behind it.
 
     ``timeouts``: the consumer timeouts of queues that have one, in ms.
     """

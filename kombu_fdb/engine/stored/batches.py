@@ -14,7 +14,7 @@ A *run* is a series of adjacent rows, as a transaction has read them, that one c
 costs its client 20 to 40 us of CPU, as it wakes the network thread. Of the six such calls for a message without a key
 that is claimed and acknowledged, four cleared adjacent rows, or conflicted on them. The price is a conflict with a
 transaction that puts a row between them meanwhile. So runs are used where that hardly ever happens: publishers write
-after such rows, and released messages mostly return before them.
+after such rows, and released messages usually return before them.
 """
 
 from __future__ import annotations

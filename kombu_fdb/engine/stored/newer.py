@@ -12,7 +12,7 @@ Model. ``("newer", kind, version, queue, place)`` holds the record, or the lease
   on the row.
 
 A kept message delays no others. It is counted, so that operators see it (``QueueCounts.newer``). It neither expires nor
-has to give way, and stays when its queue is purged or deleted, as a leased one does. Messages behind it are served
+has to give way, and stays when its queue is purged or deleted, as a leased one does. Messages after it are served
 meanwhile. It keeps its stamp, and so its row among its task's messages (``messages/message.py``). When it has come
 back, an old consumer may meet it before a new one and keep it again; that ends when the last old process has gone.
 """

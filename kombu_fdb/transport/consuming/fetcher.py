@@ -84,7 +84,7 @@ class Claiming:
         self._dispatch = dispatch
         #: Whether it has had a queue for which rivals are possible.
         self._began = False
-        #: Whether the line was left for another queue; and until when it therefore comes first.
+        #: Whether the line was left for another queue; and until when the line therefore comes first.
         self._owes_line = False
         self._line_first_until = 0.0
 
@@ -406,7 +406,7 @@ class Fetcher:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def turn(self) -> float | None:
-        """Take a turn. Returns how long to sleep: 0 to be called again at once, None until the bell rings."""
+        """Take a turn. Returns how long to sleep; 0: call again now, None: until the bell rings. Raises anything."""
         called, self._answered = self._called, -1
         self._watch_set.bell.clear()
         pause_s = self._step()

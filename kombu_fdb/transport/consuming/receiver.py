@@ -8,9 +8,9 @@ for as long as the turn said, or until the fetcher's bell rings. It is
 * the receiver's own *thread*, which the first consumer starts: on a store whose writers don't take turns, always.
   Elsewhere while no drain does it.
 
-An event loop, usually a Celery worker's, takes no turns. That would save a sixth of the worker's CPU, but Celery runs
-its cold and its soft shutdown inside a signal handler: the handler would sleep inside the write transaction that it has
-interrupted, while no other process can write, and its own calls to the broker would be refused.
+An event loop, usually a Celery worker's, takes no turns. To take them would save a sixth of the worker's CPU, but
+Celery runs its cold and its soft shutdown inside a signal handler: the handler would sleep inside the write transaction
+that it has interrupted, while no other process can write, and its own calls to the broker would be refused.
 
 The thread is in one of three states. It *works*: it takes turns, and sleeps between them. A drain that takes a turn
 sends it to *rest*, for as long as that drain waits, and for a moment longer, as the next drain usually follows soon. If
