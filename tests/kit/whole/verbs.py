@@ -307,6 +307,7 @@ VERBS: dict[str, Verb] = {
     "queues.expiring": lambda s: s.engine.queues.expiring(),
     "queues.expire": _expire,
     "queues.touch": lambda s: s.engine.queues.touch("expires"),
+    "queues.got_from": lambda s: s.engine.queues.got_from("expires"),
     "queues.add_consumer": lambda s: s.engine.queues.add_consumer(s.session, "shared", "another"),
     "queues.remove_consumer": _in_turn(
         lambda s: s.engine.queues.remove_consumer(s.store.dead, "own0", "tag"),
