@@ -10,7 +10,8 @@ properties as they are stored. With both, the queue is full when either says so.
   of one more key, so a queue without keys loses the oldest of its least urgent messages. :data:`MOST_KEYS` keys are
   compared; among these, no key gives way while another has more messages;
 * ``reject-publish``: the publish, with ``CapacityExceeded``; nothing is stored;
-* ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead.
+* ``reject-publish-dlx``: the new message, which goes to the dead-letter exchange instead. Of the messages of one
+  transaction, those that fit are stored, in their order.
 
 Model of ``drop-head``. A publish to a full queue stores its messages, without a conflict, and *then* lets the oldest
 give way, in a transaction of its own (:func:`shed`). Concurrent publishers want the same oldest messages; one of them
@@ -71,12 +72,13 @@ NOTHING = Load()
 NO_LIMIT = (None, None)
 
 
-def judge(work: Work, coming: Mapping[str, Load]) -> tuple[Collection[str], Mapping[str, Load]]:
+def judge(work: Work, coming: Mapping[str, Load]) -> tuple[dict[str, Load], Mapping[str, Load]]:
     """Decide on the messages ``coming`` to each queue. Raises ``CapacityExceeded``.
 
-    Returns the full queues whose new messages are to be dead-lettered, and those to be shed.
+    Returns the queues whose new messages are to be dead-lettered unless they fit (:func:`fits`), with what is ready
+    there, and those to be shed.
     """
-    refusing = []
+    refusing = {}
     overfull = {}
     for (queue, new), ready in zip(coming.items(), _ready(work, coming), strict=True):
         excess = _excess(work, queue, ready, new)
@@ -86,10 +88,19 @@ def judge(work: Work, coming: Mapping[str, Load]) -> tuple[Collection[str], Mapp
         if mode == REJECT:
             raise _refusal(work, queue, ready, excess)
         if mode == REJECT_DLX:
-            refusing.append(queue)
+            refusing[queue] = ready
         else:
             overfull[queue] = new
     return refusing, overfull
+
+
+def fits(work: Work, queue: str, refusing: dict[str, Load], size: int) -> bool:
+    """Whether one message of ``size`` bytes fits into the queue, where it then is before the next one."""
+    grown = refusing[queue].grown(size)
+    if _excess(work, queue, grown, NOTHING) != NOTHING:
+        return False
+    refusing[queue] = grown
+    return True
 
 
 def shed(work: Work, queue: str, own: Load) -> int:

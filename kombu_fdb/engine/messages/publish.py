@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     if fills:  # the disk, unless all of them empty themselves
         work.tr.fill()
     # Queues without a maximum need no load.
-    refusing, overfull = _judge(work, declared, fresh, reached) if has_maximum else ((), {})
+    refusing, overfull = _judge(work, declared, fresh, reached) if has_maximum else ({}, {})
     keys: dict[str, set[str]] = {}
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
@@ -122,7 +122,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
         copies = _copies(publication, queues) if len(queues) > 1 else (publication,)
         for name, one in zip(queues, copies, strict=False):
             work.effects.note(name, "published", one.key)
-            if one.due_ms > now_ms or name not in refusing:
+            if one.due_ms > now_ms or name not in refusing or overflow.fits(work, name, refusing, len(one.payload)):
                 _store(work, declared[name], one)
                 if one.key and one.due_ms <= now_ms:
                     keys.setdefault(name, set()).add(one.key)
@@ -165,7 +165,7 @@ def _judge(
     declared: Mapping[str, QueueDeclaration],
     fresh: Sequence[Publication | None],
     reached: Sequence[Sequence[str]],
-) -> tuple[Collection[str], Mapping[str, overflow.Load]]:
+) -> tuple[dict[str, overflow.Load], Mapping[str, overflow.Load]]:
     """Decide on what is ready now for full queues; see :func:`.overflow.judge`."""
     coming: dict[str, overflow.Load] = {}
     for publication, queues in zip(fresh, reached, strict=True):

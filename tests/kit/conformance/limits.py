@@ -133,6 +133,18 @@ class LimitsConformance(OnBench):
         assert bench.payloads() == [b"a" * 8]
         assert bench.payloads(5, "graveyard") == [b"b" * (INLINE_BYTES + 1)]
 
+    @pytest.mark.parametrize("limit", [{"max_length": 3}, {"max_length_bytes": 3}])
+    def test_reject_publish_dlx_stores_as_much_of_a_batch_as_fits(self, bench: Bench, limit: dict[str, Any]) -> None:
+        declare(bench, overflow="reject-publish-dlx", dead_letter_exchange="", dead_letter_routing_key="grave", **limit)
+        bench.put(b"a")
+        due_ms = bench.clock.wall_ms() + 60_000
+        batch = [Publication("", "q", b"bcde"[at : at + 1], due_ms=due_ms if at == 1 else 0) for at in range(4)]
+        bench.engine.publisher.publish(batch)
+        assert bench.counts() == (3, 1, 0)
+        assert bench.payloads() == [b"a", b"b", b"d"]
+        (letter,) = bench.take(5, "grave")
+        assert (letter.payload, letter.deaths[0].reason) == (b"e", "maxlen")
+
     def test_an_argument_that_comes_later_finds_the_right_number(self, bench: Bench) -> None:
         """The bytes were counted all the time."""
         bench.put(b"a" * 60, b"b" * 60)
