@@ -26,6 +26,7 @@ import math
 import os
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from time import monotonic
@@ -35,7 +36,7 @@ import celery
 from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import BaseBackend
-from celery.canvas import chord, group, maybe_signature
+from celery.canvas import _chain, chord, group, maybe_signature
 from celery.exceptions import ChordError, TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import GroupResult, allow_join_result, result_from_tuple
@@ -113,6 +114,9 @@ T = TypeVar("T")
 COUNTED = "fdb_part_counted"
 #: Characters that are kept of an error that is too large.
 SHOWN_LENGTH = 500
+#: Looks at which an abandoned chord is left to a worker that knows its body, of so many chords. After that there may be
+#: none: the body's workers may have their results elsewhere.
+LOOKS_LEFT, MOST_LEFT = 6, 1_000
 #: Seconds between two renewals of a chord's claim.
 RENEW_S = chords.CLAIM_MS / 3000
 
@@ -149,6 +153,8 @@ class FdbBackend(BaseBackend):
         self._client: Client | None = None
         self._store: ResultStore | None = None
         self.sweeper = Sweeper(self)
+        #: How often an abandoned chord was left to another worker.
+        self._left = Counter[str]()
 
     def _seconds(self, value: Any, default: float | None) -> float | None:
         seconds = default if value is None else self.prepare_expires(value)
@@ -508,8 +514,27 @@ class FdbBackend(BaseBackend):
         if body is None:
             logger.error("The body of chord %s can't be published: it can't be encoded as a result", group_id)
         else:
+            callback = maybe_signature(self.decode(body), app=self.app)
+            if not self._knows(callback) and self._leaves(group_id):
+                logger.info("Chord %s was abandoned; its body is left to a worker that knows its task", group_id)
+                return
             logger.warning("Chord %s was complete and abandoned; its body is published now", group_id)
-            self.publish_body(group_id, maybe_signature(self.decode(body), app=self.app))
+            self.publish_body(group_id, callback)
+
+    def _knows(self, signature: Any) -> bool:
+        """Whether the app has the tasks. Of another application's it would not know the queue."""
+        parts = [*signature.tasks] if isinstance(signature, (group, _chain, chord)) else []
+        if isinstance(signature, chord):
+            parts.append(signature.body)
+        if not parts:
+            return signature.task in self.app.tasks
+        return all(self._knows(maybe_signature(each, app=self.app)) for each in parts)
+
+    def _leaves(self, group_id: str) -> bool:
+        if len(self._left) >= MOST_LEFT:
+            self._left.clear()
+        self._left[group_id] += 1
+        return self._left[group_id] <= LOOKS_LEFT
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

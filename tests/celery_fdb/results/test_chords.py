@@ -85,6 +85,37 @@ def test_a_worker_that_dies_with_the_last_part_loses_no_chord(
     assert scan(backend.store) == []
 
 
+@pytest.mark.parametrize("knows", ["one", "none"])
+@pytest.mark.parametrize("shape", ["task", "chain", "group", "chord"])
+def test_an_abandoned_chord_is_left_to_a_worker_that_knows_its_body(
+    make_app: MakeApp, receive: Any, knows: str, shape: str
+) -> None:
+    """Another application at the same store has another queue for it, and workers that discard it."""
+    app, other = make_app(), make_app(task_default_queue="other")
+    clock = app.backend._clock = other.backend._clock = ManualClock(wall_ms=time.time_ns() // 1_000_000)
+    total, add = app.tasks["total"], app.tasks["add"]
+    shapes = {
+        "task": total.s,
+        "chain": lambda: chain(total.s(), add.s(1)),
+        "group": lambda: group(total.s(), total.s()),
+        "chord": lambda: chord([total.s()], add.s(1)),
+    }
+    chord(header(app))(shapes[shape]())
+    with pytest.MonkeyPatch.context() as dying:
+        dying.setattr(app.backend, "publish_body", lambda *_: None)
+        run_all(app, receive(app))
+    other.tasks.pop("total")
+    for _ in range(backend_module.LOOKS_LEFT):
+        clock.advance(chords.CLAIM_MS / 1000)
+        other.backend.sweeper.look()
+    clock.advance(chords.CLAIM_MS / 1000)
+    (app if knows == "one" else other).backend.sweeper.look()
+    assert bool(receive(app)) is (knows == "one")
+    with other.connection_for_read() as connection:
+        connection.default_channel.queue_declare("other")
+        assert (connection.default_channel.basic_get("other") is None) is (knows == "one")
+
+
 def test_a_chord_whose_body_cannot_be_read_delays_no_other(
     app: Celery, backend: FdbBackend, receive: Any, clock_of_backend: ManualClock, caplog: Any
 ) -> None:
