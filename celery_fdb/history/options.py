@@ -17,7 +17,7 @@ _KINDS = {
     "runs": Kind.whole(f"a whole number from 100 to {MOST_RUNS:,}", 100, MOST_RUNS),
     "max_age": Kind.number(f"seconds, from 60 to {LONGEST_AGE_S:,}", 60, LONGEST_AGE_S),
     "arguments": Kind(f"one of {', '.join(ARGUMENTS)}", lambda value: value in ARGUMENTS),
-    "tracebacks": Kind("True or False", lambda value: value in {True, False}),
+    "tracebacks": Kind("True or False", lambda value: value in (True, False)),
 }
 
 

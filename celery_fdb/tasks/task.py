@@ -301,7 +301,7 @@ def _is_rate(text: Any) -> bool:
 _KINDS = {
     "max_in_flight": Kind.whole("a whole number of at least 1", 1).or_none(),
     "dedup_window": Kind("a number of seconds", lambda value: is_number(value, 0, LONGEST_S) and value > 0).or_none(),
-    "dead_letter": Kind("True or False", lambda value: value in {None, True, False}),
+    "dead_letter": Kind("True or False", lambda value: value in (None, True, False)),
     "rate_limit_key": Kind('a rate such as "10/s", "100/m" or "5/h"', lambda text: text is None or _is_rate(text)),
 }
 

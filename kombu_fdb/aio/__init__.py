@@ -59,6 +59,7 @@ from kombu_fdb.api.job import Job as SyncJob
 from kombu_fdb.api.queue import Queue as SyncQueue
 from kombu_fdb.errors import ForkedError, InvalidArgument, StoreUnavailable
 from kombu_fdb.model import Death
+from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Watch
@@ -80,7 +81,6 @@ class Calls:
     """A fixed number of threads, which start when they are needed. Thread-safe."""
 
     def __init__(self, threads: int) -> None:
-        """Raises ``ValueError`` unless there is one at least."""
         self._pid = os.getpid()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kombu-fdb-aio")
         self.ended = False
@@ -524,6 +524,12 @@ class Transfer(Face[SyncTransfer]):
 THREADS = 8
 
 
+def _checked(threads: int) -> int:
+    if not is_whole(threads, 1):
+        raise InvalidArgument("threads must be a whole number of at least 1", given=shown(threads))
+    return threads
+
+
 class Broker(Face[SyncBroker]):
     """Open it with :meth:`open`, or make it of a sync broker, with which it shares what is held.
 
@@ -533,16 +539,16 @@ class Broker(Face[SyncBroker]):
     def __init__(self, broker: SyncBroker, *, threads: int = THREADS) -> None:
         if not isinstance(broker, SyncBroker):
             raise InvalidArgument("a broker is not made of this", given=type(broker).__name__, fix=FIX_OPEN)
-        super().__init__(broker, Calls(threads))
+        super().__init__(broker, Calls(_checked(threads)))
 
     @classmethod
     def open(cls, url: str, *, threads: int = THREADS, **options: Any) -> Opening:
         """``async with Broker.open(url) as broker:``, or ``broker = await Broker.open(url)``.
 
         ``url`` and ``options`` as of the sync broker; ``threads``: in which its calls run. Raises ``OptionError``, or
-        within ``connect_timeout`` seconds ``StoreUnavailable`` or ``FormatError``.
+        within ``connect_timeout`` seconds ``StoreUnavailable`` or ``FormatError``; ``InvalidArgument`` for ``threads``.
         """
-        return Opening(lambda: SyncBroker.open(url, **options), threads)
+        return Opening(lambda: SyncBroker.open(url, **options), _checked(threads))
 
     async def close(self) -> None:
         """Release what was taken here and not settled, at once and uncounted; end every waiting ``take``.

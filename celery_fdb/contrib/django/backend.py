@@ -11,9 +11,9 @@ In the settings::
 
 A task becomes the Celery task ``celery_fdb.django.run`` in the Celery queue of the same name, so ordinary workers run
 it (``-Q default,mail``). Its ``run_after`` is an ETA, which waits in the broker's store; its priority, -100 to 100,
-becomes one of Celery's ten: 0 becomes 4. ``OPTIONS``: ``fair_key``, a header's value for every task of this backend;
-``app``, as ``CELERY_FDB["APP"]``; ``modules``, where tasks are defined besides ``tasks.py`` of the installed apps. Only
-tasks from there are run, whatever a message names.
+becomes one of Celery's ten, in the app's ``priority_order``: 0 becomes 4, or 5 where 0 is the most urgent. ``OPTIONS``:
+``fair_key``, a header's value for every task of this backend; ``app``, as ``CELERY_FDB["APP"]``; ``modules``, where
+tasks are defined besides ``tasks.py`` of the installed apps. Only tasks from there are run, whatever a message names.
 
 Like ``delay()``, ``enqueue()`` sends at once. Inside a transaction, send after the commit:
 ``transaction.on_commit(partial(task.enqueue, order_id))``.
@@ -138,16 +138,18 @@ class CeleryBackend(BaseTaskBackend):
     def enqueue(self, task: Task[Any, Any], args: Iterable[Any], kwargs: dict[str, Any]) -> TaskResult[Any, Any]:
         """Raises ``InvalidTask``, ``TypeError`` for arguments that are not JSON, kombu's ``OperationalError``."""
         self.validate_task(task)
-        now = datetime.now(UTC)
+        app, now = self.app, datetime.now(UTC)
+        urgency = (task.priority + 100) * 9 // 200
+        most_urgent_is_zero = (app.conf.broker_transport_options or {}).get("priority_order") == "redis"
         result = _result(task, uuid(), list(args), kwargs, self.alias, enqueued_at=now)
-        self.app.send_task(
+        app.send_task(
             conf.RUN,
             (task.module_path, result.args, result.kwargs, self.alias, now.isoformat()),
             task_id=result.id,
             shadow=task.module_path,  # the name that logs, pages and commands show
             queue=task.queue_name,
             eta=task.run_after,
-            priority=(task.priority + 100) * 9 // 200,
+            priority=9 - urgency if most_urgent_is_zero else urgency,
             ignore_result=False,
             headers={} if self._fair_key is None else {"fair_key": self._fair_key},
         )

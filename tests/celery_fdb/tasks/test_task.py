@@ -332,6 +332,7 @@ def test_a_countdown_comes_before_the_backoff(app):
         ({"rate_limit_key": "often"}, "10/s"),
         ({"dedup_window": -1}, "a number of seconds"),
         ({"dead_letter": "yes"}, "True or False"),
+        ({"dead_letter": []}, "True or False"),
         ({"backoff": "procesing-queue"}, "Did you mean processing-queue?"),
         ({"backoff": "soon"}, "pauses and a unit"),
     ],

@@ -19,7 +19,7 @@ from kit.processes import fork, until
 
 from kombu_fdb import Broker, LeaseLost, StoreUnavailable, aio
 from kombu_fdb.aio import Calls
-from kombu_fdb.errors import ForkedError
+from kombu_fdb.errors import ForkedError, InvalidArgument
 
 PATIENCE_S = 60.0
 MOST_AWAITS = 100
@@ -137,6 +137,14 @@ def test_a_waiting_take_that_is_left_at_any_await_leaves_no_waiter(sync, submitt
         return None
 
     assert asyncio.run(main()) >= 4, "a look, the arming, the sleep, another look"
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "8", True, None])
+def test_a_broker_needs_a_thread(sync, threads):
+    with pytest.raises(InvalidArgument, match="at least 1"):
+        aio.Broker(sync, threads=threads)
+    with pytest.raises(InvalidArgument, match="at least 1"):
+        aio.Broker.open("fdb+sqlite://", threads=threads)
 
 
 @pytest.mark.parametrize("threads", [1, 8])

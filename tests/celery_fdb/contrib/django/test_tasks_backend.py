@@ -177,6 +177,13 @@ def test_run_after_waits_in_the_store_and_priority_goes_first(broker: Broker, ta
     assert order == [(ids[2], 9), (ids[3], 6), (ids[0], 4), (ids[4], 2), (ids[1], 0)]
 
 
+def test_the_most_urgent_goes_first_where_that_is_zero(app: Celery, broker: Broker, tasks: Any) -> None:
+    app.conf.broker_transport_options = {"priority_order": "redis"}
+    ids = [tasks.mail.using(priority=priority).enqueue("a").id for priority in (-100, 100)]
+    listed = broker._engine.inspect.page("mail", View("ready"), 10).messages
+    assert [each.message.task_id for each in listed] == ids[::-1]
+
+
 def test_a_task_in_work_is_running(broker: Broker, tasks: Any) -> None:
     sent = tasks.add.enqueue(1)
     broker.queue("default").take(timeout=10)
