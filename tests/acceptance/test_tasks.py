@@ -51,15 +51,15 @@ def test_two_beats_publish_one_message_per_tick(app: Any, launch: Any, until: An
     until(lambda: min(map(ticks, beats)) >= 6, say=beats[0].log.read_text)
     for each in beats:
         each.kill()
-    ids = _dedup_ids(app)
+    ids = _once_ids(app)
     assert len(ids) == len(set(ids)) >= 6
     assert len(ids) <= sum(map(ticks, beats)) - 5, "the other beat's were not stored"
 
 
-def _dedup_ids(app: Any) -> list[str]:
+def _once_ids(app: Any) -> list[str]:
     found = []
     with app.app.connection_for_read() as connection:
         channel = connection.channel()
         while (message := channel.basic_get("celery", no_ack=True)) is not None:
-            found.append(message.headers["dedup_id"])
+            found.append(message.headers["once_id"])
     return found
