@@ -19,6 +19,7 @@ from celery_fdb.inspection.time_formats import limit as written
 from celery_fdb.inspection.time_formats import moment, seconds_of
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.actions import ACTIONS
+from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
 from kombu_fdb.model import Listed, State
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
@@ -105,7 +106,10 @@ def reschedule(invocation: Invocation, *, task_id: str, due: str) -> Answer:
 
 
 def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ...], **fields: str) -> Answer:
-    """Do the action to each message of the task. Raises ``Refused`` if the task has no message in such a state."""
+    """Do the action to each message of the task; one that is refused stays, and the others are changed all the same.
+
+    Raises ``Refused`` if the task has no message in such a state, and the error if each is refused.
+    """
     found = [
         each
         for each in invocation.broker.spots(task_id)
@@ -114,8 +118,17 @@ def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ..
     if not found:
         fix = "`find` shows where its messages are."
         raise Refused(f"the task has no {' or '.join(states)} message", task_id=task_id, fix=fix)
-    done = [_do(invocation, name, Request(each.message.queue, [each.spot], fields=fields)) for each in found]
+    done, refused = list[Outcome](), list[KombuFDBError]()
+    for each in found:
+        try:
+            done.append(_do(invocation, name, Request(each.message.queue, [each.spot], fields=fields)))
+        except (QueueError, FormatError) as refusal:
+            refused.append(refusal)
     number = sum(1 - each.missed for each in done)
+    for error in refused:
+        if not number:
+            raise error
+        click.echo(clean(f"Left as it is: {error}"), err=True)
     return Answer({"task_id": task_id, "changed": number}, [each.text for each in done])
 
 

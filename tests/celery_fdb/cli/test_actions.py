@@ -55,6 +55,20 @@ def test_a_task_runs_now_and_later(run, app, broker):
     assert run("reschedule", "nobody", "2h").code == 1
 
 
+def test_exit_code_1_means_that_no_message_of_the_task_was_changed(run, broker):
+    queue = broker.queue("celery")
+    queue.put("stays", task_id="t", delay=60)
+    queue.put("expires", task_id="t", delay=60, ttl=600)
+    result = run("reschedule", "t", "2h", "--json")
+    assert (result.code, result.json["changed"]) == (0, 1)
+    assert "Left as it is: the message expires before it is due" in result.err
+    assert [each.payload for each in queue.peek(2, state="delayed")] == [b"expires", b"stays"]
+    assert queue.delete(queue.page(state="delayed").messages[1].spot)
+    result = run("reschedule", "t", "2h")
+    assert (result.code, result.out) == (1, "")
+    assert "Choose an earlier moment" in result.err
+
+
 def test_a_task_that_was_replayed_runs_now_and_later_and_a_dead_letter_does_not(run, app, broker):
     task_id = app.send_task("shop.pay").id
     queue = broker.queue("celery")
