@@ -165,7 +165,8 @@ def replay(
                 count += letters.replay(limit, to=to, rate=rate, progress=advance, **each)
     except QueueNotFound as error:
         fix = "Start a worker that declares it, or name another queue with --to. The dead letters stay where they are."
-        raise QueueNotFound(error.text, **{**error.attributes, "fix": fix}) from None
+        replayed = count + error.attributes.get("replayed", 0)
+        raise QueueNotFound(error.text, **{**error.attributes, "replayed": replayed, "fix": fix}) from None
     return Answer({"queue": queue, "replayed": count}, [f"replayed {plural(count, 'message')}"])
 
 

@@ -586,6 +586,17 @@ def test_dead_replay_into_a_deleted_queue_is_refused_and_loses_nothing(run, grav
     assert broker.queue("celery").count() == 3
 
 
+def test_dead_replay_that_is_refused_on_the_way_says_how_many_are_back(run, broker):
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"}
+    for name in ("stays", "goes"):
+        broker.declare(name, arguments=arguments).put("a", task_id=name)
+        broker.queue(name).take(0).bury()
+    broker._engine.queues.delete("goes")
+    result = run("dead", "replay", "graveyard", "--in", "stays", "goes")
+    assert (result.code, broker.queue("stays").count(), broker.queue("graveyard").count()) == (1, 1, 1)
+    assert "replayed: 1" in result.err
+
+
 def test_dead_letters_of_an_exchange(run, broker):
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graveyard"}
     jobs = broker.declare("jobs", arguments=arguments)
