@@ -53,6 +53,7 @@ from kombu_fdb.model import (
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.primitives.ranges import LATEST_MS, MOST, check_text, is_whole, moment
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
+from kombu_fdb.settings.location import SqliteLocation
 
 # -- lines -------------------------------------------------------------------------------------------------------------
 
@@ -367,8 +368,10 @@ def _asked(ask: Callable[[], T], queue: str) -> T:
 
 
 def name_of(broker: Broker) -> str:
-    """Where it is and in which namespace, with secrets masked."""
+    """Where it is and in which namespace, with secrets masked; the same for each path to the same file."""
     location = broker.location
+    if isinstance(location, SqliteLocation):
+        location = dataclasses.replace(location, path=location.path.resolve())
     return f"{location} namespace {location.namespace}"
 
 
@@ -468,7 +471,7 @@ def _choose_id(header: Header, target: Broker, *, again: bool) -> bytes:
         raise QueueError(
             "this was already imported",
             messages=facts["messages"],
-            fix="Nothing is missing. To import all of it a second time, add --again.",
+            fix="All that it held then is here. To import all of it a second time, add --again.",
         )
     number = 1
     while transfer.finished(_numbered(import_id, number)) is not None:

@@ -284,6 +284,13 @@ def test_into_itself_is_refused(run, filled, source_url):
     assert "same store" in result.err
 
 
+def test_into_itself_by_another_path_is_refused(run, filled, source_url, tmp_path):
+    link = tmp_path / "link.db"
+    link.symlink_to(source_url.removeprefix("fdb+sqlite:///"))
+    result = run("import", "--from", f"fdb+sqlite:///{link}", broker=source_url)
+    assert (result.code, "same store" in result.err) == (1, True)
+
+
 def marks(broker):
     keys = broker._engine.keys
     begin, end = keys.prefix + b"\x02imported\x00", keys.prefix + b"\x02imported\x01"
