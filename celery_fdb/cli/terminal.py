@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,8 +96,15 @@ class Invocation:
         self._open.close()
 
 
+class _Console(Console):
+    """Does not end the process with 1 where its reader has gone, as rich's own does."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - called where the ``BrokenPipeError`` is handled
+
+
 def _console(where: Where, *, stderr: bool) -> Console:
-    console = Console(stderr=stderr, no_color=where.no_color or None, markup=False, highlight=False, emoji=False)
+    console = _Console(stderr=stderr, no_color=where.no_color or None, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = MOST_COLUMNS
     return console
@@ -149,11 +157,15 @@ def _run(function: Callable[..., Answer | None], invocation: Invocation, options
 
 
 def _print(invocation: Invocation, answer: Answer) -> None:
-    if invocation.as_json:
-        click.echo(in_json(answer.document))
-        return
-    for each in answer.shown:
-        invocation.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
+    """Print the answer. Of a reader that has gone the exit code says nothing: what was done is done."""
+    try:
+        if invocation.as_json:
+            click.echo(in_json(answer.document))
+            return
+        for each in answer.shown:
+            invocation.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
 
 
 def in_json(document: Any) -> str:

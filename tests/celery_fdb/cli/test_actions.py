@@ -1,11 +1,15 @@
 """The commands for what the pages do: found, due at another moment, edited, published, deleted."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from celery import Celery
 
 from celery_fdb.inspection import filters as search_module
+from kombu_fdb import Broker
 
 
 @pytest.fixture
@@ -67,6 +71,21 @@ def test_exit_code_1_means_that_no_message_of_the_task_was_changed(run, broker):
     result = run("reschedule", "t", "2h")
     assert (result.code, result.out) == (1, "")
     assert "Choose an earlier moment" in result.err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_has_gone_changes_no_exit_code(tmp_path, options):
+    url = f"fdb+sqlite:///{tmp_path}/broker.db"
+    with Broker.open(url) as broker:
+        broker.queue("jobs").put("a")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "celery_fdb", "--broker", url, "purge", "jobs", "--yes", *options]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+    with Broker.open(url) as broker:
+        assert broker.queue("jobs").count() == 0
 
 
 def test_a_task_that_was_replayed_runs_now_and_later_and_a_dead_letter_does_not(run, app, broker):
