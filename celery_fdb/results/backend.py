@@ -262,8 +262,8 @@ class FdbBackend(BaseBackend):
             meta = {**meta, "result": self._too_large(meta["result"], error), "traceback": traceback}
             try:
                 return self._encode_checked(meta)
-            except ResultTooLarge:  # as an extended result's arguments may be
-                return self._encode_checked({**meta, "traceback": None, "args": None, "kwargs": None})
+            except ResultTooLarge:  # the tasks that it has published may be too many, or an extended result's arguments
+                return self._encode_checked({**meta, **dict.fromkeys(("traceback", "children", "args", "kwargs"))})
 
     def _encode_part(self, result: Any, state: str) -> bytes:
         try:

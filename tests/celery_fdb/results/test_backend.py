@@ -236,6 +236,16 @@ def test_an_error_over_the_maximum_is_a_failure_that_shows_its_beginning(
     assert (meta["args"] is None) is (size == 8000)
 
 
+def test_a_failure_is_stored_where_the_tasks_that_it_has_published_are_too_many(make_app: MakeApp) -> None:
+    app = make_app(result_backend_transport_options={"max_message_size": 8000})
+    request = Context(id="a", task="add")
+    request.children.extend(app.AsyncResult(f"{number:036}") for number in range(200))
+    app.backend.mark_as_failure("a", ValueError("wrong"), request=request)
+    meta = app.backend.get_task_meta("a")
+    assert (meta["status"], meta["children"]) == (states.FAILURE, None)
+    assert "ValueError" in str(meta["result"])
+
+
 def test_no_pickle_by_default(make_app: MakeApp) -> None:
     writer = make_app(result_serializer="pickle", result_accept_content=["pickle"])
     writer.backend.store_result("a", {1, 2}, states.SUCCESS)
