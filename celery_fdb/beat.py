@@ -123,7 +123,8 @@ def _tick_at(entry: Any, moment: datetime) -> tuple[str, float]:
             return _rounded(now, period_s), period_s
         return str(int(_elapsed_s(now) // period_s)), period_s
     clocked = getattr(timing, "clocked_time", None)
-    due = clocked or now + timing.remaining_estimate(timing.maybe_make_aware(entry.last_run_at))
+    # The estimate is counted from the present, which is later than the moment if the store was slow to answer.
+    due = clocked or (timing.maybe_make_aware(timing.now()) + timing.remaining_estimate(entry.last_run_at))
     return str(round(due.timestamp() / 60)), 86_400.0
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from zoneinfo import ZoneInfo
 
 import pytest
 from celery.beat import ScheduleEntry
-from celery.schedules import crontab, schedule
+from celery.schedules import BaseSchedule, crontab, schedule
 from kit.celery_versions import CELERY
 
 from celery_fdb.beat import Scheduler, tick_of
@@ -69,6 +70,26 @@ def test_a_lone_beat_loses_no_tick_to_a_store_that_was_slow_before(app, sent, mo
         own = due
         nows.append(own.last_run_at + timedelta(seconds=30))
     assert len(sent()) == 2
+
+
+class AtSunset(BaseSchedule):
+    """As Celery's ``solar``, whose estimate is what is left from now on."""
+
+    def remaining_estimate(self, last_run_at):
+        return at("2026-03-01 18:00:35") - self.now()
+
+
+def test_a_tick_of_the_sun_is_the_same_in_a_beat_whose_store_is_slow(app, sent, monkeypatch):
+    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
+    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+    for wait_s in (0, 10):
+        scheduler, nows, timing = beat(app), [at("2026-03-01 18:00:36")], AtSunset(app=app)
+        timing.nowfun = partial(nows.__getitem__, -1)
+        own = ScheduleEntry(name="e", task="t", schedule=timing, app=app)
+        scheduler.reserve(own)
+        nows.append(nows[0] + timedelta(seconds=wait_s))
+        scheduler.apply_async(own, advance=False)
+    assert len(sent()) == 1
 
 
 @pytest.mark.parametrize(
