@@ -185,7 +185,6 @@ def resume(invocation: Invocation, *, queue: str, key: str | None) -> Answer:
 
 
 def _switch(invocation: Invocation, name: str, queue: str, key: str | None) -> Answer:
-    known(invocation, queue)
     outcome = _do(invocation, name, Request(queue, key=key))
     return Answer({"queue": queue, "key": key, "paused": name == "pause"}, [outcome.text])
 
