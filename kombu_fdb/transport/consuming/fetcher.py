@@ -112,7 +112,7 @@ class Claiming:
             self._pay_line(queues, now)
         if hand or not member.attend(self._client.engine, hand):
             plan.queues = []
-        if queues and not hand and not member.in_line:  # it was evicted, or its row was damaged
+        if queues and not hand and not member.in_line:  # it has just left, or its demand was ended
             self._with_acks(session, join)
         return plan
 
