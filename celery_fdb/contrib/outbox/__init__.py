@@ -124,7 +124,7 @@ class OutboxTable:
         return cls(partial(in_transaction, connection), mark or mark_of(connection), clock, skip_locked=skip_locked)
 
     def claim(self, limit: int, lease_ms: int, ids: Sequence[str] = ()) -> list[ClaimedRow]:
-        """Claim due rows, or those of ``ids``, for ``lease_ms``: the oldest new ones, then those that are tried again."""
+        """Claim due rows, or those of ``ids``, for ``lease_ms``: new ones, oldest first, then those tried before."""
         query = "SELECT id, signature, attempts, due_ms FROM celery_outbox WHERE due_ms <= ?"
         if ids:
             query += f" AND id IN ({', '.join('?' * len(ids))})"
