@@ -95,14 +95,26 @@ MOST_KEYS = 10_000
 
 _known: dict[tuple[str, str, str], Mapping[str, Any]] = {}
 
+#: The options that say where a task goes.
+DESTINATION = ("queue", "exchange", "routing_key")
 
-def limit_keys(
-    task: Task, key: str, limits: Mapping[str, Any], args: Any, kwargs: Any, options: dict[str, Any]
-) -> None:
-    """Make sure that ``limits`` hold for ``key`` in every queue the message will reach. Raises as publishing does."""
-    app = task.app
-    route = app.amqp.router.route(dict(options), task.name, args or (), kwargs or {}, task)
-    exchange, routing_key = _destination(app, route)
+
+def routed(task: Task, args: Any, kwargs: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the destination in them, as Celery finds it: from the call, the task's attributes, and routes.
+
+    Celery asks its routers once more, and puts this destination first: a router may name another queue at each call.
+    """
+    given = {**task._get_exec_options(), **options}
+    route = task.app.amqp.router.route(given, task.name, args or (), kwargs or {}, task)
+    return {**options, **{name: route[name] for name in DESTINATION if route.get(name) is not None}}
+
+
+def limit_keys(app: Any, key: str, limits: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Make sure that ``limits`` hold for ``key`` in every queue the message will reach. Raises as publishing does.
+
+    ``options``: from :func:`routed`.
+    """
+    exchange, routing_key = _destination(app, options)
     place = f"{app.conf.broker_write_url}"
     if not exchange and _known.get((place, routing_key, key)) == limits:
         return
@@ -182,7 +194,8 @@ class FdbTask(Backoff, Task):
         self._add_key(headers, args or (), kwargs or {}, options)
         self._add_dedup(headers, args or (), kwargs or {}, options)
         if self.limits and not self.app.conf.task_always_eager:
-            limit_keys(self, headers["fair_key"], self.limits, args, kwargs, options)
+            options = routed(self, args, kwargs, options)
+            limit_keys(self.app, headers["fair_key"], self.limits, options)
         return super().apply_async(args, kwargs, *rest, **options, headers=headers or None)
 
     def _add_key(self, headers: dict[str, Any], args: Any, kwargs: Any, options: dict[str, Any]) -> None:

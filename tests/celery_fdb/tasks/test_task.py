@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import ClassVar
 
 import pytest
 from celery import Celery, Task, chain, chord, group
 from celery.exceptions import Retry
+from kombu import Exchange, Queue
 
 from celery_fdb import FdbTask, install
 from celery_fdb.tasks import failures
@@ -218,6 +220,23 @@ def test_limits_are_set_where_the_message_is_routed_to(app, broker):
     app.conf.task_routes = {"charge": {"queue": "money"}}
     define(app, max_in_flight=1).delay("a")
     assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
+
+
+@pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
+@pytest.mark.parametrize("options", [{"queue": "money"}, {"exchange": "shop", "routing_key": "money"}])
+def test_limits_are_set_where_the_task_itself_says_it_goes(app, broker, options):
+    with app.connection_for_write() as connection:
+        Queue("money", Exchange("shop", type="topic"), routing_key="money")(connection).declare()
+    define(app, max_in_flight=1, **options).delay("a")
+    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
+
+
+def test_limits_are_set_where_a_router_sends_this_very_message(app, broker):
+    ways = cycle(["money", "mail"])
+    app.conf.task_routes = lambda *_, **__: {"queue": next(ways)}
+    define(app, max_in_flight=1).delay("a")
+    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
+    assert broker.queue("money").stats().ready == 1
 
 
 def test_a_known_key_costs_no_look_at_its_limits(app, monkeypatch):
