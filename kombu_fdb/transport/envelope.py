@@ -49,7 +49,8 @@ can't be found. The dedup id (``engine/messages/publish.py``) is the header ``de
 ``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the header ``dedup_window``
 (seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with the
 window ``once_window``. A retry or a replacement (``self.replace``) is never a duplicate: Celery hands a task's headers
-and id on to it. It is recognised by ``retries`` or ``replaced_task_nesting``.
+and id on to it. It is recognised by ``retries`` or ``replaced_task_nesting``. With protocol 1,
+``transport/worker.py`` puts ``retries`` among the headers.
 """
 
 from __future__ import annotations

@@ -116,6 +116,15 @@ def receive(request: Any = None, **_: Any) -> None:
             setattr(made, name, _ended(getattr(made, name)))
 
 
+def tell_retry(body: Any = None, headers: Any = None, **_: Any) -> None:
+    """For Celery's signal ``before_task_publish``: tell by the headers that a message of protocol 1 is a retry.
+
+    There the number of retries is in the body, and the dedup id of the first attempt would make a duplicate of it.
+    """
+    if isinstance(body, dict) and body.get("retries") and isinstance(headers, dict):
+        headers["retries"] = body["retries"]
+
+
 def _executed(method: Method) -> Method:
     """Wrap it so that an exception frees the request's place in the pool, and ends no thread."""
 
@@ -267,6 +276,7 @@ def join_workers(driver_type: str) -> None:
             getattr(loaded, step).compatible_transports |= {driver_type}
     signals = sys.modules.get("celery.signals")
     if signals is not None:
+        signals.before_task_publish.connect(tell_retry, weak=False, dispatch_uid="kombu_fdb.transport.worker")
         signals.task_received.connect(receive, weak=False, dispatch_uid="kombu_fdb.transport.worker")
         signals.worker_ready.connect(prepare_worker, weak=False, dispatch_uid="kombu_fdb.transport.worker")
 

@@ -266,6 +266,17 @@ def test_a_dedup_id_publishes_once(app, sent):
     assert [headers["dedup_id"] for *_, headers in sent()] == ["charge:7", "charge:8"]
 
 
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_retry_is_no_duplicate(app, broker, protocol):
+    app.conf.task_protocol = protocol
+    task = define(app, dedup_id="customer_id")
+    task.delay("a")
+    task.push_request(id="i", args=("a",), kwargs={}, headers={"dedup_id": "charge:a"}, called_directly=False)
+    with pytest.raises(Retry):
+        task.retry(countdown=0)
+    assert broker.queue("q").stats().ready == 2
+
+
 def test_two_tasks_with_the_same_argument_are_two(app, sent):
     one = define(app, dedup_id="order_id")
 
