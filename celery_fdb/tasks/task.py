@@ -80,11 +80,21 @@ class Backoff:
         if cls.backoff is not None:
             seconds(cls.backoff, 1)
 
-    def retry(self, *args: Any, eta: Any = None, countdown: float | None = None, **options: Any) -> Any:
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: Any = None,
+        throw: Any = True,
+        eta: Any = None,
+        countdown: float | None = None,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
         """As Celery's ``retry``; without ``eta`` and ``countdown``, after the schedule's pause."""
         if eta is None and countdown is None and self.backoff is not None:
             countdown = seconds(self.backoff, self.request.retries + 1)  # type: ignore[attr-defined]  # of the task
-        return super().retry(*args, eta=eta, countdown=countdown, **options)  # type: ignore[misc]  # a mixin
+        return super().retry(args, kwargs, exc, throw, eta, countdown, *rest, **options)  # type: ignore[misc]  # a mixin
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

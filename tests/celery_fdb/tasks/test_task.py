@@ -338,6 +338,14 @@ def test_retry_waits_as_long_as_the_backoff_says(app, backoff, retries, seconds)
     assert raised.value.when == seconds
 
 
+def test_retry_takes_what_celerys_takes_by_position(app):
+    task = define(app, backoff="processing-queue")
+    task.push_request(id="i", args=("a",), kwargs={}, called_directly=False)
+    with pytest.raises(Retry) as raised:
+        task.retry(("b",), {}, None, True, None, 7, 5)
+    assert raised.value.when == 7
+
+
 def test_a_countdown_comes_before_the_backoff(app):
     task = define(app, backoff="1/5/25min")
     task.push_request(id="i", args=("a",), kwargs={}, retries=0, called_directly=False)
