@@ -209,7 +209,7 @@ class FdbTask(Backoff, Task):
         return super().apply_async(args, kwargs, *rest, **options, headers=headers or None)
 
     def _add_key(self, headers: dict[str, Any], args: Any, kwargs: Any, options: dict[str, Any]) -> None:
-        given = options.pop("fair_key", None)
+        given = _taken(options, "fair_key")
         if headers.get("fair_key") is not None:
             given = headers["fair_key"]
         key = self._value("fair_key", args, kwargs) if given is None else text_of("fair_key", given)
@@ -231,7 +231,7 @@ class FdbTask(Backoff, Task):
         return key if key == own or key.endswith(f"/{own}") else f"{key}/{own}" if key else own
 
     def _add_dedup(self, headers: dict[str, Any], args: Any, kwargs: Any, options: dict[str, Any]) -> None:
-        given, window = options.pop("dedup_id", None), options.pop("dedup_window", self.dedup_window)
+        given, window = _taken(options, "dedup_id"), _taken(options, "dedup_window", self.dedup_window)
         if given is None:
             value = self._value("dedup_id", args, kwargs)
             given = None if value is None else f"{self.name}:{value}"
@@ -274,6 +274,11 @@ class FdbTask(Backoff, Task):
             )
         if cls.dead_letter:
             failures.install(app)
+
+
+def _taken(options: dict[str, Any], name: str, default: Any = None) -> Any:
+    """Take an option of ours, unless it is a stamp: in Celery, stamps are among the options, too."""
+    return default if name in (options.get("stamped_headers") or ()) else options.pop(name, default)
 
 
 # -- when a task is defined ------------------------------------------------------------------------------------------

@@ -277,6 +277,15 @@ def test_a_retry_is_no_duplicate(app, broker, protocol):
     assert broker.queue("q").stats().ready == 2
 
 
+def test_a_stamp_with_the_name_of_an_option_is_a_stamp(app, sent):
+    signature = define(app).s("a")
+    signature.stamp(fair_key="x", dedup_id="x", dedup_window="x")
+    signature.apply_async()
+    ((_, _, _, headers),) = sent()
+    assert headers["stamps"].keys() == {"fair_key", "dedup_id", "dedup_window"}
+    assert headers.keys().isdisjoint(headers["stamps"])
+
+
 def test_two_tasks_with_the_same_argument_are_two(app, sent):
     one = define(app, dedup_id="order_id")
 
