@@ -53,6 +53,7 @@ from typing import Any
 
 from celery import Task
 from celery.utils.time import rate
+from kombu.common import Broadcast
 
 from celery_fdb.tasks import failures
 from kombu_fdb import Broker
@@ -132,6 +133,8 @@ def limit_keys(app: Any, key: str, limits: Mapping[str, Any], options: Mapping[s
         channel = producer.channel
         if not isinstance(channel, Channel):
             return  # another broker has no limits of keys
+        if exchange:
+            _declare(producer, options)
         with amqp_errors("basic_publish"):
             broker = Broker.of(channel.client)
             for queue in broker.topology.route(exchange, routing_key) if exchange else [routing_key]:
@@ -153,6 +156,15 @@ def _destination(app: Any, route: Mapping[str, Any]) -> tuple[str, str]:
         return "", queue.name
     name = getattr(exchange, "name", exchange)
     return name or queue.exchange.name, routing_key or queue.routing_key or app.conf.task_default_routing_key
+
+
+def _declare(producer: Any, options: Mapping[str, Any]) -> None:
+    """Declare what Celery is about to declare: until then, an exchange may not know the queue, or not be there."""
+    queue, declared = options.get("queue"), options.get("declare")
+    if declared is None:
+        declared = [queue] if queue is not None and not isinstance(queue, Broadcast) else []
+    for each in declared:
+        producer.maybe_declare(each)
 
 
 def _limit(queue: Queue, key: str, limits: Mapping[str, Any]) -> None:

@@ -231,6 +231,13 @@ def test_limits_are_set_where_the_task_itself_says_it_goes(app, broker, options)
     assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
 
 
+def test_limits_are_set_for_a_queue_that_is_not_yet_bound_to_its_exchange(app, broker):
+    app.conf.task_queues = [Queue("money", Exchange("shop", type="topic"), routing_key="#")]
+    define(app, max_in_flight=1).apply_async(("a",), queue="money")
+    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
+    assert broker.queue("money").stats().ready == 1
+
+
 def test_limits_are_set_where_a_router_sends_this_very_message(app, broker):
     ways = cycle(["money", "mail"])
     app.conf.task_routes = lambda *_, **__: {"queue": next(ways)}
