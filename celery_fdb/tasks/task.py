@@ -188,6 +188,10 @@ CUTOFF = 0.8
 Source = str | Callable[[Sequence[Any], Mapping[str, Any]], Any] | None
 
 
+#: The options that a function may be given for.
+SOURCES = ("fair_key", "dedup_id")
+
+
 class FdbTask(Backoff, Task):
     """Base of tasks with the options above. Raises ``OptionError`` where the task is defined."""
 
@@ -203,7 +207,7 @@ class FdbTask(Backoff, Task):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _check_names(cls)
-        for name in ("fair_key", "dedup_id"):
+        for name in SOURCES:
             _check_source(cls, name)
         _check_values(cls)
 
@@ -278,6 +282,10 @@ class FdbTask(Backoff, Task):
     def on_bound(cls, app: Any) -> None:
         """Celery's hook, when the task's application is known."""
         super().on_bound(app)
+        # Celery has set what the setting task_annotations says, without making a class.
+        for name in SOURCES:
+            _as_function(cls, name)
+        _check_values(cls)
         if cls.max_in_flight is not None and not cls.acks_late:
             raise OptionError(
                 "max_in_flight counts messages until they are acknowledged, which for this task is when it begins",
@@ -310,15 +318,20 @@ def _check_names(cls: type[FdbTask]) -> None:
             )
 
 
+def _as_function(cls: type[FdbTask], name: str) -> None:
+    source = inspect.getattr_static(cls, name)
+    if callable(source) and not isinstance(source, staticmethod):
+        setattr(cls, name, staticmethod(source))  # else it would be a method
+
+
 def _check_source(cls: type[FdbTask], name: str) -> None:
+    _as_function(cls, name)
     source = inspect.getattr_static(cls, name)
     if isinstance(source, staticmethod) or source is None:
         return
-    if callable(source):
-        setattr(cls, name, staticmethod(source))  # else it would be a method
-    elif not isinstance(source, str):
+    if not isinstance(source, str):
         raise _unusable(cls, name, source, "the name of an argument, or a function of (args, kwargs)")
-    elif "run" in vars(cls):
+    if "run" in vars(cls):
         _check_argument(cls, name, source)
 
 

@@ -65,6 +65,18 @@ def test_an_explicit_key_comes_first(app, sent):
     assert keys(sent()) == ["globex", "initech", "hooli"]
 
 
+def test_a_function_in_task_annotations_is_one_of_args_and_kwargs(app, sent):
+    app.conf.task_annotations = {"charge": {"fair_key": lambda args, _: f"c/{args[0]}"}}
+    define(app).delay("acme")
+    assert keys(sent()) == ["c/acme"]
+
+
+def test_a_wrong_value_in_task_annotations_is_an_error(app):
+    app.conf.task_annotations = {"charge": {"max_in_flight": "2"}}
+    with pytest.raises(OptionError, match="It takes a whole number"):
+        define(app)
+
+
 def test_no_value_is_no_key(app, sent):
     define(app, fair_key="customer_id").delay(None)
     assert keys(sent()) == [None]
