@@ -232,6 +232,8 @@ class FdbTask(Backoff, Task):
         text = "" if key is None else str(key)
         if self.limits:
             text = self._limited(text or self._named_otherwise(args, kwargs, headers, options))
+        elif not text:  # a property, which Celery does not hand on to a retry
+            text = text_of("MessageGroupId", options.get("MessageGroupId"))
         if text:
             headers["fair_key"] = text
 

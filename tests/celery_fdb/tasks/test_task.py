@@ -95,6 +95,16 @@ def test_a_function_that_fails_publishes_nothing(app, broker):
     assert broker.queue("q").count() == 0
 
 
+def test_a_retry_has_the_key_of_a_property_too(app, sent):
+    define(app).apply_async(("a",), MessageGroupId="acme")
+    ((_, args, kwargs, headers),) = sent()
+    task, own = app.tasks["charge"], {"fair_key": headers["fair_key"]}
+    task.push_request(id="i", args=args, kwargs=kwargs, headers=own, called_directly=False)
+    with pytest.raises(Retry):
+        task.retry(countdown=0)
+    assert keys(sent()) == ["acme"]
+
+
 def test_a_retry_keeps_the_key_of_the_first_attempt(app, sent):
     task = define(app, fair_key="customer_id", max_in_flight=1)
     task.apply_async(("acme",), fair_key="explicit")
