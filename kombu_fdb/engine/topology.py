@@ -390,8 +390,16 @@ def _expires_ms(queue: str, value: bytes | None) -> int | None:
 
 
 def expire(work: Work, queue: str, last_use: bytes) -> bytes | None:
-    """Delete the queue, as :func:`delete_queue`, if it is still unused; conflicts with every use until this commits."""
-    if work.tr.get(work.keys.expiring(queue)) != last_use:
+    """Delete the queue, as :func:`delete_queue`, if it is still unused; conflicts with every use until this commits.
+
+    Where it is gone already, only its record goes: a process that did not know yet has noted a use after the deletion,
+    and what has been published to the name since does not expire.
+    """
+    noted, declared = work.tr.get_many([work.keys.expiring(queue), work.keys.queue(queue)])
+    if noted != last_use:
+        return None
+    if declared is None:
+        work.tr.clear(work.keys.expiring(queue))
         return None
     return delete_queue(work, queue, if_unused=True)
 
