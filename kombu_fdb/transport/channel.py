@@ -221,6 +221,7 @@ class Channel(DeclaringChannel):
             on_cancel,
             transient,
             single,
+            declaration is not None,
         )
         self.transport.receiver.subscribe(subscription)
         self._subscriptions[consumer_tag] = subscription

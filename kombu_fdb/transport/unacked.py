@@ -492,6 +492,8 @@ class Subscription:
     transient: bool
     #: Whether the queue serves one consumer at a time.
     single: bool = False
+    #: Whether the queue was declared when the consumer came; else a message has made it.
+    declared: bool = False
     #: The session under which the store has registered this consumer.
     session_id: SessionId | None = None
     #: Its name in the store, unique in the process and so in the session.

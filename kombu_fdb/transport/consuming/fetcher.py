@@ -627,19 +627,28 @@ class Fetcher:
             raise SessionLost("the session was ended by another process, and its temporary queues with it")
         for subscription in self.dispatch.subscriptions:
             if subscription.session_id != session.session_id:
-                self._register(subscription, session)
+                try:
+                    self._register(subscription, session)
+                except errors.QueueNotFound:  # deleted while no session stood for the consumer
+                    self._end([subscription])
         self._watch_set.report(session, self.dispatch.queues)
 
     def _register(self, subscription: Subscription, session: ClientSession) -> None:
-        """Register the consumer in the store, so that its queue does not vanish."""
+        """Register the consumer in the store, so that its queue does not vanish. Raises ``QueueNotFound``."""
         try:
             self._client.engine.queues.add_consumer(
-                session.session_id, subscription.queue, subscription.tag, declared=subscription.transient
+                session.session_id,
+                subscription.queue,
+                subscription.tag,
+                declared=subscription.declared or subscription.transient,
             )
         except errors.SessionLost:
             session.lose()
             raise
-        except errors.QueueNotFound as error:  # its last other consumer has left meanwhile
+        except errors.QueueNotFound as error:
+            if not subscription.transient:
+                raise
+            # Its last other consumer has left meanwhile.
             raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
         subscription.session_id = session.session_id
 
@@ -663,12 +672,16 @@ class Fetcher:
         else:
             member.is_spared()
         self._glanced = values
-        for each in forgotten:
-            self.ended.append(own[each])  # first: if interrupted, it is ended twice, and notified once
-            self.cancel(own[each], leave=True)
         if forgotten:
-            self.carry_out_cancels()
-            self.arrived.ring()
+            self._end([own[each] for each in forgotten])
+
+    def _end(self, subscriptions: Iterable[Subscription]) -> None:
+        """End consumers whose queue was deleted; the next drain notifies them."""
+        for each in subscriptions:
+            self.ended.append(each)  # first: if interrupted, it is ended twice, and notified once
+            self.cancel(each, leave=True)
+        self.carry_out_cancels()
+        self.arrived.ring()
 
     def carry_out_cancels(self) -> None:
         """Carry out all pending cancels. Several threads may call this; a cancel that is interrupted is repeated."""

@@ -121,3 +121,29 @@ def test_a_session_that_was_lost_ends_no_consumer(connection: Connection, channe
     connection.drain_events(timeout=60)
     assert (held[0].payload, cancelled) == ("x", [])
     assert fetcher.session_id != lost
+
+
+def test_a_session_that_was_lost_ends_consumers_whose_queue_was_deleted_meanwhile(
+    connection: Connection, channel: Any, connect: Any
+) -> None:
+    """Not those of a queue that a message had made: that can be consumed although it is not declared."""
+    cancelled: list[str] = []
+    connection.Producer(auto_declare=False).publish("x", routing_key="made")
+    held: list[Any] = []
+    for queue, tag in (("q", "one"), ("made", "two")):
+        channel.basic_consume(queue, False, held.append, tag, on_cancel=cancelled.append)
+    connection.drain_events(timeout=60)
+    held[0].ack()
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.1)
+    channel.engine.sessions.close(connection.transport.receiver.fetcher.session_id)
+    delete(connect)
+    delete(connect, "made")
+    connection.transport.receiver.fetcher._next_look = 0.0
+    connection.transport.receiver.fetcher.on_room()
+    connection.drain_events(timeout=60)
+    assert cancelled == ["one"]
+    connection.Producer(auto_declare=False).publish("y", routing_key="made")
+    connection.drain_events(timeout=60)
+    assert (len(held), cancelled) == (2, ["one"])
+    assert channel.engine.inspect.consumer_count("q") == 0
