@@ -132,6 +132,12 @@ def for_claims(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def declared_for_claims(work: Work, queue: str) -> dict[str, Any]:
+    """:func:`for_claims` of the queue as it is declared now."""
+    declaration = QueueDeclaration.if_readable(queue, work.tr.get(work.keys.queue(queue)))
+    return for_claims({} if declaration is None else declaration.arguments)
+
+
 MESSAGES_PER_PURGE = 500
 #: The first bytes of a stamp: the version of the commit.
 VERSION_BYTES = 10

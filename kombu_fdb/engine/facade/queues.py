@@ -194,7 +194,11 @@ class Queues(Verbs):
 
     def set_control(self, queue: str, control: QueueControl) -> None:
         """Pause or resume a queue, choose where new keys enter its ring, limit keys without limits of their own."""
-        self._change(queue, lambda work: limit_changes.set_control(work, queue, control))
+
+        def verb(work: Work) -> None:
+            limit_changes.set_control(work, queue, control, partial(topology.declared_for_claims, work, queue))
+
+        self._change(queue, verb)
 
     def change_control(self, queue: str, *, every_key: Mapping[str, Any] | None = None, **changes: Any) -> None:
         """Change these fields of the queue's control, and of its ``every_key``, in one transaction; others stay."""

@@ -31,7 +31,7 @@ Parts may be repeated, and two processes that do the same one conflict.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -243,11 +243,18 @@ def read(work: Work, queue: str, key: str) -> KeyLimits:
     return decode_control(control).every_key if own is None else decode_limits(own)
 
 
-def set_control(work: Work, queue: str, control: QueueControl) -> None:
-    """Replace the queue's control. Raises ``InvalidArgument``."""
+def set_control(
+    work: Work, queue: str, control: QueueControl, declared: Callable[[], Mapping[str, Any]] = dict
+) -> None:
+    """Replace the queue's control. Raises ``InvalidArgument``.
+
+    ``declared``: returns what the queue's arguments say, for a control that can't be read.
+    """
     check_control(control)
     stored = work.tr.get(work.keys.control(queue))
     before = control_of(stored)
+    if not _can_be_read(stored):
+        before = dataclasses.replace(before, **declared())
     kept = {name: getattr(before, name) for name in NOT_SET_HERE}
     work.tr.set(work.keys.control(queue), encode_settings(dataclasses.replace(control, **kept)))
     if control.every_key != before.every_key or not _can_be_read(stored):

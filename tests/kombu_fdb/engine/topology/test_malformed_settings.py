@@ -76,6 +76,20 @@ def test_what_may_be_a_pause_is_one_until_it_is_set_anew(
     bench.check()
 
 
+def test_a_control_that_is_set_anew_has_what_the_queue_is_declared_with(bench: Bench) -> None:
+    """Also if it was declared while its control could not be read: to declare it again unchanged writes nothing."""
+    engine = bench.engine
+    bench.write(lambda tr: tr.set(engine.keys.control("q"), b"\xff"))
+    declaration = QueueDeclaration("q", arguments={"x-single-active-consumer": True, "x-consumer-timeout": 5_000})
+    engine.queues.declare(declaration)
+    engine.queues.set_control("q", QueueControl())
+    engine.queues.declare(declaration)
+    control = engine.inspect.control("q")
+    assert (control.single_active, control.consumer_timeout_ms) == (True, 5_000)
+    engine.queues.set_control("q", QueueControl())
+    assert engine.inspect.control("q").single_active
+
+
 def test_keys_that_an_unreadable_control_has_parked_are_served_when_it_is_set_anew(bench: Bench) -> None:
     engine = bench.engine
     bench.put(b"1", key="k")
