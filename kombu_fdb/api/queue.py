@@ -377,7 +377,7 @@ class Queue:
 
     def reset_control(self) -> None:
         """Undo all changes of its settings; also for a queue whose settings can't be read (``FormatError``)."""
-        self._engine.queues.set_control(self.name, QueueControl())
+        self._engine.queues.reset_control(self.name)
 
     # -- moving and removing ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.model import LONGEST_NAME, KeyLimits, QueueControl, SessionId
-from kombu_fdb.primitives.ranges import check_text, utf8
+from kombu_fdb.primitives.ranges import LONGEST_S, check_text, utf8
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 T = TypeVar("T")
@@ -197,6 +197,17 @@ class Queues(Verbs):
 
         def verb(work: Work) -> None:
             limit_changes.set_control(work, queue, control, partial(topology.declared_for_claims, work, queue))
+
+        self._change(queue, verb)
+
+    def reset_control(self, queue: str) -> None:
+        """Undo all changes of the queue's control; what its arguments say holds again."""
+
+        def verb(work: Work) -> None:
+            declared = partial(topology.declared_for_claims, work, queue)
+            ageing = declared()["ageing"]
+            control = QueueControl(ageing=None if ageing is None else min(ageing, LONGEST_S))
+            limit_changes.set_control(work, queue, control, declared)
 
         self._change(queue, verb)
 

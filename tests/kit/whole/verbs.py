@@ -316,6 +316,7 @@ VERBS: dict[str, Verb] = {
     "queues.drop_consumers_part": _forget_consumers,
     "queues.leave": lambda s: s.engine.queues.leave(s.store.dead, ["tag"]),
     "queues.set_control": lambda s: s.engine.queues.set_control("fair", QueueControl(every_key=KeyLimits(rate=1))),
+    "queues.reset_control": lambda s: s.engine.queues.reset_control("fair"),
     "queues.change_control": lambda s: s.engine.queues.change_control("q", every_key={"paused": True}),
     "queues.limit": _count_while_leased,
     "queues.change_limits": lambda s: s.engine.queues.change_limits("fair", "key0", paused=True, priority=3),

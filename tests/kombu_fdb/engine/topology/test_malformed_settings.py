@@ -11,6 +11,7 @@ from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, encode_lease
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import KeyLimits, QueueControl
+from kombu_fdb.primitives.ranges import LONGEST_S
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -88,6 +89,17 @@ def test_a_control_that_is_set_anew_has_what_the_queue_is_declared_with(bench: B
     assert (control.single_active, control.consumer_timeout_ms) == (True, 5_000)
     engine.queues.set_control("q", QueueControl())
     assert engine.inspect.control("q").single_active
+
+
+@pytest.mark.parametrize(("milliseconds", "ageing"), [(5_000, 5.0), (2**53 - 1, LONGEST_S), (None, None)])
+def test_a_control_that_is_reset_ages_as_the_queue_is_declared(
+    bench: Bench, milliseconds: int | None, ageing: float | None
+) -> None:
+    engine = bench.engine
+    engine.queues.declare(QueueDeclaration("q", arguments={"x-fair-ageing": milliseconds}))
+    engine.queues.change_control("q", ageing=1.0, newcomer="first")
+    engine.queues.reset_control("q")
+    assert engine.inspect.control("q") == QueueControl(ageing=ageing)
 
 
 def test_keys_that_an_unreadable_control_has_parked_are_served_when_it_is_set_anew(bench: Bench) -> None:
