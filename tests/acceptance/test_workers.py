@@ -142,6 +142,8 @@ def freeze(worker: Any, engine: Any) -> None:
             engine.queues.declare(QueueDeclaration(f"frozen{attempt}"))
         except StoreUnavailable:
             os.killpg(worker.process.pid, signal.SIGCONT)
+            # A process that is stopped again at once, on a busy machine, never runs to the end of its transaction.
+            engine.queues.declare(QueueDeclaration(f"thawed{attempt}"))
         else:
             return
 
