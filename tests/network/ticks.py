@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from celery.beat import SchedulingError
-from celery.schedules import schedule
 
 from celery_fdb.beat import SHORTEST_WINDOW_S, Scheduler
 
@@ -18,9 +17,9 @@ class Ticks(Scheduler):
     """Tells of each, with the number that a tick has whichever beat publishes it."""
 
     def apply_async(self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any) -> Any:
-        # One reading of the clock for both: a tick must not get one number here and the next one below.
-        now, name, sent = self.app.now(), f"{recorder.who}-tick-{entry.total_run_count}", copy.copy(entry)
-        sent.schedule = schedule(TICK_S, nowfun=lambda: now, app=self.app)
+        # The moment that the tick is taken from: at a later one the same tick could get the next number here.
+        moment = self._reserved.last_run_at
+        name, sent = f"{recorder.who}-tick-{entry.total_run_count}", copy.copy(entry)
         sent.options = {**entry.options, "task_id": name}
         answer = recorder.call(
             "publish",
@@ -28,7 +27,7 @@ class Ticks(Scheduler):
             doubts=(SchedulingError,),
             message=name,
             queue="tasks",
-            dedup=f"tick {now.timestamp() // TICK_S:.0f}",
+            dedup=f"tick {moment.timestamp() // TICK_S:.0f}",
             window=SHORTEST_WINDOW_S,
         )
         if answer.kind != "ok":
