@@ -88,10 +88,13 @@ def now_ms() -> int:
 
 
 def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: int) -> int:
-    """The moment before which the message must not be delivered; 0 for none."""
+    """The moment before which the message must not be delivered; 0 for none.
+
+    A moment that is over is still one: a message that is published again after it is the same (``publish.py``).
+    """
     due = 0
     if headers.get("eta") and "task" in headers:
-        due = _moment_ms("eta", headers["eta"])
+        due = max(due, _moment_ms("eta", headers["eta"]))
     if headers.get("x-delay") is not None:
         due = max(
             due, now_ms + int(number("x-delay", headers["x-delay"], "milliseconds", least=-LONGEST_MS, most=LONGEST_MS))
@@ -100,7 +103,7 @@ def due_ms(headers: Mapping[str, Any], properties: Mapping[str, Any], now_ms: in
         if source.get("DelaySeconds") is not None:
             delay_s = number("DelaySeconds", source["DelaySeconds"], "seconds", least=-LONGEST_S, most=LONGEST_S)
             due = max(due, now_ms + int(delay_s * 1000))
-    return due if due > now_ms else 0
+    return due
 
 
 def served(headers: dict[str, Any], now_ms: int | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.stores import MemoryStores
+from kombu_fdb.transport import channel
 
 #: When the commit lands whose answer was lost: never, before it is published again, and later.
 LANDINGS = [None, 0.0, 4.0]
@@ -85,6 +88,26 @@ def test_celery_with_its_default_retry(
         app.send_task("tasks.add", args=(1, 2), countdown=None, queue="celery")
     assert faults.struck[Fault.COMMIT_LATE] == 1
     assert ready("celery") == 2
+
+
+@pytest.mark.parametrize("lands_s", LANDINGS)
+def test_a_task_whose_countdown_ends_in_between(
+    monkeypatch: pytest.MonkeyPatch, faults: Faults, url: str, ready: Callable[[str], int], lands_s: float | None
+) -> None:
+    due = datetime.now(UTC) + timedelta(minutes=1)
+    with Connection(url) as connection:
+        producer = connection.Producer(auto_declare=False)
+        producer.publish("warm", routing_key="q")
+        task = partial(producer.publish, "x", routing_key="q", headers={"task": "t", "id": "1", "eta": due.isoformat()})
+        lose(faults, lands_s)
+        with pytest.raises(CommitUnknown):
+            task()
+        monkeypatch.setattr(channel, "now_ms", lambda: int(due.timestamp() * 1000) + 1)
+        task()
+    ready("q")
+    with Broker.open(url) as broker:
+        counts = broker.queue("q").stats()
+    assert counts.ready + counts.delayed == 2
 
 
 @pytest.mark.parametrize("lands_s", LANDINGS)
