@@ -415,6 +415,14 @@ class Client:
         """Dead-letter. Raises a ``StoreError``: nothing has changed, try again."""
         self.settled(leases, self.engine.messages.reject(leases, reason=reason, **details))
 
+    def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
+        """Dead-letter a message that no consumer can handle; if the store does not answer, release it later."""
+        logger.error("dead-lettered message %s of queue %s: %s", delivery.message_id.hex(), delivery.queue, error)
+        try:
+            self.reject([delivery.lease], reason="malformed", error=error, **details)
+        except StoreError:
+            self.release_later([delivery.lease])
+
     def settle_later(self, lease: Lease, details: dict[str, Any], *, reason: str, requeue: bool) -> None:
         """Reject a message, or requeue it, as soon as the store answers. Until then it stays leased. Never blocks."""
 

@@ -11,7 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 from amqp import spec
@@ -27,14 +27,14 @@ from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Patience
-from kombu_fdb.transport.consuming.receiver import Receiver
+from kombu_fdb.transport.connection import BrokerConnection
+from kombu_fdb.transport.consuming.dispatch import Credit, Subscription, next_tag
 from kombu_fdb.transport.declaring import DeclaringChannel, one_call, settle_orphaned
-from kombu_fdb.transport.envelope import KeyOf, encode, now_ms, open_delivery, whole_of
+from kombu_fdb.transport.envelope import encode, now_ms, open_delivery, whole_of
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
-from kombu_fdb.transport.unacked import Connected, Credit, Message, QoS, Settling, Subscription, next_tag
+from kombu_fdb.transport.unacked import Message, QoS
 
 #: How many expired messages a direct get may meet.
 MOST_EXPIRED = 1000
@@ -52,30 +52,6 @@ def _refuse(given: object, what: str, method: str, fix: str) -> None:
         raise PreconditionFailed(f"PRECONDITION_FAILED - no {what} here. {fix}", (50, 10), f"Channel.{method}")
 
 
-class Connecting(Connected, Protocol):
-    """What channels need of the transport."""
-
-    key_of: KeyOf
-
-    @property
-    def options(self) -> Options: ...
-
-    @property
-    def engine(self) -> Engine: ...
-
-    def suspect(self) -> None: ...
-
-    @property
-    def receiver(self) -> Receiver: ...
-
-    @property
-    def receiver_if_any(self) -> Receiver | None: ...
-
-    def declare(self, declaration: QueueDeclaration) -> None: ...
-
-    def close_channel(self, channel: Any) -> None: ...
-
-
 class Channel(DeclaringChannel):
     """Any thread may publish, and ack; everything else is for one thread at a time."""
 
@@ -85,7 +61,7 @@ class Channel(DeclaringChannel):
     body_encoding = None  # type: ignore[assignment]  # as other transports of kombu
     from_transport_options = ("deadletter_queue",)  # type: ignore[assignment]  # as other transports of kombu
 
-    def __init__(self, connection: Connecting, **kwargs: Any) -> None:
+    def __init__(self, connection: BrokerConnection, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self.transport = connection
         #: ``Producer(on_return=...)`` adds its callback under ``basic_return``.
@@ -105,15 +81,14 @@ class Channel(DeclaringChannel):
     def _begin(self) -> None:
         """Begin with nothing claimed, held or settled."""
         self.credit: Credit = Credit()
-        self._settling = Settling(self.transport, self.credit)
-        self._qos = QoS(self.credit, self._settling)
+        self._qos: QoS = QoS(self.transport, self.credit)
 
     # -- the store -------------------------------------------------------------------------------------------------
 
     @property
     def client(self) -> Client:
         """The client with which this channel consumes; it stays the same after the connection is lost."""
-        return self._settling.client
+        return self._qos.client
 
     @property
     def engine(self) -> Engine:
@@ -214,7 +189,7 @@ class Channel(DeclaringChannel):
             consumer_tag,
             queue,
             self.credit,
-            self._settling,
+            self._qos.ack_lease,
             self.open,
             bool(no_ack),
             callback,
@@ -318,7 +293,7 @@ class Channel(DeclaringChannel):
             self.credit.held.got.add(tag)
         message = self.open(delivery, tag)
         if no_ack and delivery.leased and message is not None:
-            self._settling.ack(tag, delivery.lease)
+            self._qos.ack_lease(tag, delivery.lease)
         return message
 
     def _is_shut(self, queue: str) -> bool:
@@ -335,11 +310,11 @@ class Channel(DeclaringChannel):
             message = self.Message(opened, channel=self)
         except FormatError as error:  # nothing else: a timeout that a signal handler raises is no fault of it
             self.credit.held.drop(tag)
-            self._settling.refuse(delivery, str(error))
+            self._qos.client.refuse(delivery, str(error))
             return None
         self.credit.held.messages[tag] = ref(message)
         if delivery.leased:
-            self._settling.client.seen.add(delivery.lease)
+            self._qos.client.seen.add(delivery.lease)
         return message
 
     # -- settle ------------------------------------------------------------------------------------------------------
@@ -351,12 +326,12 @@ class Channel(DeclaringChannel):
         """``prefetch_count`` is for the whole channel; 0 is no limit. Raises ``InvalidArgument``, and 406."""
         _refuse(prefetch_size, "prefetch_size", "basic_qos", "Set prefetch_count: messages are counted")
         self.credit.prefetch = whole_of("prefetch_count", prefetch_count)
-        self._settling.on_room()
+        self.transport.on_room()
 
     def limit_slots(self, free: int) -> None:
         """Allow ``free`` more messages from now on, until this is called again. For the thread that delivers."""
         if self.credit.limit_slots(free):
-            self._settling.on_room()
+            self.transport.on_room()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -364,9 +339,9 @@ class Channel(DeclaringChannel):
         """Cancel the consumers, release what is unsettled. Idempotent; leaves nothing behind if the store fails."""
         if self.closed:
             return
-        if self._settling.is_foreign:
+        if self._qos.is_foreign:
             self.disown()
-        self.closed = self._settling.ended = True
+        self.closed = self._qos.ended = True
         with Patience.ending():
             self._end()
 
@@ -385,7 +360,7 @@ class Channel(DeclaringChannel):
 
     def orphan(self, store: Client) -> None:
         """After a lost connection: give up consuming without calling the store, keep what is being worked on."""
-        self.closed = self._settling.ended = True
+        self.closed = self._qos.ended = True
         receiver = self.transport.receiver_if_any  # don't wait for its thread, which may be in a claim
         held: Callable[[], list[Lease]] = list if receiver is None else receiver.fetcher.close
         store.later(partial(settle_orphaned, store, (), self.consumers, held))

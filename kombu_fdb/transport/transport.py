@@ -1,88 +1,24 @@
-"""The transport: a connection to a broker, its channels, and how it delivers to a drain or an event loop.
+"""The transport: what kombu and Celery read about it before they connect, and the channels that it makes.
 
-Model. Every kombu ``Connection`` has one ``Transport``, which is also its own "connection". It is
-
-* *new*: constructed, with nothing opened (Celery constructs transports only to read their flags);
-* *established*: attached to the process's ``Client``, with a ``Receiver`` from its first consumer on;
-* *broken*: established, but the receiver met an error. Kombu sees ``verify_connection`` fail and establishes again,
-  which checks the store and goes on with the same consumers;
-* *closed*, in one of two ways. ``close_connection``, after normal use, releases what is unsettled at once.
-  ``_collect``, after an error, does not call the store: messages that consumers still work on keep their leases
-  (``unacked.py``);
-* *collected* by Python without having been closed. Only the program and its event loop refer to a transport, so an
-  abandoned one is garbage. Another thread then releases what it held, uncounted (``transport/declaring.py``).
-
-In a forked child an inherited transport is *foreign*: the first use drops what belongs to the parent, without touching
-it, and attaches to a client of the child's own.
+Once they connect, the transport is the connection (``connection.py``).
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-import time
-from functools import partial
 from importlib import metadata
-from time import monotonic
 from typing import Any
 
 from kombu.connection import Connection
-from kombu.exceptions import OperationalError
-from kombu.log import get_logger
 from kombu.transport import virtual
 
-from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
-from kombu_fdb.process.client import Client, client_for
-from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
-from kombu_fdb.settings.options import Options, parse_options
-from kombu_fdb.store.retry import ENDING_S
+from kombu_fdb.errors import OptionError
 from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES, BatchingChannel, BatchKeepingChannel
-from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
-from kombu_fdb.transport.consuming.watch_set import Drain
-from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
-from kombu_fdb.transport.envelope import KeyOf, now_ms
-from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS, run_all
-from kombu_fdb.transport.fairkey import key_reader
-from kombu_fdb.transport.unacked import next_tag
+from kombu_fdb.transport.connection import BrokerConnection, url_parts_of
+from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS
 from kombu_fdb.transport.worker import join_workers
 
-# -- addresses ---------------------------------------------------------------------------------------------------------
 
-
-def url_parts_of(connection: Connection) -> UrlParts:
-    """The parts of the connection's URL. Raises ``OptionError``.
-
-    Kombu passes ``fdb+sqlite:///path`` in two forms: at first as transport "fdb" and hostname "sqlite:///path"; after a
-    failover already parsed, as transport "fdb+sqlite" without a host. Each clone of a connection that has failed over,
-    to this URL or later to another, has one more "fdb+" before its hostname: "fdb+None", "fdb+fdb+10.0.0.1".
-    """
-    hostname = connection.hostname or "None"
-    if "://" in hostname:
-        return parse_url(f"{connection.uri_prefix or SCHEMES[0]}+{hostname}")
-    scheme = connection.transport_cls if connection.transport_cls in {*SCHEMES, MEMORY_SCHEME} else SCHEMES[0]
-    last = hostname.rpartition("+")[2]
-    host, port = (None, None) if last == "None" else (last, connection.port)  # kombu keeps the port of the URL before
-    return UrlParts(scheme, host, port, connection.userid, connection.password, connection.virtual_host)
-
-
-# -- the transport -----------------------------------------------------------------------------------------------------
-
-
-logger = get_logger(__name__)
-
-#: How many messages are handed to an event loop in one go, and for how long, so that other descriptors get their turn.
-LOOP_TURN = 64
-LOOP_TURN_S = 0.01
-#: Longer than a task's publish tries to connect by default (Celery's ``task_publish_retry_policy``), in seconds.
-REPEATED_S = 2.0
-#: How long a drain with a timeout of 0 still waits for the receiver's first look, in seconds.
-FIRST_LOOK_S = 1.0
-
-
-class Transport(virtual.Transport):
+class Transport(BrokerConnection):
     """``fdb://`` and ``fdb+sqlite://``."""
 
     Channel = BatchingChannel if KOMBU_HAS_BATCHES else BatchKeepingChannel
@@ -103,31 +39,12 @@ class Transport(virtual.Transport):
         heartbeats=False,
     )
 
-    next_tag = staticmethod(next_tag)
-    now_ms = staticmethod(now_ms)
-    # Defaults of the class, as the finalizer also runs after a constructor that failed.
-    _store: Client | None = None
-    _receiver: Receiver | None = None
-    #: Since when each attempt to open the store has failed (``monotonic``); 0 if the last one succeeded.
-    _refused_since = 0.0
-
     def __init__(self, client: Connection, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.polling_interval = None
         #: Kombu reads this of the class to learn whether it parses URLs, and of the transport whether it formats them.
         self.can_parse_url = True
-        self._options: Options | None = None
-        self._loop: Any = None
-        self._exclusive_queues = ExclusiveQueues()
-        #: How a message's fairness key is found.
-        self.key_of: KeyOf = key_reader(None)
         join_workers(self.driver_type)
-
-    @property
-    def _kombu(self) -> Connection:
-        connection: Connection | None = self.client
-        assert connection is not None, "kombu removes it once it has closed the transport"
-        return connection
 
     def driver_version(self) -> str:
         try:
@@ -149,296 +66,7 @@ class Transport(virtual.Transport):
         """Empty: no host is needed, so kombu must not warn that it assumes one."""
         return {}
 
-    # -- establish and close -----------------------------------------------------------------------------------------
-
-    @property
-    def options(self) -> Options:
-        """The connection's options, parsed at the first use. Raises ``OptionError``."""
-        if self._options is None:
-            client = self._kombu
-            self._options = parse_options(client.transport_options, connect_timeout=client.connect_timeout or None)
-        return self._options
-
-    def establish_connection(self) -> Transport:
-        """Raises a connection error within ``connect_timeout`` if the store does not answer, or ``OptionError``."""
-        if self._store is not None and self._store.pid != os.getpid():
-            self._disown()
-        self.key_of = key_reader(self.options.fair_key)  # before anything is published: the option may be wrong
-        store = client_for(locate(url_parts_of(self._kombu), self.options), self.options)
-        store.patience.stopping = is_stopping
-        self._attach(store)
-        self._store = store
-        if self._receiver is not None:
-            self._receiver.restart()
-        return self
-
-    def _attach(self, store: Client) -> None:
-        began = monotonic()
-        try:
-            store.attach(self, timeout_s=store.patience.allow(self.options.connect_timeout))
-        except StoreUnavailable as error:
-            store.patience.wasted(monotonic() - began)
-            self._refused_since = self._refused_since or began
-            refused_s = monotonic() - self._refused_since
-            if store.patience.is_over or refused_s > ENDING_S:  # a file that is gone is refused at once
-                end_repetition(error, refused_s)
-            raise
-        self._refused_since = 0.0
-
-    def verify_connection(self, connection: Transport) -> bool:
-        """Whether the connection is usable. Kombu asks at each access to it, so this must not call the store."""
-        store = self._store
-        receiver = self._receiver
-        return store is not None and store.pid == os.getpid() and (receiver is None or receiver.fetcher.error is None)
-
-    @property
-    def store(self) -> Client:
-        """The process's client. Raises ``StoreUnavailable`` if the connection is closed."""
-        store = self._store
-        if store is None:
-            raise StoreUnavailable("the connection is closed")
-        if store.pid != os.getpid():
-            self.establish_connection()
-            return self.store
-        return store
-
-    @property
-    def engine(self) -> Engine:
-        """The client's engine. Raises ``StoreUnavailable`` if the connection, or the client, is closed."""
-        store = self._store
-        if store is not None and store.pid == os.getpid() and store.engine_if_open is not None:
-            return store.engine_if_open
-        return self.store.engine
-
-    def suspect(self) -> None:
-        """Note that a call has failed: until one succeeds, new connections don't wait long."""
-        if self._store is not None:
-            self._store.suspect()
-
-    def close_connection(self, connection: Transport) -> None:
-        """Release everything at once. Idempotent; leaves nothing behind, even if the store fails meanwhile."""
-        store = self._store
-        if store is None:
-            return
-        if store.pid != os.getpid():
-            self._disown()
-            return
-        self._leave_loop()
-        with store.patience.ending():
-            try:
-                self._settle(store)
-            except KombuFDBError as error:
-                logger.warning("the connection did not close cleanly: %s", error)
-            finally:
-                self._store = None  # first: a thread that makes a receiver now sees that it is closed
-                self._stop_receiver(store, timeout_s=store.patience.allow(self.options.operation_timeout))
-                self._receiver = None
-                store.detach(self)
-
-    def __del__(self) -> None:
-        """Collected without having been closed. Runs in any thread at any moment: takes no lock and never waits."""
-        if self._store is None or sys.is_finalizing() or self._store.pid != os.getpid():
-            return
-        leases = [lease for channel in self.channels for lease in channel.bequeath()]
-        consumers = [*(each for channel in self.channels for each in channel.consumers), *self._exclusive_queues]
-        if leases or consumers:
-            self._store.later(partial(settle_orphaned, self._store, leases, consumers))
-        self._store.abandon(self)
-        if self._receiver is not None:
-            self._receiver.abandon()
-
-    def _settle(self, store: Client) -> None:
-        run_all([*(channel.close for channel in self.channels), store.flush_acks, self._disclaim])
-
-    def _disclaim(self) -> None:
-        """End the exclusive queues, consumed or not: they belong to the connection that declared them."""
-        if self._store is not None:
-            self._exclusive_queues.leave(self._store)
-
-    def _collect(self, connection: Transport | None) -> None:
-        """Drop the connection without calling the store: after an error, or in a forked child."""
-        store = self._store
-        if store is None:
-            return
-        if store.pid != os.getpid():
-            self._disown()
-            return
-        self._leave_loop()
-        self._stop_receiver(store, timeout_s=0)
-        for channel in list(self.channels):
-            channel.orphan(store)
-        self._store = self._receiver = None
-        store.detach(self)
-
-    def _stop_receiver(self, store: Client, *, timeout_s: float) -> None:
-        if self._receiver is None:
-            return
-        began = monotonic()
-        store.release_later(self._receiver.stop(timeout_s))
-        if self._receiver.alive:
-            store.patience.wasted(monotonic() - began)
-
-    def _disown(self) -> None:
-        """In a forked child: forget what is the parent's."""
-        self._store = self._receiver = self._loop = None
-        self._exclusive_queues.forget()
-        for channel in list(self.channels):
-            channel.disown()
-
-    def create_channel(self, connection: Transport) -> virtual.Channel:
+    def create_channel(self, connection: BrokerConnection) -> virtual.Channel:
         channel = self.Channel(connection)
         self.channels.append(channel)
         return channel
-
-    def close_channel(self, channel: Any) -> None:
-        receiver = self.receiver_if_any
-        if receiver is not None:
-            receiver.fetcher.forget(channel.credit)
-        super().close_channel(channel)
-
-    # -- consume -----------------------------------------------------------------------------------------------------
-
-    @property
-    def receiver(self) -> Receiver:
-        store, receiver = self._store, self._receiver
-        if receiver is not None and store is not None and store.pid == os.getpid():
-            return receiver
-        store = self.store
-        if self._receiver is None:
-            self._receiver = Receiver(store)
-            if self._store is not store:  # another thread has closed the connection: nothing would end the receiver
-                self._receiver = None
-                raise StoreUnavailable("the connection is closed")
-            if self._loop is not None:
-                self.register_with_event_loop(self, self._loop)
-        return self._receiver
-
-    @property
-    def receiver_if_any(self) -> Receiver | None:
-        """The receiver; None also in a forked child, which must not touch its parent's."""
-        return self._receiver if self._store is not None and self._store.pid == os.getpid() else None
-
-    def drain_events(self, connection: Transport, timeout: float | None = None, **kwargs: Any) -> None:
-        """Hand one message to its consumer. Raises ``TimeoutError`` after ``timeout`` seconds; None: no limit."""
-        deadline = None if timeout is None else monotonic() + timeout
-        receiver, drain = self.receiver, Drain()
-        try:
-            receiver.fetcher.attend(drain)
-            if receiver.fetcher.owes_acks:
-                receiver.catch_up()
-            while not deliver_next(receiver.fetcher):
-                receiver.fetcher.arrived.clear()
-                if deliver_next(receiver.fetcher):
-                    return
-                if receiver is not self._receiver:
-                    raise StoreUnavailable("the connection was closed while it was drained")
-                left_s = None if deadline is None else deadline - monotonic()
-                if left_s is not None and left_s <= 0 and not self._first_look(receiver):
-                    raise TimeoutError
-                receiver.wait(left_s)
-        finally:
-            receiver.fetcher.idle_tracker.end(drain)
-
-    def _first_look(self, receiver: Receiver) -> bool:
-        """Wait a moment for the receiver's first look, so that a drain with a timeout of 0 finds what is there."""
-        deadline = monotonic() + FIRST_LOOK_S
-        while receiver.running and not receiver.fetcher.idle and monotonic() < deadline:
-            receiver.wait(0.001)
-            if receiver.fetcher.arrived.wait(0):
-                return True
-        return False
-
-    # -- event loop --------------------------------------------------------------------------------------------------
-
-    def register_with_event_loop(self, connection: Transport, loop: Any) -> None:
-        """Have ``loop`` deliver from now on. May be called again, also after a reset of the loop."""
-        self._loop = loop
-        loop.add_reader(self.receiver.fetcher.arrived, self._on_arrived)
-        self.receiver.fetcher.attend_loop(registered=True)
-
-    def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
-        self._leave_loop()
-
-    def _on_arrived(self) -> None:
-        """Deliver what has arrived. Raises connection errors, on which Celery reconnects."""
-        receiver = self.receiver_if_any
-        if receiver is None:
-            return
-        until_s = time.monotonic() + LOOP_TURN_S
-        for _ in range(LOOP_TURN):
-            if not deliver_next(receiver.fetcher):
-                receiver.fetcher.arrived.clear()
-                if not deliver_next(receiver.fetcher):
-                    return
-            if time.monotonic() >= until_s:  # with the solo pool, a delivery is the task itself
-                break
-        # The bell still rings, so the loop calls this again at once.
-
-    def _leave_loop(self) -> None:
-        loop, self._loop = self._loop, None
-        if loop is None or self._receiver is None:
-            return
-        self._receiver.fetcher.attend_loop(registered=False)
-        descriptor = self._receiver.fetcher.arrived.fileno()
-        # After a reset, the loop may use the number for another reader.
-        callback, _ = loop.readers.get(descriptor) or (None, None)
-        if callback == self._on_arrived:
-            loop.remove_reader(descriptor)
-
-    # -- calls of channels about their messages ------------------------------------------------------------------------
-
-    def on_ack(self, pending: int, enough: int, *, was_blocked: bool) -> bool:
-        """Note the ``pending``-th waiting ack. False if no receiver is running to settle it."""
-        receiver = self._receiver  # not a parent's: a settler does not work in a forked child
-        if receiver is None or not receiver.running:
-            return False
-        receiver.fetcher.on_ack(pending, enough)
-        if was_blocked:
-            receiver.fetcher.arrived.ring()
-        return True
-
-    def on_room(self) -> None:
-        """Let the receiver know that room was made, or taken away."""
-        receiver = self.receiver_if_any
-        if receiver is not None:
-            receiver.fetcher.on_room()
-
-    # -- small services to the channels ----------------------------------------------------------------------------
-
-    def declare(self, declaration: QueueDeclaration) -> None:
-        """Declare a queue; an exclusive one ends with this connection. Raises what the engine's ``declare`` raises."""
-        if declaration.can_vanish:  # a deferred call may still end a lost connection's consumer, and the queue with it
-            self.store.make_deferred_calls()
-        if declaration.exclusive:
-            self._exclusive_queues.declare(self.store, declaration)
-        else:
-            self.engine.queues.declare(declaration)
-
-
-# -- a worker's end ----------------------------------------------------------------------------------------------------
-
-
-def is_stopping() -> bool:
-    """Whether this is a Celery worker that was told to stop: its last messages to others must not wait for a store."""
-    state = sys.modules.get("celery.worker.state")
-    if state is None:
-        return False
-    stop, terminate = getattr(state, "should_stop", None), getattr(state, "should_terminate", None)
-    return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
-
-
-def end_repetition(error: StoreUnavailable, repeated_s: float) -> None:
-    """In a worker that was told to stop, end a call that Celery repeats until there is a connection.
-
-    One such call sends its heartbeat event. In the main thread, raise ``WorkerShutdown``, as Celery does where it
-    connects itself. In another thread or greenlet, and in a task of the solo pool, raise an error after which kombu
-    does not retry, but only after :data:`REPEATED_S`: until then, a task's publish may still succeed. Greenlets need
-    this, too: with gevent, the main greenlet waits for a lock that the heartbeat's greenlet holds.
-    """
-    if not is_stopping():
-        return
-    in_task = sys.modules["celery._state"].get_current_task() is not None
-    if threading.current_thread() is threading.main_thread() and not in_task:
-        sys.modules["celery.worker.state"].maybe_shutdown()
-    if repeated_s > REPEATED_S:
-        raise OperationalError(str(error)) from error

@@ -60,11 +60,10 @@ from kombu_fdb.primitives.wakeup import Bell, weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import Contention, LineMember
-from kombu_fdb.transport.consuming.dispatch import Dispatch, Plan
+from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Plan, Room, Subscription
 from kombu_fdb.transport.consuming.watch_set import BUSY, Drain, IdleTracker, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
 from kombu_fdb.transport.poison import is_workers
-from kombu_fdb.transport.unacked import MANY_ACKS, Arrival, Credit, Room, Subscription
 
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
 LINE_FIRST_S = 0.25
@@ -218,6 +217,9 @@ class Claiming:
 #: becomes the first.
 FEW_QUEUES = 8
 
+#: This many pending acks don't wait for more.
+MANY_ACKS = 64
+
 logger = logging.getLogger(__name__)
 
 #: Rests after claims that brought nothing, in seconds.
@@ -248,7 +250,7 @@ class Fetcher:
         self.asleep = True
         #: Whether the connection is that of a Celery worker (``poison.py``).
         self.is_workers = False
-        self._client = client
+        self.client = client
         self._watch_set = watch_set
         self._clock = clock
         self._rng = rng
@@ -290,7 +292,7 @@ class Fetcher:
 
     def subscribe(self, subscription: Subscription) -> None:
         """Begin to claim for a consumer, from the next drain on; the bell must ring after it."""
-        self._client.in_session(partial(self._register, subscription))
+        self.client.in_session(partial(self._register, subscription))
         self.dispatch.add(subscription)
         self._entered = None  # after that: the session may have been lost meanwhile
         self.is_workers = self.is_workers or is_workers(subscription.callback)
@@ -329,16 +331,16 @@ class Fetcher:
         if subscription.session_id is None:
             return
         consumer = subscription.session_id, subscription.queue, subscription.tag
-        remove = partial(self._client.remove_consumer, *consumer, partial(self._withdraw, subscription))
+        remove = partial(self.client.remove_consumer, *consumer, partial(self._withdraw, subscription))
         try:
             self.dispatch.remove(subscription)  # first: no claim that was planned for it commits any more
-            if self._client.suspected:
-                self._client.later(remove)
+            if self.client.suspected:
+                self.client.later(remove)
             else:
                 remove()
         except errors.StoreError:
-            self._client.suspect()
-            self._client.later(remove)
+            self.client.suspect()
+            self.client.later(remove)
 
     def _withdraw(self, subscription: Subscription) -> list[Lease]:
         self.dispatch.remove(subscription)
@@ -368,7 +370,7 @@ class Fetcher:
         """Make messages the next ones again whose delivery was interrupted before a callback saw them."""
         homeless = [lease for arrival in hand if (lease := self.dispatch.return_undelivered(arrival)) is not None]
         if homeless:
-            self._client.release_later(homeless)
+            self.client.release_later(homeless)
         if hand:
             self.arrived.ring()
 
@@ -422,7 +424,7 @@ class Fetcher:
             unexpected.__cause__ = error
             error = unexpected
         if isinstance(error, errors.StoreError):
-            self._client.suspect()
+            self.client.suspect()
         self.error = error
         self.arrived.ring()
 
@@ -445,12 +447,12 @@ class Fetcher:
         if self.asleep:
             return self._sleep(now)
         try:
-            session = self._client.session()
+            session = self.client.session()
             if session is not self._entered:
                 self._enter(session)
             if now >= self._next_look:
-                wall_ms = self._client.engine.transactions.now()
-                self._next_look = now + in_step(wall_ms, self._rng, self._client.options.poll_interval)
+                wall_ms = self.client.engine.transactions.now()
+                self._next_look = now + in_step(wall_ms, self._rng, self.client.options.poll_interval)
                 self._glance(session)
             return self._serve_consumers(session, now)
         except errors.SessionLost:
@@ -473,7 +475,7 @@ class Fetcher:
             left_alone = others | claiming.deferred(line, now)
             line_again_s = line.again_s
         if unknown := watch_set.limit(queues):
-            watch_set.arm(self._client.engine, unknown, session.session_id, dispatch.consumers)
+            watch_set.arm(self.client.engine, unknown, session.session_id, dispatch.consumers)
         plan = dispatch.plan(watch_set.hungry - left_alone, now)
         self._room_waits = plan.again_s is not None
         if plan.queues:
@@ -506,10 +508,10 @@ class Fetcher:
 
         Only while no drain runs: a callback that works for an hour may have acknowledged its message before.
         """
-        if self._active and not self._client.acks:
+        if self._active and not self.client.acks:
             idle = self._active & self.dispatch.unburdened
             if idle:
-                self._client.leave(idle)
+                self.client.leave(idle)
                 self._active -= idle
 
     def _release_untaken(self, now: float) -> None:
@@ -528,10 +530,10 @@ class Fetcher:
         if not leases:
             return
         try:
-            if self._client.suspected:
-                self._client.release_later(leases)
+            if self.client.suspected:
+                self.client.release_later(leases)
             else:
-                self._client.release(leases)
+                self.client.release(leases)
         except errors.StoreError:
             self.dispatch.released(leases)
             raise
@@ -575,14 +577,14 @@ class Fetcher:
     def _release_later(self) -> None:
         leases = self.dispatch.to_release()
         if leases:
-            self._client.release_later(leases)
+            self.client.release_later(leases)
             self.dispatch.released(leases)
 
     def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
         """Start the times to run at the claim: a loop that hangs must not keep the messages that wait for it either."""
         for each in found:
             if each.ttr_ms and each.leased:
-                self._client.watch(
+                self.client.watch(
                     each,
                     started=weakly(self._has_begun, each.lease, otherwise=False),
                     gone=weakly(self.dispatch.overdue, each.lease, otherwise=None),
@@ -597,14 +599,14 @@ class Fetcher:
         return self._ack_delay_s * (2 if self._room_waits else 1)
 
     def _flush_if_due(self, now: float) -> None:
-        if not self._client.acks:
+        if not self.client.acks:
             self._first_ack = None
             return
         if self._first_ack is None:
             self._first_ack = now
-        if now - self._first_ack >= self._ack_wait_s or len(self._client.acks) >= MANY_ACKS:
+        if now - self._first_ack >= self._ack_wait_s or len(self.client.acks) >= MANY_ACKS:
             self._first_ack = None
-            self._client.flush_acks()
+            self.client.flush_acks()
 
     # -- the session -------------------------------------------------------------------------------------------------
 
@@ -636,7 +638,7 @@ class Fetcher:
     def _register(self, subscription: Subscription, session: ClientSession) -> None:
         """Register the consumer in the store, so that its queue does not vanish. Raises ``QueueNotFound``."""
         try:
-            self._client.engine.queues.add_consumer(
+            self.client.engine.queues.add_consumer(
                 session.session_id,
                 subscription.queue,
                 subscription.tag,
@@ -664,7 +666,7 @@ class Fetcher:
             if each.session_id == session.session_id  # one added just now may be registered under another
         }
         watch_set, member = self._watch_set, self._claiming.member
-        watched = [*watch_set.keys, *member.watched(self._client.engine.keys)]
+        watched = [*watch_set.keys, *member.watched(self.client.engine.keys)]
         forgotten, values = session.glance([*own], watched, member.demand)
         if values != self._glanced:
             watch_set.disarm()
@@ -693,7 +695,7 @@ class Fetcher:
             try:
                 self._release_leaving()
             except errors.StoreError as error:  # the client does it as soon as it can
-                self._client.suspect()
+                self.client.suspect()
                 logger.debug("messages of a cancelled consumer can't be released yet: %s", error)
             if leave:
                 self.leave(subscription)

@@ -63,11 +63,11 @@ from kombu_fdb.primitives.threads import (
 )
 from kombu_fdb.primitives.wakeup import Bell, wait_for
 from kombu_fdb.process.client import Client
+from kombu_fdb.transport.consuming.dispatch import Arrival, Subscription
 from kombu_fdb.transport.consuming.fetcher import Fetcher
 from kombu_fdb.transport.consuming.watch_set import WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.poison import fault_in, give_back
-from kombu_fdb.transport.unacked import Arrival, Subscription
 
 # -- to the callback ---------------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ def deliver_next(fetcher: Fetcher) -> bool:
                     raise
                 if not fetcher.is_workers:
                     if arrival.tag in arrival.subscription.credit.held.leases:
-                        arrival.subscription.settler.note_attempt(arrival.delivery.lease)
+                        fetcher.client.attempted.add(arrival.delivery.lease)
                     raise
                 if not isinstance(error, Exception):
                     raise
@@ -124,10 +124,10 @@ def _open(arrival: Arrival, fetcher: Fetcher) -> Any:
     fault = fault_in(message, subscription.callback) if fetcher.is_workers else None
     if fault is not None:
         subscription.credit.held.drop(tag)
-        subscription.settler.refuse(delivery, **fault)
+        fetcher.client.refuse(delivery, **fault)
         return None
     if subscription.no_ack and delivery.leased:
-        subscription.settler.ack(tag, delivery.lease)
+        subscription.ack(tag, delivery.lease)
     return message
 
 

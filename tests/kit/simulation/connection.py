@@ -20,9 +20,11 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
+from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.consuming import fetcher
+from kombu_fdb.transport.consuming.dispatch import Credit, Subscription
 from kombu_fdb.transport.consuming.watch_set import Drain, WatchSet
-from kombu_fdb.transport.unacked import Credit, QoS, Settling, Subscription
+from kombu_fdb.transport.unacked import QoS
 
 __all__ = ["Flag", "Letter", "SimulatedClient", "SimulatedTransport"]
 
@@ -91,7 +93,7 @@ class Letter:
         self.delivery_tag = tag
 
 
-class SimulatedTransport:
+class SimulatedTransport(BrokerConnection):
     """One connection with one channel, and the application that consumes from it."""
 
     def __init__(
@@ -103,14 +105,14 @@ class SimulatedTransport:
         now_ms: Callable[[], int],
         single_active: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        self.store = client
+        """Without kombu's connection, as its client is open."""
+        self._client = client
         self.watch_set = WatchSet(Flag())
         self.arrived = Flag()
         self.fetcher = fetcher.Fetcher(client, self.watch_set, self.arrived, clock, rng)
         self.credit: Credit = Credit()
         self.credit.prefetch = prefetch
-        self.settling = Settling(self, self.credit)
-        self.qos = QoS(self.credit, self.settling)
+        self.qos = QoS(self, self.credit)
         self.subscriptions: list[Subscription] = []
         #: When the receiver's thread looks by itself; None: when its bell rings.
         self.due: float | None = 0.0
@@ -122,6 +124,10 @@ class SimulatedTransport:
         #: Whether a queue serves one consumer at a time.
         self.single_active = single_active
         self.clock = clock
+
+    @property
+    def store(self) -> SimulatedClient:
+        return self._client
 
     # -- the receiver's thread -----------------------------------------------------------------------------------------
 
@@ -161,7 +167,7 @@ class SimulatedTransport:
             tag,
             queue,
             self.credit,
-            self.settling,
+            self.qos.ack_lease,
             self._open,
             no_ack,
             self._on_message,

@@ -32,9 +32,8 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store import retry
 from kombu_fdb.store.protocol import KeyValue, Transaction
-from kombu_fdb.transport.consuming.dispatch import Dispatch
+from kombu_fdb.transport.consuming.dispatch import Credit, Dispatch
 from kombu_fdb.transport.consuming.fetcher import Claiming, Fetcher
-from kombu_fdb.transport.unacked import Credit
 
 __all__ = ["TWINS", "Twin", "twin"]
 

@@ -25,7 +25,7 @@ from kombu_fdb.process import session_threads
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import batched, unacked
 from kombu_fdb.transport import channel as channel_module
-from kombu_fdb.transport import transport as transport_module
+from kombu_fdb.transport import connection as connection_module
 from kombu_fdb.transport.consuming import dispatch as dispatch_module
 from kombu_fdb.transport.consuming import receiver
 
@@ -509,7 +509,8 @@ class TestInterrupted:
 
     def test_at_any_line_of_a_drain(self, connect: Any, engine: Engine, until: Any) -> None:
         connection = connect(delivery_limit=None)  # the same messages come back at each line
-        files = {str(each.__file__) for each in (transport_module, receiver, dispatch_module, unacked, channel_module)}
+        modules = (connection_module, receiver, dispatch_module, unacked, channel_module)
+        files = {str(each.__file__) for each in modules}
         received: list[Any] = []
         fill(connection, 3)
         places: list[str] = []

@@ -37,8 +37,8 @@ from kombu.exceptions import OperationalError
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, OptionError, StoreUnavailable
 from kombu_fdb.settings.location import parse_url
 from kombu_fdb.transport import Transport
-from kombu_fdb.transport import transport as transport_module
-from kombu_fdb.transport.transport import url_parts_of
+from kombu_fdb.transport import connection as connection_module
+from kombu_fdb.transport.connection import url_parts_of
 
 
 @contextmanager
@@ -175,7 +175,7 @@ class TestStoppingWorker:
 
         with monkeypatch.context() as patch:
             patch.setattr(importlib.import_module("celery.worker.state"), "should_stop", 0)
-            patch.setattr(transport_module, "monotonic", lambda: now_s[0])
+            patch.setattr(connection_module, "monotonic", lambda: now_s[0])
             patch.setattr(client.patience, "left_s", left_s)
             patch.setattr(client, "attach", refuse)
             if solo:  # a task in the main thread: WorkerShutdown would end it in its middle

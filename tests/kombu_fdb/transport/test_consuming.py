@@ -23,7 +23,8 @@ import pytest
 from kombu import Connection, Consumer, Queue
 
 from kombu_fdb.store.sqlite import wakeups
-from kombu_fdb.transport import batched, transport
+from kombu_fdb.transport import batched
+from kombu_fdb.transport import connection as connection_module
 from kombu_fdb.transport.consuming.fetcher import Claiming
 
 
@@ -148,7 +149,7 @@ class TestPrefetch:
             drain_all(connection)
             assert held == []
             allowed = True
-            connection.default_channel._settling.on_room()
+            connection.transport.on_room()
             until(lambda: drain_all(connection) is None and len(held) == 3)
 
 
@@ -404,7 +405,7 @@ class TestDrain:
         self, connection: Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A free place waits as long as an ack for a second one."""
-        monkeypatch.setattr(transport, "FIRST_LOOK_S", 60.0)
+        monkeypatch.setattr(connection_module, "FIRST_LOOK_S", 60.0)
         fill(connection, 3)
         fill(connection, 1, "other")
         received: list[Any] = []

@@ -8,13 +8,12 @@ import pytest
 from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.transport import unacked
-from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.unacked import Arrival, Credit, Subscription
+from kombu_fdb.transport.consuming import dispatch as dispatch_module
+from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Subscription
 
 GROUP_S = 0.002
 PATIENCE_S = 5.0
-HAND_OUT = frozenset(str(each.__file__) for each in (unacked, unacked, unacked))
+HAND_OUT = frozenset([str(dispatch_module.__file__)])
 
 
 class Channel:
@@ -31,7 +30,7 @@ def subscription(channel: Any, queue: str = "q", **options: Any) -> Subscription
         f"{queue}-{id(settings)}",
         queue,
         channel.credit,
-        settler=None,
+        ack=print,
         open=None,
         callback=print,
         on_cancel=print,

@@ -11,7 +11,7 @@ from kombu import Connection, Queue
 from kombu.asynchronous import Hub
 
 from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.transport import transport
+from kombu_fdb.transport import connection as connection_module
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_what_takes_long_has_a_turn_of_the_loop_for_itself(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the solo pool a delivery is the task: between two of them the loop notes early acks, and a SIGTERM."""
-    monkeypatch.setattr(transport, "LOOP_TURN_S", 0.0)
+    monkeypatch.setattr(connection_module, "LOOP_TURN_S", 0.0)
     turns, in_turn = [0], []
 
     def work(message: Any) -> None:

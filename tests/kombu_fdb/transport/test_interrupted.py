@@ -34,6 +34,7 @@ from kombu_fdb.store import retry
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel, envelope, unacked
+from kombu_fdb.transport.consuming import dispatch
 
 #: Where an exception may strike: what runs in the thread that takes, puts and settles.
 API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.consumer)
@@ -43,6 +44,7 @@ MODULES = (
     client,
     session_threads,
     unacked,
+    dispatch,
     client_session,
     retry,
     messages,

@@ -14,12 +14,13 @@ from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process import client
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel, unacked
+from kombu_fdb.transport.consuming import dispatch
 
 MOST_STEPS = 400
 
 
 def test_an_ack_of_kombu_that_is_interrupted_anywhere_loses_no_message() -> None:
-    files = {str(each.__file__) for each in (channel, client, unacked)}
+    files = {str(each.__file__) for each in (channel, client, unacked, dispatch)}
     with MemoryStores():
         url = f"fdb+memory://{random_id().hex()}"
         with Broker.open(url) as broker, Connection(url) as connection:

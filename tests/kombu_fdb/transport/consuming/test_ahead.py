@@ -10,9 +10,8 @@ import pytest
 from kombu import Connection
 
 from kombu_fdb.model import Delivery, Lease
-from kombu_fdb.transport import unacked
-from kombu_fdb.transport.consuming.dispatch import Dispatch
-from kombu_fdb.transport.unacked import Arrival, Credit, Subscription
+from kombu_fdb.transport.consuming import dispatch
+from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Subscription
 
 
 class Worked:
@@ -75,7 +74,7 @@ def publish(connection: Connection, number: int) -> None:
 
 
 def test_slow_consumers_share_a_queue(connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unacked, "AHEAD_S", 1e-9)  # whatever they take, it is long
+    monkeypatch.setattr(dispatch, "AHEAD_S", 1e-9)  # whatever they take, it is long
     connections = [connect() for _ in range(3)]
     publish(connections[0], 24)
     received: list[list[Any]] = [[], [], []]

@@ -14,11 +14,10 @@ from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
-from kombu_fdb.transport import unacked
 from kombu_fdb.transport.consuming import dispatch, fetcher
-from kombu_fdb.transport.unacked import Arrival
+from kombu_fdb.transport.consuming.dispatch import Arrival
 
-TURNS = frozenset(str(each.__file__) for each in (dispatch, fetcher, unacked))
+TURNS = frozenset(str(each.__file__) for each in (dispatch, fetcher))
 MESSAGES = 6
 
 #: A consumer, and what is to be interrupted.

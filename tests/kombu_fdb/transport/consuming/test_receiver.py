@@ -19,7 +19,7 @@ from kombu_fdb.primitives import threads, wakeup
 from kombu_fdb.primitives.threads import Signal
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
-from kombu_fdb.transport import transport as transports
+from kombu_fdb.transport import connection as connections
 from kombu_fdb.transport.consuming import receiver, watch_set
 from kombu_fdb.transport.consuming.receiver import Receiver
 from kombu_fdb.transport.consuming.watch_set import WatchSet
@@ -358,7 +358,7 @@ def test_a_connection_that_is_closed_as_its_receiver_is_made_has_none(
             transport.close_connection(transport)
             return Receiver(store)
 
-        monkeypatch.setattr(transports, "Receiver", close_meanwhile)
+        monkeypatch.setattr(connections, "Receiver", close_meanwhile)
         with pytest.raises(StoreUnavailable, match="closed"):
             transport.drain_events(transport)
         assert transport.receiver_if_any is None
