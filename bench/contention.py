@@ -128,7 +128,7 @@ class Rival:
         self._member.attend(self._engine, hand)
         if self._member.is_first:
             self._services += 1
-            self._member.serve(QUEUES, {}, hand)
+            self._member.serve(QUEUES, hand)
         elif not hand and self._member.in_line:
             self._rung.wait(self._member.next_look_s())
 

@@ -91,8 +91,8 @@ class ClaimTerms(NamedTuple):
     ``acks`` are settled in the same transaction. ``consumers``: the tag of the consumer by queue; a queue with
     ``x-single-active-consumer`` serves one of them. ``first``: the number that was reserved for the first lease, for a
     caller that may have to recover this claim. ``gives_way``: the claim raises ``Outrun`` if rivals stand in a line for
-    the same queues, or one was faster. ``stands``: whether its caller still wants it, asked before each commit; it
-    raises ``Outrun`` if not.
+    the same queues, or one was faster. ``stands``: whether its caller still wants it, asked before each commit with
+    those of the queues that have a single active consumer; it raises ``Outrun`` if not.
     """
 
     no_ack: Collection[str] = ()
@@ -100,7 +100,7 @@ class ClaimTerms(NamedTuple):
     consumers: Mapping[str, str] = {}
     first: int | None = None
     gives_way: bool = False
-    stands: Callable[[], bool] = lambda: True
+    stands: Callable[[Collection[str]], bool] = lambda _: True
 
 
 class Demand(NamedTuple):

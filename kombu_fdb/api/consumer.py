@@ -238,10 +238,13 @@ class Take(NamedTuple):
 
     def _claim_alone(self, hand: list[Delivery], *, gives_way: bool) -> None:
         connection, names = self.connection, self._in_turn
-        consumers, is_closed = dict.fromkeys(names, connection.tag), lambda: connection.closed
+        consumers = dict.fromkeys(names, connection.tag)
+
+        def stands(_: Collection[str]) -> bool:
+            return not connection.closed
 
         def claim(session: ClientSession) -> None:
-            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, ended=is_closed, hand=hand)
+            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, stands=stands, hand=hand)
 
         try:
             connection.client.in_session(claim)
@@ -256,8 +259,7 @@ class Take(NamedTuple):
             member.join(session, self.queues, self.limit, ())
         member.attend(connection.engine, hand)
         if not hand and member.is_first:
-            names = self._in_turn
-            member.serve(names, dict.fromkeys(names, connection.tag), hand)
+            member.serve(self._in_turn, hand)
 
     @property
     def _in_turn(self) -> list[str]:

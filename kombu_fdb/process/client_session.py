@@ -123,7 +123,7 @@ class ClientSession:
         acks: Sequence[Lease] = (),
         consumers: Mapping[str, str] | None = None,
         gives_way: bool = False,
-        ended: Callable[[], bool] = lambda: False,
+        stands: Callable[[Collection[str]], bool] = lambda _: True,
         hand: list[Delivery] | None = None,
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
@@ -131,8 +131,8 @@ class ClientSession:
         First releases what an earlier claim of unknown outcome may have leased. Takes no lock, so each thread has its
         full deadline, however many threads claim. Raises ``Outrun`` also if the claim was given up before its commit.
 
-        ``ended``: whether one of the ``consumers`` has ended: :meth:`end_consumers` can't give up a claim that begins
-        later.
+        ``stands``: as in ``ClaimTerms``; false if one of the ``consumers`` has ended, as :meth:`end_consumers` can't
+        give up a claim that begins later.
 
         ``hand``: an empty list for what is found, so that the caller knows what to release even if a signal handler
         raises between the end of this call and the caller's next line.
@@ -148,7 +148,12 @@ class ClientSession:
                 queues,
                 limit,
                 terms=ClaimTerms(
-                    no_ack, acks, consumers or {}, first, gives_way, lambda: first in self._claims and not ended()
+                    no_ack,
+                    acks,
+                    consumers or {},
+                    first,
+                    gives_way,
+                    lambda single: first in self._claims and stands(single),
                 ),
             )
             self.known.update([each.lease for each in found if each.queue not in no_ack])
@@ -234,13 +239,12 @@ class ClientSession:
         demand: Demand,
         queues: Sequence[str],
         rows: Sequence[Waiter],
-        consumers: Mapping[str, str],
         hand: list[Delivery],
         patience: Callable[[], float],
     ) -> Served:
         """Claim for the line; ``hand`` as in :meth:`claim`."""
         try:
-            served = self._engine.messages.serve(demand, queues, rows, consumers, patience)
+            served = self._engine.messages.serve(demand, queues, rows, patience)
             if served.deliveries:
                 self._receive(demand, served.deliveries, hand)
             return served

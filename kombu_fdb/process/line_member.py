@@ -24,7 +24,7 @@ line, or abandons its demand, which the duties thread then ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -117,7 +117,11 @@ class Contention:
         if times < LONELY:
             self._note(name, times)
         else:
-            self._contested.pop(name, None)
+            self.end(name)
+
+    def end(self, name: bytes) -> None:
+        """Note that there is no use in this line."""
+        self._contested.pop(name, None)
 
     def _note(self, name: bytes, times: int) -> None:
         if len(self._contested) >= MOST_LINES:
@@ -305,14 +309,15 @@ class LineMember:
         demand = self._demand
         return [] if demand is None else [keys.demand(demand.session, demand.first), *map(keys.bell, self._queues)]
 
-    def serve(self, queues: Sequence[str], consumers: Mapping[str, str], hand: list[Delivery]) -> None:
+    def serve(self, queues: Sequence[str], hand: list[Delivery]) -> Collection[str]:
         """As the first one, claim from ``queues`` for all in the line; its own part is put into ``hand``.
 
-        Raises what ``ClientSession.claim`` raises.
+        Returns those of them that have a single active consumer: if there is one, it leaves the line, and has to claim
+        for itself. Raises what ``ClientSession.claim`` raises.
         """
         rows, demand = self._rows, self._demand
         if rows is None or demand is None:
-            return
+            return ()
         began_s, last_s = self._clock(), self.contention.service_s
 
         def patience() -> float:
@@ -320,8 +325,11 @@ class LineMember:
             takes_s = max(last_s, self._clock() - began_s)
             return _bounded(max(PATIENT * takes_s, LEFT * self._patience_s))
 
-        served = self._of().serve(demand, queues, rows, consumers, hand, patience)
-        if served.ended:
+        served = self._of().serve(demand, queues, rows, hand, patience)
+        if served.single:
+            self.leave(hand)
+            self.contention.end(demand.line)
+        elif served.ended:
             self._rows, self._rung = None, True  # the next look finds out how
         elif served.deliveries:
             alone = len(rows) == 1 and self._server == demand.session
@@ -331,6 +339,7 @@ class LineMember:
             # Nothing is there, and what comes next is usually a single message. It is claimed without a look at the
             # line; the next service sees which consumers have joined meanwhile.
             self._rows = [row for row in rows if row.demand == demand]
+        return served.single
 
     def leave(self, hand: list[Delivery]) -> None:
         """Leave the line; what was granted before is put into ``hand``. Raises what ``ClientSession.claim`` raises."""

@@ -183,7 +183,6 @@ class Channel(DeclaringChannel):
         if declaration is None:
             self._require(queue, "basic_consume")
         transient = declaration is not None and declaration.can_vanish
-        single = declaration is not None and declaration.single_active
         on_cancel = partial(self._end_consumer, on_cancel=kwargs.get("on_cancel"))
         subscription = Subscription(
             consumer_tag,
@@ -195,10 +194,10 @@ class Channel(DeclaringChannel):
             callback,
             on_cancel,
             transient,
-            single,
             declaration is not None,
         )
-        self.transport.receiver.subscribe(subscription)
+        single = declaration is not None and declaration.single_active
+        self.transport.receiver.subscribe(subscription, single=single)
         self._subscriptions[consumer_tag] = subscription
         self._consumers.add(consumer_tag)
         if no_ack:

@@ -59,7 +59,7 @@ class Messages(Verbs):
         Fewer if they are large: as many as one transaction holds (``batches.py``), and at least one if there is one.
         ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
         ``SessionLost`` if the session was fenced: the caller opens another one. Raises ``Outrun`` if it gives way to a
-        rival (``terms.gives_way``), or if ``terms.stands()`` is false. Guarantees: ONE-PLACE, ONE-OWNER; strict order.
+        rival (``terms.gives_way``), or if ``terms.stands`` says no. Guarantees: ONE-PLACE, ONE-OWNER; strict order.
         """
         return self._windows.run(
             lambda most: self._claim(session_id, queues, most, terms), min(limit, session.LEASES_PER_CLAIM)
@@ -84,15 +84,16 @@ class Messages(Verbs):
 
         def body(work: Work) -> list[Delivery]:
             nonlocal gives_way
-            window = self._window(session_id, number, limit, terms.consumers)
+            window = self._window(session_id, number, limit)
+            window.consumers = terms.consumers
             window.gives_way = may_give_way and not doubt.is_open
             window.apart = was_beaten
             window.no_ack = terms.no_ack
             work = work._replace(rests=rests)
             tried[:] = claim.claim(work, queues, window, terms.acks)
-            if not terms.stands():  # asked after the reads: to give it up later seals the session, and conflicts
+            if not terms.stands(window.single):  # after the reads: to give it up later seals the session, and conflicts
                 raise Outrun
-            gives_way = may_give_way and not window.single  # there, a service serves only the active consumer
+            gives_way = may_give_way and not window.single  # these have no line
             return list(tried)
 
         def on_conflict() -> None:
@@ -105,10 +106,10 @@ class Messages(Verbs):
         doubt: Doubt[list[Delivery]] = Doubt()
         return self._run.write(body, on_conflict=on_conflict, doubt=doubt)
 
-    def _window(self, session_id: SessionId, number: int, limit: int, consumers: Mapping[str, str]) -> Window:
+    def _window(self, session_id: SessionId, number: int, limit: int) -> Window:
         """The window of one attempt."""
         bucket = self._run.rng.randrange(BUCKETS)
-        return Window(session_id, number, limit, bucket, self._run.sightings, consumers)
+        return Window(session_id, number, limit, bucket, self._run.sightings)
 
     def _lost(self, queues: Sequence[str], tried: Sequence[Delivery]) -> None:
         self.lost_races += 1
@@ -138,14 +139,12 @@ class Messages(Verbs):
         demand: Demand,
         queues: Sequence[str],
         rows: Sequence[line.Waiter],
-        consumers: Mapping[str, str],
         patience: Callable[[], float] = lambda: 0.0,
     ) -> Served:
         """Claim for the line, as its first consumer. ``rows``: those of a :meth:`look`, the demand's own among them.
 
-        ``consumers``: as in ``ClaimTerms``. ``patience``: returns for how many seconds the waiters are patient from now
-        on; called in each attempt, right before its commit. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER,
-        FAIR.
+        ``patience``: returns for how many seconds the waiters are patient from now on; called in each attempt, right
+        before its commit. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
 
         A consumer that claims past the line takes little, so it is faster than a service, which takes much. The service
         would lose one race after the other while a whole line waits for it. So each lost race halves its size.
@@ -153,7 +152,7 @@ class Messages(Verbs):
         tried: list[Served] = []
 
         def body(work: Work, most: int) -> Served:
-            window = self._window(demand.session, demand.first, most, consumers)
+            window = self._window(demand.session, demand.first, most)
             served = claim.serve(work, queues, demand, rows, window)
             if served.deliveries or served.others:
                 line.served(work, demand, patience())

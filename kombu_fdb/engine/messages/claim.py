@@ -23,6 +23,10 @@ the sum of their demands would get, and deals the messages out: each one is leas
 not full, the server first. So the messages of one commit have the order that a single consumer would get (FAIR),
 however many consumers there are.
 
+A queue with a single active consumer has no line, as a service could serve that consumer only. Where it was declared
+with ``x-single-active-consumer`` while consumers stood in its line, each of them leaves when it has come to the front,
+and claims for itself.
+
 A service is bounded in messages and bytes: a demand that does not fit stays in the line. So does a demand that gets
 nothing because there are too few messages; the first such demand is then the first of the line. The server opens only
 the record of a message for another consumer. The consumer that gets the message reads its payload (:func:`look`), and
@@ -92,7 +96,7 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     held, rows = leases.found(values[: len(leases.keys)], rows[: len(leases.ranges)]), rows[len(leases.ranges) :]
     states = states_of(queues, values[len(leases.keys) :], rows[len(rivals) :])
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
-    if any(rows[: len(rivals)]) and not is_single(states):  # else a service would serve the active consumer only
+    if any(rows[: len(rivals)]) and not single_active(states):  # else a service would serve none
         raise Outrun
     if acks:
         settle.ack(work, acks, held)
@@ -132,19 +136,18 @@ def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows
     return rows
 
 
-def is_single(states: Mapping[str, QueueState]) -> bool:
-    """Whether one of the queues has a single active consumer."""
-    return any(state.control.single_active for state in states.values())
+def single_active(states: Mapping[str, QueueState]) -> list[str]:
+    """Those of the queues that have a single active consumer."""
+    return [queue for queue, state in states.items() if state.control.single_active]
 
 
 def _open_to(work: Work, states: Mapping[str, QueueState], window: Window) -> list[str]:
     """The queues from which this claim may take."""
-    single_active = [queue for queue, state in states.items() if state.control.single_active]
-    window.single = bool(single_active)
-    if not single_active:
+    window.single = single_active(states)
+    if not window.single:
         return list(states)
-    admitted = single.admitted(work, single_active, window.session, window.consumers)
-    return [queue for queue, state in states.items() if queue in admitted or not state.control.single_active]
+    admitted = single.admitted(work, window.single, window.session, window.consumers)
+    return [queue for queue in states if queue in admitted or queue not in window.single]
 
 
 def _choose_from(work: Work, queue: str, state: QueueState, wanted: int, window: Window) -> list[KeyValue]:
@@ -275,11 +278,15 @@ MOST_MESSAGES = 512
 
 
 class Served(NamedTuple):
-    """What the server got, and how many other demands got messages. ``ended``: the server's own demand had ended."""
+    """What the server got, and how many other demands got messages. ``ended``: the server's own demand had ended.
+
+    ``single``: the queues that have a single active consumer; where there is one, none was served.
+    """
 
     deliveries: list[Delivery]
     others: int
     ended: bool = False
+    single: Collection[str] = ()
 
 
 #: What was granted, and the leases whose messages can't be read, with the reason.
@@ -300,8 +307,10 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.W
     Raises ``SessionLost`` if the server's session was fenced.
     """
     states, waiting = _read_line(work, queues, mine, rows, window.limit)
+    if single := single_active(states):
+        return Served([], 0, single=single)
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
-    seats = _seats(states, mine, waiting, window)
+    seats = _seats(mine, waiting, window)
     if not seats:
         return Served([], 0, ended=True)
     chosen = choose(work, states, replace(window, limit=sum(seat.window.limit for seat in seats)))
@@ -340,10 +349,10 @@ def _read_line(
     return states_of(queues, values[2 * count :], found), waiting
 
 
-def _seats(states: dict[str, QueueState], mine: Demand, waiting: Sequence[line.Waiter], window: Window) -> list[_Seat]:
-    """The seats, the server's first; none if it no longer waits. A single active consumer is served only by itself."""
+def _seats(mine: Demand, waiting: Sequence[line.Waiter], window: Window) -> list[_Seat]:
+    """The seats, the server's first; none if it no longer waits."""
     first = [row for row in waiting if row.demand == mine]
-    others = [] if is_single(states) else [row for row in waiting if row.demand != mine]
+    others = [row for row in waiting if row.demand != mine]
     seats: list[_Seat] = []
     left = window.limit
     for row in [*first, *others] if first else []:

@@ -16,6 +16,10 @@ the consumer ends while one of its claims is under way, or has an unknown outcom
 before the record becomes free, and no such claim commits afterwards (``process/client_session.py``). If the consumer
 ends in a session that was fenced, that session's end frees the record. No clock is involved. Guarantee ONE-ACTIVE.
 
+The argument may come or go while there are consumers. The declaration makes the place vacant, and each claim tells its
+caller which queues it has found to have the argument. A consumer's claim that was planned for something else is given
+up before its commit, and planned again, with or without the consumer's tag (``transport/consuming/dispatch.py``).
+
 A claim without a consumer (a single ``basic_get``) gets messages only while no consumer is active.
 """
 

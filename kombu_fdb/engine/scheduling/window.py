@@ -46,6 +46,6 @@ class Window:
     apart: bool = False
     #: Queues whose messages are taken without a lease.
     no_ack: Collection[str] = ()
-    #: Set by the claim: whether one of its queues has a single active consumer.
-    single: bool = False
+    #: Set by the claim: those of its queues that have a single active consumer.
+    single: Collection[str] = ()
     budget: ByteBudget = field(default_factory=ByteBudget)

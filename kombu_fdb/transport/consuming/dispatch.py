@@ -18,7 +18,9 @@ place has waited as long as acks are grouped (``ack_delay_ms``); a free slot doe
 bound, a claim is made when half of what may be claimed ahead is left.
 
 In a queue with a single active consumer, only the first consumer here is served, until it ends; the store decides
-whether it is the active one among those of all processes (``engine/scheduling/single.py``).
+whether it is the active one among those of all processes (``engine/scheduling/single.py``). Which queues these are may
+change at any time, as they may be declared anew. So each claim tells what it has read, and if it was planned for
+something else, it is given up and planned again (:meth:`Dispatch.agrees`).
 
 A channel whose waiting messages had to be withdrawn, because none was taken for ``patience_s`` seconds or their
 time to run had passed, is *stalled*: nothing is claimed for it until its program drains again.
@@ -36,11 +38,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -76,8 +78,6 @@ class Subscription:
     on_cancel: Callable[[Subscription], Any]
     #: Whether the queue vanishes with its consumers.
     transient: bool
-    #: Whether the queue serves one consumer at a time.
-    single: bool = False
     #: Whether the queue was declared when the consumer came; else a message has made it.
     declared: bool = False
     #: The session under which the store has registered this consumer.
@@ -431,11 +431,16 @@ class Dispatch:
         self._leaving: set[Lease] = set()
         #: Sessions that were lost: other sessions have what they had claimed.
         self._lost: set[SessionId] = set()
+        #: The consumed queues that have a single active consumer, as far as is known.
+        self.single: set[str] = set()
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
-    def add(self, subscription: Subscription) -> None:
+    def add(self, subscription: Subscription, *, single: bool = False) -> None:
+        """``single``: whether its queue is known to have a single active consumer."""
         with unless_mine(self._lock):
+            if single:
+                self.single.add(subscription.queue)
             self._by_queue.setdefault(subscription.queue, deque()).append(subscription)
             if subscription.credit not in self._credits:
                 self._credits.append(subscription.credit)
@@ -446,14 +451,15 @@ class Dispatch:
             subscriptions = self._by_queue.get(subscription.queue, deque())
             if subscription in subscriptions:
                 subscriptions.remove(subscription)
-            if not subscriptions and self._by_queue.pop(subscription.queue, None) is not None:
-                self._firsts.pop(subscription.queue, None)
             subscription.credit.inbox.withdraw(lambda each, _: each is subscription, self._leaving)
-            for each in list(self.arriving) if subscription.single else ():
+            for each in list(self.arriving) if subscription.queue in self.single else ():
                 if each.queue == subscription.queue:
                     self._leaving.add(each.lease)
                     with suppress(ValueError):  # its claim was given up
                         self.arriving.remove(each)
+            if not subscriptions and self._by_queue.pop(subscription.queue, None) is not None:
+                self._firsts.pop(subscription.queue, None)
+                self.single.discard(subscription.queue)
 
     def drop_session(self, session_id: SessionId) -> None:
         """Forget what a lost session had claimed and no consumer has seen yet: other sessions have it now."""
@@ -510,7 +516,7 @@ class Dispatch:
             return {
                 queue
                 for queue, subscriptions in self._by_queue.items()
-                if not any(each.single or each.transient for each in subscriptions)
+                if queue not in self.single and not any(each.transient for each in subscriptions)
             }
 
     def competing(self, queues: Collection[str]) -> set[str]:
@@ -532,11 +538,25 @@ class Dispatch:
     def consumers(self) -> dict[str, str]:
         """For each queue with a single active consumer, the tag of the consumer that is served here."""
         with unless_mine(self._lock):
-            return {queue: each[0].tag for queue, each in self._by_queue.items() if each[0].single}
+            return {queue: each[0].tag for queue, each in self._by_queue.items() if queue in self.single}
 
-    def serves(self, consumers: Mapping[str, str]) -> bool:
-        """Whether these consumers, given by queue, are still served."""
-        return not consumers or consumers.items() <= self.consumers.items()
+    def note_single(self, queues: Iterable[str], single: Collection[str]) -> None:
+        """Note which of the ``queues`` have a single active consumer, as they are declared now."""
+        with unless_mine(self._lock):
+            for queue in queues:
+                if queue in single and queue in self._by_queue:
+                    self.single.add(queue)
+                else:
+                    self.single.discard(queue)
+
+    def agrees(self, plan: Plan, single: Collection[str]) -> bool:
+        """Note what a claim has found, as :meth:`note_single`. False if it would be planned otherwise now.
+
+        It was planned before a queue was declared anew, or a consumer has ended since.
+        """
+        self.note_single(plan.queues, single)
+        consumers = self.consumers
+        return all(consumers.get(queue) == plan.consumers.get(queue) for queue in plan.queues)
 
     @property
     def unburdened(self) -> set[str]:
@@ -589,10 +609,10 @@ class Dispatch:
         limit = self.window
         with unless_mine(self._lock):
             for queue, subscriptions in self._by_queue.items():
-                if queue in hungry and (room := self._room(subscriptions, plan, now)):
+                if queue in hungry and (room := self._room(self._served(queue), plan, now)):
                     plan.queues.append(queue)
                     limit = min(limit, room)
-                    if subscriptions[0].single:
+                    if queue in self.single:
                         plan.consumers[queue] = subscriptions[0].tag
                     if subscriptions[0].leaseless and all(each.leaseless for each in subscriptions):
                         plan.leaseless.add(queue)
@@ -614,7 +634,7 @@ class Dispatch:
 
     def _room(self, subscriptions: Sequence[Subscription], plan: Plan, now: float) -> int:
         rooms: dict[Credit, int] = {}
-        for each in _served(subscriptions):
+        for each in subscriptions:
             credit = each.credit
             if credit in self.stalled:
                 continue
@@ -659,16 +679,17 @@ class Dispatch:
 
     def _choose(self, queue: str) -> Subscription | None:
         """The next consumer with room, in turn; None if none has."""
-        subscriptions = self._by_queue.get(queue)
-        if subscriptions is None:
-            return None
-        for _ in range(1 if subscriptions[0].single else len(subscriptions)):
-            chosen = subscriptions[0]
-            if not chosen.single:
-                subscriptions.rotate(-1)
+        for chosen in self._served(queue):
+            if queue not in self.single:
+                self._by_queue[queue].rotate(-1)
             if chosen.no_ack or chosen.credit.has_room:
                 return chosen
         return None
+
+    def _served(self, queue: str) -> list[Subscription]:
+        """Its consumers that may get messages, the next one first."""
+        subscriptions = self._by_queue.get(queue, ())
+        return list(islice(subscriptions, 1 if queue in self.single else None))
 
     def next(self, hand: list[Arrival]) -> Arrival | None:
         """Put the next waiting message into ``hand``, from the channels in turn; None if none may be handed out."""
@@ -721,11 +742,6 @@ class Dispatch:
 
 def _of_queue(credit: Credit, queue: str) -> list[Delivery]:
     return [delivery for _, delivery in credit.inbox if delivery.queue == queue and delivery.leased]
-
-
-def _served(subscriptions: Sequence[Subscription]) -> Sequence[Subscription]:
-    """Of the consumers of one queue, those that may get messages."""
-    return [subscriptions[0]] if subscriptions[0].single else subscriptions
 
 
 def _everything(*_: object) -> bool:

@@ -52,6 +52,7 @@ from functools import partial
 from random import Random
 
 from kombu_fdb import errors
+from kombu_fdb.keyspace.codec import control_of
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import in_step
 from kombu_fdb.primitives.plural import plural
@@ -170,7 +171,7 @@ class Claiming:
         Raises what ``ClientSession.claim`` raises; then the acks that it took along are pending again.
         """
         if self.member.in_line and not set(self.member.queues).isdisjoint(plan.queues):
-            self.member.serve(plan.queues, plan.consumers, hand)
+            self._dispatch.note_single(plan.queues, self.member.serve(plan.queues, hand))
             return
         # Where writers take turns, a claim gives way to no other.
         shared = set() if self._client.engine.writers_take_turns else self._dispatch.shared
@@ -181,7 +182,7 @@ class Claiming:
             no_ack=plan.leaseless,
             consumers=plan.consumers,
             gives_way=not shared.isdisjoint(plan.queues),
-            ended=lambda: not self._dispatch.serves(plan.consumers),
+            stands=partial(self._dispatch.agrees, plan),
             hand=hand,
         )
         try:
@@ -290,10 +291,13 @@ class Fetcher:
         """Whether there is nothing to do until something changes: all that was found has been handed over."""
         return self._answered == self._called
 
-    def subscribe(self, subscription: Subscription) -> None:
-        """Begin to claim for a consumer, from the next drain on; the bell must ring after it."""
+    def subscribe(self, subscription: Subscription, *, single: bool = False) -> None:
+        """Begin to claim for a consumer, from the next drain on; the bell must ring after it.
+
+        ``single``: as in :meth:`.dispatch.Dispatch.add`.
+        """
         self.client.in_session(partial(self._register, subscription))
-        self.dispatch.add(subscription)
+        self.dispatch.add(subscription, single=single)
         self._entered = None  # after that: the session may have been lost meanwhile
         self.is_workers = self.is_workers or is_workers(subscription.callback)
         self._watch_set.hungry.add(subscription.queue)
@@ -658,15 +662,16 @@ class Fetcher:
         """Read the watched keys, and look again if they have changed since the last glance.
 
         Consumers end with their queue, as in RabbitMQ: its deletion has made the store forget them, which this finds
-        out.
+        out. So is that a queue has no single active consumer any more: while the one here is full, no claim does.
         """
         own = {
             (each.queue, each.tag): each
             for each in self.dispatch.subscriptions
             if each.session_id == session.session_id  # one added just now may be registered under another
         }
-        watch_set, member = self._watch_set, self._claiming.member
-        watched = [*watch_set.keys, *member.watched(self.client.engine.keys)]
+        watch_set, member, keys = self._watch_set, self._claiming.member, self.client.engine.keys
+        controls = {keys.control(queue): queue for queue in list(self.dispatch.single)}
+        watched = [*watch_set.keys, *member.watched(keys), *controls]
         forgotten, values = session.glance([*own], watched, member.demand)
         if values != self._glanced:
             watch_set.disarm()
@@ -674,6 +679,8 @@ class Fetcher:
         else:
             member.is_spared()
         self._glanced = values
+        single = [queue for key, queue in controls.items() if control_of(values[key]).single_active]
+        self.dispatch.note_single(controls.values(), single)
         if forgotten:
             self._end([own[each] for each in forgotten])
 

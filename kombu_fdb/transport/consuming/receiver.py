@@ -170,9 +170,9 @@ class Receiver:
     def failed(self) -> bool:
         return self.fetcher.error is not None
 
-    def subscribe(self, subscription: Subscription) -> None:
-        """Begin to claim for a consumer, from the next drain on."""
-        self.fetcher.subscribe(subscription)
+    def subscribe(self, subscription: Subscription, *, single: bool) -> None:
+        """Begin to claim for a consumer, from the next drain on. ``single``: as in :meth:`.dispatch.Dispatch.add`."""
+        self.fetcher.subscribe(subscription, single=single)
         with unless_mine(self._starting):
             if self._thread is None:
                 self._start()

@@ -9,6 +9,7 @@ from kit.conformance.queue import Bench
 from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.process import NoThreads
 from kombu_fdb.process.client_session import ClientSession
+from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
@@ -39,6 +40,8 @@ class Consumer:
             client, bench.clock.monotonic, Random(1), prefetch, bench.clock.wall_ms, single_active=single.__contains__
         )
         self.transport.fetcher.attend_loop(registered=True)
+        for queue in single:
+            engine.queues.declare(QueueDeclaration(queue, arguments={"x-single-active-consumer": True}))
         for number, queue in enumerate(queues):
             self.transport.consume(queue, f"tag-{number}")
         if contested:

@@ -49,7 +49,7 @@ class Rival:
 
     def serve(self, sight: Standing | None = None) -> Served:
         rows = (sight or self.look()).rows
-        return self.engine.messages.serve(self.demand, self.queues, rows, {})
+        return self.engine.messages.serve(self.demand, self.queues, rows)
 
 
 def payloads(found: list[Delivery]) -> list[bytes]:
@@ -238,13 +238,13 @@ class LineConformance(OnBench):
         assert one.look().is_first
         assert two.look().is_first
 
-    def test_a_queue_with_one_active_consumer_is_served_to_no_other(self, bench: Bench) -> None:
-        """ONE-ACTIVE."""
+    def test_where_one_consumer_is_active_none_is_served(self, bench: Bench) -> None:
+        """ONE-ACTIVE: each claims for itself, with its tag. The argument may come while they stand in the line."""
         bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-single-active-consumer": True}))
         one, two = Rival(bench), Rival(bench)
         bench.put(b"a", b"b")
-        served = one.engine.messages.serve(one.demand, ["q"], one.look().rows, {"q": "one"})
-        assert (payloads(served.deliveries), served.others) == ([b"a"], 0)
+        assert one.serve() == Served([], 0, single=["q"])
+        one.engine.messages.leave(one.demand)
         assert two.look().is_first
 
     # -- what is granted ---------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class LineConformance(OnBench):
         assert two.look().is_first
         two.engine.messages.evict(two.demand, two.look().first + b"nobody")
         bench.put(b"a")
-        assert one.engine.messages.serve(one.demand, ["q"], [], {}).ended
+        assert one.engine.messages.serve(one.demand, ["q"], []).ended
         assert payloads(two.serve().deliveries) == [b"a"]
 
     def test_who_was_deposed_joins_again(self, bench: Bench) -> None:

@@ -162,7 +162,6 @@ class SimulatedTransport(BrokerConnection):
     # -- the application -----------------------------------------------------------------------------------------------
 
     def consume(self, queue: str, tag: str, *, no_ack: bool = False, transient: bool = False) -> None:
-        single = self.single_active(queue)
         subscription = Subscription(
             tag,
             queue,
@@ -173,9 +172,8 @@ class SimulatedTransport(BrokerConnection):
             self._on_message,
             self._consume_anew,
             transient,
-            single,
         )
-        self.fetcher.subscribe(subscription)
+        self.fetcher.subscribe(subscription, single=self.single_active(queue))
         self.subscriptions.append(subscription)
         self.bell.ring()
 

@@ -86,7 +86,7 @@ def test_who_waits_in_the_line_is_served_there_when_it_is_not_contested_any_more
     ours.connection.contention._contested.clear()
     ours.queue("q").put_many(["a", "b"])
     sight, _ = first.messages.look(demand)
-    first.messages.serve(demand, ["q"], sight.rows, {})
+    first.messages.serve(demand, ["q"], sight.rows)
     job = taken.result()
     assert job is not None
     assert job.payload == b"b"
@@ -120,7 +120,7 @@ def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monke
         if member(ours) < 2:
             return True
         theirs.queue("q").put_many(["a", "b"])
-        first.messages.serve(demand, ["q"], first.messages.look(demand)[0].rows, {})
+        first.messages.serve(demand, ["q"], first.messages.look(demand)[0].rows)
         return False
 
     monkeypatch.setattr(consumer, "_sleep", grant_and_end)

@@ -70,7 +70,7 @@ class Consumer:
             self.member.join(self.client_session, QUEUES, self._want, [])
         self.member.attend(self.engine, hand)
         if serve and not hand and self.member.is_first:
-            self.member.serve(QUEUES, {}, hand)
+            self.member.serve(QUEUES, hand)
         return [each.payload for each in hand]
 
     def see_the_line(self) -> None:

@@ -57,7 +57,7 @@ class Consumer:
         return self.member.attend(self.engine, self.hand)
 
     def serve(self) -> None:
-        self.member.serve(["q"], {}, self.hand)
+        self.member.serve(["q"], self.hand)
 
     @property
     def payloads(self) -> list[bytes]:

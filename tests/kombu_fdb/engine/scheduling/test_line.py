@@ -58,7 +58,7 @@ def test_who_served_and_how_long_the_others_are_patient_stands_in_the_line(bench
     one, two, three = Rival(bench), Rival(bench), Rival(bench)
     assert (two.look().server, two.look().patience_s) == (b"", 0.0)
     bench.put(b"a")
-    bench.engine.messages.serve(one.demand, ["q"], one.look().rows, {}, patience=lambda: 0.375)
+    bench.engine.messages.serve(one.demand, ["q"], one.look().rows, patience=lambda: 0.375)
     assert (three.look().server, three.look().patience_s) == (one.session, 0.375)
     three.engine.messages.evict(three.demand, three.look().first, 1.5)
     assert three.look().is_first

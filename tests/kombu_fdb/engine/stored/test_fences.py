@@ -62,7 +62,7 @@ def claim(holder: Holder, *queues: str) -> None:
 
 
 def serve(holder: Holder, queue: str) -> None:
-    holder.engine.messages.serve(holder.rival.demand, [queue], holder.sight.rows, {queue: "tag"})
+    holder.engine.messages.serve(holder.rival.demand, [queue], holder.sight.rows)
 
 
 def serve_the_other(holder: Holder) -> None:
@@ -80,7 +80,6 @@ VERBS: dict[str, Callable[[Holder], object]] = {
     "look": lambda holder: holder.rival.look(),
     "serve": serve_the_other,
     "serve nothing": lambda holder: serve(holder, "line"),
-    "serve, and become the active consumer": lambda holder: serve(holder, "single"),
     "leave the line": lambda holder: holder.engine.messages.leave(holder.rival.demand),
     "evict": lambda holder: holder.engine.messages.evict(holder.behind.demand, holder.sight.first),
     "recover": lambda holder: holder.engine.sessions.recover(holder.session, holder.rival.demand.first),
