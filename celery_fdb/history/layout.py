@@ -55,6 +55,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Self
 
 from celery import states
@@ -153,6 +154,19 @@ class HistoryKeys:
         """What stands behind the prefix of the index by root."""
         id_, end_ms, nonce, _at = unpack_as(key[begin:], str, int, bytes, int)
         return id_, _checked(end_ms, nonce)
+
+    @staticmethod
+    def ended_in(prefix: bytes, since_ms: int, until_ms: int) -> Range:
+        """The rows behind the prefix of the groups, or of an index, whose groups may have runs of a period.
+
+        ``since_ms``, ``until_ms``: when the runs ended; 0 for no bound.
+        """
+        begin, end = range_of(prefix)
+        if since_ms:
+            begin = prefix + pack_int(since_ms)
+        if until_ms:
+            end = prefix + pack_int(until_ms + GROUP_SPAN_MS + 1)
+        return begin, end
 
     # -- counters ----------------------------------------------------------------------------------------------------
 
@@ -298,6 +312,21 @@ class RunGroup:
     def value(self) -> bytes:
         return bytes((GROUP_VERSION,)) + f"[{_dumps(list(self._texts))},[{','.join(self._rows)}]]".encode()
 
+    @staticmethod
+    def decode(value: bytes, at: Iterable[int] | None = None) -> list[Run]:
+        """The runs of a stored group. ``at``: only the runs at these places.
+
+        Raises ``FormatError`` for a value that no version of ours can have written.
+        """
+        try:
+            if value[0] not in _BY_VERSION:
+                raise FormatError("unreadable group of runs", version=value[0])
+            texts, rows = json.loads(value[1:])
+            wanted = rows if at is None else [rows[each] for each in at if each < len(rows)]
+            return [_run(row, texts, _BY_VERSION[value[0]]) for row in wanted]
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise FormatError("unreadable group of runs", length=len(value), reason=str(error)[:200]) from error
+
 
 def pack_groups(runs: Iterable[Run]) -> list[RunGroup]:
     """The runs, sorted by their ends, in as few groups as hold them."""
@@ -307,18 +336,6 @@ def pack_groups(runs: Iterable[Run]) -> list[RunGroup]:
             groups.append(RunGroup())
             groups[-1].add(run)
     return groups
-
-
-def decode(value: bytes, at: Iterable[int] | None = None) -> list[Run]:
-    """The runs of a group. ``at``: only these. Raises ``FormatError`` for what no version of ours can have written."""
-    try:
-        if value[0] not in _BY_VERSION:
-            raise FormatError("unreadable group of runs", version=value[0])
-        texts, rows = json.loads(value[1:])
-        wanted = rows if at is None else [rows[each] for each in at if each < len(rows)]
-        return [_run(row, texts, _BY_VERSION[value[0]]) for row in wanted]
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise FormatError("unreadable group of runs", length=len(value), reason=str(error)[:200]) from error
 
 
 def _run(row: Any, texts: Any, names: Sequence[str]) -> Run:
@@ -404,6 +421,15 @@ class Counters(NamedTuple):
     sketch: tuple[int, ...] = (0,) * _SKETCHED
     waits: tuple[int, ...] = (0,) * _SKETCHED
 
+    @classmethod
+    def unpack(cls, value: bytes) -> Self:
+        """The counters of a stored row. Raises ``FormatError``."""
+        if len(value) < TOTAL_WIDTH:
+            raise FormatError("unreadable counters", length=len(value))
+        fields = _ALL.unpack(value[:ALL_WIDTH].ljust(ALL_WIDTH, b"\0"))
+        sketches = fields[_FIELDS:]
+        return cls(fields[:_SUM], fields[_SUM], fields[_BUCKETS:_FIELDS], sketches[:_SKETCHED], sketches[_SKETCHED:])
+
     def of(self, state: str) -> int:
         """How many runs ended in this state."""
         return self.states[_AT[state]]
@@ -416,6 +442,10 @@ class Counters(NamedTuple):
             tuple(map(sum, zip(self.sketch, other.sketch, strict=True))),
             tuple(map(sum, zip(self.waits, other.waits, strict=True))),
         )
+
+    def up_to(self) -> list[tuple[float, int]]:
+        """Each bound of :data:`BOUNDS_S` and how many runs took that long or less; at last infinity, and all runs."""
+        return list(zip((*BOUNDS_S, math.inf), accumulate(self.buckets), strict=True))
 
     @property
     def runs(self) -> int:
@@ -458,12 +488,3 @@ def _place(seconds: float) -> int:
     if seconds <= SHORTEST_S:
         return 0
     return math.ceil(math.log(min(seconds, LONGEST_S) / SHORTEST_S) / math.log(STEP))
-
-
-def unpack_counters(value: bytes) -> Counters:
-    """Raises ``FormatError``."""
-    if len(value) < TOTAL_WIDTH:
-        raise FormatError("unreadable counters", length=len(value))
-    fields = _ALL.unpack(value[:ALL_WIDTH].ljust(ALL_WIDTH, b"\0"))
-    sketches = fields[_FIELDS:]
-    return Counters(fields[:_SUM], fields[_SUM], fields[_BUCKETS:_FIELDS], sketches[:_SKETCHED], sketches[_SKETCHED:])

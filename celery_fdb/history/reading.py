@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from celery.states import FAILURE
 
-from celery_fdb.history.layout import GROUP_SPAN_MS, Counters, GroupId, HistoryKeys, decode, unpack_counters
+from celery_fdb.history.layout import Counters, GroupId, HistoryKeys, RunGroup
 from celery_fdb.history.options import LARGEST_SEGMENT
 from celery_fdb.history.run import FAILED, Run, bounded
 from kombu_fdb.errors import FormatError, InvalidArgument
@@ -163,7 +163,8 @@ def _walk(
     """The groups that may hold what is wanted, from the newest on."""
     numbers = [each for each in newest_first(tr, keys) if after is None or each <= after.segment]
     if wanted.task or wanted.state or wanted.until_ms:
-        numbers = _segments_with(tr, numbers, lambda number: _period(_prefix(keys, number, wanted), wanted))
+        ended = wanted.since_ms, wanted.until_ms
+        numbers = _segments_with(tr, numbers, lambda number: keys.ended_in(_prefix(keys, number, wanted), *ended))
     for number in numbers:
         behind = after if after is not None and number == after.segment else None
         for group, value in _groups(tr, keys, number, wanted, behind):
@@ -176,7 +177,7 @@ def _groups(
     """One segment's groups, the newest first. ``behind``: begin at a group that the last page may not have finished."""
     prefix = _prefix(keys, number, wanted)
     is_index = prefix != keys.groups(number)
-    begin, end = _period(prefix, wanted)
+    begin, end = keys.ended_in(prefix, wanted.since_ms, wanted.until_ms)
     if behind is not None:
         end = min(end, prefix + behind.group.packed + (b"\x00" if behind.taken else b""))
     while begin < end:
@@ -199,15 +200,6 @@ def _prefix(keys: HistoryKeys, number: int, wanted: Wanted) -> bytes:
     if wanted.state:
         return keys.index(number, "state", wanted.state)
     return keys.groups(number)
-
-
-def _period(prefix: bytes, wanted: Wanted) -> tuple[bytes, bytes]:
-    begin, end = range_of(prefix)
-    if wanted.since_ms:
-        begin = prefix + pack_int(wanted.since_ms)
-    if wanted.until_ms:
-        end = prefix + pack_int(wanted.until_ms + GROUP_SPAN_MS + 1)
-    return begin, end
 
 
 # -- by id -------------------------------------------------------------------------------------------------------------
@@ -287,7 +279,7 @@ def _segments_with(
 
 def _readable(value: bytes | None, at: Iterable[int] | None = None) -> list[Run]:
     try:
-        return [] if value is None else decode(value, at)
+        return [] if value is None else RunGroup.decode(value, at)
     except FormatError:
         return []
 
@@ -317,5 +309,5 @@ def counters(
     found: list[tuple[P, Counters]] = []
     for place, value in readable(rows, split):
         with suppress(FormatError):
-            found.append((place, unpack_counters(value)))
+            found.append((place, Counters.unpack(value)))
     return found, rows[-1][0] + b"\0" if len(rows) == MOST_COUNTERS else b""

@@ -24,7 +24,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from celery_fdb.history import layout, reading
-from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup, decode
+from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
@@ -139,7 +139,7 @@ def lose(tr: Transaction, keys: HistoryKeys, session: bytes, now_ms: int) -> lis
     for key, value in tr.get_range(*keys.active_of(session), limit=LOST_RUNS):
         tr.clear(key)
         try:
-            found += [run._replace(state=LOST, end_ms=now_ms) for run in decode(value)]
+            found += [run._replace(state=LOST, end_ms=now_ms) for run in RunGroup.decode(value)]
         except FormatError:
             continue
     return found

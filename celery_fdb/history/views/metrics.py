@@ -20,9 +20,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from celery_fdb.brokers import Holding
-from celery_fdb.history.layout import BOUNDS_S, Counters
+from celery_fdb.history.layout import Counters
 from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import history_of
@@ -120,9 +121,6 @@ def _runs(by_task: Mapping[str, Counters]) -> Metric:
 def _runtimes(by_task: Mapping[str, Counters]) -> Metric:
     metric = HistogramMetricFamily(RUNTIME, ABOUT[RUNTIME], labels=["task"])
     for task, counted in by_task.items():
-        below, buckets = 0, []
-        for bound, number in zip((*map(str, BOUNDS_S), "+Inf"), counted.buckets, strict=True):
-            below += number
-            buckets.append((bound, below))
+        buckets = [(floatToGoString(bound), number) for bound, number in counted.up_to()]
         metric.add_metric([task], buckets, sum_value=counted.runtime_us / 1e6)
     return metric

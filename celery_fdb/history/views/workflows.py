@@ -76,6 +76,10 @@ class Node:
     error: str = ""
     children: list[Node] = field(default_factory=list)
 
+    @property
+    def is_done(self) -> bool:
+        return self.state in DONE
+
     def below(self) -> list[Node]:
         """The node and all below it, each before its children."""
         found = [self]
@@ -381,7 +385,7 @@ class _Search:
             roots=tree.roots,
             state="" if state == states.SUCCESS and not self.complete else state,
             tasks=len(tasks),
-            done=sum(each.state in DONE for each in tasks),
+            done=sum(each.is_done for each in tasks),
             failed=sum(each.state in FAILED for each in tasks),
             started=whole.started,
             ended=None if goes_on else whole.ended,

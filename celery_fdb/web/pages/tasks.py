@@ -17,7 +17,7 @@ from celery_fdb.history.reading import Wanted
 from celery_fdb.history.run import ACTIVE, FAILED, LOST, STATES
 from celery_fdb.history.views.runs import HistoryOff, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
-from celery_fdb.history.views.workflows import DONE, Node, Workflow, page_of_workflows, workflow_of
+from celery_fdb.history.views.workflows import Node, Workflow, page_of_workflows, workflow_of
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
@@ -181,7 +181,7 @@ def _drawn(found: Workflow, now_s: float) -> list[Branch]:
     #: By node: 0 if the node or a part of it has failed, 2 if all is done.
     urgency: dict[int, int] = {}
     for node in reversed(nodes):
-        own = 0 if node.state in FAILED else 2 if node.state in DONE else 1
+        own = 0 if node.state in FAILED else 2 if node.is_done else 1
         urgency[id(node)] = min([own, *(urgency[id(each)] for each in node.children)])
 
     def urgent(nodes: Sequence[Node]) -> list[Node]:

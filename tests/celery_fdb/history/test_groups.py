@@ -19,7 +19,7 @@ from celery_fdb.history.layout import (
     LONGEST_S,
     SHORTEST_S,
     Counters,
-    decode,
+    RunGroup,
     delta_of,
     pack_groups,
 )
@@ -60,8 +60,10 @@ runs = st.builds(
 @given(st.lists(runs, max_size=20))
 def test_a_round_trip(given_runs: list[Run]) -> None:
     groups = pack_groups(given_runs)
-    assert [run for group in groups for run in decode(group.value)] == sorted(given_runs, key=lambda run: run.end_ms)
-    assert [group.runs for group in groups] == [decode(group.value) for group in groups]
+    assert [run for group in groups for run in RunGroup.decode(group.value)] == sorted(
+        given_runs, key=lambda run: run.end_ms
+    )
+    assert [group.runs for group in groups] == [RunGroup.decode(group.value) for group in groups]
     for group in groups:
         assert group.runs[-1].end_ms - group.runs[0].end_ms <= GROUP_SPAN_MS
         assert len(group.value) < LIMIT_OF_A_VALUE
@@ -70,7 +72,7 @@ def test_a_round_trip(given_runs: list[Run]) -> None:
 def test_what_the_first_version_wrote_is_read() -> None:
     """Nothing was known of publications."""
     rows = b'["t0","shop.pay","q","w@h","SUCCESS"],[["a",1,2,3,4,5,6,0.5,"(1,)","{}","acme",1],["b",1,2,3,4,5,7]]'
-    found = decode(b"\x01[" + rows + b"]")
+    found = RunGroup.decode(b"\x01[" + rows + b"]")
     told = {"queue": "q", "worker": "w@h", "state": "SUCCESS", "start_ms": 5}
     assert found == [
         Run("a", "shop.pay", **told, end_ms=6, runtime_s=0.5, args="(1,)", kwargs="{}", key="acme", retries=1),
@@ -132,7 +134,7 @@ def test_values_that_our_encoder_can_not_have_written_are_refused(value: bytes) 
     versions = (b"\x01", b"\x02") if value[:1] == b"\x01" else (value[:1],)
     for version in versions:
         with pytest.raises(FormatError):
-            decode(version + value[1:])
+            RunGroup.decode(version + value[1:])
 
 
 # -- counters ----------------------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ def test_values_that_our_encoder_can_not_have_written_are_refused(value: bytes) 
 def test_counters_add_up(given_runs: list[Run]) -> None:
     deltas = [int.from_bytes(delta_of([run]), "little") for run in given_runs]
     assert sum(deltas).to_bytes(layout.ALL_WIDTH, "little") == delta_of(given_runs)
-    found = layout.unpack_counters(delta_of(given_runs))
+    found = Counters.unpack(delta_of(given_runs))
     assert found.runs == len(given_runs)
     assert sum(found.sketch) == sum(found.buckets)
     assert sum(found.waits) == sum(run.wait_s is not None for run in given_runs)
@@ -152,12 +154,10 @@ def test_counters_add_up(given_runs: list[Run]) -> None:
 def test_a_row_is_read_whatever_version_has_written_it(given_runs: list[Run]) -> None:
     """A shorter one has no sketches, and what a longer one has behind them is left out."""
     row = delta_of(given_runs)
-    found, nothing = layout.unpack_counters(row), Counters()
-    assert layout.unpack_counters(row + b"more of a later version") == found
-    assert layout.unpack_counters(row[: layout.SLOT_WIDTH]) == found._replace(waits=nothing.waits)
-    assert layout.unpack_counters(row[: layout.TOTAL_WIDTH]) == found._replace(
-        waits=nothing.waits, sketch=nothing.sketch
-    )
+    found, nothing = Counters.unpack(row), Counters()
+    assert Counters.unpack(row + b"more of a later version") == found
+    assert Counters.unpack(row[: layout.SLOT_WIDTH]) == found._replace(waits=nothing.waits)
+    assert Counters.unpack(row[: layout.TOTAL_WIDTH]) == found._replace(waits=nothing.waits, sketch=nothing.sketch)
 
 
 def test_a_wait_ends_when_the_run_begins() -> None:
@@ -173,19 +173,19 @@ def test_a_wait_ends_when_the_run_begins() -> None:
 def test_a_percentile_is_as_near_as_it_says(took: list[float], share: float) -> None:
     row = delta_of([Run("i", "t", state=SUCCESS, runtime_s=each) for each in took])
     exact = sorted(took)[max(math.ceil(share * len(took)) - 1, 0)]
-    assert layout.unpack_counters(row).quantile_s(share) == pytest.approx(exact, rel=ERROR + 1e-9)
+    assert Counters.unpack(row).quantile_s(share) == pytest.approx(exact, rel=ERROR + 1e-9)
 
 
 @pytest.mark.parametrize(("runtime_s", "shown"), [(0.0, SHORTEST_S), (1e-9, SHORTEST_S), (1e300, LONGEST_S)])
 def test_of_what_is_beyond_the_sketch_its_end_is_shown(runtime_s: float, shown: float) -> None:
     row = delta_of([Run("i", "t", state=FAILURE, runtime_s=runtime_s)])
-    assert layout.unpack_counters(row).quantile_s(0.95) == pytest.approx(shown, rel=2 * ERROR)
+    assert Counters.unpack(row).quantile_s(0.95) == pytest.approx(shown, rel=2 * ERROR)
 
 
 def test_of_nothing_there_is_no_quantile() -> None:
     assert Counters().quantile_s(0.5) is None
     with pytest.raises(FormatError):
-        layout.unpack_counters(b"1234")
+        Counters.unpack(b"1234")
 
 
 @pytest.mark.parametrize("given_text", ["x" * 10_000_000, "\ud800" * 300, None, 5, b"\xff", "é" * 300])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_fdb import History, install
-from celery_fdb.history.layout import decode, pack_groups
+from celery_fdb.history.layout import RunGroup, pack_groups
 from celery_fdb.history.recorder import HistoryRequest, Keeper, error_of, facts_of, run_of, weight_of
 from celery_fdb.history.run import Run
 from kombu_fdb.errors import OptionError
@@ -46,7 +46,7 @@ def made(
 
 def stored(run: Run) -> Run:
     """As it comes back."""
-    ((found,),) = [decode(group.value) for group in pack_groups([run])]
+    ((found,),) = [RunGroup.decode(group.value) for group in pack_groups([run])]
     return found
 
 
