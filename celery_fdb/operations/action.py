@@ -128,6 +128,10 @@ class Asked(NamedTuple):
         """Whether a message at this position was there already, which is all that is known if none was named."""
         return bool(self.named) or position[-STAMP_BYTES:][: len(self.by)] <= self.by
 
+    def includes_all_of(self, queue: Queue) -> bool:
+        """Whether every message that waits in the queue was there when the question was asked. Reads all of them."""
+        return all(self.had_come(each.position) for state in WAITING for each in listed(queue, state))
+
     def check(self, now: Asked) -> None:
         """Raises :class:`AskedAnew` if some of them are gone."""
         gone = len((self.named or frozenset()) - (now.named or self.named or frozenset()))

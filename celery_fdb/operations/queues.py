@@ -9,7 +9,7 @@ from typing import Any
 from celery_fdb.inspection.overview import QueueView, look
 from celery_fdb.inspection.time_formats import limit as written
 from celery_fdb.inspection.time_formats import rate_of
-from celery_fdb.operations.action import WAITING, Asked, AskedAnew, Field, Outcome, Request, in_parts, listed
+from celery_fdb.operations.action import AskedAnew, Field, Outcome, Request, in_parts
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import InvalidArgument, QueueError
@@ -159,13 +159,8 @@ def delete(broker: Broker, request: Request) -> Outcome:
     mark = queue.mark()  # messages that come while it is looked at are not deleted either
     counts = queue.stats()
     number = counts.ready + counts.delayed
-    if number > asked.number or (number <= MOST_DELETED and _has_others(queue, asked)):
+    if number > asked.number or (number <= MOST_DELETED and not asked.includes_all_of(queue)):
         raise AskedAnew(asked=asked.number, there=number)
     if number > MOST_DELETED:
         raise QueueError("too many messages to be deleted with their queue", messages=number, fix="Purge it first.")
     return Outcome(f"Deleted {request.queue} with {plural(queue.drop(mark), 'message')}.")
-
-
-def _has_others(queue: Queue, asked: Asked) -> bool:
-    """Whether a message has come since the action was asked for. Reads all that wait."""
-    return not all(asked.had_come(each.position) for state in WAITING for each in listed(queue, state))

@@ -19,7 +19,7 @@ from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action as action_module
 from celery_fdb.operations import queues
-from celery_fdb.operations.action import AskedAnew, Request, log_audit, perform
+from celery_fdb.operations.action import Asked, AskedAnew, Request, log_audit, perform
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import QueueControl
@@ -680,19 +680,19 @@ def test_what_comes_while_a_queue_is_deleted_stays_with_it(
     if asked:
         broker.queue("q").put_many([b"x"] * asked)
         broker.queue("elsewhere").put(b"z", delay=3600)
-    looked = queues._has_others
+    looked = Asked.includes_all_of
 
-    def look_and_be_late(queue: Any, asked: Any) -> bool:
-        found = looked(queue, asked)
+    def look_and_be_late(asked: Asked, queue: Any) -> bool:
+        found = looked(asked, queue)
         queue.put(b"late", delay=delay)
         return found
 
-    monkeypatch.setattr(queues, "_has_others", look_and_be_late)
+    monkeypatch.setattr(Asked, "includes_all_of", look_and_be_late)
     with pytest.raises(QueueError, match="in use"):
         do("delete_queue")
     counts = broker.queue("q").stats()
     assert (counts.ready + counts.delayed, "q" in broker.queues()) == (asked + 1, True)
-    monkeypatch.setattr(queues, "_has_others", lambda *_: not broker.queue("elsewhere").put(b"z", delay=3600))
+    monkeypatch.setattr(Asked, "includes_all_of", lambda *_: bool(broker.queue("elsewhere").put(b"z", delay=3600)))
     assert do("delete_queue").text.startswith("Deleted q with "), "what comes elsewhere is no matter"
 
 
