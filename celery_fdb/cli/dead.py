@@ -269,7 +269,7 @@ def _find(invocation: Invocation, letters: DeadLetters, wanted: str) -> Peeked:
 @click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Dead letters to count.")
 def causes(invocation: Invocation, *, queue: str, in_queue: bool, most: int) -> Answer:
     """Count the dead letters of QUEUE by task, error and reason, with the first and the last death of each."""
-    found = group(invocation.broker, _letters(invocation, queue, in_queue=in_queue).dead_queue, most=most)
+    found = group(invocation.broker, [_letters(invocation, queue, in_queue=in_queue).dead_queue], most=most)
     rows = [
         (each.task, each.said, each.reason, each.count, _at(each.first_ms), _at(each.last_ms)) for each in found.groups
     ]

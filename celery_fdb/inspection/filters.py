@@ -109,10 +109,11 @@ def _subqueue(queue: Queue, key: str | None) -> str | None:
 # -- filters -----------------------------------------------------------------------------------------------------------
 
 
-#: The reasons for which a queue itself lets a message die, and those of them that people call otherwise; an application
-#: may have others.
-REASONS = ("rejected", "expired", "delivery_limit", "maxlen", "malformed")
-SPOKEN = {"rejected": "failed or rejected"}
+#: The reasons for which a queue dead-letters a message, each with what a page calls it. An application may have others.
+REASONS = {
+    "rejected": "failed or rejected",
+    **{each: each for each in ("expired", "delivery_limit", "maxlen", "malformed")},
+}
 #: A filter's value that finds messages which have none.
 NONE = "-"
 TEXTS = ("task", "error", "reason", "home", "text", "arguments")
@@ -171,7 +172,7 @@ class Filter:
         """The filter as a question names it: ``task=shop.pay, error=CardDeclined``; "" if it lets all pass."""
         told = self.fields()
         if "reason" in told:
-            told["reason"] = SPOKEN.get(self.reason, self.reason)
+            told["reason"] = REASONS.get(self.reason, self.reason)
         if self.cause is not None:
             del told["cause"]
             reason = reason_of(self.cause.reason, {"error_class": self.cause.error} if self.cause.error else {})
@@ -372,24 +373,19 @@ class LetterGroups:
     is_whole: bool
 
 
-def group(broker: Broker, queue: str, wanted: Filter | None = None, *, most: int = MOST_COUNTED) -> LetterGroups:
-    """Group the dead letters of the queue that holds them, such as ``celery.dead``."""
-    return _count(broker, [queue], wanted, most, parts=-(-most // COUNTED_AT_ONCE))
-
-
-def group_all(
-    broker: Broker, queues: Sequence[str], wanted: Filter | None = None, *, most: int = MOST_COUNTED
+def group(
+    broker: Broker,
+    queues: Sequence[str],
+    wanted: Filter | None = None,
+    *,
+    most: int = MOST_COUNTED,
+    only_dead: bool = False,
 ) -> LetterGroups:
-    """Group the dead letters of all these queues, a part of each in turn.
+    """Group the first dead letters of these queues, such as ``celery.dead``, a part of each queue in turn.
 
-    Where a dead-letter exchange leads to a queue that has messages of its own, those are not counted.
+    ``only_dead``: leave out a queue's own messages, for a queue that a dead-letter exchange leads to.
     """
-    return _count(broker, queues, wanted, most, parts=MOST_PARTS, only_dead=True)
-
-
-def _count(
-    broker: Broker, queues: Sequence[str], wanted: Filter | None, most: int, *, parts: int, only_dead: bool = False
-) -> LetterGroups:
+    parts = max(MOST_PARTS, -(-most // COUNTED_AT_ONCE))
     wanted = wanted or Filter()
     groups: dict[Cause, LetterGroup] = {}
     counted = 0

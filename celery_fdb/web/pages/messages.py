@@ -16,13 +16,11 @@ from starlette.responses import Response
 from celery_fdb.inspection.filters import (
     FIELDS,
     REASONS,
-    SPOKEN,
     Filter,
     LetterGroups,
     dead_queues,
     died_elsewhere,
     group,
-    group_all,
     search,
 )
 from celery_fdb.inspection.message import MessageView
@@ -66,7 +64,7 @@ def messages(visit: Visit, broker: Broker) -> Response:
             "key": known(each for each in (*broker.queue(name).keys(limit=size), *(row.message.key for row in rows))),
             "error": known(row.error for row in rows),
         },
-        spoken=SPOKEN,
+        spoken=REASONS,
         reasons=known((*REASONS, wanted.reason, *(row.message.deaths[0].reason for row in rows if row.message.deaths))),
         found=found,
         following=None if found.following is None else found.following.hex(),
@@ -152,7 +150,7 @@ def dead(visit: Visit, broker: Broker) -> Response:
     """Dead letters: with ``queue`` by their causes, without it the queues that hold them."""
     if "queue" in visit.request.query_params:
         name = visit.asked("queue")
-        found = group(broker, name, wanted_of(visit))
+        found = group(broker, [name], wanted_of(visit))
         return _causes(visit, found, queue=name, home=name.removesuffix(DEAD_SUFFIX))
     seen = look(broker)
     homes = dead_queues(broker, seen)
@@ -167,7 +165,7 @@ def causes(visit: Visit, broker: Broker) -> Response:
     seen = look(broker)
     homes = dead_queues(broker, seen)
     held = sorted((each for each in seen.queues if each.name in homes), key=lambda each: (-each.ready, each.name))
-    found = group_all(broker, [each.name for each in held if each.ready], wanted_of(visit))
+    found = group(broker, [each.name for each in held if each.ready], wanted_of(visit), only_dead=True)
     return _causes(visit, found, queue=None, home="all queues")
 
 

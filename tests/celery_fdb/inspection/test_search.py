@@ -215,7 +215,7 @@ def test_pages_cost_the_same_in_a_queue_of_any_length(broker: Broker, counted: A
 def test_groups_read_the_first_letters_only_and_say_so(broker: Broker, counted: Any, number: int) -> None:
     fill(broker, number)
     found = []
-    paid = cost(counted, lambda: found.append(group(broker, "q", most=1_000)))
+    paid = cost(counted, lambda: found.append(group(broker, ["q"], most=1_000)))
     assert (found[0].counted, found[0].total, found[0].is_whole) == (1_000, number, False)
     assert (paid.rows, paid.commits) == (2 * 501 + 1, 0)  # letters; the queue's counter
 
@@ -225,7 +225,7 @@ def test_groups_read_the_first_letters_only_and_say_so(broker: Broker, counted: 
 
 def test_groups_by_what_they_died_of(broker: Broker) -> None:
     bury(broker, 40, random.Random(7))
-    found = group(broker, "q.dead")
+    found = group(broker, ["q.dead"])
     assert (found.counted, found.total, found.is_whole) == (40, 40, True)
     assert sum(each.count for each in found.groups) == 40
     assert [each.count for each in found.groups] == sorted((each.count for each in found.groups), reverse=True)
@@ -237,13 +237,13 @@ def test_groups_by_what_they_died_of(broker: Broker) -> None:
         example = broker.queue("q.dead").at(each.example)
         assert example is not None
         assert each.filter.matches(example.message)
-    only = group(broker, "q.dead", Filter(reason="slow"))
+    only = group(broker, ["q.dead"], Filter(reason="slow"))
     assert {each.reason for each in only.groups} == {"slow"}
     assert only.counted == 40
 
 
 def test_a_queue_without_letters_has_no_groups(broker: Broker) -> None:
-    found = group(broker, "nobody.dead")
+    found = group(broker, ["nobody.dead"])
     assert (found.groups, found.counted, found.total, found.is_whole) == ([], 0, 0, True)
 
 

@@ -14,7 +14,7 @@ import pytest
 from celery import Celery
 from kombu import Consumer
 
-from celery_fdb.inspection.filters import Cause, Filter, dead_queues, group, group_all
+from celery_fdb.inspection.filters import Cause, Filter, dead_queues, group
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action as action_module
@@ -212,7 +212,7 @@ def causes(app: Celery, broker: Broker) -> None:
 
 def test_a_group_is_replayed_and_nothing_else(app: Celery, broker: Broker, do: Do) -> None:
     causes(app, broker)
-    wanted = group(broker, "q.dead").groups[1].filter
+    wanted = group(broker, ["q.dead"]).groups[1].filter
     assert wanted == Filter(cause=Cause("shop.pay", "shop.Declined", "rejected"))
     assert Filter.of(wanted.fields()) == wanted
     action = ACTIONS["replay_all"]
@@ -238,11 +238,11 @@ def test_a_cause_is_no_pattern_whatever_its_task_is_called(app: Celery, broker: 
             app.send_task(task, queue="q")
     bury(broker, error_class="KeyError")
     for name in HOSTILE:
-        (hostile,) = [each for each in group(broker, "q.dead").groups if each.task == name]
+        (hostile,) = [each for each in group(broker, ["q.dead"]).groups if each.task == name]
         sent = hostile.filter.fields()
         assert do(action, "q.dead", fields=sent).text.split()[1] == "1"
         del left[name]
-        assert {each.task: each.count for each in group(broker, "q.dead").groups} == left, name
+        assert {each.task: each.count for each in group(broker, ["q.dead"]).groups} == left, name
 
 
 @pytest.mark.parametrize("name", ["replay_all", "discard_all", "replay_everywhere", "discard_everywhere"])
@@ -250,7 +250,7 @@ def test_exactly_the_letters_that_the_question_was_about(app: Celery, broker: Br
     """What has died meanwhile of the same cause is left; if some are gone, nothing is done and what changed is told."""
     causes(app, broker)
     action, letters = ACTIONS[name], broker.dead_letters("q.dead")
-    fields = group(broker, "q.dead").groups[1].filter.fields()
+    fields = group(broker, ["q.dead"]).groups[1].filter.fields()
     asked = action.ask(broker, Request("q.dead", fields=fields))
     assert "3 dead letters of" in action.question(asked)
     causes(app, broker)
@@ -305,7 +305,7 @@ def test_a_cause_that_a_page_did_not_send_is_refused(cause: str) -> None:
 def test_a_group_is_discarded_and_nothing_else(app: Celery, broker: Broker, do: Do) -> None:
     causes(app, broker)
     assert do("discard_all", "q.dead", fields={"error": "-"}).text.startswith("Discarded 4 dead letters")
-    assert {each.task for each in group(broker, "q.dead").groups} == {"shop.pay"}
+    assert {each.task for each in group(broker, ["q.dead"]).groups} == {"shop.pay"}
     assert do("discard_all", "q.dead").text == "Discarded 5 dead letters of q.dead."
 
 
@@ -325,7 +325,7 @@ def test_one_cause_is_counted_and_replayed_in_all_queues(app: Celery, broker: Br
         bury(broker, queue, error_class="shop.Declined")
     queues = sorted(dead_queues(broker, look(broker)))
     assert queues == ["q.dead", "review", "s.dead"]
-    found = group_all(broker, queues)
+    found = group(broker, queues, only_dead=True)
     assert [(each.task, each.count, each.queues) for each in found.groups] == [
         ("shop.pay", 6, {"q.dead": 2, "review": 2, "s.dead": 2}),
         ("shop.mail", 3, {"q.dead": 1, "review": 1, "s.dead": 1}),
@@ -355,7 +355,7 @@ def test_what_has_come_back_to_be_tried_again_is_no_dead_letter(broker: Broker, 
         job.bury()
     assert [broker.queue(each).count() for each in ("work", "retry")] == [3, 1]
     # One of those in "work" comes from there, and two of "retry" died there: they are dead letters in "work".
-    (group_,) = group_all(broker, sorted(dead_queues(broker, look(broker)))).groups
+    (group_,) = group(broker, sorted(dead_queues(broker, look(broker))), only_dead=True).groups
     assert group_.queues == {"retry": 1, "work": 2}
     assert do("discard_everywhere").text.startswith("Discarded 3 dead letters")
     assert [each.payload for each in broker.queue("work").each()] == [b"work"]
@@ -394,7 +394,7 @@ def test_all_queues_are_counted_at_a_bounded_cost(broker: Broker) -> None:
     for number in range(6):
         broker.queue(f"q{number}").put_many([b"x"] * 30)
         bury(broker, f"q{number}")
-    found = group_all(broker, [f"q{number}.dead" for number in range(6)], most=100)
+    found = group(broker, [f"q{number}.dead" for number in range(6)], most=100, only_dead=True)
     assert (found.counted, found.total, found.is_whole) == (100, 180, False)
     assert list(found.groups[0].queues.values()) == [30, 30, 30, 10]
 
