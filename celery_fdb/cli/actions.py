@@ -11,7 +11,7 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, message_table
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, clean, command, rate, table, yes_option
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, rate, table, yes_option
 from celery_fdb.inspection.filters import Filter, Found, died_elsewhere
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe
@@ -269,7 +269,7 @@ def _do(invocation: Invocation, name: str, request: Request) -> Outcome:
     action = ACTIONS[name]
     outcome = action.run(invocation.broker, request)
     if outcome.following:
-        with bar(invocation, name, request.asked.number) as advance:
+        with invocation.bar(name, request.asked.number) as advance:
             advance(outcome.number)
             while outcome.following:
                 outcome = action.run(invocation.broker, request._replace(mark=outcome.following))

@@ -18,8 +18,6 @@ HEAD_S = 15.0
 READ_S = 120.0
 #: Connections at a time: at most half of the files that the process may open.
 MOST_CONNECTIONS = max(min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2), 16)
-#: Connections that are accepted at once, before the first of them is looked at.
-BACKLOG = 64
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 60\r\ncontent-length: 0\r\n\r\n"
 
 

@@ -11,7 +11,7 @@ import click
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, clean, command, duration, rate, table, yes_option
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, duration, rate, table, yes_option
 from celery_fdb.inspection.filters import REASONS, group
 from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
@@ -160,7 +160,7 @@ def replay(
     _check_reason(letters, conditions["reason"])
     count = 0
     try:
-        with bar(invocation, "replay", None) as advance:
+        with invocation.bar("replay", None) as advance:
             for each in wanted:
                 count += letters.replay(limit, to=to, rate=rate, progress=advance, **each)
     except QueueNotFound as error:

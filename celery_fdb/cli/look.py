@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from celery_fdb.cli.terminal import Answer, Invocation, command, in_json, table
+from celery_fdb.cli.terminal import Answer, Invocation, command, table
 from celery_fdb.inspection.overview import (
     KeyView,
     Overview,
@@ -208,7 +208,7 @@ def _watch(invocation: Invocation, looks: Iterator[Look]) -> None:
     if invocation.as_json:
         for overview, speeds, by_key, silent_s in looks:
             found = {**overview.as_json(), "rates": speeds, "key_rates": by_key, "silent_s": silent_s}
-            click.echo(in_json(found))
+            invocation.print_json(found)
         return
     with Live(console=invocation.console, auto_refresh=False, screen=False) as live:
         for each in looks:

@@ -10,7 +10,7 @@ import click
 from rich.console import RenderableType
 
 from celery_fdb.cli.look import known
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, clean, command, table
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, table
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.time_formats import age
 from kombu_fdb.errors import QueueNotFound
@@ -150,7 +150,7 @@ def move(invocation: Invocation, *, source: str, target: str, limit: int | None,
         if not new:
             raise QueueNotFound(queue=target, fix="Check its name, or add --new to move them to a new queue.") from None
     queue, count, moved = invocation.broker.queue(source), 0, 1
-    with bar(invocation, "move", total) as advance:
+    with invocation.bar("move", total) as advance:
         while moved and count < total:
             moved = queue.move(target, min(total - count, MOVED_AT_ONCE), key=key)
             count += moved

@@ -171,6 +171,8 @@ def _on_the_end(end: Callable[[], None]) -> None:
 VARIABLE = "CELERY_FDB_WEB_TOKEN"
 #: Seconds that pages have to end when the server is stopped: live ones would go on.
 GRACE_S = 1
+#: Connections that the system accepts before the server takes the first of them.
+BACKLOG = 64
 
 
 @command()
@@ -259,7 +261,7 @@ def _listen(address: str, port: int) -> socket.socket:
 def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> None:
     import uvicorn
 
-    from celery_fdb.cli.connections import BACKLOG, TimedProtocol
+    from celery_fdb.cli.connections import TimedProtocol
 
     prefix = given["root_path"].strip("/")
     config = uvicorn.Config(

@@ -24,17 +24,6 @@ from celery_fdb.inspection.time_formats import rate_of, seconds_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 
-
-@contextmanager
-def bar(invocation: Invocation, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar; ``total``: None if it is unknown. Gives a function that takes how many are done."""
-    shape = (TimeElapsedColumn(),) if total is None else (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = invocation.as_json or not sys.stderr.isatty()
-    with Progress(TextColumn("{task.description}"), *shape, console=invocation.errors, disable=hidden) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns when the output is no terminal, whatever $COLUMNS says: no line that a program reads is broken.
 MOST_COLUMNS = 10_000
@@ -91,6 +80,23 @@ class Invocation:
     def also(self, where: Where) -> Broker:
         """Another broker, closed with the invocation."""
         return self._open.enter_context(where.open())
+
+    @contextmanager
+    def bar(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """A progress bar, on a terminal only. ``total``: None if it is unknown.
+
+        Gives a function that takes how many are done.
+        """
+        shape = (TimeElapsedColumn(),) if total is None else (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        hidden = self.as_json or not sys.stderr.isatty()
+        with Progress(TextColumn("{task.description}"), *shape, console=self.errors, disable=hidden) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda done: progress.update(task, completed=done)
+
+    @staticmethod
+    def print_json(document: Any) -> None:
+        """Print a document as one line of JSON. An infinity, which a publisher's header may hold, becomes a text."""
+        click.echo(json.dumps(json.loads(json.dumps(document, default=str), parse_constant=str)))
 
     def close(self) -> None:
         self._open.close()
@@ -160,17 +166,12 @@ def _print(invocation: Invocation, answer: Answer) -> None:
     """Print the answer. Of a reader that has gone the exit code says nothing: what was done is done."""
     try:
         if invocation.as_json:
-            click.echo(in_json(answer.document))
+            invocation.print_json(answer.document)
             return
         for each in answer.shown:
             invocation.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
-
-
-def in_json(document: Any) -> str:
-    """A document as JSON. An infinity, which a publisher's header may hold, becomes a text."""
-    return json.dumps(json.loads(json.dumps(document, default=str), parse_constant=str))
 
 
 def _complain(invocation: Invocation, error: KombuFDBError) -> int:

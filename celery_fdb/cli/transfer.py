@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from celery_fdb.cli import json_object
-from celery_fdb.cli.terminal import Answer, Invocation, Refused, bar, command
+from celery_fdb.cli.terminal import Answer, Invocation, Refused, command
 from celery_fdb.cli.where import Where
 from celery_fdb.operations import transfer
 from kombu_fdb.primitives.plural import plural
@@ -40,7 +40,7 @@ def export(invocation: Invocation, *, file: Path, force: bool, leased: bool) -> 
         if file.exists() and not force:
             raise Refused("the file exists", path=str(file), fix="Name another file, or add --force.")
         source = transfer.broker_source(invocation.broker, leased=leased)
-        with bar(invocation, "export", source[0].messages) as advance:
+        with invocation.bar("export", source[0].messages) as advance:
             number = transfer.export_to(file, source, advance)
     except OSError as error:
         raise _file_error(file, error) from error
@@ -75,7 +75,7 @@ def import_(
             source = transfer.broker_source(
                 invocation.also(_existing(Where(url=url, options=from_options))), leased=leased
             )
-        with bar(invocation, "import", source[0].messages) as advance:
+        with invocation.bar("import", source[0].messages) as advance:
             number, stored = transfer.import_from(source, invocation.made(), advance, again=again)
     except OSError as error:
         raise _file_error(file, error) from error

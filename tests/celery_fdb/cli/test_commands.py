@@ -12,9 +12,9 @@ from celery import Celery
 from kit.conformance.invariants import check_counts, check_whereabouts
 from kombu import Connection
 
-from celery_fdb.cli import HOMES, actions, fdb, messages
+from celery_fdb.cli import HOMES, fdb, messages
 from celery_fdb.cli.look import session_table
-from celery_fdb.cli.terminal import clean, in_json
+from celery_fdb.cli.terminal import Invocation, clean
 from celery_fdb.inspection.overview import SessionView, look
 from celery_fdb.operations import action
 from kombu_fdb.engine import topology
@@ -181,9 +181,10 @@ def test_json_has_no_numbers_that_are_none(run, app):
     assert '["NaN"]' in printed
 
 
-def test_json_may_be_as_deep_as_what_was_read():
+def test_json_may_be_as_deep_as_what_was_read(capsys):
     text = "[" * 600 + "]" * 600
-    assert in_json(json.loads(text)) == text
+    Invocation.print_json(json.loads(text))
+    assert capsys.readouterr().out == f"{text}\n"
 
 
 def test_peek_shows_the_body_on_request(run, app):
@@ -484,8 +485,7 @@ def test_a_bar_moves_while_a_queue_is_moved_or_purged(run, broker, monkeypatch, 
         told.append(total)
         yield told.append
 
-    for module in (actions, messages):
-        monkeypatch.setattr(module, "bar", bar)
+    monkeypatch.setattr(Invocation, "bar", bar)
     monkeypatch.setattr(messages, "MOVED_AT_ONCE", 200)
     monkeypatch.setattr(topology, "MESSAGES_PER_PURGE", 200)
     monkeypatch.setattr(action, "MOST_PARTS", 1)
