@@ -39,6 +39,7 @@ from typing import Any
 
 from celery import Celery, states
 from celery.backends.base import DisabledBackend
+from celery.exceptions import Reject
 from celery.utils import uuid
 from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's name
 from django.core.exceptions import ImproperlyConfigured
@@ -198,8 +199,14 @@ def execute(
     worker: str,
     attempts: int,
 ) -> Any:
-    """Call the task, with Django's signals before and after. Raises what it raises, and ``UnknownTask`` before."""
-    task = _task(path, alias)
+    """Call the task, with Django's signals before and after. Raises what the task raises.
+
+    Raises ``Reject`` for a task that is not registered, so that its message becomes a dead letter.
+    """
+    try:
+        task = _task(path, alias)
+    except UnknownTask as error:
+        raise Reject(error, requeue=False) from error
     result = _result(task, result_id, args, kwargs, alias, enqueued_at=enqueued_at)
     _set(result, status=TaskResultStatus.RUNNING, started_at=started_at, last_attempted_at=started_at)
     result.worker_ids.extend([worker] * min(attempts, MOST_ATTEMPTS))

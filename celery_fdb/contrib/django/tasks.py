@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from celery import Task, shared_task
-from celery.exceptions import Reject
 
 from celery_fdb.contrib.django import conf
 
@@ -26,21 +25,18 @@ def run(self: Task, path: str, args: list[Any], kwargs: dict[str, Any], alias: s
 
     Raises ``Reject`` for a task that is not registered.
     """
-    from celery_fdb.contrib.django.backend import UnknownTask, execute
+    from celery_fdb.contrib.django.backend import execute
 
     started_at = datetime.now(UTC)
-    try:
-        value = execute(
-            path,
-            args,
-            kwargs,
-            alias=alias,
-            result_id=self.request.id,
-            enqueued_at=datetime.fromisoformat(enqueued_at),
-            started_at=started_at,
-            worker=str(self.request.hostname),
-            attempts=self.request.retries + 1,
-        )
-    except UnknownTask as error:
-        raise Reject(error, requeue=False) from error
+    value = execute(
+        path,
+        args,
+        kwargs,
+        alias=alias,
+        result_id=self.request.id,
+        enqueued_at=datetime.fromisoformat(enqueued_at),
+        started_at=started_at,
+        worker=str(self.request.hostname),
+        attempts=self.request.retries + 1,
+    )
     return {"return_value": value, "started_at": started_at.isoformat()}
