@@ -1,6 +1,6 @@
 """Where each row of the history stands, and its bytes: groups of runs, and counters.
 
-``docs/keyspace.md`` is this page for readers. All keys are tuples (``kombu_fdb/keyspace/layout.py``) behind
+``docs/keyspace.md`` says the same for users. All keys are tuples (``kombu_fdb/keyspace/layout.py``) behind
 ``("celery-fdb", namespace, "history")``, so the history shares a namespace with the queues and the results and collides
 with none of their keys.
 
@@ -23,7 +23,7 @@ key                                              value                          
 ===============================================  =============================================  ==================================
 
 A *segment* is the unit of trimming, as in Kafka's logs: the oldest is deleted as a whole, by clearing one range,
-however many rows it has. What takes a key apart raises ``FormatError`` for one that no version of ours can have
+however many rows it has. The ``split_`` methods raise ``FormatError`` for a key that no version of ours can have
 written.
 
 The value of a group holds some runs of one worker, in the order in which they ended: a version byte, then JSON: a list
@@ -31,20 +31,20 @@ of the texts that many runs share (names of tasks, queues, workers and states), 
 its fields in the order of :class:`~celery_fdb.history.run.Run`, shared texts by their places in the first list, without
 the empty fields at its end. So a group of 200 runs is some 30 kB, in one row.
 
-Counters are numbers that no scan has to find: how many runs ended how, how long they took, and how long they had waited.
+Counters give numbers without a scan: how many runs ended in each state, how long they took, and how long they waited.
 
 A row of counters is one integer that is added to atomically: its fields, the lowest first, are counters that never become negative,
 so none carries into the next one. First come 64-bit fields: the states of :data:`~celery_fdb.history.run.ENDED`, then
 the sum of the runtimes in microseconds, then how many runs took up to each of :data:`BOUNDS_S`, and longer. They are
-all that the row of a total has. The row of a slot has 32-bit fields behind them, a *sketch*: how many runs took up to
+all fields of a total's row. The row of a slot has 32-bit fields behind them, a *sketch*: how many runs took up to
 :data:`SHORTEST_S`, and then up to each further power of :data:`STEP` times that. So an estimate in the middle of its
 bucket is at most :data:`ERROR` off, as in DDSketch (Masson, Rim, Lee, VLDB 2019). A slot of all tasks together has one
 more behind it, of the waits: from the moment when a run was published, or due, until it began. Runtimes are counted of
 runs that succeeded or failed, waits of first deliveries.
 
-A row may be shorter or longer than this version writes it: fields that are not there are 0, those of a newer version
-are left out. An older worker cuts a slot that it adds to: what was counted by then has no percentiles. Version 0.2 has
-no sketches, and its workers add nothing to the slots of all tasks.
+A row may be shorter or longer than this version writes it: missing fields count as 0, and fields of a newer version
+are ignored. An older worker cuts a slot that it adds to, so runs counted before have no percentiles. Version 0.2 has no
+sketches, and its workers add nothing to the slots of all tasks.
 """
 
 from __future__ import annotations
@@ -135,23 +135,23 @@ class HistoryKeys:
         return self._inside(number) + pack_text(kind)
 
     def index(self, number: int, kind: str, name: str) -> bytes:
-        """Prefix of what stands in it under a task's name, a state or an id."""
+        """Prefix of an index's rows for one task's name, state or id."""
         return self.index_by(number, kind) + pack_text(name)
 
     @staticmethod
     def split_group(begin: int, key: bytes) -> GroupId:
-        """What stands behind the prefix of the groups, or of an index by group, which is ``begin`` bytes long."""
+        """The group in a key of the groups, or of an index by group. ``begin``: length of the key's prefix."""
         return _checked(*unpack_as(key[begin:], int, bytes))
 
     @staticmethod
     def split_run(begin: int, key: bytes) -> tuple[GroupId, int]:
-        """What stands behind the prefix of an index by run."""
+        """The group in a key of an index by run, and the run's place in the group."""
         end_ms, nonce, at = unpack_as(key[begin:], int, bytes, int)
         return _checked(end_ms, nonce), at
 
     @staticmethod
     def split_root(begin: int, key: bytes) -> tuple[str, GroupId]:
-        """What stands behind the prefix of the index by root."""
+        """The id in a key of the index by root, and the group."""
         id_, end_ms, nonce, _at = unpack_as(key[begin:], str, int, bytes, int)
         return id_, _checked(end_ms, nonce)
 
@@ -231,12 +231,12 @@ def _checked(end_ms: int, nonce: bytes) -> GroupId:
 
 #: What one group holds at most. FoundationDB's limit of a value is 100,000 B.
 GROUP_RUNS, GROUP_BYTES = 250, 90_000
-#: A run that is larger loses all texts but its names and the beginning of its error.
+#: A larger run loses all texts except its names and the beginning of its error.
 RUN_BYTES = 60_000
-#: Runs of one group ended within this time, so that a page of a period knows where to begin.
+#: Runs of one group ended within this time: a page of a period begins to read that much later than the period ends.
 GROUP_SPAN_MS = 60_000
 GROUP_VERSION = 2
-#: By version, the fields of a run in their order. The first one knew nothing of publications.
+#: By version, the fields of a run in their order. The first version stored no moments of publishing.
 _BY_VERSION = {
     1: tuple(name for name in Run._fields if name not in {"published_ms", "due_ms"}),
     GROUP_VERSION: Run._fields,
@@ -247,13 +247,13 @@ _SHARED_AT = tuple(Run._fields.index(name) for name in _SHARED)
 #: Fields that every row has.
 _LEAST = max(_SHARED_AT) + 1
 _NUMBERS = ("start_ms", "end_ms", "published_ms", "due_ms", "retries", "redeliveries")
-#: Index of the first field that most runs don't have, and what they have from there on.
+#: Index of the first field that is empty in most runs, and the empty values from there on.
 _RARE = Run._fields.index("key")
 _NOTHING = tuple(Run("", ""))[_RARE:]
 
 
 def _encoder() -> Callable[[Any], str]:
-    """``JSONEncoder.encode``, whose C part is made once, not for each run: that is half of its time."""
+    """``JSONEncoder.encode`` with its C encoder made once: making it for each run would double the time."""
     plain = json.JSONEncoder(separators=(",", ":"), check_circular=False)
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:  # a Python without it
@@ -266,7 +266,7 @@ _dumps = _encoder()
 
 
 class RunGroup:
-    """Runs that stand in one row, under the same key however often it is written."""
+    """Runs that are stored in one row. Every try to write the group uses the same key."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
@@ -329,7 +329,7 @@ class RunGroup:
 
 
 def pack_groups(runs: Iterable[Run]) -> list[RunGroup]:
-    """The runs, sorted by their ends, in as few groups as hold them."""
+    """Sort the runs by their ends, and pack them into as few groups as can hold them."""
     groups: list[RunGroup] = []
     for run in sorted(runs, key=lambda run: run.end_ms):
         if not groups or not groups[-1].add(run):
@@ -458,7 +458,7 @@ class Counters(NamedTuple):
     def quantile_s(self, share: float, of: Literal["sketch", "waits"] = "sketch") -> float | None:
         """What ``share`` of the runtimes, or of the waits, stayed below, at most :data:`ERROR` off; None without runs.
 
-        Of what is shorter than :data:`SHORTEST_S` or longer than :data:`LONGEST_S`, about that.
+        Durations below :data:`SHORTEST_S` or above :data:`LONGEST_S` count as these.
         """
         sketch = self.sketch if of == "sketch" else self.waits
         rank = max(share * sum(sketch), 1)
@@ -470,7 +470,7 @@ class Counters(NamedTuple):
 
 
 def delta_of(runs: Iterable[Run]) -> bytes:
-    """What is added for these to a row of all tasks. What a row of another kind is added to is its beginning."""
+    """What these runs add to a slot of all tasks. A slot of one task, and a total, add a prefix of it."""
     fields, sketch, waits = [0] * _FIELDS, [0] * _SKETCHED, [0] * _SKETCHED
     for run in runs:
         fields[_AT[run.state]] += 1

@@ -1,4 +1,4 @@
-"""What an application says about its history: ``celery_fdb.install(app, history=History(...))``."""
+"""An application's options of its history: ``celery_fdb.install(app, history=History(...))``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Bounds and privacy of the history. Raises ``OptionError`` for what makes no sense.
+    """Bounds and privacy of the history. Raises ``OptionError`` for an unusable value.
 
     ``runs``: so many are kept at most. ``max_age``: seconds after which a run is deleted. ``arguments``: ``"masked"``
     keeps a task's arguments as Celery's log shows them, without the secrets that they name; ``"full"`` as they are;

@@ -1,12 +1,12 @@
-"""What is read of a history: pages of runs, the runs of a task or a workflow, active runs, counters.
+"""Reading a history: pages of runs, the runs of a task or a workflow, active runs, counters.
 
-Every verb reads a bounded number of rows. A page walks the segments and in them the groups from the newest to the
-oldest, either all groups or those that an index names, and filters their runs. It ends when it is full, or when it has
-read :data:`GROUPS_PER_PAGE` groups; then it has a cursor, behind which the next page begins. So a filter that nothing
-matches yields empty pages with cursors, each at a bounded cost.
+Every function reads a bounded number of rows. A page walks the segments, and the groups in each, from the newest to the
+oldest; it reads all groups, or only those that an index names, and filters their runs. A page ends when it is full, or
+when it has read :data:`GROUPS_PER_PAGE` groups; its cursor says where the next page begins. So a filter that matches
+nothing gives empty pages with cursors, each at a bounded cost.
 
-Groups are in the order of their newest run, and each is of about a second of one worker: runs of several workers are in
-order to about a second. What can't be read is skipped.
+Groups are ordered by their newest run, and each holds about a second of one worker. So runs of several workers are in
+order to about a second. Unreadable rows are skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SEGMENTS_AT_ONCE = 100
 # -- segments ----------------------------------------------------------------------------------------------------------
 
 
-#: So many runs are never flushed into one: a damaged counter must not have all the others cleared.
+#: More runs than a segment can have: a damaged counter is cut to it, so that it has no other segment cleared.
 MOST_COUNTED = 10 * LARGEST_SEGMENT
 #: Segments that are read at once: more than any bounds leave.
 MOST_SEGMENTS = 2_000
@@ -82,7 +82,7 @@ def _number(value: bytes) -> int:
 
 
 class Wanted(NamedTuple):
-    """Which runs. ``since_ms`` and ``until_ms``: when they ended; 0 for no bound. "" matches everything."""
+    """The filter of a page. ``since_ms``, ``until_ms``: when runs ended, 0 for no bound. "" matches everything."""
 
     task: str = ""
     state: str = ""
@@ -114,9 +114,9 @@ class Wanted(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """Behind which run of which group a page begins. ``taken``: so many of the group, from its newest, were seen.
+    """Where a page begins: a group, and how many of its runs, from the newest, the pages before have ``taken``.
 
-    0: all of them.
+    ``taken`` 0: all of them.
     """
 
     segment: int
@@ -142,7 +142,7 @@ class Cursor(NamedTuple):
 def page(
     tr: Transaction, keys: HistoryKeys, wanted: Wanted, *, limit: int, after: Cursor | None = None
 ) -> tuple[list[Run], Cursor | None]:
-    """Runs that have ended, the newest first; and where to go on, None when there is nothing more."""
+    """Runs that have ended, the newest first; and the cursor of the next page, None at the end."""
     found: list[Run] = []
     for read, (segment, group, runs) in enumerate(_walk(tr, keys, wanted, after), 1):
         newest_first = list(enumerate(reversed(runs), 1))
@@ -160,7 +160,7 @@ def page(
 def _walk(
     tr: Transaction, keys: HistoryKeys, wanted: Wanted, after: Cursor | None
 ) -> Iterator[tuple[int, GroupId, list[Run]]]:
-    """The groups that may hold what is wanted, from the newest on."""
+    """The groups that may hold matching runs, the newest first, each with its segment and its runs."""
     numbers = [each for each in newest_first(tr, keys) if after is None or each <= after.segment]
     if wanted.task or wanted.state or wanted.until_ms:
         ended = wanted.since_ms, wanted.until_ms
@@ -194,7 +194,7 @@ def _groups(
 
 
 def _prefix(keys: HistoryKeys, number: int, wanted: Wanted) -> bytes:
-    """The index that names the fewest groups: most runs are successes, and there are more tasks than states."""
+    """The prefix of the index that names the fewest groups. Tasks come first: there are more tasks than states."""
     if wanted.task:
         return keys.index(number, "task", wanted.task)
     if wanted.state:
@@ -205,7 +205,7 @@ def _prefix(keys: HistoryKeys, number: int, wanted: Wanted) -> bytes:
 # -- by id -------------------------------------------------------------------------------------------------------------
 
 
-#: Of an index: its segment, and its key.
+#: A row of an index: its segment, and its key.
 Row = tuple[int, bytes]
 
 
@@ -214,7 +214,7 @@ def runs_of(
 ) -> tuple[list[Run], Row | None]:
     """The newest runs of a task (``kind`` is "id") or of a workflow ("root"), in the order in which they began.
 
-    And behind which row the older ones stand, None if there are none.
+    And the row behind which older runs stand, None if there are none.
     """
     places: dict[tuple[int, GroupId], list[int]] = defaultdict(list)
     id_, left, last = bounded(id_), limit, None
@@ -268,7 +268,7 @@ def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted
 def _segments_with(
     tr: Transaction, numbers: Sequence[int], range_in: Callable[[int], tuple[bytes, bytes]]
 ) -> list[int]:
-    """The segments that have a row in their range. A hundred segments are asked at a time."""
+    """The segments that have a row in their range. Asks :data:`SEGMENTS_AT_ONCE` segments at a time."""
     having: list[int] = []
     for start in range(0, len(numbers), SEGMENTS_AT_ONCE):
         some = numbers[start : start + SEGMENTS_AT_ONCE]

@@ -1,11 +1,11 @@
-"""From a task in a worker to the history: what is noted of its run, the buffer, what is written, and the duty.
+"""From a task in a worker to the history: the facts noted of a run, the buffer, the flush, and the cleaning up.
 
 Whatever stands in a message was written by another program: names of 100 kB, errors of 10 MB, texts that have no UTF-8
-form. What is held until the flush is cut at once, so that a hostile message costs no more than another.
+form. Texts are cut before they are buffered, so that a hostile message costs no more than any other.
 
-Every attempt of a task has a ``Request`` in the worker's main process, in every pool; there its end is seen, also of a
-child that was killed. A mixin notes it: what is read from the request takes some microseconds, all else is the flush's.
-Children know nothing of the history.
+In every pool, each attempt of a task has a ``Request`` in the worker's main process, which sees the attempt's end even
+if the child process was killed. A mixin notes that end. Reading the request takes some microseconds; the flush does the
+rest. Child processes do not record anything.
 
 ================================== =================================================================================
 ``on_success``                     SUCCESS; or the child has reported an exception, and ``on_failure`` follows
@@ -15,7 +15,7 @@ Children know nothing of the history.
 ``_announce_cancelled``            RETRY: the connection was lost, and its message is released
 ================================== =================================================================================
 
-Celery makes a class of its own for each task, with an ``on_success`` that calls no other; that one is wrapped when the
+Celery makes a class of its own for each task. Its ``on_success`` does not call ``super()``, so it is wrapped when the
 class is made.
 
 Model. One recorder per application and process. It is *open* from the moment the worker's consumer has started
@@ -25,13 +25,13 @@ and stays so until the store has answered. The thread that runs tasks only appen
 thread holds while the store is asked.
 
 Active runs are not reported by events. Each flush looks at the requests that Celery counts as active, and writes a row
-for those that no flush has seen before; a task that begins and ends between two flushes costs no row. When such a run
+for those that no flush has seen before. A task that begins and ends between two flushes costs no row. When such a run
 ends, its row is cleared after its group was written: in between it is seen twice, and it is never missing.
 
 What happens at each failure:
 
-* the store does not answer: groups stay unwritten, runs wait, up to :data:`MOST_BYTES`; what comes then is dropped and
-  counted, and the count is stored with a later flush. No task waits, none fails.
+* the store does not answer: groups stay unwritten and runs wait, up to :data:`MOST_BYTES`. Further runs are dropped and
+  counted, and a later flush stores the count. No task waits, and none fails.
 * the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
   finds that their session has ended (:class:`HistoryDuty`).
 * the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S`, and no longer than the process is
@@ -40,16 +40,17 @@ What happens at each failure:
 * the session ends while the worker lives (it was silent for too long): active runs are written anew under the next one.
 * something unexpected is raised here: it is logged once and the run is dropped; it never reaches the task.
 
-After a flush: delete what is beyond the bounds, and end the active runs of workers that have died.
+After a flush, a worker deletes what is beyond the bounds, and ends the active runs of workers that have died.
 
 Every worker that keeps a history does it, and none is elected: who first clears a segment, or ends a lost run, wins
-by a conflict. Trim is due when the flush has opened a segment, and as the lost are, now and then, with jitter.
+by a conflict. A trim is due when the flush has opened a segment. Trims and lost runs are also due about every
+:data:`INTERVAL_S`, with jitter.
 
 A worker's active runs stand under its session. A session that has ended (its process died, or was silent for longer
-than ``session_ttl``) has none: they become :data:`~celery_fdb.history.run.LOST`, and are in the history as such. If the
-process was only silent, what its runs come to is written later, as runs of their own.
+than ``session_ttl``) has none: its runs are stored as :data:`~celery_fdb.history.run.LOST`. If the process was only
+silent, it later writes the same runs with their real ends, beside the lost ones.
 
-How old a segment is, the clocks of most workers say: one that is ahead deletes no history.
+A segment's age is measured by the median of the workers' clocks, so one clock that is ahead deletes no history.
 """
 
 from __future__ import annotations
@@ -93,15 +94,15 @@ CLOCK = SystemClock()
 # -- what is noted, and the run that is made of it ---------------------------------------------------------------------
 
 
-#: Characters of arguments that are kept, and how many tasks that follow one. Of an error and its traceback as many as
-#: in a dead letter: of the traceback the end stays, of all others the beginning.
+#: Characters of arguments that are kept, and how many followers of a task. An error and its traceback are cut as in a
+#: dead letter. A traceback is cut to its end, every other text to its beginning.
 ARGUMENTS_LENGTH, MOST_FOLLOWERS = 1_024, 20
 #: A text without any of these, in small letters, names no secret (``primitives/masking.py``).
 HINTS = ("auth", "pass", "pw", "secret", "token", "cookie", "credential", "key", "session", "://")
 
 
-#: What is taken from a request when a run ends: bounded texts, numbers, and tuples of them, in the order of
-#: :func:`facts_of`. A plain tuple, so that the garbage collector has nothing to do with what waits.
+#: What is read from a request when its run ends: bounded texts, numbers, and tuples of them, in the order of
+#: :func:`facts_of`. A plain tuple, because the garbage collector does not track tuples of such values.
 Facts = tuple[Any, ...]
 #: Class of the error, its text, the end of the traceback.
 Error = tuple[str, str, str]
@@ -109,7 +110,7 @@ NO_ERROR: Error = ("", "", "")
 
 
 def facts_of(request: Any, state: str, end_ms: int, runtime: float | None, error: Error = NO_ERROR) -> Facts:
-    """The facts of a request whose run ends. Called in the worker's event loop, for each run."""
+    """Read the facts of a request whose run ends. Called in the worker's event loop, for each run."""
     get = request._request_dict.get
     info = request._message.delivery_info
     task_id, root = _name(get("id")), get("root_id")
@@ -148,7 +149,7 @@ def error_of(exc: Any, traceback: Any) -> Error:
 
 
 def weight_of(facts: Facts) -> int:
-    """The weight of a run that waits, in about as many characters."""
+    """About how many characters a waiting run holds."""
     _error_class, error, traceback = facts[-1]
     return len(facts[8]) + len(facts[9]) + len(error) + len(traceback) + 200 * len(facts[-2])
 
@@ -185,7 +186,7 @@ def _follower(signature: Any) -> tuple[str, str] | None:
 
 
 def run_of(facts: Facts, options: History) -> Run:
-    """The run as it is stored. Called for each run, so what most runs don't have costs nothing."""
+    """Make the run as it is stored. Called for each run, so fields that most runs lack must cost nothing."""
     task_id, task, queue, worker, state, started_s, end_ms, runtime, args, kwargs, *rest = facts
     published_ms, eta, root, parent, group, key, retries, redeliveries, followers, (error_class, error, traceback) = (
         rest
@@ -499,7 +500,7 @@ class Recorder:
             self._wake.set()
 
     def failed(self, error: Exception) -> None:
-        """Note that a run could not be noted, for a reason of ours."""
+        """Drop a run that could not be noted because of an error here, and log the first such error."""
         if not self._failed_once:
             self._failed_once = True
             logger.warning("the history of a run is not kept: %r", error, exc_info=error)
@@ -513,7 +514,7 @@ class Recorder:
     # -- flushing ----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write all that waits. Raises a ``StoreError``: what is left is kept for the next time."""
+        """Write all waiting runs. Raises a ``StoreError``; runs not written by then stay for the next flush."""
         store, session = self._store, self._session
         if store is None or session is None or self._pid != os.getpid():
             return
@@ -561,10 +562,10 @@ class Recorder:
         self._doubtful -= keys.union(ended)
 
     def _begun(self, running: Sequence[HistoryRequest], session: bytes) -> Iterator[tuple[int, HistoryRequest]]:
-        """Those without a row under the session that the process has now.
+        """The running requests without a row under the process's present session, each with its number.
 
-        A request gets its key before it is asked whether it has ended. So either who notes its end sees the key, and
-        the row is cleared later, or its end is seen here, and no row is written.
+        A request gets its key before this asks whether it has ended. So either the code that notes its end sees the
+        key and has the row cleared later, or this sees the end and writes no row.
         """
         doubtful = self._doubtful
         fresh = [
@@ -595,7 +596,7 @@ class Recorder:
 INTERVAL_S = 30.0
 #: Transactions of one trim.
 TRIM_PARTS = 5
-#: Active runs of which one look sees the sessions; the next one goes on behind them.
+#: Rows of active runs whose sessions one call checks; the next call goes on behind them.
 MOST_ACTIVE = 1_000
 
 
@@ -625,7 +626,7 @@ class HistoryDuty:
             self._next = self._clock.monotonic() + INTERVAL_S * self._random.uniform(0.8, 1.2)
 
     def find_lost(self) -> int:
-        """End active runs whose session has ended, of the next :data:`MOST_ACTIVE`. Returns how many."""
+        """End the active runs of ended sessions, among the next :data:`MOST_ACTIVE` rows. Returns how many."""
         holders, self._cursor = self._store.holders(limit=MOST_ACTIVE, cursor=self._cursor)
         if not holders:
             return 0
@@ -638,7 +639,7 @@ class HistoryDuty:
 
 
 class Keeper(bootsteps.StartStopStep):
-    """A step of the worker's consumer. Made with it, before it builds its tasks' strategies."""
+    """A step of the worker's consumer. Celery makes it before the consumer builds its tasks' strategies."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
     #: The application's recorder.
@@ -674,7 +675,7 @@ class Keeper(bootsteps.StartStopStep):
         self._client = client
 
     def stop(self, consumer: Any) -> None:
-        """The tasks that run now end later: the rest is flushed when the worker has shut down."""
+        """Do nothing: running tasks end later, and the worker's shutdown flushes their runs."""
 
     _client: Client | None = None
 

@@ -1,8 +1,7 @@
-"""A run: what the history has of one task message, from its publish to its end.
+"""A run: what the history stores of one attempt of a task, from its publishing to its end.
 
-A header of the message says when the task was published, because nothing else in it does. The application's own
-``AMQP`` sets the header. A retry then copies the headers of the attempt before over it, so the signal, which comes
-last, sets it once more.
+Celery's messages do not say when they were published, so the application's own ``AMQP`` class adds a header that does.
+A retry copies the headers of the previous attempt over it, so a signal handler, which runs last, sets it again.
 
 Model. A *run* is one attempt in one worker. It is *active* from the moment a process of the pool accepted it, and ends
 in one of these states, Celery's names but for the last:
@@ -32,7 +31,7 @@ from kombu_fdb.primitives.clock import SystemClock
 # -- when it was published --------------------------------------------------------------------------------------------
 
 
-#: In milliseconds since 1970, by the publisher's clock. A retry has its own.
+#: The header: milliseconds since 1970 by the publisher's clock. A retry has its own.
 PUBLISHED = "fdb_published"
 CLOCK = SystemClock()
 
@@ -41,7 +40,7 @@ class AMQP(amqp.AMQP):
     """The ``AMQP`` of an application that keeps a history (``installing.py``)."""
 
     def as_task_v2(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the message of a task, with the moment of its publish. Celery makes every message of a task here."""
+        """Make a task's message, and note the time in it. Celery makes every message of a task here."""
         message = super().as_task_v2(*args, **kwargs)
         message.headers[PUBLISHED] = CLOCK.wall_ms()
         return message

@@ -1,7 +1,7 @@
-"""The only way to the stored history: opens transactions and runs the verbs in them.
+"""The only way to the stored history: each method runs one operation in transactions.
 
-Every verb may happen twice. A group has a key of its own, and a process that writes it again, because the answer of a
-commit was lost, looks first whether it stands there; so its runs are counted once.
+A retry may run an operation twice. A group has a key of its own, and a process that writes it again, because the answer
+of a commit was lost, first looks whether the group is stored already. So its runs are counted once.
 
 Model of the segments. A segment is *open* while it is the newest, then *closed*, until *trim* clears it. A flush writes
 into the newest one, or opens the next if that is full or has been open for long enough (``options.py``). Two workers
@@ -37,7 +37,7 @@ from kombu_fdb.store.retry import Patience, Retry
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-#: Names of tasks of one group that are counted by name; names come from the code, but that is no promise.
+#: Tasks of one group with counters of their own. Names usually come from code, but a message may hold any name.
 MOST_TASKS, OTHER_TASKS = 100, "(other)"
 #: Indexes by group; those by run are "id" and "root".
 INDEXES = ("task", "state")
@@ -108,11 +108,11 @@ TRIM_SEGMENTS = 4
 
 
 def trim(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> int:
-    """Clear up to :data:`TRIM_SEGMENTS` of those that the bounds leave no room for. Returns how many."""
+    """Clear up to :data:`TRIM_SEGMENTS` segments that are beyond the bounds. Returns how many."""
     found = reading.segments(tr, keys)
     too_many = sum(each.runs for each in found) - (bounds.runs - bounds.segment_runs)
     cleared = 0
-    # Each was opened before the next one, whatever the clocks of their workers said.
+    # A segment was opened before the next one, whatever their workers' clocks said.
     opened_ms = [*accumulate((each.opened_ms for each in reversed(found)), min)][::-1]
     for each, opened in zip(found[:TRIM_SEGMENTS], opened_ms, strict=False):
         is_closed = each is not found[-1]
@@ -158,7 +158,7 @@ class HistoryStore:
     """The history of one namespace. Thread-safe.
 
     ``timeout_s``: deadline of each call. Every method raises ``StoreUnavailable`` when it passes, and ``CommitUnknown``
-    if it passed in the commit: call again. ``patience``: of the process, by which it becomes shorter when that ends.
+    if it passed in the commit: call again. ``patience``: the process's own, which shortens the deadline at its end.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class HistoryStore:
         self._write(body)
 
     def lose(self, session: bytes, bounds: History) -> int:
-        """End the active runs of a session that is no more. Returns how many."""
+        """End the active runs of an ended session. Returns how many."""
 
         def body(tr: Transaction) -> int:
             lost = lose(tr, self.keys, session, self._now())
@@ -272,7 +272,7 @@ class HistoryStore:
         return self._runs_of("id", task_id, limit)[0]
 
     def runs_of_workflow(self, root_id: str, *, limit: int = 500) -> list[Run]:
-        """The newest runs of the tasks that a root led to, without its own; or of those in a group; read in parts."""
+        """The newest runs of the tasks that a root led to, without its own, or of a group's tasks. Reads in parts."""
         runs: list[Run] = []
         behind: reading.Row | None = None
         for left in range(limit, 0, -reading.RUNS_AT_ONCE):
@@ -300,7 +300,7 @@ class HistoryStore:
         return self._read(lambda tr: reading.active(tr, self.keys, limit=limit))
 
     def holders(self, *, limit: int, cursor: bytes = b"") -> tuple[set[bytes], bytes]:
-        """Sessions that have active runs, by parts; see ``reading.py``."""
+        """The sessions that have active runs, in parts; see ``reading.py``."""
         return self._read(lambda tr: reading.holders(tr, self.keys, limit=limit, cursor=cursor))
 
     def slots(self, length_s: int, begin_s: int, end_s: int) -> list[tuple[int, str, Counters]]:
@@ -313,11 +313,11 @@ class HistoryStore:
         return found
 
     def series(self, length_s: int, begin_s: int, end_s: int) -> dict[int, Counters]:
-        """The counters of all tasks together, by the slots' beginnings; of as many slots as one part has."""
+        """The counters of all tasks together, by the beginning of each slot; of one part of the slots."""
         return dict(self._counters(*self.keys.all_tasks_in(length_s, begin_s, end_s), self.keys.split_all_tasks)[0])
 
     def totals(self) -> dict[str, Counters]:
-        """Counters since the first run, by task; of as many tasks as one part has."""
+        """Counters since the first run, by task; of one part of the tasks."""
         return dict(self._counters(*self.keys.totals, self.keys.split_total)[0])
 
     def _counters(

@@ -47,7 +47,7 @@ NAMES = {f"{name}_total" if name in {RUNS, DROPPED} else name: about for name, a
 
 
 def make_collector(url: str, **options: Any) -> TaskCollector:
-    """For a registry: reads the history of the broker at ``url``. Touches the store at a scrape only."""
+    """A collector for ``REGISTRY.register``, of the broker at ``url``. It reads the store at a scrape only."""
     return TaskCollector(lambda: Broker.open(url, **options))
 
 

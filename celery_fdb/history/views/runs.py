@@ -1,6 +1,6 @@
-"""Runs as people see them: from a broker to its history, a page with filters, by task.
+"""Runs as people see them: pages of runs with filters, and the numbers of each task.
 
-Numbers by task are of the last hour or days: rate, failures, runtimes. Read from counters, never from the runs.
+Numbers of a task are of the last hour or days: rate, failures, runtimes. Read from counters, never from the runs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MOST_RUNS = 500
 class RunView:
     """One run. Moments in seconds since 1970 by the worker's clock, None for never. "" is none, as in the store.
 
-    ``alive``: of an active run, whether its worker still has a session; a run without one is lost, and soon shown so.
+    ``alive``: whether the worker of an active run still has a session. A run without one is lost, and soon stored so.
     """
 
     id: str
@@ -81,7 +81,7 @@ class RunView:
 
     @classmethod
     def of(cls, run: Run) -> RunView:
-        """What is stored, without the secrets that it names."""
+        """The view of a stored run, with secrets masked."""
         return cls(
             id=run.id,
             task=run.task,
@@ -108,7 +108,7 @@ class RunView:
 
     @property
     def said(self) -> str:
-        """The class of its error and what that said, in one line that fits into a table; "" for none."""
+        """The error's class and text, in one line that fits into a table; "" for none."""
         return error_line({"error_class": self.error_class, "error": self.error})
 
 
@@ -123,11 +123,11 @@ class RunsPage:
 def page_of_runs(
     broker: Broker, wanted: Wanted | None = None, *, limit: int = 50, cursor: str | None = None
 ) -> RunsPage:
-    """Runs that have ended, the newest first (``reading.py``); at a bounded cost, whatever is wanted.
+    """Runs that have ended, the newest first (``reading.py``); at a bounded cost, whatever the filter.
 
-    With the state STARTED: :func:`active_runs`, all on one page. Their rows are in the order of their sessions, so a
-    first page of ``limit`` rows could miss the longest. Raises ``InvalidArgument`` for a state or cursor that is none,
-    and ``HistoryOff``.
+    With the state STARTED: :func:`active_runs`, all on one page. Their rows are ordered by session, so a first page of
+    ``limit`` rows could miss the longest. Raises ``InvalidArgument`` for an unknown state or an invalid cursor, and
+    ``HistoryOff``.
     """
     wanted = wanted or Wanted()
     if wanted.state and wanted.state not in STATES:
@@ -140,9 +140,9 @@ def page_of_runs(
 
 
 def active_runs(broker: Broker, wanted: Wanted | None = None, *, limit: int = 500) -> list[RunView]:
-    """Runs that have begun and not ended, the longest first: those that a flush, about once a second, has seen.
+    """Runs that have begun and not ended, the longest first.
 
-    A task that takes less than a second may not be among them. Raises ``HistoryOff``.
+    Workers store them about once a second, so a task that takes less may be missing. Raises ``HistoryOff``.
     """
     rows = kept_by(broker).active(limit=limit)
     open_ = {bytes(each.session_id) for each in broker.inspect.sessions() if each.open} if rows else set()
@@ -174,14 +174,14 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True)
 class TasksView:
-    """``seconds``: how long the period is, in whole slots and what has passed of the last one."""
+    """``seconds``: the length of the period, which begins with a whole slot and ends now."""
 
     seconds: float
     tasks: list[TaskView]
 
 
 class SlotView(NamedTuple):
-    """A piece of a period, of all tasks together: ``seconds`` long, so far. None if nothing ended in it."""
+    """The counters of all tasks in one slot of a period, which is ``seconds`` long so far; None if no run ended."""
 
     begin_s: int
     seconds: float
@@ -191,7 +191,7 @@ class SlotView(NamedTuple):
 def look_at_tasks(
     broker: Broker, *, period_s: int = HOUR_S, task: str | None = None, clock: Clock | None = None
 ) -> TasksView:
-    """The numbers of every task, the busiest first, or of one. An hour is read by five minutes, more by hours.
+    """The numbers of every task, the busiest first, or of one. Slots of five minutes for an hour, of an hour for more.
 
     Raises ``HistoryOff``.
     """

@@ -1,6 +1,6 @@
-"""One task's whole life: published, delayed, leased, run, retried, done; from all that is known of it.
+"""One task's whole life: published, delayed, leased, run, retried, done.
 
-The sources are the task's messages that are in the broker now, its runs in the history, and with an application the
+The sources are the task's messages that are in the broker now, its runs in the history and, with an application, the
 state in its result backend. Once a message is gone, its runs still say when it was published and due.
 """
 
@@ -43,7 +43,7 @@ ENDS = {
 
 
 class TaskUnknown(KombuFDBError):
-    """Neither broker nor history nor result backend knows it."""
+    """Neither the broker nor the history nor the result backend knows the task."""
 
     text = "nothing is known of this task"
 
@@ -65,9 +65,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """``state``: the newest that is known. ``messages``: as ``describe`` returns them.
+    """``state``: the newest known one. ``messages``: as ``describe`` returns them.
 
-    ``result``: its state, and ``value``: what it is, as Python writes it, secrets masked.
+    ``result``: the state of the result; ``value``: the result's ``repr``, with secrets masked.
     """
 
     task_id: str
@@ -129,7 +129,7 @@ def _of_run(run: RunView) -> Iterator[Event]:
 
 
 def _state(messages: list[dict[str, Any]], runs: list[RunView], result: str | None) -> str:
-    """The task's state: what is in the broker comes after what has ended."""
+    """The task's state: that of an active run, else of a message in the broker, else of the last run or result."""
     active = [each for each in runs if each.state == ACTIVE]
     if active:
         return ACTIVE
@@ -147,12 +147,12 @@ def _without_pickle(backend: Any) -> Any:
     careful = object.__new__(type(backend))  # copy() would make a backend of whatever application is current
     careful.__dict__.update(backend.__dict__)
     careful.accept = frozenset(accept) - prepare_accept_content(["pickle"])
-    careful._cache = {}  # of what was read with less care
+    careful._cache = {}  # the copied one may hold results that were unpickled
     return careful
 
 
 def _result(app: Any, task_id: str) -> tuple[str | None, str]:
-    """The result's state, None if unknown, or why the backend can't say; and its value, if it has one."""
+    """The result's state, None if unknown, or the error of the backend; and its value, if it has one."""
     if isinstance(app.backend, DisabledBackend):
         return None, ""
     try:

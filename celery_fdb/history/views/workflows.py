@@ -1,20 +1,20 @@
 """A chain, group or chord as a tree with states, from any of its tasks.
 
-What belongs together is found by what runs and messages say of themselves: the root's id, the group's, the parent's,
-and what follows in a chain or chord. Each step of the search reads a bounded number of rows, and there is a bounded
-number of steps; ``complete`` says whether a bound ended it. Tasks that wait are known in two ways: as followers of a
-run, and among the first messages of the queues that the workflow was seen in.
+Runs and messages name the ids of their root, group and parent, and the tasks that follow in a chain or chord. The
+search goes from task to task by these ids. Each step reads a bounded number of rows, and the number of steps is
+bounded; ``complete`` is False if a bound ended the search. Waiting tasks are found in two ways: as followers of a run,
+and among the first messages of the queues that the workflow was seen in.
 
-A workflow is counted whole, whatever a page draws of it: its runs are read in parts, up to :data:`MOST_RUNS`. Of a
-larger one, what was found is the least that there is.
+A workflow is counted as a whole, even if a page draws only a part: its runs are read in parts, up to :data:`MOST_RUNS`.
+The numbers of a larger workflow are lower bounds.
 
-Model of the tree. A *chain* is what runs one after another, a *group* what runs at once, and a task may have called
-others. What follows a member of a group (the body of a chord) follows the group, and what a body says of its own group
-is that of its header. So a chord is a chain of a group and its body, wherever it stands.
+Model of the tree. The parts of a *chain* run one after another, those of a *group* at once, and a task may have called
+others. What follows a member of a group (the body of a chord) follows the group, and the group that a body names is
+that of its header. So a chord is a chain of a group and its body, wherever it stands.
 
-The list goes through the history from its newest segment on, by the index of roots and groups; a workflow stands where
-its newest run is. A page ends when it is full, when it has looked at so many workflows, or behind the segment with
-which it has read so many rows; the next one goes on there.
+The list of workflows goes through the history from its newest segment on, by the index of roots and groups; a workflow
+stands at its newest run. A page ends when it is full, when it has looked at :data:`MOST_LOOKED_AT` workflows, or after
+the segment with which it has read :data:`MOST_ROWS` rows; the next page goes on there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MOST_DEPTH = 100
 PENDING, NOT_RUN = states.PENDING, "NOT_RUN"
 DONE = frozenset({states.SUCCESS, states.IGNORED})
 WAITING: tuple[State, ...] = ("ready", "delayed", "leased")
-#: As a chain names the group that follows in it.
+#: How a chain names a group that is one of its steps, and another chain.
 GROUPS, CHAIN = frozenset({"celery.group", "celery.chord"}), "celery.chain"
 
 
@@ -59,10 +59,10 @@ GROUPS, CHAIN = frozenset({"celery.group", "celery.chord"}), "celery.chain"
 class Node:
     """A task; a group, whose children run at once; or a chain, whose children run one after another.
 
-    ``state``: of its newest run; of a message ready, delayed or leased. PENDING: not published; NOT_RUN: what it
-    follows has failed, so it is not published any more. Of a group or chain: FAILURE if a part failed, SUCCESS if all
-    succeeded, PENDING if none has begun, else STARTED; it lasts from its first start to its last end.
-    ``children`` of a task: what it has called.
+    ``state`` of a task: that of its newest run, else of its message (ready, delayed or leased). PENDING: not published
+    yet. NOT_RUN: the task before it failed, so it will not be published. ``state`` of a group or chain: FAILURE if a
+    part failed, SUCCESS if all succeeded, PENDING if none has begun, else STARTED. A group or chain lasts from its
+    first start to its last end. ``children`` of a task: the tasks that it has called.
     """
 
     id: str
@@ -90,11 +90,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """``id``: of its first task. ``tasks``: without groups; ``done`` and ``failed``: of them.
+    """``id``: that of its first task. ``tasks``: how many, without groups; ``done`` and ``failed``: how many of them.
 
-    ``state``: as that of a group of them all; "" if all that were counted are done, and others were not counted.
-    ``ended``: of its newest run, None while it goes on. ``complete``: all were counted; else there are as many or more.
-    ``saw_all_that_waits``: the queues were so short that all that waits in them was looked at.
+    ``state``: as if all its tasks were one group; "" if all counted tasks are done, but others were not counted.
+    ``ended``: when its newest run did, None while it goes on. ``complete``: all tasks were counted; else the numbers
+    are lower bounds. ``saw_all_that_waits``: its queues were short enough to look at every message in them.
     """
 
     id: str
@@ -237,7 +237,7 @@ class _Search:
         self._newest: dict[str, tuple[int, int]] = {}
 
     def run(self, task_id: str) -> None:
-        """Find what belongs to the task."""
+        """Find the tasks that belong to the same workflow as this one."""
         self._look_for("task", task_id)
         self._look_for("family", task_id)
         steps = 0
@@ -278,7 +278,7 @@ class _Search:
         self._add_runs(run for run in self._active if id_ in {run.root, run.group})
 
     def _look_into_queues(self) -> None:
-        """Look for waiting tasks that nothing else leads to: members of a group, and what a task has called."""
+        """Look for waiting tasks that no run names: members of a group, and tasks that another has called."""
         self.saw_all_that_waits &= len(self._queues) <= MOST_QUEUES
         for queue in sorted(self._queues)[:MOST_QUEUES]:
             for each in self._peek(queue):
@@ -311,9 +311,10 @@ class _Search:
                     self._look_for("family", id_)
 
     def _count(self, run: Run) -> bool:
-        """Call it once for each run, in any order. The node's state is that of the run that began last.
+        """Count a run, and set the state of its node. Runs may come in any order. Returns False for one counted before.
 
-        The last to end may be another: a dead worker's run ends when it is noticed, long after the task ran elsewhere.
+        The state is that of the run that began last, which need not be the last to end: a dead worker's run ends when
+        another worker notices, long after the task ran elsewhere.
         """
         mark = (run.id, run.start_ms or run.end_ms, run.retries)
         known = self._counted.get(mark)
@@ -395,7 +396,7 @@ class _Search:
 
 
 class _Tree:
-    """The tree, with each node once, whatever its runs claim: nodes in a circle of claims stand among the roots."""
+    """The tree, with each node once, whatever its runs claim: nodes that follow each other in a circle become roots."""
 
     def __init__(
         self,
@@ -443,7 +444,7 @@ class _Tree:
                 before = follower
 
     def _join(self, before: str, after: str) -> None:
-        """The rest of a chain after a chord follows the chord's body, too, which only the header's tasks name."""
+        """Have a node follow another. The rest of a chain behind a chord follows the chord's body."""
         if after in self._before or self._head(before) == after:
             return
         following = self._next.get(before)
@@ -458,7 +459,7 @@ class _Tree:
         self._earlier[after] = before
 
     def _head(self, id_: str) -> str:
-        """The first node of a chain. Each node passed leads there at once the next time: chains may be long."""
+        """The first node of a chain. Nodes passed on the way are linked to it directly, as chains may be long."""
         passed = []
         while id_ in self._earlier:
             passed.append(id_)
@@ -512,7 +513,7 @@ def _order(node: Node) -> float:
 
 
 def _conclude(whole: Node) -> None:
-    """Set states and times of groups and chains from their parts, and mark what will not run any more."""
+    """Set states and times of groups and chains from their parts, and mark tasks that will not run any more."""
     for node in reversed(whole.below()):
         if node.kind == "chain":
             has_failed = False
