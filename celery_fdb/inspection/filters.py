@@ -1,11 +1,11 @@
-"""Filters: which messages of a queue a page shows, which of them an action is done to, and dead letters by cause.
+"""Filters: which messages of a queue a page shows, which of them an action changes, and dead letters by cause.
 
 A queue has no index of its tasks or errors, so a search looks through its messages in their order, in parts, until the
 page is full or :data:`MOST_LOOKED_AT` were looked at. Then the page says so, and the next one goes on there: what it
 costs does not depend on the queue.
 
-One predicate says what a page shows and what an action is done to. As fields of a form or an address, all of them
-optional:
+The same filter selects the messages that a page shows and those that an action changes. Its fields, in a form or an
+address, are all optional:
 
 ============= =====================================================================================================
 ``task``      the name of the Celery task; ``shop.*`` for all that begin so
@@ -23,11 +23,11 @@ optional:
 ``-`` for task, error or reason finds those that have none.
 
 A page that shows the letters of one cause sends ``cause`` instead: a JSON list of exactly the task, error and reason of
-the last death, "" for none. Nothing in it is a pattern, for the publisher of a message chooses what its task is called.
+the last death, "" for none. Nothing in it is a pattern, because a publisher may give its task any name.
 
-Of dead letters people see their queues, and groups by what they died of: so a person sees three causes and not 40,000
-letters. They are counted among the first ``most`` letters of one queue, or of all queues of dead letters, in parts: the
-cost does not depend on the queues, and the page says among how many it has counted.
+Pages group dead letters by cause, so that a person sees three causes and not 40,000 letters. They are counted among the
+first ``most`` letters of one queue, or of all queues of dead letters, in parts: the cost does not depend on the queues,
+and the page says among how many it has counted.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def search(
     after: bytes = b"",
     most: int = sys.maxsize,
 ) -> Found:
-    """Up to ``limit`` messages behind ``after``, which is the ``following`` of the page before.
+    """Find up to ``limit`` messages behind ``after``, which is the ``following`` of the page before.
 
-    It looks at ``most`` messages or fewer, with ``reverse`` from the end of the queue.
+    ``most``: how many messages to look at. ``reverse``: begin at the end of the queue.
     """
     key = _subqueue(queue, wanted.key) if state == "ready" else None
     matching: list[Listed] = []
@@ -99,7 +99,7 @@ def search(
 
 
 def _subqueue(queue: Queue, key: str | None) -> str | None:
-    """The key that alone has to be looked at. Dead letters keep their keys, and stand among messages without one."""
+    """The key whose messages alone are searched; None for all, as dead letters stand among messages without a key."""
     if key is None:
         return None
     found = queue.keys(prefix=key, limit=1)
@@ -114,14 +114,14 @@ REASONS = {
     "rejected": "failed or rejected",
     **{each: each for each in ("expired", "delivery_limit", "maxlen", "malformed")},
 }
-#: A filter's value that finds messages which have none.
+#: The value of a field that finds messages without a task, an error or a reason.
 NONE = "-"
 TEXTS = ("task", "error", "reason", "home", "text", "arguments")
 FIELDS = (*TEXTS, "key", "since", "until", "cause")
 
 
 class Cause(NamedTuple):
-    """What a dead letter died of; "" for what it does not have."""
+    """Why a message was dead-lettered; "" for what is missing."""
 
     task: str
     error: str
@@ -135,7 +135,7 @@ def cause_of(message: Peeked) -> Cause:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """All that is given must hold; "" and None for what does not matter. ``key`` "": messages without a key."""
+    """A message matches if all given fields do. "" and None: any value; but ``key`` "": messages without a key."""
 
     task: str = ""
     key: str | None = None
@@ -150,7 +150,7 @@ class Filter:
 
     @classmethod
     def of(cls, fields: Mapping[str, str], zone: tzinfo = UTC) -> Filter:
-        """The filter in a form's or address's fields. ``zone``: of moments without one. Raises ``InvalidArgument``."""
+        """Read the filter from fields. ``zone``: that of moments which name none. Raises ``InvalidArgument``."""
         texts = {name: fields.get(name, "").strip() for name in TEXTS}
         since_ms, until_ms = (_moment_ms(name, fields.get(name, ""), zone) for name in ("since", "until"))
         cause = _cause(fields.get("cause"))
@@ -169,7 +169,7 @@ class Filter:
         return found
 
     def __str__(self) -> str:
-        """The filter as a question names it: ``task=shop.pay, error=CardDeclined``; "" if it lets all pass."""
+        """The filter as a question names it: ``task=shop.pay, error=CardDeclined``; "" if all messages match."""
         told = self.fields()
         if "reason" in told:
             told["reason"] = REASONS.get(self.reason, self.reason)
@@ -213,7 +213,7 @@ class Filter:
         return (self.since_ms is None or at_ms >= self.since_ms) and (self.until_ms is None or at_ms < self.until_ms)
 
     def conditions(self) -> Conditions:
-        """The same for the verbs on dead letters; what the queue itself can check is left to it, so it reads less."""
+        """The filter as conditions of ``DeadLetters``. What the engine can check itself needs no payloads read."""
         found: Conditions = {}
         if self.key is not None:
             found["key"] = self.key
@@ -306,17 +306,17 @@ def _led_to(broker: Broker, view: QueueView) -> list[str]:
 #: How many letters are counted unless more are asked for, and how many in one transaction.
 MOST_COUNTED = 10_000
 COUNTED_AT_ONCE = 500
-#: Transactions in which letters of all queues are counted: there may be many queues with few letters.
+#: The most transactions of a count over several queues: there may be many queues with few letters.
 MOST_PARTS = 2 * MOST_COUNTED // COUNTED_AT_ONCE
 
 
 @dataclass(slots=True)
 class LetterGroup:
-    """Letters of one cause.
+    """Dead letters of one cause.
 
-    ``example``: where the latest of them stands, and in which queue; ``said``: what its error said. ``reason``:
-    in a person's words. ``first_ms``, ``last_ms``: when the first and the last died. ``queues``: how many of
-    them are in each.
+    ``example``, ``example_in``: where the latest of them stands, and its queue; ``said``: the text of its error.
+    ``reason``: in a person's words. ``first_ms``, ``last_ms``: when the first and the last died. ``queues``: how many
+    letters each queue holds.
     """
 
     cause: Cause
@@ -406,10 +406,10 @@ def group(
 
 
 def died_elsewhere(message: Peeked, queue: str) -> bool:
-    """Whether it is a dead letter in this queue, and not one of the queue's own messages, which it may be again.
+    """Whether the message is a dead letter in this queue, and not one of the queue's own messages.
 
-    It is that if it was replayed. It is also that where it died first: a queue's dead-letter exchange may lead to one
-    in which messages wait for their next attempt, and that one's back to it.
+    A replayed message is the queue's own again. So is a message in the queue in which it died first: the queue's
+    dead-letter exchange may lead to a queue where messages wait for their next attempt, and from there back.
     """
     own = {death.queue for death in message.deaths if death.first}
     return bool(message.deaths) and queue not in {message.deaths[0].queue, *own}

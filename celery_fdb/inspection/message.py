@@ -1,9 +1,9 @@
-"""A stored message as people may see it, on a page and in a terminal: what the queue knows, and its envelope's headers.
+"""A stored message as pages and the terminal show it: its place and state in the queue, its headers, its body.
 
-The body is not looked at unless it was asked for. Then JSON and texts are shown as such, and of everything else, such
-as pickle or compressed bodies, only kind and size: nothing stored in a broker is ever unpickled, decompressed or
-decrypted here. The headers ``argsrepr`` and ``kwargsrepr`` repeat what is in the body, so they belong to it. Everywhere
-but in the body itself, secrets are masked (``masking.py``).
+The body is read only on request. JSON and text are shown as they are. Of any other body, such as a pickled or
+compressed one, only kind and size are shown: nothing stored in a broker is ever unpickled, decompressed or decrypted
+here. The headers ``argsrepr`` and ``kwargsrepr`` repeat what is in the body, so they belong to it. Everywhere but in
+the body itself, secrets are masked (``masking.py``).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MOST_LEVELS = 100
 class MessageView:
     """``now_ms``: when it is shown. Moments are in UTC: a page localises them.
 
-    ``spot``: where a page finds it; None for one that was found by its task. ``size``: of its payload, which may be
-    here with its beginning only.
+    ``spot``: where a page finds it; None for a message that was found by its task. ``size``: of the whole payload;
+    ``message`` may hold only its beginning.
     """
 
     message: Peeked
@@ -72,7 +72,7 @@ class MessageView:
 
     @property
     def title(self) -> str:
-        """The task's name, or what else is known."""
+        """The task's name, or the content type of a message without one."""
         if self.envelope is None:
             return "(not published through Kombu)"
         return str(self.task or self.envelope.content_type or "(message)")
@@ -134,18 +134,18 @@ class MessageView:
 
     @property
     def error(self) -> str:
-        """The class of the exception that it died of last, or that its last attempt raised, without its module."""
+        """The class of the last death's or the last attempt's exception, without its module."""
         return error_of(self.message).rpartition(".")[2]
 
     @property
     def said(self) -> str:
-        """The error it died of last, and what that said; else the class that its last attempt raised."""
+        """The class and text of the last death's error; without a death, the class that the last attempt raised."""
         deaths = self.message.deaths
         return error_line(deaths[0].details) if deaths else self.error
 
     @property
     def deaths(self) -> list[dict[str, Any]]:
-        """The deaths, the newest first. What ``celery_fdb.tasks.failures`` adds for a task has fields of its own."""
+        """The deaths, the newest first. Details that ``celery_fdb.tasks.failures`` adds become fields of their own."""
         return [_death(each) for each in self.message.deaths]
 
     def headers(self, *, with_arguments: bool) -> list[tuple[str, str]]:
@@ -190,9 +190,9 @@ class MessageView:
         return text, ""
 
     def as_json(self, *, body: bool = False) -> dict[str, Any]:
-        """All that may be shown, ready for JSON. Times in seconds since 1970; ``size`` in bytes.
+        """The message, ready for JSON. Times in seconds since 1970; ``size`` in bytes.
 
-        ``body``: with headers, properties and the body itself, under ``content``.
+        ``body``: add headers, properties and the body itself, as ``content``.
         """
         message, headers = self.message, {} if self.envelope is None else self.envelope.headers
         found: dict[str, Any] = {
@@ -227,7 +227,7 @@ def describe(message: Peeked, *, body: bool = False) -> dict[str, Any]:
 
 
 def reason_of(reason: str, details: Mapping[str, Any]) -> str:
-    """The reason of a death in a person's words: a task that raised has failed. AMQP and filters call it rejected."""
+    """The reason of a death in a person's words: "failed" for a task that raised, which AMQP calls "rejected"."""
     return "failed" if reason == "rejected" and "error_class" in details else reason
 
 
@@ -294,7 +294,7 @@ def _content(message: Peeked, envelope: Envelope | None) -> dict[str, Any]:
 
 
 def _body(envelope: Envelope) -> Any:
-    """A body's content: JSON as data, text as text, and for all else a line that says what it is."""
+    """A body's content: JSON as data, text as text, and for any other body a line with its kind and size."""
     body, kind = envelope.body, envelope.content_type or "an unknown kind"
     if _sealed(envelope):
         compression = envelope.headers.get("compression")
@@ -309,7 +309,7 @@ def _body(envelope: Envelope) -> Any:
 
 
 def _sealed(envelope: Envelope) -> str:
-    """Why the body is not looked into; "" for JSON and text."""
+    """Why the body is not shown; "" for JSON and text."""
     kind = envelope.content_type or ""
     if envelope.headers.get("compression"):
         return "The body is compressed."

@@ -12,10 +12,10 @@ and their longest and busiest keys have names, and all others are combined under
 queues that delete themselves are left out. If the store does not answer, ``celery_fdb_up`` is 0, and nothing about
 queues is exported.
 
-Which fairness keys have counters of their own in a scrape, and what the counters of all others show: a counter that
-shrinks is taken for one that began anew, and its whole value for an increase. So the others' counters are not what is
-left when the named keys are taken away, which shrinks whenever a key gets a name: from the first scrape on they grow by
-what the keys without a name at that scrape have grown. So rates add up to those of the queue.
+A queue's busiest keys have counters of their own; the others share one. Prometheus takes a counter that shrinks for one
+that began anew, and counts its whole value as an increase. So the shared counter is not the queue's total minus the
+named keys, which would shrink whenever a key gets a name. Instead, at each scrape it grows by what the keys without a
+name have grown since the scrape before. So the rates of all keys add up to the queue's.
 
 Needs ``prometheus-client`` (the extra ``metrics``).
 """
@@ -40,10 +40,10 @@ from kombu_fdb.primitives.clock import SystemClock
 # -- counters of keys --------------------------------------------------------------------------------------------------
 
 
-#: The label of all those that have no series of their own; what has that name itself is one of them.
+#: The label of all queues or keys without series of their own. A queue or key with this very name is one of them.
 OTHER = "(other)"
 
-#: What a message of the scrape before weighs against one of this scrape, where the busiest keys are chosen.
+#: To choose the busiest keys: the weight of a message of the previous scrape; one of this scrape weighs 1.
 FADING = 0.9
 
 
@@ -51,7 +51,7 @@ class KeyRates:
     """The counters of one queue's keys, from scrape to scrape. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
-        """``most``: how many keys are named, the busiest of late."""
+        """``most``: how many keys get a name, the recently busiest."""
         self._most = most
         self._before: KeyTotals = {}
         self._weights: dict[str, float] = {}
@@ -60,7 +60,7 @@ class KeyRates:
         self.others: Counter[str] = Counter()
 
     def look(self, now: KeyTotals) -> None:
-        """Take the counters as the store has them now."""
+        """Take the store's present counters into account."""
         named = {key: events for key, events in now.items() if key not in {OTHERS, OTHER}}
         grown = {key: _growth(self._before.get(key, {}), events) for key, events in named.items()}
         self._weights = {key: FADING * self._weights.get(key, 0.0) + by.total() for key, by in grown.items()}

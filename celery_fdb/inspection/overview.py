@@ -1,10 +1,10 @@
-"""What is in a broker now, on which hosts, and which sessions are silent.
+"""An overview of a broker: its queues, keys and sessions as plain data. Also, which host names a request may use.
 
-Hosts: by which names a page, or the metrics, may be asked for. The check is against DNS rebinding: a page of another
-site whose name was made to lead to this machine is refused, since the browser still sends that site's name. An IP
-address is always ours: only a name can be made to lead elsewhere.
+Host names: the check protects pages and metrics from DNS rebinding. If another site points its name at this machine, a
+browser still sends that site's name, and the request is refused. IP addresses are accepted: only a name can be pointed
+elsewhere.
 
-The overview is plain data, for the command line, the metrics and the admin pages.
+The command line, the metrics and the pages use the overview.
 
 Numbers come from the store's counters and never from a scan: what it costs grows with the number of queues, not with
 their messages, and is bounded in the number of keys. The parts are read in transactions of their own, so they may be
@@ -76,11 +76,11 @@ class KeyView:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """One queue. ``dead``: messages in ``<queue>.dead``, which is a queue too, and named by ``dead_of`` there.
+    """One queue. ``dead``: messages in ``<queue>.dead``, which is a queue of its own with this one as its ``dead_of``.
 
-    ``oldest_age_s``: seconds for which the oldest ready message waits since it was published or due, None without one;
-    in a queue with very many keys, of the oldest among those next in turn. ``ready_bytes``: payloads of the ready ones.
-    ``keys``: the longest, and ``key_totals``, if they were asked for.
+    ``oldest_age_s``: seconds since the oldest ready message was published or due, None without one; in a queue with
+    very many keys, of the oldest among the keys next in turn. ``ready_bytes``: payloads of the ready messages.
+    ``keys``: the longest ones. ``keys`` and ``key_totals`` are empty unless they were asked for.
     """
 
     name: str
@@ -115,10 +115,10 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """One consumer process. ``beat`` changes with every heartbeat; it is no time.
+    """One consumer process. ``beat`` changes with every heartbeat, and is not a time.
 
-    ``open``: false once it has ended and waits to be cleaned up. ``queues``: which it consumes. ``leased``: None
-    unless it was asked for. ``beat_ms``: its last heartbeat by its own wall clock, 0 if it sent none; for people.
+    ``open``: False once the session has ended, until it is cleaned up. ``queues``: those it consumes. ``leased``: how
+    many messages it holds, None unless asked for. ``beat_ms``: its last heartbeat by its own clock, 0 for none.
     """
 
     id: str
@@ -133,7 +133,7 @@ class SessionView:
     beat_ms: int = 0
 
     def state(self, quiet_s: float | None) -> str:
-        """alive, ended, or silent: not heard for longer than its time to live, so that others get its messages."""
+        """alive, ended, or silent: no heartbeat for longer than its time to live, so others get its messages."""
         if not self.open:
             return "ended"
         return "silent" if (quiet_s or 0.0) > self.ttl_s else "alive"
@@ -149,32 +149,32 @@ class Overview:
     sessions: list[SessionView]
     #: Settlements that came too late, of any queue.
     late_settlements: int = 0
-    #: What the maintenance of the queues could not do: duty, subject, error, times, since_ms.
+    #: Failing background jobs, each with its duty, subject, error, times and since_ms.
     asides: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def live_queues(self) -> list[QueueView]:
-        """All but the queues of dead letters, which the others count."""
+        """All queues but those of dead letters, which are counted in the ``dead`` of the others."""
         return [queue for queue in self.queues if queue.dead_of is None]
 
     @property
     def own_queues(self) -> list[QueueView]:
-        """The application's queues, the longest first: not those that Celery makes for itself."""
+        """The application's queues, the longest first, without those that Celery makes for itself."""
         return sorted((q for q in self.live_queues if not q.is_internal), key=lambda q: (-q.ready, q.name))
 
     def total(self, field_name: str) -> int:
-        """The sum over the application's queues: not over those that Celery makes for itself."""
+        """The sum of a field over :attr:`own_queues`."""
         return sum(getattr(queue, field_name) for queue in self.own_queues)
 
     def heard_s(self, session: SessionView) -> float | None:
-        """How long ago a session was heard, by its own wall clock and ours; None if it sent no time."""
+        """Seconds since a session's last heartbeat, by its own clock and ours; None if it sent no time."""
         return max(0.0, (self.taken_ms - session.beat_ms) / 1000) if session.beat_ms else None
 
     def rates(self, before: Overview) -> dict[str, dict[str, float]]:
         """Messages a second since an earlier look, by queue and event of :attr:`QueueView.totals`.
 
-        ``growth`` is that of the waiting messages, ready or delayed; below 0 it shrinks. Empty without time between the
-        looks.
+        ``growth`` is that of the waiting messages, ready or delayed; negative when they become fewer. Empty if no time
+        has passed between the looks.
         """
         seconds = (self.taken_ms - before.taken_ms) / 1000
         if seconds <= 0:
@@ -203,7 +203,7 @@ class Overview:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The same as dicts, lists, strings and numbers; secrets in arguments of queues are masked."""
+        """The overview as dicts, lists, strings and numbers; secrets in queue arguments are masked."""
         document = dataclasses.asdict(self)
         for queue in document["queues"]:
             queue["arguments"] = {name: masked(name, value) for name, value in queue["arguments"].items()}
@@ -211,16 +211,15 @@ class Overview:
 
 
 def _speeds(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> dict[str, float]:
-    # Totals begin anew when a queue was deleted, or a key counted among the others.
+    # Totals restart when a queue is deleted, or when a key is folded into the others.
     return {event: max(0, number - before.get(event, 0)) / seconds for event, number in after.items()}
 
 
 def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int = 0, held: bool = False) -> Overview:
-    """Read the overview. ``queues``: only of these. ``top_keys``: with so many of each queue's longest keys.
+    """Read the overview. ``queues``: only these. ``top_keys``: with so many of each queue's longest keys, and totals.
 
-    With ``top_keys`` also the totals by key.
-    ``held``: with the number of each session's messages, which are counted one by one. Raises ``QueueNotFound`` for a
-    name in ``queues`` that is neither declared nor holds anything, and ``StoreUnavailable``.
+    ``held``: count each session's messages, one by one. Raises ``QueueNotFound`` for a name in ``queues`` that is
+    neither declared nor holds anything, and ``StoreUnavailable``.
     """
     now_ms = SystemClock().wall_ms()
     counts = broker.queues()
@@ -254,7 +253,7 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
 
 
 def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int, **besides: Any) -> QueueView:
-    """``besides``: the fields that neither counts nor facts hold."""
+    """The view of a queue. ``besides``: the fields that are neither in counts nor in facts."""
     own, dead = counts[name], counts.get(name + DEAD_SUFFIX, QueueCounts())
     is_dead = name.endswith(DEAD_SUFFIX)
     age_s = None if facts.oldest_ms is None or not own.ready else max(now_ms - facts.oldest_ms, 0) / 1000
@@ -293,7 +292,7 @@ def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[
 def find_keys(
     broker: Broker, queue: str, limit: int, *, prefix: str = "", after: str | None = None
 ) -> tuple[list[KeyView], str | None]:
-    """Up to ``limit`` keys that have messages or limits, and behind which the next page begins; None at the end."""
+    """Up to ``limit`` keys with messages or limits, and the key behind which the next page begins; None at the end."""
     found = [_key(*each) for each in broker.queue(queue).keys(after=after, limit=limit + 1, prefix=prefix).items()]
     return found[:limit], found[limit - 1].key if len(found) > limit else None
 

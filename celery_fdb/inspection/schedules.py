@@ -1,6 +1,6 @@
-"""A beat's schedule in the store: how beat reports it, and how pages read it.
+"""Beat's schedule in the broker's store: how beat reports it, and how pages read it.
 
-There is one row per entry, in the broker's store.
+There is one row per entry.
 
 ====================  ==================================  ============================================
 key                   value                               written by
@@ -10,16 +10,16 @@ key                   value                               written by
 ====================  ==================================  ============================================
 
 All keys are behind ``("celery-fdb", namespace, "schedule")``. Several beats with the same entries overwrite each
-other's rows, and the last report counts. A beat clears an entry that it had and no longer has. An entry that went away
-while beat was restarted is no longer reported, and a beat clears it, and its pause, after :data:`KEPT_S`. Before it
-publishes an entry, a beat looks whether it is paused: so all beats pause at once.
+other's rows, and the last report counts. A beat clears an entry that it had and no longer has. An entry that is removed
+while beat restarts is no longer reported; a beat clears it, and its pause, after :data:`KEPT_S`.
 
-A beat reports its schedule to the store, so that pages show it without the app, and learns which entries are paused.
-After each tick beat hands over its schedule. Entries that were published since their last report are reported, at most
-once a second; all of them each :data:`ALL_S`. A beat that sleeps long reports when it wakes. If the store does not
-answer within :data:`TIMEOUT_S`, beat goes on and tries again after :data:`PAUSE_S`: nothing is lost but what pages
-show. A broker of another kind gets no reports. Before an entry is published, beat asks whether it is paused; while the
-store does not answer, the last answer holds. A paused entry's ticks pass by, and are not made up for.
+Beat's reports let pages show the schedule without the app. After each tick beat hands over its schedule. Entries that
+were published since their last report are reported, at most once a second; all of them each :data:`ALL_S`. A beat that
+sleeps long reports when it wakes. If the store does not answer within :data:`TIMEOUT_S`, beat goes on and tries again
+after :data:`PAUSE_S`: only pages are out of date then. A broker of another kind gets no reports.
+
+Before it publishes an entry, beat asks whether it is paused, so that all beats pause at once; while the store does not
+answer, the last answer holds. The ticks of a paused entry are skipped, and are not made up for.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from kombu_fdb.store.retry import Retry
 CELERYS_HINT = " (m/h/dM/MY/d)"
 #: The most characters of a text.
 LONGEST = 500
-#: Errors that a foreign entry may raise: an application's own schedule has errors of its own.
+#: Errors that an entry may raise: an application's own schedule class may raise any.
 BROKEN = (Exception,)
 
 
@@ -75,7 +75,7 @@ class EntryReport(NamedTuple):
     again_s: float
 
     def has(self, timing: Any) -> bool:
-        """Whether this is the entry's timing, as far as the text shows."""
+        """Whether this timing has the same text as the reported one."""
         return fit(text_of(timing)) == self.timing
 
 
@@ -90,7 +90,7 @@ def entry_of(app: Celery | None, name: str, written: Any) -> ScheduleEntry:
 
 
 def report_of(name: str, entry: Any, now_ms: int, again_s: float) -> EntryReport:
-    """The report of what a scheduler has in its schedule, whatever that is."""
+    """The report of an entry of a scheduler. An entry that raises is reported with its error as the timing."""
     try:
         runs = int(entry.total_run_count or 0)
         queue = str((entry.options or {}).get("queue") or "")
@@ -118,12 +118,12 @@ def _next_ms(entry: Any, now_ms: int) -> int | None:
 
 
 def ms_of(at: Any) -> int | None:
-    """A moment of beat's in milliseconds. It is in UTC if it names no zone, unless the app says otherwise."""
+    """A moment of beat's in milliseconds since 1970; None for anything but a ``datetime`` with a time zone."""
     return int(at.timestamp() * 1000) if isinstance(at, datetime) and at.tzinfo else None
 
 
 def text_of(timing: Any) -> str:
-    """When an entry is due, in words, and in which zone if that matters."""
+    """When an entry is due, in words, with the time zone of a crontab."""
     if type(timing) is schedule:
         return f"every {timing.human_seconds.replace('.00 ', ' ')}"
     text = str(timing).removeprefix("<").removesuffix(">")
@@ -263,7 +263,10 @@ LEAST_S, ALL_S, TIMEOUT_S, PAUSE_S = 1.0, 60.0, 2.0, 60.0
 
 
 class ScheduleSync:
-    """The sync of one beat; not thread-safe. ``max_interval_s``: how long beat sleeps at most."""
+    """The reports of one beat, and the pauses that it obeys. Not thread-safe.
+
+    ``max_interval_s``: how long beat sleeps at most.
+    """
 
     def __init__(self, app: Celery, max_interval_s: float, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -304,7 +307,7 @@ class ScheduleSync:
             return name in self._skipped
 
     def look(self, schedule: Mapping[str, Any]) -> float | None:
-        """Report what is new. Returns in how many seconds to look again; None: whenever beat wakes."""
+        """Report what is new. Returns the seconds until the next look; None: at beat's next tick."""
         now_s = self._clock.monotonic()
         if not self._is_ours:
             return None

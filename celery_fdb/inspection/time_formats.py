@@ -1,4 +1,4 @@
-"""Moments, durations and rates as people see and write them."""
+"""Moments, durations and rates: how people read and write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, SLOWEST
 
-#: Two days before a ``datetime`` ends, as every time zone needs some hours more.
+#: Two days before the latest ``datetime``: conversion into a time zone may add some hours.
 LAST_MS = LATEST_MS + 1 - 2 * 86_400_000
 #: Units as people write them.
 LETTERS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -44,7 +44,7 @@ def took(seconds: float | None, nothing: str = "") -> str:
 
 
 def seconds_of(text: str) -> float | None:
-    """Seconds, or a number with its unit: 30s, 10m, 12h, 7d. None for what is none, or over a hundred years."""
+    """Seconds, or a number with its unit: 30s, 10m, 12h, 7d. None for another text, or over a hundred years."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([smhd]?)", text)
     if found is None:
         return None
@@ -67,7 +67,7 @@ def _digits(value: float) -> str:
 
 
 def limit(per_second: float) -> str:
-    """A limit as it was written: "10/m", as :func:`rate_of` reads it."""
+    """A rate limit as a person wrote it, such as "10/m"; :func:`rate_of` reads it."""
     for unit in ("s", "m", "h"):
         number = per_second * LETTERS_S[unit]
         if math.isclose(float(f"{number:.4g}"), number, rel_tol=1e-9):
@@ -76,7 +76,7 @@ def limit(per_second: float) -> str:
 
 
 def rate_of(text: str) -> float | None:
-    """Messages a second, as Celery writes rates: 10, 10/s, 100/m, 1000/h. None for what is none, or out of range."""
+    """Messages a second, as Celery writes rates: 10, 10/s, 100/m, 1000/h. None for another text, or out of range."""
     number, _, unit = text.partition("/")
     try:
         rate = float(number) / LETTERS_S[unit or "s"]
