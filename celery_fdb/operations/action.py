@@ -1,27 +1,27 @@
-"""An action: what a person may do, what is asked first, and how it is done and audited.
+"""An action: what a person may do, the question before it, how it runs, and its audit.
 
-The question. An action on many messages counts them in its question, and its form says which they were. The question on
-all that match looks through the messages and notes a fingerprint of each one that matches. When it comes back
-confirmed, the action is done to those and to no others: messages that came meanwhile are left alone, whatever task they
-name. If some of them are gone, the action is refused before it begins, and the question is asked anew; one on waiting
-messages is not refused for that, as workers take them all the time.
+The question. A person asks for an action, sees a question, and confirms it; then the action runs. The question of an
+action on many messages says how many there are, and its form carries which. To ask about all messages that match a
+filter, the action looks through the queue and notes a fingerprint of each match. Once confirmed, it changes these
+messages and no others: messages that arrived meanwhile are left alone, whatever task they name. If some of them are
+gone, the action is refused before it begins, and the question is asked anew. An action on waiting messages is not
+refused for that, because workers take such messages all the time.
 
-Where there are too many to be named, the question says "at least", and the action is done to all that match and had
-come by then. The question on a whole queue takes its number from the counters, and the action is done to the messages
-that had come by then.
+If there are too many matches to note each, the question says "at least", and the action changes all matches that had
+arrived by then. A question about a whole queue takes its number from the counters, and the action changes the messages
+that had arrived by then.
 
-The action. An action is asked for, shown as a question, and done when the question comes back confirmed. It acts on
-messages where they were seen. One that has moved meanwhile, because a worker took it or another user was faster, is
-left alone and counted as missed. An action on all that match is done to those that its question was about.
+The action. It changes messages where they were seen. A message that has moved meanwhile, because a worker took it or
+another user was faster, is left alone and counted as missed.
 
-An action on very many messages is done in parts: it ends after :data:`MOST_PARTS` transactions, or when its time is
-over, whichever is first; one part is always done. Its outcome then has a mark, with which the same request goes on:
-text for a form, of how many it has done and where it is. An action on selected messages says how many of them it did
-not reach in time. What was done stays done, whatever becomes of the rest.
+An action on very many messages runs in parts: it ends after :data:`MOST_PARTS` transactions, or when its time is over,
+whichever is first, but not before one part is done. Its outcome then has a mark, a text for a form: how many messages
+are done, and where the next part begins. The same request with this mark goes on. An action on selected messages says
+how many of them it did not reach in time. A failure of a later part does not undo earlier parts.
 
 The audit has an entry for each action, begun before it and completed after it, however it ends. So nothing is done
 without an entry. One that was begun and never completed means that the process died in between. The caller decides
-where entries are kept: the Django admin writes its own log, other callers may write a program's.
+where entries are stored: the Django admin writes its own log, other callers may write a program's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from kombu_fdb.primitives.ranges import shown
 # -- the question ------------------------------------------------------------------------------------------------------
 
 
-#: The field of a form with what its question was about.
+#: The form field that carries an :class:`Asked`, or the doubt that a question showed.
 ASKED_FIELD = "asked"
 #: How many messages a question names, how many it looks at for that, and how many it reads in one transaction.
 MOST_NAMED = 10_000
@@ -61,15 +61,16 @@ FINGERPRINT_BYTES = 8
 
 
 class AskedAnew(KombuFDBError):
-    """Other messages match now than those that the question was about. Nothing was changed."""
+    """Some messages that the question was about are gone, or there is more to ask. Nothing was changed."""
 
     text = "these are not the messages that you were asked about; nothing was changed"
 
 
 class Asked(NamedTuple):
-    """``named``: a fingerprint of each; None if they are too many, empty for a whole queue.
+    """The messages that a question was about: their ``number``, and how to recognise them.
 
-    ``by``: what comes after this mark stays (:meth:`~kombu_fdb.api.queue.Queue.mark`); the latest of all queues.
+    ``named``: a fingerprint of each; None if they are too many, empty for a whole queue. ``by``: messages that arrived
+    after this mark are left alone (:meth:`~kombu_fdb.api.queue.Queue.mark`); the latest mark of all queues.
     """
 
     number: int
@@ -92,18 +93,18 @@ class Asked(NamedTuple):
 
     @classmethod
     def about(cls, messages: Iterable[Peeked], wanted: Callable[[Peeked], bool]) -> Asked:
-        """A question about those of the messages that are wanted."""
+        """A question about the messages that ``wanted`` accepts."""
         found: set[bytes] = set()
         for looked_at, each in enumerate(messages):
             if looked_at == MOST_LOOKED_AT or len(found) > MOST_NAMED:
                 return cls(len(found), None)
-            if each.message_id and wanted(each):  # an unreadable one has none
+            if each.message_id and wanted(each):  # an unreadable message has no id
                 found.add(_fingerprint(each))
         return cls(len(found), frozenset(found))
 
     @classmethod
     def parse(cls, text: str) -> Asked:
-        """The one of which ``str`` made this text. Raises ``InvalidArgument``."""
+        """Read the text that ``str`` made. Raises ``InvalidArgument``."""
         try:
             number, packed, by = text.split(".")
             raw, size = b"" if packed == "-" else urlsafe_b64decode(packed), FINGERPRINT_BYTES
@@ -121,11 +122,11 @@ class Asked(NamedTuple):
         return ("at least " if self.named is None else "") + plural(self.number, noun)
 
     def holds(self, message: Peeked) -> bool:
-        """Whether the question was about this one."""
+        """Whether the question was about this message."""
         return self.named is None or _fingerprint(message) in self.named
 
     def had_come(self, position: bytes) -> bool:
-        """Whether a message at this position was there already, which is all that is known if none was named."""
+        """Whether a message at this position was there when the question was asked. True if messages are named."""
         return bool(self.named) or position[-STAMP_BYTES:][: len(self.by)] <= self.by
 
     def includes_all_of(self, queue: Queue) -> bool:
@@ -133,7 +134,7 @@ class Asked(NamedTuple):
         return all(self.had_come(each.position) for state in WAITING for each in listed(queue, state))
 
     def check(self, now: Asked) -> None:
-        """Raises :class:`AskedAnew` if some of them are gone."""
+        """Compare with what a question is about now. Raises :class:`AskedAnew` if some messages are gone."""
         gone = len((self.named or frozenset()) - (now.named or self.named or frozenset()))
         if gone:
             raise AskedAnew(asked=self.number, gone=gone, still_there=self.number - gone)
@@ -149,7 +150,7 @@ def listed(queue: Queue, state: State) -> Iterator[Listed]:
 
 
 def _fingerprint(message: Peeked) -> bytes:
-    """The fingerprint of a message in its place; one that dies again has another."""
+    """The fingerprint of a message in its queue. A message that dies again gets another."""
     died_ms = message.deaths[0].time_ms if message.deaths else 0
     what = repr((message.queue, message.message_id, died_ms)).encode(errors="surrogatepass")
     return hashlib.sha256(what).digest()[:FINGERPRINT_BYTES]
@@ -158,22 +159,22 @@ def _fingerprint(message: Peeked) -> bytes:
 # -- the action --------------------------------------------------------------------------------------------------------
 
 
-#: Stands for the queue of an action on all queues of dead letters.
+#: Shown instead of a queue's name by an action on all queues of dead letters.
 EVERYWHERE = "all queues"
 #: States of messages that an action on all acts upon.
 WAITING: tuple[State, ...] = ("ready", "delayed")
 
 
 class Request(NamedTuple):
-    """What an action is to act upon."""
+    """What a person asks an action to do, and to which messages."""
 
     queue: str
     spots: Sequence[Spot] = ()
-    #: The key that the action is about; None: the whole queue.
+    #: The key to act on; None for the whole queue.
     key: str | None = None
     #: What people call the messages, by message id.
     names: Mapping[bytes, str] = {}
-    #: The project's app, for the results of its tasks; without one, what the user is to do.
+    #: The project's app, for the results of its tasks; ``fix_app`` tells the user how to name one.
     app: Celery | None = None
     fix_app: str = ""
     #: The form's values, by the names of the action's fields and of the filter's (``inspection/filters.py``).
@@ -182,7 +183,7 @@ class Request(NamedTuple):
     mark: str = ""
     #: The time zone of moments that name none.
     zone: tzinfo = UTC
-    #: After so many seconds it ends and says how far it is: browsers give up later.
+    #: After so many seconds the action ends and says how far it is, before a browser gives up.
     seconds: float = 4.0
     clock: Clock = SystemClock()
 
@@ -193,14 +194,17 @@ class Request(NamedTuple):
 
     @property
     def untold(self) -> str:
-        """What an action can't update without an app; "" with one."""
+        """A sentence about results that can't be updated without an app; "" with one."""
         if self.app is not None:
             return ""
         return f"Results and chords are not updated, because no Celery app is known here. {self.fix_app}".rstrip()
 
     @property
     def state(self) -> State:
-        """The messages' state in an action on all: ready unless the fields say delayed. Raises ``InvalidArgument``."""
+        """The state of the messages of an action on all: ready, or delayed if the fields say so.
+
+        Raises ``InvalidArgument``.
+        """
         asked = self.fields.get("state") or "ready"
         for each in WAITING:
             if asked == each:
@@ -209,7 +213,7 @@ class Request(NamedTuple):
 
     @property
     def filter(self) -> Filter:
-        """The filter of an action on all that match. Raises ``InvalidArgument``."""
+        """The filter of an action on all matching messages. Raises ``InvalidArgument``."""
         return Filter.of(self.fields, self.zone)
 
     @property
@@ -219,16 +223,16 @@ class Request(NamedTuple):
 
     @property
     def wanted(self) -> Callable[[Peeked], bool]:
-        """Tells the messages that match and that the question was about. Raises ``InvalidArgument``."""
+        """Accepts the messages that match and that the question was about. Raises ``InvalidArgument``."""
         matches, about = self.filter.matches, self.asked
         return lambda message: matches(message) and about.holds(message)
 
 
 class Outcome(NamedTuple):
-    """``text``: what was done, for the user and the audit. ``missed``: messages that had moved.
+    """``text``: what was done, for the user and the audit. ``missed``: how many messages had moved.
 
-    ``following``: the mark to go on with; "" if all is done. ``audited``: what the audit says instead of ``text``.
-    ``number``: of messages, for an action in parts.
+    ``following``: the mark to go on with; "" if all is done. ``audited``: the text for the audit, if it differs.
+    ``number``: how many messages are done, for an action in parts.
     """
 
     text: str
@@ -251,10 +255,10 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``wording`` is the question.
+    """An action of the catalogue. ``wording`` is its question.
 
-    It is formatted with ``target``, ``number`` of messages that are selected or match, ``which`` those are, and
-    ``told``: what becomes of results.
+    The question is formatted with ``target``, the ``number`` of selected or matching messages, ``which`` (the filter),
+    and ``told``: a sentence about results.
     """
 
     name: str
@@ -266,14 +270,14 @@ class Action:
     selects_one: bool = False
     #: Whether it deletes something for good.
     destroys: bool = False
-    #: The fields of its form, and what stands in them at first.
+    #: The fields of its form, and a function that fills them in at first.
     fields: tuple[Field, ...] = ()
     prefill: Callable[[Broker, Request], Mapping[str, str]] | None = None
     #: Whether its form shows the arguments of a task: only for users who may see bodies.
     shows_body: bool = False
     #: Whether it acts on all that match the filter of the request's fields.
     by_filter: bool = False
-    #: Whether these are ready or delayed messages, which workers take meanwhile; else they are dead letters.
+    #: Whether it acts on ready or delayed messages, which workers take meanwhile; otherwise it acts on dead letters.
     on_waiting: bool = False
     #: Whether it acts on all queues of dead letters instead of a named one.
     everywhere: bool = False
@@ -283,11 +287,11 @@ class Action:
     takes_key: bool = False
     #: Whether it acts on workers, for which a page's user needs a right of its own.
     on_workers: bool = False
-    #: The doubt about its fields that the question shows; "" for none.
+    #: Returns a doubt about the fields, which the question shows; "" for none.
     doubt: Callable[[Request], str] | None = None
 
     def check(self, request: Request) -> None:
-        """Refuse an action on a whole queue whose user meant one key. Raises ``InvalidArgument``."""
+        """Refuse a key if the action is not for one key. Raises ``InvalidArgument``."""
         if request.key is not None and not self.takes_key:
             fix = "Ask without the key; the messages of a key are moved, or cancelled by a filter."
             raise InvalidArgument(f"{self.label} is not for one key", key=shown(request.key), fix=fix)
@@ -303,13 +307,13 @@ class Action:
         return f"{self.wording.format(target=request, number=number, told=told, which=which)} {doubt}".rstrip()
 
     def noun(self, request: Request) -> str:
-        """What the messages of an action on many are called. Raises ``InvalidArgument``."""
+        """The noun for the messages of an action on many. Raises ``InvalidArgument``."""
         if self.on_whole:
             return "waiting message"
         return f"{request.state} message" if self.on_waiting else "dead letter"
 
     def ask(self, broker: Broker, request: Request) -> Request:
-        """The request, with what its question is about now. Raises ``InvalidArgument``."""
+        """The request with a new question: the messages or the doubt of now. Raises ``InvalidArgument``."""
         if self.on_whole:
             about = Asked.of(broker, request.queue, request.key)
             return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})
@@ -326,9 +330,9 @@ class Action:
         return request._replace(fields={**request.fields, ASKED_FIELD: str(about)})
 
     def check_asked(self, broker: Broker, request: Request) -> None:
-        """Check before the first part. Raises ``InvalidArgument``, and ``AskedAnew`` if there is more to ask.
+        """Check the confirmed question before the first part. Raises ``InvalidArgument``.
 
-        Other messages match now, or there is a doubt that the question did not mention.
+        Raises ``AskedAnew`` if messages are gone, or if there is a doubt that the question did not show.
         """
         if self.doubt is not None and self.doubt(request) not in {"", request.fields.get(ASKED_FIELD)}:
             raise AskedAnew("nothing was done yet", fix="Confirm again if this is what you want.")
@@ -336,17 +340,20 @@ class Action:
             request.asked.check(self.ask(broker, request).asked)
 
     def target(self, queue: str) -> str:
-        """The queue of the request that a page was sent."""
+        """The target of a request that a page received for ``queue``."""
         return EVERYWHERE if self.everywhere else queue
 
     def read(self, given: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
-        """The key and the fields for a ``Request``, out of all that a page was sent."""
+        """The key and the fields of a ``Request``, from the fields that a page received."""
         known = (*(each.name for each in self.fields), ASKED_FIELD, *((*FIELDS, "state") if self.by_filter else ()))
         found = {name: given[name] for name in known if name in given}
         return None if self.by_filter else given.get("key"), found
 
     def form(self, broker: Broker, request: Request) -> list[Field]:
-        """The form's fields: as they came, else as they are now. Raises what the store and ``prefill`` raise."""
+        """The form's fields with the values of the request, else with present ones.
+
+        Raises what the store and ``prefill`` raise.
+        """
         given = request.fields
         if self.prefill is not None and not any(each.name in given for each in self.fields):
             given = self.prefill(broker, request)
@@ -362,9 +369,10 @@ AUDIT_LINE = "%(asctime)s %(name)s: %(message)s"
 
 
 def log() -> logging.Logger:
-    """The log, which is heard: on stderr, unless the program sends it elsewhere or has set a level of its own for it.
+    """The audit's logger at the level INFO. It writes to stderr if the program has no handler for it.
 
-    Python shows warnings only where no program has set logging up, and so do Django and most servers.
+    Without this, entries would be lost: by default Python prints warnings only, and so do Django and most servers. A
+    level that the program has set for this logger stays.
     """
     found = logging.getLogger(AUDIT_LOG)
     if not found.hasHandlers():
@@ -376,8 +384,8 @@ def log() -> logging.Logger:
     return found
 
 
-#: Where one person's actions are recorded. It is given the queue and a text before the action, and what it returns
-#: completes the entry. If it raises, the action is not done.
+#: Records one person's actions. Called before an action with the queue and a text; the function that it returns
+#: completes the entry. If it raises, the action does not run.
 Audit = Callable[[str, str], Callable[[str], None]]
 
 
@@ -422,10 +430,10 @@ MOST_PARTS = 50
 def in_parts(
     part: Callable[[bytes], Part], request: Request, verb: str, noun: str, of: str, *, first: bytes = b""
 ) -> Outcome:
-    """Do part after part, from the request's mark or ``first`` on. Raises what ``part`` does, ``InvalidArgument``.
+    """Do part after part, from the request's mark or ``first`` on. Raises what ``part`` raises, ``InvalidArgument``.
 
-    For example: Replayed 2 dead letters of celery.dead. An error's ``done`` is how many messages the parts
-    before it have done.
+    ``verb``, ``noun`` and ``of`` make the text: Replayed 2 dead letters of celery.dead. An error's attribute ``done``
+    says how many messages the parts before it have done.
     """
     before, following = _read(request.mark)
     following, number = following or first, before

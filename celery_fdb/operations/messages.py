@@ -1,13 +1,13 @@
 """Actions on messages: cancel, reschedule; on dead letters replay, discard, edit; and publish a task anew.
 
-They were selected, or they are all that match a filter, of one queue or of all of them, in parts.
+The messages were selected, or match a filter; an action on all matches, of one queue or of all, runs in parts.
 
-Only what is in plain sight is changed: JSON of Celery's protocol 2, neither compressed nor signed. Everything else is
-refused with the next step, and nothing is ever unpickled. What Celery repeats of the arguments in headers changes with
-them: a representation that its publisher has chosen is replaced by one that shows none of them.
+Arguments are edited only in JSON of Celery's protocol 2, neither compressed nor signed. Other messages are refused with
+the next step, and nothing is ever unpickled. Headers that repeat the arguments change with them; a representation that
+the publisher chose is replaced by one that shows no arguments.
 
-Cancel: delete messages that were selected, or all in one state that match; their results become ``REVOKED``. Those
-in a worker's hands are cancelled only if they were selected.
+Cancel: delete the selected messages, or all matches in one state; their results become ``REVOKED``. A message that a
+worker holds is cancelled only if it was selected.
 
 Edit and replay: a dead letter goes back to the queue it died in, with other arguments. One transaction takes the old
 message out and stores the new one, which has the same id, key, priority and history.
@@ -62,9 +62,10 @@ Arguments = tuple[list[Any], dict[str, Any]]
 
 
 def due_at(payload: bytes, due_ms: int | None) -> bytes | None:
-    """The task with another ``eta``, None for none; None if it has no ``eta``, or is no message of Kombu's.
+    """The payload with another ``eta``; with an ``eta`` of None for ``due_ms`` None.
 
-    A worker holds a task until its ``eta``, whatever the queue does.
+    A worker holds a task until its ``eta``, whenever the queue delivers it. Returns None if the payload has no ``eta``,
+    or was not published through Kombu: it needs no change.
     """
     try:
         opened = open_payload(payload)
@@ -86,7 +87,7 @@ def arguments_of(payload: bytes) -> Arguments:
 
 
 def with_arguments(payload: bytes, arguments: Arguments) -> bytes:
-    """The same task with other arguments. Raises as :func:`arguments_of`."""
+    """The payload with other arguments. Raises what :func:`arguments_of` raises."""
     opened = _editable(payload)
     *_, embedded = _body(opened)
     body = json.dumps([*arguments, embedded]).encode()
@@ -124,7 +125,7 @@ def _body(opened: Envelope) -> tuple[list[Any], dict[str, Any], Any]:
 
 
 def _headers(opened: Envelope, arguments: Arguments) -> dict[str, Any]:
-    """The headers with representations of the new arguments, where those of the old ones stood."""
+    """The headers, with representations of the new arguments instead of the old ones."""
     args, kwargs, _ = loads_types(opened.body)
     old = {"argsrepr": saferepr(tuple(args), LONGEST_REPR), "kwargsrepr": saferepr(kwargs, LONGEST_REPR)}
     new = {
@@ -155,7 +156,7 @@ def read_json(name: str, text: str, kind: type) -> Any:
 
 
 def make(queue: str, task: str, arguments: Arguments, task_id: str, headers: Sequence[tuple[str, str]] = ()) -> bytes:
-    """Make a task as Celery would publish it to the queue. ``headers``: besides Celery's own."""
+    """The payload of a task, as Celery would publish it to the queue. ``headers``: besides Celery's own."""
     app = Celery("celery_fdb", set_as_current=False)
     args, kwargs = arguments
     message = app.amqp.as_task_v2(task_id, task, tuple(args), kwargs)
@@ -244,7 +245,7 @@ T = TypeVar("T")
 
 
 class Done(NamedTuple, Generic[T]):
-    """What became of the selected messages that had not moved, how many had, and how many were not reached in time."""
+    """The results for selected messages, how many had moved (``missed``), how many were not reached (``late``)."""
 
     results: list[tuple[Spot, T]]
     missed: int
@@ -264,7 +265,7 @@ class Done(NamedTuple, Generic[T]):
 
 
 def _each_selected(request: Request, act: Callable[[Spot], T | None]) -> Done[T]:
-    """Act on the selected messages, as long as there is time. ``act``: None for a message that has moved."""
+    """Act on the selected messages until the time is over. ``act`` returns None for a message that has moved."""
     ends = request.clock.monotonic() + request.seconds
     results: list[tuple[Spot, T]] = []
     for number, spot in enumerate(request.spots):
@@ -285,8 +286,7 @@ def _names(request: Request, spots: Sequence[Spot]) -> str:
 # -- cancel ------------------------------------------------------------------------------------------------------------
 
 
-#: Looked at for one part; and deleted in it, as each is in a transaction of its own, and its result may be in another
-#: store.
+#: Messages that one part looks at, and deletes. Each deletion is a transaction of its own, and stores a result.
 PART, MOST_AT_ONCE = 200, 20
 
 
@@ -299,7 +299,7 @@ def cancel(broker: Broker, request: Request) -> Outcome:
 
 
 def cancel_all(broker: Broker, request: Request) -> Outcome:
-    """Cancel all that match, of the ready or, with the field ``state``, of the delayed ones."""
+    """Cancel all matching messages that are ready or, with the field ``state``, delayed."""
     wanted, about, queue = request.wanted, request.asked, broker.queue(request.queue)
     state = request.state
     told: set[str] = set()
@@ -330,7 +330,7 @@ def _delete(broker: Broker, request: Request) -> Done[Peeked]:
 
 
 def _tell(request: Request, gone: Sequence[Peeked]) -> str:
-    """Store ``REVOKED`` for the deleted messages. Returns what to say of their results."""
+    """Store ``REVOKED`` for the deleted messages. Returns a sentence about their results."""
     if request.app is None:
         return request.untold
     failures = []
@@ -379,7 +379,7 @@ def discard_all(broker: Broker, request: Request) -> Outcome:
 
 
 def _conditions(request: Request) -> Conditions:
-    """The conditions of a walk. Where there are too many letters to be named, unreadable ones are among all."""
+    """The conditions of a walk. If the question named no letters, because they were too many, all matches count."""
     found = request.filter.conditions()
     return found if request.asked.named is None else {**found, "where": request.wanted}
 
@@ -392,7 +392,7 @@ def _target(request: Request) -> str:
 
 
 def replay_everywhere(broker: Broker, request: Request) -> Outcome:
-    """Replay all that match, queue by queue. Where a queue to replay to is gone, the rest of those letters stays."""
+    """Replay all matching letters, queue by queue. If a target queue is gone, the rest of those letters stays."""
     stuck: set[str] = set()
     part = _everywhere(broker, request, DeadLetters.replay_part, stuck)
     done = in_parts(part, request, "Replayed", "dead letter", _target(request))
@@ -408,15 +408,16 @@ def discard_everywhere(broker: Broker, request: Request) -> Outcome:
 def _everywhere(
     broker: Broker, request: Request, verb: Callable[..., Part], stuck: set[str]
 ) -> Callable[[bytes], Part]:
-    """One request's parts. Their mark is the queue, by name, and the mark of the letters in it.
+    """The function that does one part. Its mark names a queue, and a place among that queue's letters.
 
-    What could not be replayed is added to ``stuck``. Raises ``InvalidArgument``, and so do the parts.
+    ``stuck``: takes a sentence for each queue with letters that could not be replayed. Raises ``InvalidArgument``, and
+    so do the parts.
     """
     conditions, wanted, by = request.filter.conditions(), request.wanted, request.asked.by
     queues = sorted(dead_queues(broker, look(broker)))
 
     def part(mark: bytes) -> Part:
-        """One part, of the queue of the mark or the first one behind it."""
+        """One part of the mark's queue, or of the next queue if that one is gone."""
         name, inner = _split(mark) if mark else ("", b"")
         at = bisect_left(queues, name)
         if at == len(queues):
@@ -480,7 +481,7 @@ def _written(value: Any) -> str:
 
 
 def edit(broker: Broker, request: Request) -> Outcome:
-    """Replay with the arguments in the fields ``args`` and ``kwargs``, in JSON; without a field they stay."""
+    """Replay with the arguments in the JSON fields ``args`` and ``kwargs``; a missing field changes nothing."""
     listed = _look(broker, request)
     missed: Done[None] = Done([], 1, 0)
     if listed is None:
@@ -536,7 +537,10 @@ def reschedule(broker: Broker, request: Request) -> Outcome:
 
 
 def _each(broker: Broker, request: Request, due_ms: int | None) -> Done[bool]:
-    """Reschedule those that had not moved. Raises ``QueueError`` for one that can't be, with those before it done."""
+    """Reschedule the selected messages that had not moved.
+
+    Raises ``QueueError`` for a message that can't be rescheduled; those before it are done by then.
+    """
     queue = broker.queue(request.queue)
 
     def act(spot: Spot) -> bool | None:

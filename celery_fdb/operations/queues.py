@@ -1,4 +1,4 @@
-"""A queue, or one key of it: paused, limited; as a whole moved, purged, or deleted."""
+"""Actions on a queue or one key of it: pause and limit; and on all that waits there: move, purge, delete."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def resume(broker: Broker, request: Request) -> Outcome:
 
 
 def limits(broker: Broker, request: Request) -> Mapping[str, str]:
-    """The form's fields with the limits that hold now."""
+    """The form's fields, filled with the present limits."""
     found = broker.queue(request.queue).limits(request.key)
     return {each.name: _shown(each.name, getattr(found, each.name)) for each in LIMITS}
 
 
 def _there(broker: Broker, request: Request) -> Queue:
-    """The queue. Raises ``QueueNotFound`` if it is gone: another one of its name would begin with what is set."""
+    """The queue. Raises ``QueueNotFound`` if it is gone: a new queue of that name would get these settings."""
     look(broker, queues=[request.queue])
     return broker.queue(request.queue)
 
 
 def _shown(name: str, value: Any) -> str:
-    """A limit as its form shows it, and sets it again: a rate as it was written, if that is exact."""
+    """A limit as the form shows it and reads it back: a rate as it was written, if that is exact."""
     if name == "rate" and value is not None and rate_of(text := written(value)) == value:
         return text
     return "" if value is None else str(value).removesuffix(".0")
@@ -75,13 +75,13 @@ def limit(broker: Broker, request: Request) -> Outcome:
 
 
 def unlimit(broker: Broker, request: Request) -> Outcome:
-    """Take limits away: a key has those of every key again, and every key has none."""
+    """Remove limits: of one key, which then has those of every key; or those of every key."""
     queue = _there(broker, request)
     if request.key is None:
         nothing: Any = {each.name: getattr(NO_LIMITS, each.name) for each in LIMITS}
         queue.limit_every_key(**nothing)
     else:
-        if queue.limits(request.key).paused:  # which stands among them
+        if queue.limits(request.key).paused:  # a pause is one of the limits
             raise QueueError("the key is paused", key=request.key, fix="Resume it first, then remove its limits.")
         queue.unlimit(request.key)
     return Outcome(f"Removed the limits of {_whose(request)}.")
@@ -119,7 +119,7 @@ MOST_DELETED = 100_000
 
 
 def move(broker: Broker, request: Request) -> Outcome:
-    """Move what waited when the action was asked for, in the queue or with the key, to the end of ``target``."""
+    """Move the messages of the queue or key that waited when the action was asked for to the end of ``target``."""
     source, target = broker.queue(request.queue), request.fields.get("target", "")
     asked, (_, view) = request.asked, look(broker, queues=[request.queue, target]).queues
     check_room(view, asked.number)
@@ -130,7 +130,7 @@ def move(broker: Broker, request: Request) -> Outcome:
 
 
 def check_room(target: QueueView, coming: int) -> None:
-    """Check that the target's own maximum trims nothing away. Raises ``QueueError``."""
+    """Check that the target's maximum length would drop no message. Raises ``QueueError``."""
     most = target.arguments.get("x-max-length")
     most_bytes = target.arguments.get("x-max-length-bytes")
     if (most is not None and target.ready + target.delayed + coming > most) or most_bytes is not None:
@@ -154,9 +154,9 @@ def purge(broker: Broker, request: Request) -> Outcome:
 
 
 def delete(broker: Broker, request: Request) -> Outcome:
-    """Delete the queue with bindings and messages; refused while it is in use, or holds others than was asked."""
+    """Delete the queue with its bindings and messages. Refused if it is in use, or if messages have arrived since."""
     queue, asked = broker.queue(request.queue), request.asked
-    mark = queue.mark()  # messages that come while it is looked at are not deleted either
+    mark = queue.mark()  # messages that arrive during the check below are not deleted either
     counts = queue.stats()
     number = counts.ready + counts.delayed
     if number > asked.number or (number <= MOST_DELETED and not asked.includes_all_of(queue)):

@@ -1,24 +1,24 @@
-"""Export and import: all of a broker into a file, from a file, or from one store straight into another.
+"""Export and import: copy a whole broker into a file, from a file, or from one store straight into another.
 
-The export file has JSON lines, so that it can be read in twenty years, and with no more than a JSON parser.
+The export file has lines of JSON, so that any JSON parser can read it in twenty years.
 
-The first line is the header, ``{"celery-fdb-export": 1, "id": ..., "messages": ..., ...}``, then comes one line an
-entry, ``{kind: fields}``, and the last line is ``{"end": {"entries": ..., "sha256": ...}}`` over all lines before it.
-Payloads are in base64, ids in hexadecimal, moments in milliseconds since 1970 UTC.
+The first line is the header, ``{"celery-fdb-export": 1, "id": ..., "messages": ..., ...}``, then comes one line for
+each entry, ``{kind: fields}``, and the last line is ``{"end": {"entries": ..., "sha256": ...}}`` over all lines before
+it. Payloads are in base64, ids in hexadecimal, moments in milliseconds since 1970 UTC.
 
-A file without its end is half an export, and is refused as a whole. It is written beside its name, with ``.part``
-behind, and gets the name when it is complete and on the disk. Messages are other people's secrets: mode 0600.
+A file without its last line is incomplete, and is refused as a whole. An export is written to a file with the suffix
+``.part``, which is renamed when it is complete and on the disk. Messages may hold secrets, so its mode is 0600.
 
-What goes along: declarations, exchanges, bindings, controls and limits, open dedup windows, and every message that is
-ready, delayed or dead, with its key, priority, order, due time, history and ids. What does not: sessions, and what they
-hold, unless it is asked for.
+An export holds declarations, exchanges, bindings, controls and limits, open dedup windows, and every message that is
+ready, delayed or dead, with its key, priority, order, due time, history and ids. It leaves out sessions, and messages
+that they hold unless asked for.
 
 An import may be killed at any point and started again: nothing is lost and nothing doubled, because each message is
 stored by the transaction that marks it as stored (``kombu_fdb/engine/transfer.py``). The source is left as it
 is.
 
-A source has to rest. While consumers live, some messages are under leases, would be missing here and done there; so an
-export refuses to begin then. Publishers can't be seen: its user has to turn them to the new broker first.
+The source must not be in use. While it has consumers, some messages are leased; the copy would lack them, or they would
+be done twice. So an export refuses to begin then. It can't see publishers: point them at the new broker first.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ from kombu_fdb.settings.location import SqliteLocation
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 
-#: What reading a document of unknown shape may raise.
+#: Errors that reading a document of unknown shape may raise.
 _ODD = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, struct.error)
-#: Bytes of a name: a key of FoundationDB has 10,000, with all else that stands in it.
+#: The longest name in bytes: a key of FoundationDB has 10,000 bytes for the name and all else in it.
 LONGEST_STORED = 8_000
 
 FORMAT = "celery-fdb-export"
-#: 2: a message may have a way and be seen, and a death be the first.
+#: Version 2 added ``way`` and ``seen`` to messages, and ``first`` to deaths.
 VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``id``: 16 bytes of this export alone. ``source``: where it is from, with secrets masked."""
+    """``id``: 16 bytes that identify this export. ``source``: the broker it was made of, with secrets masked."""
 
     id: bytes
     source: str
@@ -132,7 +132,10 @@ def _stored_message(fields: dict[str, Any]) -> StoredMessage:
 
 
 def _check(message: StoredMessage) -> None:
-    """It can be stored, and read again: each fact has its type and range. Raises ``ValueError``, ``struct.error``."""
+    """Check that each field has its type and range, so that the message can be stored and read again.
+
+    Raises ``ValueError``, ``struct.error``.
+    """
     Record.decode(Record.of_stored(dataclasses.replace(message, payload=b""), message.message_id or bytes(16)).encode())
     flags = (message.keyed, message.unreadable, message.seen)
     if not (
@@ -158,12 +161,12 @@ def _dedup(fields: dict[str, Any]) -> Dedup:
 
 
 def _text(value: Any) -> str:
-    """In UTF-8, and no longer than a key of any store."""
+    """Check a name: UTF-8, and short enough for a key of any store."""
     check_text("name", value, LONGEST_STORED)
     return str(value)
 
 
-#: What a line calls an entry of each type, and how it is read.
+#: By type of an entry: its kind in a line, and the function that reads it.
 _KINDS: dict[type, tuple[str, Callable[[dict[str, Any]], Entry]]] = {
     Exchange: ("exchange", lambda of: Exchange.decode(_text(of["name"]), Exchange(**of).encode())),
     QueueDeclaration: ("queue", lambda of: QueueDeclaration.decode(_text(of["name"]), QueueDeclaration(**of).encode())),
@@ -201,7 +204,7 @@ def _decode(line: bytes, number: int) -> Entry:
 
 
 def write(path: Path, header: Header, entries: Iterable[Entry]) -> int:
-    """Write a whole export, or nothing under this name. Returns the number of messages. Raises ``OSError``."""
+    """Write an export. The file exists only once it is complete. Returns the number of messages. Raises ``OSError``."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)  # of a killed export
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # not through a link
@@ -292,10 +295,10 @@ T = TypeVar("T")
 
 #: Keys read at once.
 KEYS = 1_000
-#: Told how many messages are done.
+#: Called with the number of messages that are done.
 Progress = Callable[[int], object]
-#: Where an import comes from: its header, and everything in an order in which it can be stored; a message with a mark
-#: that is its alone, and stays so.
+#: The source of an import: its header, and a function that gives the entries in an order in which they can be stored.
+#: Each message has a mark of its own, the same one in each run.
 Source = tuple[Header, Callable[[], Iterator[tuple[bytes, Entry]]]]
 
 
@@ -305,14 +308,14 @@ Source = tuple[Header, Callable[[], Iterator[tuple[bytes, Entry]]]]
 def broker_source(broker: Broker, *, leased: bool = False) -> Source:
     """An open broker as it is.
 
-    ``leased``: take what sessions hold too, as ready messages. Raises ``QueueError`` without it while any is held.
+    ``leased``: include messages that sessions hold, as ready ones; without it, raises ``QueueError`` if there are any.
     """
     counts = broker.queues().values()
     if not leased:
         _check_at_rest(broker, sum(each.leased for each in counts))
     number = sum(each.ready + each.delayed + leased * each.leased for each in counts)
     place = name_of(broker)
-    expected = min(max(0, number), MOST)  # a damaged counter tells anything
+    expected = min(max(0, number), MOST)  # a damaged counter may have any value
     header = Header(hashlib.sha256(place.encode()).digest()[:16], place, SystemClock().wall_ms(), expected)
     return header, lambda: _entries(broker, leased=leased)
 
@@ -355,7 +358,7 @@ def _limits(queue: Queue) -> Iterator[Entry]:
 
 
 def _asked(ask: Callable[[], T], queue: str) -> T:
-    """Nothing is left out of an export in silence. Raises ``FormatError``."""
+    """Ask for a queue's declaration or control. Raises ``FormatError``: an export leaves nothing out silently."""
     try:
         return ask()
     except FormatError as error:
@@ -368,7 +371,7 @@ def _asked(ask: Callable[[], T], queue: str) -> T:
 
 
 def name_of(broker: Broker) -> str:
-    """Where it is and in which namespace, with secrets masked; the same for each path to the same file."""
+    """The broker's location and namespace, with secrets masked; the same for every path to the same file."""
     location = broker.location
     if isinstance(location, SqliteLocation):
         location = dataclasses.replace(location, path=location.path.resolve())
@@ -389,7 +392,7 @@ def _check_at_rest(broker: Broker, leased: int) -> None:
 
 
 def _mark(message: StoredMessage, number: int) -> bytes:
-    """The same in the next try, even if the message has become ready meanwhile."""
+    """A message's mark: the same in a repeated import, even if the message has become ready meanwhile."""
     own = message.message_id or hashlib.sha256(b"%d " % number + message.payload).digest()[:16]
     return hashlib.sha256(message.queue.encode() + b"\0" + own).digest()[:16]
 
@@ -404,7 +407,10 @@ def file_source(path: Path) -> Source:
 
 
 def export_to(path: Path, source: Source, progress: Progress) -> int:
-    """Write an export file; it is there when it is complete. Returns the number of messages. Raises ``OSError``."""
+    """Export the source to a file, which exists once it is complete. Returns the number of messages.
+
+    Raises ``OSError``.
+    """
     header, marked = source
 
     def entries() -> Iterator[Entry]:
@@ -422,18 +428,18 @@ def export_to(path: Path, source: Source, progress: Progress) -> int:
 
 
 def import_from(source: Source, target: Broker, progress: Progress, *, again: bool = False) -> tuple[int, int]:
-    """Store all of it in ``target``; to be repeated after whatever failure.
+    """Import the source into ``target``. After any failure, call it again.
 
-    ``again``: once more what was imported before, as other messages with new ids. Returns how many messages there are,
-    and how many were stored by this call; the others were there from earlier ones. Raises ``QueueError``; nothing is
-    changed then.
+    ``again``: import a second time what was imported before, as other messages with new ids. Returns how many messages
+    there are, and how many this call stored; earlier calls stored the others. Raises ``QueueError``, and then nothing
+    was changed.
     """
     header, entries = source
     import_id = _choose_id(header, target, again=again)
     transfer = target.transfer
 
     def messages() -> Iterator[tuple[bytes, StoredMessage]]:
-        """What is no message is applied on the way."""
+        """The messages, with their marks. Applies all other entries on the way."""
         for mark, entry in entries():
             if isinstance(entry, StoredMessage):
                 yield mark, dataclasses.replace(entry, message_id=b"") if again else entry
@@ -456,7 +462,7 @@ def _weight(message: StoredMessage) -> int:
 
 
 def _choose_id(header: Header, target: Broker, *, again: bool) -> bytes:
-    """The export's id; with ``again`` one made of it that is not finished yet."""
+    """The import's id: that of the export; with ``again`` one derived from it whose import is not finished."""
     if header.source == name_of(target) and not again:
         raise QueueError(
             "source and target are the same store",
@@ -484,7 +490,7 @@ def _numbered(import_id: bytes, number: int) -> bytes:
 
 
 def _apply(target: Broker, entry: Entry) -> None:
-    """What is no message. May be repeated."""
+    """Apply an entry that is not a message. May be repeated."""
     transfer = target.transfer
     match entry:
         case Exchange():

@@ -1,11 +1,11 @@
-"""What a person asks of running workers, by Celery's remote control, and of beats, by the store.
+"""Actions on running workers, by Celery's remote control, and on the entries of beat's schedule, by the store.
 
-A worker is asked alone, or all of them about one task. The request's ``queue`` is the worker's name, as
+An action asks one worker, or asks all workers about one task. The request's ``queue`` is the worker's name, such as
 ``worker1@host``, or the task's id. A worker that does not answer in time is reported.
 
 An entry of beat's schedule is paused and resumed for all beats, or published now. The request's ``queue`` is the
-entry's name. Beats that run ``celery_fdb.beat.Scheduler`` obey a pause. What an entry publishes is
-in the app's configuration.
+entry's name. Beats that run ``celery_fdb.beat.Scheduler`` obey a pause. The app's configuration says what an entry
+publishes.
 """
 
 from __future__ import annotations
@@ -109,7 +109,10 @@ def _terminate(_: Broker, request: Request) -> Outcome:
 
 
 def _about_task(request: Request, *, terminate: bool) -> dict[str, Mapping[str, Any]]:
-    """Ask all workers about a task; their answers. Raises ``QueueError`` if one refuses, as a pool of threads does."""
+    """Ask all workers about a task. Returns their answers.
+
+    Raises ``QueueError`` if one refuses, as a worker with a pool of threads does.
+    """
     if not request.queue:
         raise InvalidArgument("a task has an id", fix="Open the task's page, and begin from there.")
     replies = _asked(
@@ -125,7 +128,7 @@ def _about_task(request: Request, *, terminate: bool) -> dict[str, Mapping[str, 
 
 
 def _answered(request: Request, call: Callable[[Any, list[str]], Any]) -> Outcome:
-    """Ask one worker. Returns what it answers. Raises ``QueueError`` if that is an error, or nothing."""
+    """Ask one worker. Returns its answer. Raises ``QueueError`` for an error, or if there is no answer."""
     replies = _asked(request, call)
     for each in replies or []:
         answer = each.get(request.queue) if isinstance(each, Mapping) else None
