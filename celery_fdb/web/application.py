@@ -1,8 +1,8 @@
 """The dashboard as one ASGI application, whose addresses work under any prefix.
 
-The broker as the dashboard uses it: opened when first asked for, once per process, and again after it has failed.
+Its broker is opened when first used, once per process, and again after it has failed.
 
-It never consumes, so it has no session. A file that is not there is not made: its path may be a typo.
+It never consumes, so it has no session. A broker file that does not exist is not created: its path may be a typo.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def opening(settings: DashboardSettings) -> Holding:
     return Holding(lambda: open_existing(settings.url, **{"connect_timeout": timeout_s, **settings.options}))
 
 
-#: Each page by its view. The view's docstring says what it may cost.
+#: The view of each page that changes nothing, by the page's name in ``PATHS``.
 SHOWN = {
     "overview": queues.overview,
     "queues": queues.queues,

@@ -1,25 +1,24 @@
-"""The user of a request: by the login page's cookie, by the hook, or any visitor; and the login page itself.
+"""The user of a request, known by the login page's cookie or by ``user=``, or anonymous; and the login page.
 
-What a known person may do is in ``visit.py``, and ``page.py`` asks both before each page. In Django the project's own
-users and permissions count (``contrib/django/pages.py``).
+``visit.py`` says what a known user may do, and ``page.py`` checks both before each page. In Django, the project's own
+users and permissions apply (``contrib/django/pages.py``).
 
-A person who is not known is led to the login page, or to ``login_url``; whatever is no page is answered 401.
+An unknown visitor is sent to the login page, or to ``login_url``; requests for anything but a page get a 401.
 
-Model of the cookie. A visitor who types the token gets a cookie that says until when it holds, signed with the token.
-The cookie is good in every process that knows the token, and another token ends all of them. It is sent to this site's
-own pages only (``SameSite=Strict``), and scripts can't read it; but browsers send it to all ports of a host, so its
-name is one of its token's own, and logging out ends it for every copy of it: each process keeps those that it was told
-to end.
+Model of the cookie. A visitor who types the token gets a cookie with the time of its expiry, signed with the token. The
+cookie is valid in every process that knows the token, and a new token invalidates all cookies. It is sent to this
+site's own pages only (``SameSite=Strict``), and scripts can't read it; but browsers send it to all ports of a host, so
+its name is one of its token's own, and logging out ends it for every copy of it: each process keeps those that it was
+told to end.
 
-Guessing the token is slowed down, and the rightful user is not kept out by it.
+Guessing the token is slowed down without locking out the rightful user.
 
-Model of the attempts. Each address has :data:`FREE` attempts, and one more every :data:`AGAIN_S` seconds. One beyond
-that is refused without being looked at, and does not prolong the wait. A browser in which a user has logged in before
-(a cookie says so) has attempts of its own: others behind the same proxy don't use them up. A login gives all of them
-back.
+Model of the attempts. Each address has :data:`FREE` attempts, and one more every :data:`AGAIN_S` seconds. A further
+attempt is refused unseen, and does not prolong the wait. A browser in which a user has logged in before (a cookie says
+so) has attempts of its own, which others behind the same proxy can't use up. A login gives all attempts back.
 
-:data:`MOST` addresses are remembered, in each process; the one that was heard of longest ago makes room, and has all
-its attempts again. So an attacker with very many addresses is not slowed down: what keeps the dashboard shut is the
+Each process remembers :data:`MOST` addresses. A new one replaces the one that was quiet for longest, which has all its
+attempts again. So an attacker with very many addresses is not slowed down: what keeps the dashboard shut is the
 length of the token.
 """
 
@@ -102,7 +101,7 @@ class Authentication:
         return visit.page("error", 403, title="Not allowed", text="You are not logged in. Log in, and come back.")
 
     def _too_late(self, visit: Visit) -> Response:
-        """The answer to a form of a page that stayed open for longer than its user was logged in."""
+        """The answer to a form whose user's login expired while the page was open."""
         if self._settings.token is None:
             return visit.page("error", 401, title="Log in first", text="You are not logged in. Nothing was changed.")
         answer = visit.page("login", 401, next="", problem="You are logged out. Nothing was changed.")
@@ -110,7 +109,7 @@ class Authentication:
         return answer
 
     def remember(self, visit: Visit, answer: Response) -> None:
-        """Keep in cookies what the page's forms repeat, and one line for the next page."""
+        """Set the cookies with the value that the page's forms repeat, and with one line for the next page."""
         if visit.kept(FORM_COOKIE) != visit.form_token:
             visit.keep(answer, FORM_COOKIE, visit.form_token, None)
         if visit.said:
@@ -146,7 +145,7 @@ class Authentication:
         return answer
 
     def _who(self, visit: Visit, host: str) -> str:
-        """By what attempts to log in are counted: the browser, else the address."""
+        """Whose attempts to count: the browser's if a user has logged in there before, else the address's."""
         token, cookie = self._settings.token, visit.kept(KNOWN_COOKIE)
         now_ms = self._settings.clock.wall_ms()
         is_known = token is not None and holds(token, cookie, now_ms, known=True)
@@ -174,15 +173,15 @@ def _too_many(visit: Visit, wait_s: float) -> Response:
 COOKIE = "celery_fdb_session"
 #: How long a browser is not asked for the token again.
 HOLDS_S = 12 * 3600
-#: Says that a user has logged in in this browser before, and opens nothing.
+#: Marks a browser in which a user has logged in before. It gives no access.
 KNOWN_COOKIE = "celery_fdb_known"
 KNOWN_S = 90 * 86_400
-#: Tickets that a process keeps as ended.
+#: Logged-out tickets that a process remembers.
 MOST_ENDED = 10_000
 
 
 def is_token(token: str, given: str) -> bool:
-    """Whether it is the token, in a time that does not tell how much of it is right."""
+    """Whether ``given`` is the token. The time that this takes does not tell how much of it is right."""
     return hmac.compare_digest(_digest(token), _digest(given))
 
 
@@ -193,7 +192,7 @@ def new_ticket(token: str, now_ms: int, *, known: bool = False) -> str:
 
 
 def holds(token: str, value: str, now_ms: int, *, known: bool = False) -> bool:
-    """Whether the cookie was given for this token and is not over."""
+    """Whether the cookie was signed with this token and has not expired."""
     until, _, signed = value.rpartition(".")
     if not hmac.compare_digest(_digest(signed), _digest(_signed(token, until, known=known))):
         return False
@@ -205,7 +204,7 @@ class Ended:
 
     def __init__(self) -> None:
         self._tickets: set[str] = set()
-        #: Whatever ends before then was given before the set was full, and has ended as well.
+        #: Tickets that expire before then count as logged out, too: they were issued before the set was full.
         self._until_ms = 0
 
     def add(self, ticket: str, now_ms: int) -> None:
@@ -228,7 +227,7 @@ def _signed(token: str, until: str, *, known: bool) -> str:
 
 
 def _digest(text: str) -> bytes:
-    """A digest: all have equal lengths."""
+    """A digest, for comparisons: all digests have the same length."""
     return hashlib.sha256(text.encode(errors="replace")).digest()
 
 
@@ -251,7 +250,7 @@ class Attempts:
         self._full_s: OrderedDict[str, float] = OrderedDict()
 
     def take(self, who: str) -> float:
-        """0, and one attempt less; or how many seconds it is until there is one."""
+        """Use up one attempt and return 0; or, without one left, return the seconds until the next."""
         with self._lock:
             now_s = self._clock.monotonic()
             full_s = max(self._full_s.get(who, now_s), now_s) + AGAIN_S
@@ -271,7 +270,7 @@ class Attempts:
 
 
 def address_of(host: str) -> str:
-    """The visitor's address; of IPv6 the network, as a subscriber has a whole one."""
+    """The visitor's address; for IPv6 the network, because one subscriber has a whole network."""
     try:
         found = ip_address(host)
     except ValueError:
@@ -296,7 +295,7 @@ def _notify(visit: Visit, answer: Response, text: str) -> None:
 
 
 def _notice(visit: Visit) -> str:
-    """The line for this page; "" for one that another program on this host wrote: its cookies come here, too."""
+    """The line for this page; "" for a forged one, as browsers also send cookies of other ports of this host."""
     value, _, seal = visit.kept(NOTICE).rpartition(".")
     if not is_token(_seal(visit, value), seal):
         return ""
@@ -304,5 +303,5 @@ def _notice(visit: Visit) -> str:
 
 
 def _seal(visit: Visit, value: str) -> str:
-    """The seal of a line. Without a token, any program that can set a cookie can make it."""
+    """The seal of a line. Without a token, anyone who can set a cookie can forge it."""
     return signature(visit.settings.token or "", "notice", value)

@@ -1,12 +1,12 @@
-"""Charts of what workers keep in the store: the same for all users, whether or not a page was open.
+"""Charts of numbers that workers store: the same for all users, whether or not a page was open at the time.
 
-Two kinds of series: samples of the queues, which the duties of one consuming process take
-(``kombu_fdb/engine/metrics/samples.py``), and with a history what all runs came to, by slots
-(``celery_fdb/history/layout.py``). Where nothing was written, nothing is known, and there is a gap: neither a zero
-nor a line across. A slot in which no run ended is a zero only if there is a sample from it, as a worker was there. A
-period of which only the end is known, as in a broker's first minutes, is drawn from there on.
+There are two kinds of series: samples of the queues, which one consuming process takes
+(``kombu_fdb/engine/metrics/samples.py``), and, with a history, counters of all runs by slots
+(``celery_fdb/history/layout.py``). A time without data is a gap, neither a zero nor a line across. A slot in which no
+run ended is a zero only if there is a sample of that time, which shows that a worker was running. If only the end of a
+period is known, as in a broker's first minutes, the chart begins there.
 
-A page draws them as SVG when it is asked; what that costs is bounded by the slots of the series.
+A page draws its charts as SVG on request; the cost is bounded by the number of slots.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ MOST_LINES = 5
 WIDTH, HEIGHT = 600, 100
 #: Labels below a chart.
 TICKS = 5
-#: A slot is drawn when so much of it has passed: a rate of a few seconds says nothing.
+#: A slot is drawn once this share of it has passed: a rate over a few seconds says little.
 LEAST_OF_A_SLOT = 0.1
-#: Steps of the samples that an axis is long at least.
+#: The shortest axis, in steps of the samples.
 LEAST_STEPS = 5
-#: The longest axes, in seconds, whose moments are written with seconds, and without their days.
+#: The longest axis, in seconds, whose labels show seconds; and the longest whose labels show no days.
 SECONDS_UP_TO_S, MINUTES_UP_TO_S = 600, 2 * 86_400
 
-#: Seconds since 1970, and what was then; None: not known, a gap.
+#: Seconds since 1970, and the value then; None for a gap.
 Point = tuple[float, float | None]
-#: Its label, its tone (the class of its line), and its points.
+#: A label, a tone (the CSS class of the line), and the points.
 Curve = tuple[str, str, Sequence[Point]]
-#: From when to when something was counted, and what it is worth.
+#: The beginning and the end of a time, and the value in it.
 Step = tuple[float, float, float | None]
 
 
 class Line(NamedTuple):
-    """A curve as it is drawn. ``latest``: the newest value, if it is of now. ``path``: of the SVG."""
+    """A curve as it is drawn. ``latest``: the newest value, None if it is old. ``path``: the path in the SVG."""
 
     label: str
     tone: str
@@ -59,7 +59,7 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """``kind``: how its values are shown: rate, number or took. ``top``: the upper end of its scale."""
+    """``kind``: the format of its values: rate, number or took. ``top``: the upper end of its scale."""
 
     title: str
     kind: str
@@ -72,7 +72,7 @@ class Chart(NamedTuple):
 
 
 class Charts(NamedTuple):
-    """``ticks``: moments for the labels of the time axis. ``trends``: paths by queue, for a table."""
+    """``ticks``: the labelled moments of the time axis. ``trends``: paths by queue, for a table."""
 
     span: Span
     charts: list[Chart]
@@ -94,7 +94,7 @@ class Charts(NamedTuple):
 def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue: str | None = None) -> Charts:
     """The charts of the last hour, day or week: of all queues of the application and of all runs, or of one queue.
 
-    ``seen``: the queues as the page shows them, which is where the charts end.
+    ``seen``: the queues as the page shows them; the charts end with these values.
     """
     span: Span = next((each for each in SERIES if each == asked), "hour")
     series, slots, lacks_history = SERIES[span], [], False
@@ -126,7 +126,7 @@ def _samples(broker: Broker, span: Span, clock: Clock) -> list[Sample]:
 
 
 def _until_now(kept: list[Sample], seen: Overview, clock: Clock, series: Series) -> list[Sample]:
-    """The samples and, if there are any, one of now. It replaces one that is hardly older."""
+    """The samples and, if there are any, one of the present, which replaces a sample that is hardly older."""
     if not kept:
         return []
     now_ms, last, queues = clock.wall_ms(), kept[-1], dict[str, QueueSample]()
@@ -166,7 +166,7 @@ def _of_queues(plot: _Plot, samples: Sequence[Sample]) -> list[Chart]:
 
 
 def _of_queue(plot: _Plot, samples: Sequence[Sample], name: str) -> list[Chart]:
-    """One queue's charts. While the queue is not among the busiest, it is not sampled by name."""
+    """One queue's charts, with gaps where it was not among the busiest queues, which alone are sampled by name."""
     shown = [(each.taken_ms / 1000, {name: each.queues[name]} if name in each.queues else {}) for each in samples]
     oldest: list[Point] = [(at, (each[name].oldest_ms or 0) / 1000 if each else None) for at, each in shown]
     return [
@@ -184,7 +184,7 @@ def _of_queue(plot: _Plot, samples: Sequence[Sample], name: str) -> list[Chart]:
 
 
 def _shown(sample: Sample) -> dict[str, QueueSample]:
-    """Neither Celery's own queues nor those of dead letters, unless they stand among the others."""
+    """The sampled queues, without Celery's own and those of dead letters (unless these are among the others)."""
     return {
         name: each for name, each in sample.queues.items() if not is_internal(name) and not name.endswith(DEAD_SUFFIX)
     }
@@ -212,7 +212,10 @@ def _messages(plot: _Plot, shown: Sequence[tuple[float, Mapping[str, QueueSample
 
 
 def _done(was: Mapping[str, QueueSample], now: Mapping[str, QueueSample], event: str) -> int:
-    """How much was done, by queues in both samples. The others are the same ones only if the named are."""
+    """How many events there were in the queues of both samples.
+
+    The other queues, taken together, are comparable only if both samples name the same queues.
+    """
     names = was.keys() & now.keys()
     if was.keys() != now.keys():
         names -= {OTHERS}
@@ -257,7 +260,7 @@ def _of_runs(plot: _Plot, slots: Sequence[SlotView], sampled: Sequence[float]) -
 
 
 def _steps(label: str, tone: str, values: Iterable[Step]) -> Curve:
-    """A curve of counts. Each holds for all of its time, so one value alone is a line, and not a dot."""
+    """A curve of counts. Each value holds for all of its time, so a single value is a line and not a dot."""
     return label, tone, [(at, value) for begin, end, value in values for at in (begin, end)]
 
 
@@ -265,7 +268,7 @@ def _steps(label: str, tone: str, values: Iterable[Step]) -> Curve:
 
 
 class _Plot(NamedTuple):
-    """Where a moment stands. No line leads across more than ``gap_s``. ``is_young``: nothing is known of before."""
+    """The time axis. No line crosses more than ``gap_s``. ``is_young``: there is no data from before ``begin``."""
 
     begin: float
     end: float
@@ -301,7 +304,7 @@ class _Plot(NamedTuple):
 
 
 def rounded_up(value: float) -> float:
-    """Round up to 1, 2 or 5 times a power of ten, so that half of it is a plain number, too; 1 for nothing."""
+    """Round up to 1, 2 or 5 times a power of ten, so that half of it is a round number, too; 1 for no value."""
     if not 0 < value < math.inf:
         return 1.0
     power: float = 10.0 ** math.floor(math.log10(value))

@@ -1,14 +1,13 @@
 """Live pages: the numbers of the overview, and the stream that sends them as they change.
 
-The numbers are those of now, from looks at the broker that are some seconds apart. All are of the application's queues:
-not of those that Celery makes for itself. There is one look at the broker for all pages that are open, sent as
-server-sent events.
+The numbers are current: the broker is looked at every few seconds, once for all open pages, which get the result as
+server-sent events. They cover the application's queues, not those that Celery makes for itself.
 
 Model. The first client that subscribes starts the watch, which looks every ``interval_s`` seconds, or less often if a
 look takes long, so that it keeps the store busy for a fifth of the time at most; the last one to go ends it. Each
 client has room for one event: one that is too slow misses events and gets the newest. While the store is away, the
 watch goes on; clients hear that it is away, and that it is back. There are ``most`` clients at a time: each holds a
-place from before its answer begins, as many may come before the first of them is sent anything.
+place from before its answer begins, because many may connect before the first of them is sent anything.
 
 A feed belongs to one event loop.
 """
@@ -46,12 +45,12 @@ from kombu_fdb.primitives.plural import plural
 
 #: The most queues of one event; the others are on their pages.
 MOST_QUEUES = 500
-#: Rates are of the last so many milliseconds, so that they don't flicker.
+#: Rates are averages over so many milliseconds, so that they don't flicker.
 WINDOW_MS = 10_000
 STATES = ("ready", "delayed", "leased", "dead")
 
 
-#: How many runs of tasks ended, ever, as the history counts them, and how many of them failed.
+#: How many runs have ended since the history began, and how many of them failed.
 Runs = tuple[int, int]
 
 
@@ -64,7 +63,7 @@ class LiveStats:
         self._looks: list[tuple[Overview, Runs | None]] = []
 
     def told(self, look: Overview, runs: Runs | None = None) -> dict[str, Any]:
-        """The event for the pages that are open, ready for JSON. ``runs``: if there is a history."""
+        """The event for all open pages, ready for JSON. ``runs``: None without a history."""
         with self._lock:
             return self._told(look, runs)
 
@@ -100,9 +99,9 @@ def _speeds(speeds: dict[str, dict[str, float]], queue: str) -> dict[str, float 
 
 
 def _summary(look: Overview, live: list[QueueView], speeds: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """``wait``: seconds that a message published now would wait, at the present speed (Little's law).
+    """The totals of the overview. ``wait``: seconds that a message published now would wait (Little's law).
 
-    ``failures``: which share of the messages that ended became dead letters; with a history, of the runs that failed.
+    ``failures``: the share of ended messages that became dead letters; with a history, the share of failed runs.
     """
     names = {each.name for each in live}
     totals: dict[str, float | None] = {
@@ -132,7 +131,7 @@ LATE_S = 300.0
 
 
 def _concerns(seen: Overview) -> list[dict[str, Any]]:
-    """What a person on call would want to know, the worst first. ``queue``: where to act; None for the sessions."""
+    """What a person on call would want to know, the worst first. ``queue``: where to act; None for sessions."""
     found: list[tuple[str, str | None]] = [(text, None) for text in _of_sessions(seen)]
     for each in seen.own_queues:
         found += [(text, each.name) for text in _of_queue(each)]
@@ -167,7 +166,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds without an event after which a comment shows that the stream lives.
 QUIET_S = 15.0
-#: A look is followed by a pause of at least so many times its own length.
+#: A pause after a look is this many times as long as the look, or longer.
 IDLE_SHARE = 4
 
 
@@ -191,7 +190,7 @@ class Feed:
 
     @contextmanager
     def place(self) -> Iterator[bool]:
-        """Whether there is room for one more client. It holds its place until it disconnects."""
+        """Take a place for one more client while the block runs. Gives False if there is none."""
         if self._places >= self._most:
             yield False
             return
@@ -309,7 +308,7 @@ class Stream:
 
 
 def _live(feed: Feed) -> ASGIApp:
-    """The answer to one client, if there is room when it begins; its place is free again when it disconnects."""
+    """The stream for one client, which holds a place until it disconnects; 503 if all places are taken."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         with feed.place() as is_free:
@@ -334,7 +333,7 @@ _full = PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"
 
 
 class Poll:
-    """The same for pages that ask again and again, where no answer can stream: one look for all of a process."""
+    """The same numbers for pages that poll, on servers that can't stream. One look serves all pages of a process."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -345,7 +344,7 @@ class Poll:
     def __call__(self, visit: Visit, broker: Broker) -> Response:
         clock, interval_s = visit.settings.clock, visit.settings.interval_s
         is_fresh = self._until is not None and clock.monotonic() < self._until
-        # While one page looks, the others show what was seen last: a store that hangs holds one thread.
+        # While one page looks, the others show the last numbers: a store that hangs blocks one thread only.
         if not is_fresh and self._lock.acquire(blocking=not self._told):
             try:
                 self._told = _told(self._vitals, broker)

@@ -1,27 +1,27 @@
-"""What all pages have in common: the guard around them, who may see them, the store, and what is shown if it fails.
+"""What all pages have in common: the guard around them, access, threads, forms, and the answer to an error.
 
-Model of a request. The host has to be one of ours, and another site's page may lead here by a link only. An unknown
-visitor is asked to log in (401 for what is no page). A form's origin is checked. Then the view runs in one of the
-dashboard's threads, with an open broker, and its page is rendered there, as a template may be the first to look at what
-is stored. Whatever is stored and whatever is asked for, a page answers:
+Model of a request. The host must be one of ours, and another site's page may only link here. An unknown visitor is
+asked to log in; requests for anything but a page get a 401. A form's origin is checked. Then the view runs in one of
+the dashboard's threads, with an open broker, and renders its page there, because a template may be the first to read
+what is stored. For any stored data and any request, a page answers, or gives one of these:
 
-* 404: what was asked for is not there (:class:`~celery_fdb.web.visit.NotThere`); 405: not by this method;
+* 404: the target is not there (:class:`~celery_fdb.web.visit.NotThere`); 405: not by this method;
 * 422: the store answered, but refused, or holds bytes that can't be read;
 * 503: the store is away or too slow, and the next request opens it anew; or all threads are busy.
 
-The host is checked against DNS rebinding (``inspection/overview.py``). Another site's page can load nothing from here:
-it can't see the answer to an image's request, but making it costs the store, and the workers, a question. Headers tell
-the browser what a page may do. Scripts and styles come from our own files only; nothing inline runs, so text from a
-message that slipped through the templates' escaping would still be text.
+The host is checked against DNS rebinding (``inspection/overview.py``). Another site's page can load nothing from here.
+It could not see the answer, to an image's request say, but the answer would cost the store and the workers a question.
+Headers tell the browser what a page may do. Scripts and styles come from our own files only; nothing inline runs, so
+text from a message that slipped through the templates' escaping would still be text.
 
-A form that another site sends in a person's name is refused. Two checks, and both must pass. The browser says where a
-form comes from (``Origin``): it has to be this host, and a form without one is taken only if ``Sec-Fetch-Site`` does
-not contradict. And the form repeats a value that stands in a cookie, which another site can neither read nor set.
+A form that another site sends in a person's name is refused. It must pass two checks. The browser says where a form
+comes from (``Origin``): this must be our host, and a form without the header is accepted only if ``Sec-Fetch-Site``
+does not contradict. And the form repeats the value of a cookie, which another site can neither read nor set.
 
 Calls of the broker block, and the event loop must not: they run in a few threads, each answer within a time limit. A
 call whose time is over goes on in its thread, at most until the broker's own timeouts end it; so a store that hangs
 costs these threads and no more, and a visitor who asks meanwhile is told so in time. A call that has not begun by then
-is dropped: it says nothing of the store, only that there are too many.
+is dropped: it does not show that the store is slow, only that there are too many calls.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 # -- around every answer -----------------------------------------------------------------------------------------------
 
 
-#: The headers of each answer, unless it has its own.
+#: The default headers of each answer.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -83,7 +83,7 @@ HEADERS = {
 def guarded(app: ASGIApp, hosts: tuple[str, ...] | None) -> ASGIApp:
     """The application with the guard around it: see the module.
 
-    ``hosts``: names without ports; None: any, as whatever it is mounted into has looked already.
+    ``hosts``: names without ports; None: any name, as the application it is mounted into has checked already.
     """
     names = None if hosts is None else {each.lower() for each in hosts}
 
@@ -108,7 +108,7 @@ def guarded(app: ASGIApp, hosts: tuple[str, ...] | None) -> ASGIApp:
 
 
 def other_site(headers: Headers) -> Response | None:
-    """The refusal of a request from another site's page; None for a link. Forms have a check of their own."""
+    """The refusal of a request that another site's page made; None for our own pages, and for a link."""
     if headers.get("sec-fetch-site", "none") in {"same-origin", "none"}:
         return None
     if headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest", "document") == "document":
@@ -144,7 +144,7 @@ class ThreadPool:
         self._pools: dict[int, ThreadPoolExecutor] = {}
 
     def _pool(self) -> ThreadPoolExecutor:
-        """The pool of this process: threads do not survive a fork, while their pool believes that they did."""
+        """The pool of this process. A pool inherited through a fork has no threads, but counts them as running."""
         found = self._pools.get(os.getpid())
         if found is None:
             made = ThreadPoolExecutor(self._number, thread_name_prefix="celery-fdb-web")
@@ -176,11 +176,11 @@ class ThreadPool:
 
 View = Callable[[Visit, Broker], Response]
 Endpoint = Callable[[Request], Awaitable[Response]]
-#: Errors that say that the broker can't be used. After any other one the store has answered.
+#: Errors that mean that the broker can't be used. After any other error the store has answered.
 AWAY = (StoreError, OptionError, ForkedError)
-#: Errors of code that reads bytes of another shape than ours.
+#: Errors that code raises when it reads bytes that our version would not have written.
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, struct.error)
-#: Bytes of a form, and of one whose sender is not known yet; seconds in which it has to arrive.
+#: The most bytes of a form, and of a form from an unknown visitor. A form has :data:`FORM_S` to arrive.
 MOST_BYTES, MOST_OF_STRANGERS = 1_000_000, 10_000
 MOST_FIELDS = 2_000
 #: Methods that change nothing.
@@ -237,7 +237,7 @@ class Pages:
         return visit.page("error", 404, title="Not here", text="There is no such page.")
 
     async def otherwise(self, request: Request, methods: Collection[str]) -> Response:
-        """An address that answers to these methods, and not to this one."""
+        """The answer for a method that an address does not take. ``methods``: those that it takes."""
         visit, refusal = await self._authentication.visit(request)
         allow = ", ".join(sorted(methods))
         made = refusal or visit.page("error", 405, title="Method not allowed", text=f"This address takes {allow} only.")
@@ -273,7 +273,7 @@ FORGED = (
 
 
 async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
-    """Read the form into the visit's fields; or return what to answer instead."""
+    """Read the form into the visit's fields. Returns a refusal, or None if the form is accepted."""
     request = visit.request
     fields = await form(request, most)
     if fields is None:
@@ -286,7 +286,7 @@ async def _take_form(visit: Visit, most: int = MOST_BYTES) -> Response | None:
 
 
 async def form(request: Request, most: int) -> list[tuple[str, str]] | None:
-    """The form that was sent; None if it is larger than ours, or incomplete."""
+    """The fields of the form; None if it is larger than ``most`` bytes, has too many fields, or is incomplete."""
     body = bytearray()
     try:
         async with asyncio.timeout(FORM_S):
@@ -326,7 +326,7 @@ def _comes_from_here(headers: Headers) -> bool:
 
 
 def answer(view: View, visit: Visit, holding: Holding) -> Response:
-    """The page that a view makes, or one that says why there is none. Blocks."""
+    """The view's page, or a page that says why there is none. Blocks."""
     try:
         return view(visit, holding.broker())
     except NotThere as error:

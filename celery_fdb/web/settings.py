@@ -1,4 +1,4 @@
-"""What the dashboard and its users may do: checked when it is made, so that a mistake is not a page's error."""
+"""The dashboard's settings and its users. Mistakes raise when the dashboard is made, not when a page is opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kombu_fdb.primitives.clock import Clock, SystemClock
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """``name`` stands in the audit. What the dashboard itself may not do, none of its users may.
+    """``name``: for the audit. A right counts only if the dashboard itself has it.
 
     ``may_act_on_workers``: with ``may_act``, the user may also shut workers down, and resize them.
     """
@@ -29,9 +29,9 @@ class User:
 
 #: Returns the user of a request: a name, a :class:`User`, or None for a user who may not see anything.
 Login = Callable[[Request], "User | str | Awaitable[User | str | None] | None"]
-#: The next step, so that the results of cancelled tasks are updated.
+#: How to name an app, so that the results of cancelled tasks are updated.
 FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."
-#: A token has this many characters or more.
+#: The fewest characters of a token.
 SHORTEST_TOKEN = 16
 RANGES = {
     "page_size": (1, 500, "rows"),

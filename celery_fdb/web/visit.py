@@ -1,7 +1,7 @@
-"""A visit: one request of one person, what it asks for and may see, and the templates that answer it.
+"""A visit: one request of one person, its fields and rights, and the templates that answer it.
 
-Names of queues and keys stand in the query of an address, where any text may stand. In a path, browsers and proxies
-have opinions of their own on "..", "%2F" and empty parts.
+Names of queues and keys are in the query of an address, which may hold any text. In a path, browsers and proxies treat
+"..", "%2F" and empty parts in ways of their own.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ NAVIGATION = (
 
 
 def url_of(root: str, page: str, **query: object) -> str:
-    """The address of a page, under the prefix at which the dashboard is mounted. None in ``query``: left out."""
+    """The address of a page, under the prefix at which the dashboard is mounted. Leaves out fields that are None."""
     given = {name: value for name, value in query.items() if value is not None}
     path = root.rstrip("/") + PATHS[page]
     return f"{path}?{urlencode(given, errors='replace')}" if given else path
 
 
 def local_path(root: str, target: str) -> str:
-    """``target`` if it is an address of this dashboard, else its first page: no visitor is led to another site."""
+    """``target`` if it is an address of this dashboard, else the first page: a redirect must not leave this site."""
     first = url_of(root, "overview")
     parts = unquote(target.split("?", 1)[0]).split("/")  # browsers read %2e as a dot
     is_plain = target.isprintable() and "\\" not in target and not {".", ".."} & set(parts)
@@ -86,15 +86,15 @@ def local_path(root: str, target: str) -> str:
 # -- forms -------------------------------------------------------------------------------------------------------------
 
 
-#: Ends the name of a field whose value is quoted, as in an address.
+#: The suffix of a field's name whose value is quoted, as in an address.
 QUOTED = ".quoted"
 
 
 def carried(name: str, value: str) -> tuple[str, str]:
-    """A hidden field of a form that comes back as it was sent.
+    """The name and value of a hidden form field whose value a browser sends back unchanged.
 
-    Browsers replace NUL, write line breaks as CRLF, and have no lone surrogates: a value with one of them is quoted,
-    and its field's name says so. Otherwise an action would be done to a queue or key of another name.
+    Browsers replace NUL and lone surrogates, and write line breaks as CRLF, so a value with one of them is quoted, and
+    its field's name says so. Otherwise an action would change a queue or key of another name.
     """
     if value.isprintable():
         return name, value
@@ -127,7 +127,7 @@ def fields_of(given: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 HERE = Path(__file__).parent
 #: A dash.
 NOTHING = "\N{EN DASH}"
-#: Of a moment: in full, or the label of an axis.
+#: Formats of a moment: in full, and as the label of an axis.
 FORMS = {"": "%Y-%m-%d %H:%M:%S UTC", "seconds": "%H:%M:%S", "minute": "%H:%M", "day": "%b %d"}
 TONES = {
     **dict.fromkeys(("SUCCESS", "alive"), "good"),
@@ -175,7 +175,7 @@ def files_version() -> str:
 
 
 def html(template: str, context: dict[str, Any]) -> bytes:
-    """The bytes of a page. What UTF-8 can't write, as a lone surrogate in a header, becomes a question mark."""
+    """The bytes of a page. A lone surrogate, which UTF-8 can't encode, becomes a question mark."""
     return environment().get_template(f"{template}.html").render(context).encode(errors="replace")
 
 
@@ -183,7 +183,7 @@ def html(template: str, context: dict[str, Any]) -> bytes:
 
 
 def number(value: float | None) -> str:
-    """A number with thin separators; a dash for what is not known."""
+    """A number with thin separators; a dash for None."""
     return NOTHING if value is None else f"{value:,}".replace(",", "\u202f")
 
 
@@ -193,7 +193,7 @@ def moment_of(seconds: float) -> datetime:
 
 
 def picked(text: str, zone: tzinfo) -> datetime | None:
-    """The moment that was picked, in the zone, which is also that of a text without one; None for nothing."""
+    """The moment that a person picked, in ``zone``, also assumed for a text without one; None for no moment."""
     try:
         found = datetime.fromisoformat(text.strip())
         return (found if found.tzinfo else found.replace(tzinfo=zone)).astimezone(zone)
@@ -202,7 +202,7 @@ def picked(text: str, zone: tzinfo) -> datetime | None:
 
 
 def clock(moment: Any, form: str = "") -> str:
-    """A moment for a page: in UTC; scripts show it in the reader's time zone."""
+    """A moment for a page, in UTC; a script shows it in the reader's time zone."""
     return NOTHING if moment is None else moment.strftime(FORMS[form])
 
 
@@ -216,7 +216,7 @@ def shown(value: float | None, kind: str) -> str:
 
 
 def state_name(state: str) -> str:
-    """A run's state in a person's words. Nothing is lost with a worker that died: its message is released."""
+    """A run's state in a person's words. LOST would mislead: the message of a dead worker's task is released."""
     return "worker died" if state == LOST else state.lower()
 
 
@@ -245,10 +245,10 @@ class NotThere(Exception):
 
 @dataclass(slots=True)
 class Visit:
-    """``fields``: of the form that was sent. ``form_token``: what a form of this page repeats, as ``form_field``.
+    """``fields``: the sent form's fields. ``form_token``: the value that this page's forms repeat, as ``form_field``.
 
-    ``notice``: a line from the page before, and ``said``: one for the next page. ``zone``: of moments that name none.
-    ``around``: links to the site that the pages are a part of, by label; ``log_of``: where its log of a queue is.
+    ``notice``: a line from the previous page; ``said``: a line for the next one. ``zone``: that of moments which name
+    none. ``around``: links into the surrounding site, by label; ``log_of``: the address of its log of a queue.
     """
 
     request: Request
@@ -271,7 +271,7 @@ class Visit:
 
     @property
     def is_part(self) -> bool:
-        """Whether a script asked, for a part of a page that is shown already."""
+        """Whether a script asked for a part of a page that the browser shows already."""
         return self.request.headers.get("hx-request") == "true"
 
     @property
@@ -293,7 +293,7 @@ class Visit:
         return query.get(name, default)
 
     def asked_arguments(self) -> str:
-        """The arguments that are searched for; "" for none. Raises ``NotThere`` for a user who may not see them."""
+        """The arguments to search for; "" for none. Raises ``NotThere`` if the user may not see arguments."""
         asked = self.asked("arguments").strip()
         if asked and not self.may_see_bodies:
             raise NotThere("Arguments are hidden here, so there is no search for them.")
@@ -352,7 +352,7 @@ class Visit:
         answer.delete_cookie(cookie_name(name, self.settings.token), path=self.cookie_path)
 
     def keep(self, answer: Response, name: str, value: str, seconds: int | None) -> None:
-        """Set a cookie that only this dashboard's own pages send, and no script reads."""
+        """Set a cookie that is sent to this dashboard's pages only, and that no script can read."""
         answer.set_cookie(
             cookie_name(name, self.settings.token),
             value,
@@ -365,7 +365,7 @@ class Visit:
 
 
 def known(names: Iterable[str]) -> list[str]:
-    """The choices that an input takes as they are."""
+    """Names as choices of an input, without those that an input would change."""
     return sorted({each for each in names if each and each.isprintable()})
 
 

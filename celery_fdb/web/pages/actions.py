@@ -1,9 +1,8 @@
-"""``/act``: an action is asked for, shown as a question with its form, and done when the question comes back confirmed.
+"""``/act``: a person asks for an action, sees a question with its form, and confirms it; then the action runs.
 
-The question is a page with an address of its own, to which the form that asks for it leads: going back, reloading and
-bookmarks work on it. What takes nothing away and is undone by one click is done at once. The audit tells who did it,
-before and after. An action on very many messages is done in parts, one a request: the page goes on by itself, and a
-person may stop there.
+The question is a page with an address of its own, so that going back, reloading and bookmarks work. An action that
+destroys nothing and is undone by one click runs at once. The audit records who did it, before and after. An action on
+very many messages runs in parts, one for each request: the page goes on by itself, and a person may stop it.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from kombu_fdb.model import Spot
 
 #: The most messages that one action may be asked for.
 MOST_SELECTED = 500
-#: Which part of a page's time an action may take; then it ends, and says how far it is.
+#: The share of a page's time that an action may take; then it ends, and says how far it is.
 SHARE = 0.4
 AT_ONCE = frozenset({"pause", "resume", "schedule_pause", "schedule_resume"})
-#: Characters of a question's address: servers refuse longer ones. Such a question has no address of its own.
+#: The longest address of a question, as servers refuse longer ones; a longer question has no address of its own.
 LONGEST_ADDRESS = 4_000
 #: The field of an address with the selected messages, packed.
 PACKED = "packed"
 
 
 def act(visit: Visit, broker: Broker) -> Response:
-    """Ask, and when the answer is yes, act."""
+    """Show the question or, once it is confirmed, do the action."""
     action = ACTIONS.get(visit.sent("action"))
     if action is None:
         raise NotThere("There is no such action. Nothing was changed.")
@@ -119,7 +118,7 @@ def _ask(visit: Visit, broker: Broker, action: Action, asked: Request, error: st
 
 
 def _choices(visit: Visit, broker: Broker, kind: str) -> list[str]:
-    """The names that an input takes as they are: others would become those of other queues."""
+    """The names to choose from. Names that an input would change are left out: they would become other names."""
     if kind == "task":
         return visit.tasks()
     return sorted(each for each in broker.queues() if each.isprintable())[:MOST_SHOWN]

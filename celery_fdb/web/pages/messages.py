@@ -1,8 +1,6 @@
-"""``/messages`` and ``/dead``: a queue's messages, and dead letters by what they died of.
+"""``/messages``, ``/message``, ``/dead``, ``/causes``: a queue's messages, one of them, and dead letters by cause.
 
-``/messages`` and ``/message``: what stands in a queue, and one message.
-
-A message is named by where it stands (:class:`~kombu_fdb.model.Spot`), so each page costs the same in a queue of any
+A message is named by its place (:class:`~kombu_fdb.model.Spot`), so each page costs the same in a queue of any
 length; a search looks at a bounded number of messages and says how far it came.
 """
 
@@ -41,7 +39,7 @@ LONGEST_BODY = 100_000
 
 
 def messages(visit: Visit, broker: Broker) -> Response:
-    """A queue's messages of one state that a filter lets pass."""
+    """A queue's messages in one state that match the filter."""
     name, state = visit.asked("queue"), _state(visit)
     reverse, wanted = visit.asked("order") == "newest", wanted_of(visit)
     size = visit.settings.page_size
@@ -98,8 +96,8 @@ def message(visit: Visit, broker: Broker) -> Response:
 def offered(queue: str, rows: Sequence[MessageView]) -> list[Action]:
     """The actions for selected messages, all in one state.
 
-    Dead letters are replayed and discarded, wherever a dead-letter exchange has put them; others are cancelled, or due
-    at another moment unless a worker holds them.
+    Dead letters can be replayed and discarded, wherever a dead-letter exchange has put them. Other messages can be
+    cancelled and, unless a worker holds them, rescheduled.
     """
     states = {row.message.state for row in rows}
     if queue.endswith(DEAD_SUFFIX) and states <= {"ready"}:
@@ -118,7 +116,7 @@ def _offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Action]:
 
 
 def wanted_of(visit: Visit) -> Filter:
-    """The filter of an address; empty fields do not matter. Raises ``NotThere``."""
+    """The filter in the address, without its empty fields. Raises ``NotThere``."""
     given = {name: value for name in FIELDS if (value := visit.request.query_params.get(name))}
     visit.asked_arguments()
     return Filter.of(given, visit.zone)

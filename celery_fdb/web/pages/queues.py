@@ -1,4 +1,4 @@
-"""``/``, ``/queues``, ``/queue`` and ``/keys``: how the broker is, all queues, one of them, and its keys by name."""
+"""``/``, ``/queues``, ``/queue`` and ``/keys``: the broker's overview, all queues, one queue, and its keys by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kombu_fdb.primitives.masking import masked
 TOP = 12
 #: The most keys on a queue's own page; all are on the page of keys.
 TOP_KEYS = 20
-#: What is counted of a queue, in words.
+#: The events that are counted in a queue, in words.
 TOTALS = {
     "published": "published",
     "claimed": "delivered to workers",
@@ -48,7 +48,7 @@ def overview(visit: Visit, broker: Broker) -> Response:
 
 
 def queues(visit: Visit, broker: Broker) -> Response:
-    """All queues; those of replies and remote control only if they are asked for."""
+    """All queues; Celery's own, for replies and remote control, only on request."""
     seen = look(broker)
     shows_all = bool(visit.asked("all"))
     name = visit.asked("q").casefold()

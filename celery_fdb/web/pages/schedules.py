@@ -1,8 +1,8 @@
 """``/schedules``: the entries of beat's schedule, with when each ran last and runs next.
 
-They have two sources: what a beat that runs ``celery_fdb.beat.Scheduler`` reports to the store, and, with an app, its
-configuration. The last run of an entry that no beat has reported is that of its task in the history, whatever has
-published it; the next one is computed from it as beat would. The runs after the next one are computed from the app's
+Entries have two sources: the reports of a beat that runs ``celery_fdb.beat.Scheduler`` and, with an app, the app's
+configuration. The last run of an entry that no beat has reported is the last run of its task in the history, whether or
+not beat published it; the next run is computed from it as beat would. Later runs are computed from the app's
 configuration, if beat reports the same timing.
 """
 
@@ -37,11 +37,11 @@ LastRun = Callable[[str], RunView | None]
 
 
 class ScheduleView(NamedTuple):
-    """``timing``: as Celery writes it. ``problem``: why there is no more to say of the entry.
+    """``timing``: as Celery writes it. ``problem``: why nothing else is known of the entry.
 
-    ``last``: when beat published it last, ``run``: the last run of its task in the history. ``heard``: when a beat
-    reported it last. ``following``: its next runs, in the zone of its schedule. ``state``: what it means: *beat* has
-    it, beat is *silent*, it is *gone* from beat's schedule, or it is *configured* and no beat has reported it.
+    ``last``: when beat published it last; ``run``: the last run of its task in the history. ``heard``: when a beat
+    reported it last. ``following``: its next runs, in the zone of its schedule. ``state``: *beat* has it, beat is
+    *silent*, it is *gone* from beat's schedule, or it is *configured* and no beat has reported it.
     """
 
     name: str
@@ -89,14 +89,14 @@ def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[ScheduleV
 
 
 def _acted_on(row: ScheduleView, *, paused: bool, configured: bool) -> ScheduleView:
-    """With what can be done to it: a beat that obeys pauses has to have reported it, or the app to say what it is."""
+    """The row with its actions. To pause it, a beat must have reported it; to run it, the app must configure it."""
     pausing = ["schedule_resume"] if paused else ["schedule_pause"] if row.state in {"beat", "silent"} else []
     actions = named(*pausing, *(["schedule_run"] if configured and not row.problem else []))
     return row._replace(paused=paused, actions=actions, following=() if paused else row.following)
 
 
 def _last_runs(broker: Broker) -> LastRun:
-    """Finds the last run of a task. Each is read once, of :data:`MOST_TASKS` tasks."""
+    """A function that finds the last run of a task. It reads each task once, and no more than :data:`MOST_TASKS`."""
     known: dict[str, RunView | None] = {}
 
     def last(task: str) -> RunView | None:
@@ -115,7 +115,7 @@ def _last_runs(broker: Broker) -> LastRun:
 
 
 def _timing(app: Celery | None, report: EntryReport, written: Any) -> Any:
-    """The timing as the app configures it, if that is what beat reports; else None."""
+    """The timing in the app's configuration, if beat reports the same; else None."""
     try:
         timing = None if written is None else entry_of(app, report.name, written).schedule
         return timing if timing is not None and report.has(timing) else None
@@ -124,7 +124,7 @@ def _timing(app: Celery | None, report: EntryReport, written: Any) -> Any:
 
 
 def _reported_row(report: EntryReport, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> ScheduleView:
-    """The view of a reported entry. ``gone``: it is gone if no beat reports it any more; else beat is silent."""
+    """The row of a reported entry. ``gone``: whether an entry without a recent report is gone; else beat is silent."""
     state = "beat" if _is_heard(report, now) else "gone" if gone else "silent"
     last, first = (None if each is None else moment(each) for each in (report.last_ms, report.next_ms))
     following = _from(timing, first) if state == "beat" else []
@@ -178,7 +178,7 @@ def _after(timing: Any, last: datetime) -> datetime | None:
 
 
 def _from(timing: Any, first: datetime | None) -> list[datetime]:
-    """The first run and those behind it, in the schedule's zone; only the first, in UTC, if the timing is unknown."""
+    """The first run and later ones, in the schedule's zone; only the first, in UTC, if the timing is unknown."""
     found = [] if first is None else [first.astimezone(UTC)]
     try:
         while timing is not None and found and len(found) < MOST_FOLLOWING:

@@ -1,7 +1,7 @@
 """What ran: ``/tasks``, ``/runs``, ``/task``, ``/workflows`` and ``/workflow``.
 
-That is numbers by task, the runs, one task's whole life, the workflows, and the shape of one with its tasks on a line
-of time. They need the history (``celery_fdb.install(app, history=True)``), and say so where there is none.
+These pages show the numbers of each task, the runs, one task's whole life, the workflows, and one workflow as a tree
+along a time line. They need the history (``celery_fdb.install(app, history=True)``), and say so if there is none.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def runs(visit: Visit, broker: Broker) -> Response:
 
 
 def task(visit: Visit, broker: Broker) -> Response:
-    """Where its messages are, its runs, and what became of it; without an id, the way to one.
+    """One task: where its messages are, its runs, and its result; without an id, a form that asks for one.
 
-    The id of a session leads to it, as does its beginning in which the command line shows it.
+    The id of a session, or its beginning as the command line shows it, leads to the page of sessions.
     """
     task_id = visit.asked("id").strip()
     life = _life(visit, broker, task_id) if task_id else None
@@ -95,7 +95,7 @@ def task(visit: Visit, broker: Broker) -> Response:
 
 
 def _offered_on_task(state: str) -> list[Action]:
-    """The actions on a task. ``state``: of its newest run or message; there are none for a task that has ended."""
+    """The actions on a task: none if it has ended. ``state``: that of its newest run or message."""
     if state in {*READY_STATES, LOST, "dead", IGNORED, REJECTED}:
         return []
     return named("task_revoke", *(["task_terminate"] if state in {ACTIVE, "leased"} else []))
@@ -113,7 +113,7 @@ def _life(visit: Visit, broker: Broker, task_id: str) -> Timeline | None:
 
 #: Levels of a tree that are drawn.
 DEEPEST = 60
-#: Parts of a group that are shown; of more, those that are not done, and the others behind a click.
+#: Parts of a group that are shown at once. A larger group shows parts that are not done; the others need a click.
 MOST_PARTS = 10
 #: Steps of a workflow that are drawn.
 MOST_DRAWN = 500
@@ -125,9 +125,9 @@ WIDTH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A node as it is drawn. ``bar``: where it begins on the line of time, and how long it is there.
+    """A node as it is drawn. ``bar``: its place on the time line and its length there.
 
-    ``hidden``: parts behind a click.
+    ``hidden``: parts that are shown after a click.
     """
 
     node: Node
@@ -137,7 +137,7 @@ class Branch:
 
 
 def workflows(visit: Visit, broker: Broker) -> Response:
-    """The workflows: first those that go on, then the newest."""
+    """The workflows: first those that are running, then the newest."""
     given = {name: visit.asked(name)[:LONGEST] for name in WORKFLOW_FILTERS if visit.asked(name)}
     ended = Filter.of({name: given[name] for name in ("since", "until") if name in given}, visit.zone)
     wanted = Wanted(
@@ -176,7 +176,7 @@ def workflow(visit: Visit, broker: Broker) -> Response:
 
 
 def _drawn(found: Workflow, now_s: float) -> list[Branch]:
-    """The branches to draw, within a page's depth and number; what has failed comes before all others."""
+    """The branches to draw, within the limits of depth and number. Failed branches have precedence."""
     nodes = [each for root in found.roots for each in root.below()]
     #: By node: 0 if the node or a part of it has failed, 2 if all is done.
     urgency: dict[int, int] = {}

@@ -1,10 +1,9 @@
 """``/workers`` and ``/sessions``: the running workers, and the consumer processes.
 
-``/workers``: what the running workers report of themselves through Celery's remote control.
-
-They have :data:`TIMEOUT_S` to answer: one that is still starting, or frozen, is missing here, while its session is on
-the page of sessions. All workers hear each question, so it is asked once for all
-visitors who open the page within :data:`FRESH_S`, and in a thread of its own: a reload lets no other page wait.
+``/workers`` shows what the running workers answer through Celery's remote control. They have :data:`TIMEOUT_S` to
+answer. A worker that is still starting, or frozen, is missing there, but its session is on the page of sessions. A
+question reaches all workers, so it is asked once for all visitors who open the page within :data:`FRESH_S`. It is asked
+in a thread of its own, so that no other page waits for the answers.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ def sessions(visit: Visit, broker: Broker) -> Response:
 
 
 def row_of(view: SessionView, age_s: float | None) -> dict[str, Any]:
-    """A session as the page shows it, ``age_s`` after it was heard.
+    """A session as the page shows it. ``age_s``: seconds since its last heartbeat.
 
-    ``worker``: the name of Celery's worker, which has a queue of its own for remote control; "" of other processes.
+    ``worker``: the name of the Celery worker, known by its queue for remote control; "" for other processes.
     """
     return {
         "view": view,
@@ -54,7 +53,7 @@ def row_of(view: SessionView, age_s: float | None) -> dict[str, Any]:
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
-#: Seconds for all answers to one question; there are three.
+#: Seconds to wait for the answers to each of the three questions.
 TIMEOUT_S = 1.0
 #: For how many seconds an answer is shown again.
 FRESH_S = 2.0
@@ -62,10 +61,10 @@ FRESH_S = 2.0
 
 @dataclass(slots=True)
 class Worker:
-    """``ran``: tasks since it has started. ``queues``: from which it takes them.
+    """``ran``: how many tasks it has run since its start. ``queues``: where it takes tasks from.
 
-    ``active``: the tasks that run now, each with its ``id``, its name and for how many ``seconds``; None if the worker
-    did not say.
+    ``active``: the tasks that run now, each with its ``id``, its name as ``task``, and for how many ``seconds``, None
+    if the worker did not say.
     """
 
     name: str
@@ -88,7 +87,7 @@ class Workers:
         self._fresh_until: float | None = None
 
     def page(self, visit: Visit, broker: Broker) -> Response:
-        del broker  # the app has its own way there
+        del broker  # remote control uses the app's own connection
         app, clock = visit.settings.app, visit.settings.clock
         with self._lock:
             if app is not None and (self._fresh_until is None or clock.monotonic() > self._fresh_until):
@@ -98,7 +97,7 @@ class Workers:
         return visit.page("workers", workers=found, offered=_offered)
 
 
-#: Pools whose size can be changed while they run, and those that hold tasks to both time limits.
+#: Pools that can be resized while they run, and pools that enforce both time limits.
 RESIZABLE = frozenset({"prefork", "gevent", "eventlet"})
 LIMITING = frozenset({"prefork"})
 
@@ -123,7 +122,7 @@ def _ask(control: Control) -> tuple[dict[Any, Any], ...]:
 
 
 def worker_of(name: str, stats: Any, active: Any, queues: Any, now_s: float) -> Worker:
-    """A worker, from its answers, which may be anything."""
+    """A worker, from its answers, which may have any shape."""
     worker = Worker(name)
     if isinstance(stats, Mapping):
         pool = stats.get("pool")
