@@ -1,7 +1,7 @@
 """``celery -A proj fdb COMMAND`` and ``python -m celery_fdb --broker URL COMMAND``.
 
-Celery imports this at every start, also of a worker: so each command is imported when it is called, and nothing in
-one of them can break ``celery`` itself.
+Celery imports this module at every start, even of a worker. So a command's module is imported only when the command is
+called, and an error in it can't break ``celery`` itself.
 
 Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 3 the store can't be reached. ``--json`` of each command
 prints one document.
@@ -20,10 +20,10 @@ __all__ = ["LazyGroup", "fdb", "json_object"]
 
 
 class LazyGroup(DYMGroup):
-    """A group whose commands stand in other modules, which are imported when they are needed."""
+    """A group that imports the module of a command when the command is called."""
 
     def __init__(self, *arguments: Any, homes: dict[str, str] | None = None, **settings: Any) -> None:
-        """``homes``: the module of each command, in this package; there it has its own name, or an underscore more."""
+        """``homes``: by command, its module in this package, which names it so, or with an underscore behind."""
         super().__init__(*arguments, **settings)
         self.homes = homes or {}
 

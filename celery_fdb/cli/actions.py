@@ -1,4 +1,4 @@
-"""What the pages do, from a terminal: their search, limits, and actions of their catalogue with the same questions."""
+"""Commands for what pages do: search, limits, and the actions of ``operations/actions.py`` with the same questions."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def reschedule(invocation: Invocation, *, task_id: str, due: str) -> Answer:
 
 
 def _each(invocation: Invocation, task_id: str, name: str, states: tuple[str, ...], **fields: str) -> Answer:
-    """Do the action to each message of the task; one that is refused stays, and the others are changed all the same.
+    """Do the action to each message of the task. A refusal for one message does not stop the others.
 
-    Raises ``Refused`` if the task has no message in such a state, and the error if each is refused.
+    Raises ``Refused`` if the task has no message in one of the states, and the error if every message is refused.
     """
     found = [
         each

@@ -1,9 +1,9 @@
 """Connections of the dashboard's server: none keeps its place by sending half a request, or by reading nothing.
 
 uvicorn waits for the rest of a request's head, and for a full socket, as long as the client stays, and takes
-connections until the process has no files left. Here a client has :data:`HEAD_S` for each head and :data:`READ_S` to
-read what fills its socket, and one that comes when :data:`MOST_CONNECTIONS` are open gets a 503. How long a body may
-take, the pages say (``web/page.py``).
+connections until the process has no files left. Here a client has :data:`HEAD_S` to send
+each head and :data:`READ_S` to empty a full socket. While :data:`MOST_CONNECTIONS` are open, a further client gets a
+503. ``web/page.py`` limits how long a body may take.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``dead list|show|causes|replay|edit|discard``: what failed for good, and why; bring it back, or let it go."""
+"""``dead list|show|causes|replay|edit|discard``: show dead letters and their causes; replay or discard them."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def discard(
 
 
 def _asked(letters: DeadLetters, wanted: list[dict[str, Any]], question: str, *, yes: bool) -> list[Asked]:
-    """Ask. Returns what the question is about. Raises ``click.Abort``; ``AskedAnew`` if some are gone by the answer."""
+    """Ask. Returns what the question is about. Raises ``click.Abort``; ``AskedAnew`` if letters are gone by then."""
     asked = _about(letters, wanted)
     if not yes:
         click.confirm(question, abort=True, err=True)
@@ -219,7 +219,7 @@ def _about(letters: DeadLetters, wanted: list[dict[str, Any]]) -> list[Asked]:
 
 
 def _discard(letters: DeadLetters, mark: bytes | None, conditions: dict[str, Any]) -> int:
-    """Discard letters that had died by the mark: those that die while the question stands stay."""
+    """Discard the letters that had died by the mark, and none that died while the question was open."""
     count = 0
     while mark:
         part = letters.discard_part(mark, **conditions)

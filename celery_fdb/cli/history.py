@@ -18,7 +18,7 @@ from celery_fdb.inspection.time_formats import age, moment, took
 from kombu_fdb import Broker
 from kombu_fdb.primitives.clock import SystemClock
 
-#: Pages that one call reads at most: each reads a bounded number of rows.
+#: The most pages that one call reads; each page reads a bounded number of rows.
 PAGES = 20
 SECONDS = "SECONDS"
 
@@ -63,7 +63,7 @@ def history(
 
 
 def _page(broker: Broker, wanted: Wanted, limit: int, after: str | None) -> RunsPage:
-    """A page of ``limit`` runs, out of several pages, but not without end: rare runs may be far apart."""
+    """A page of ``limit`` runs, collected from several pages, whose number is bounded: rare runs may be far apart."""
     runs: list[RunView] = []
     for _ in range(PAGES):
         page = page_of_runs(broker, wanted, limit=limit - len(runs), cursor=after)

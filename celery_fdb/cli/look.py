@@ -1,4 +1,4 @@
-"""Commands that look: ``status``, ``queues``, ``keys``, ``sessions``, and ``top``, which looks again and again."""
+"""Commands that show numbers: ``status``, ``queues``, ``keys``, ``sessions``, and ``top``, which refreshes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kombu_fdb.primitives.plural import plural
 
 
 ENDED = "ended, its messages are being released"
-#: The key's name in tables for messages without one.
+#: What tables show instead of a key for messages without one.
 NO_KEY = "(no key)"
 #: The columns of speeds, and the event of each.
 RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growth"}
@@ -61,7 +61,7 @@ def summary(overview: Overview) -> list[str]:
 
 
 def queue_table(views: list[QueueView], speeds: dict[str, dict[str, float]] | None = None) -> Table:
-    """The table of queues. ``speeds``: those of ``Overview.rates``, if there were two looks."""
+    """The table of queues. ``speeds``: from ``Overview.rates``; None for a table without them."""
     speed = "" if speeds is None else "".join(f" >{name}" for name in RATES)
     return table(
         f"queue >ready >delayed >leased >dead >oldest >consumers{speed} note",
@@ -160,7 +160,7 @@ def sessions(invocation: Invocation) -> Answer:
 
 
 def session_table(views: list[SessionView], quiet_s: Mapping[str, float | None]) -> Table:
-    """The table of sessions. ``quiet_s``: how long ago each was heard."""
+    """The table of sessions. ``quiet_s``: by session, the seconds since its last heartbeat."""
     return table(
         "session host >pid program >leased >ttl >heard state queues",
         [
@@ -175,7 +175,7 @@ def session_table(views: list[SessionView], quiet_s: Mapping[str, float | None])
 
 
 def _heard(view: SessionView, quiet_s: float | None) -> tuple[str, str]:
-    """How long ago a session was heard, and what that means."""
+    """The time since a session's last heartbeat, and the session's state."""
     state = view.state(quiet_s)
     return age(quiet_s) + " ago" * (quiet_s is not None), ENDED if state == "ended" else state
 
@@ -219,7 +219,7 @@ def _watch(invocation: Invocation, looks: Iterator[Look]) -> None:
 
 def _looks(invocation: Invocation, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
     before = None
-    #: By session: its beat, and when that was seen first, by our own clock.
+    #: By session: its beat, and when this process first saw it.
     seen: dict[str, tuple[str, float]] = {}
     pause = threading.Event()
     for looks in count(1):

@@ -1,4 +1,4 @@
-"""``peek``, ``find``, ``cancel`` and ``move``: single messages, and those of a queue."""
+"""``peek``, ``find``, ``cancel`` and ``move``: commands on the messages of a queue or a task."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def cannot_listen(address: str, port: int, error: OSError) -> Refused:
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
-#: Seconds in which a client has to send something; scrapes at a time. A further scrape ends the oldest.
+#: Seconds that a client has to send something, and the most scrapes at a time. A further scrape ends the oldest.
 TIMEOUT_S = 10.0
 MOST_SCRAPES = 50
 MISDIRECTED = b"These metrics are not known by that name: ask for http://127.0.0.1.\n"
@@ -96,11 +96,11 @@ class _Handler(WSGIRequestHandler):
     timeout = TIMEOUT_S
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: each scrape would be a line."""
+        """Log nothing: each scrape would log a line."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Serves scrapes. Clients with half a request hold a thread and a file each: no more than :data:`MOST_SCRAPES`."""
+    """Serves :data:`MOST_SCRAPES` scrapes at a time: a client that sends half a request holds a thread and a file."""
 
     daemon_threads = True
 
@@ -123,7 +123,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log no error for a client that has gone, or sends nothing."""
+        """Log no error if the client has gone, or sends nothing."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -142,7 +142,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _guarded(app: Any, *, is_local: bool) -> Any:
-    """The application, on loopback only for requests by a name of this machine: a browser may have been led here."""
+    """The application. On loopback it refuses foreign host names, against DNS rebinding of a browser."""
 
     def guarded(environ: dict[str, Any], start_response: Any) -> Any:
         if is_local and not is_ours(environ.get("HTTP_HOST", ""), LOOPBACK):
@@ -169,7 +169,7 @@ def _on_the_end(end: Callable[[], None]) -> None:
 
 
 VARIABLE = "CELERY_FDB_WEB_TOKEN"
-#: Seconds that pages have to end when the server is stopped: live ones would go on.
+#: Seconds for pages to end when the server stops; live pages would go on.
 GRACE_S = 1
 #: Connections that the system accepts before the server takes the first of them.
 BACKLOG = 64
@@ -237,7 +237,7 @@ def _application(invocation: Invocation, given: dict[str, Any], token: str | Non
         raise Refused("the dashboard's libraries are not installed", missing=error.name, fix=fix) from error
     url, options = invocation.where.resolve()
     named = (given["address"], socket.gethostname(), *given["allow_host"])
-    # Without a token, a foreign site whose name is made to lead here would be let in as a visitor.
+    # Without a token, a foreign site whose name points here would be let in as a visitor.
     checked = is_local or token is None or bool(given["allow_host"])
     return dashboard(
         url,
@@ -279,6 +279,6 @@ def _serve(application: Any, listener: socket.socket, given: dict[str, Any]) -> 
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"serving http://{shown}:{port}/{' (read-only)' if not given['write'] else ''}", err=True)
-    # uvicorn raises the signal again when all has ended, which would kill this process before its connections close.
+    # At its end uvicorn raises the signal again, which would kill this process before its connections are closed.
     _on_the_end(lambda: None)
     uvicorn.Server(config).run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""The terminal: what options take, tables, errors, questions and progress."""
+"""The terminal: how commands are made, read options, and print tables, JSON, errors and progress."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
-#: Columns when the output is no terminal, whatever $COLUMNS says: no line that a program reads is broken.
+#: Columns if the output is not a terminal, whatever $COLUMNS says: lines that a program reads must not be wrapped.
 MOST_COLUMNS = 10_000
 #: ``user:password@`` in an error's text; the advice ``description:id@host`` stays readable.
 SECRET = re.compile(r"(?<=:)(?!(?<=description:)id@)[^:@/\s]+(?=@)")
 
 
 class Answer(NamedTuple):
-    """``document``: printed for --json; ``shown``: for people. ``ok``: False ends the command with exit code 1."""
+    """``document``: printed with --json; ``shown``: printed for people. ``ok``: False makes the exit code 1."""
 
     document: Any
     shown: Sequence[RenderableType] = ()
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
 
 class Refused(KombuFDBError):
-    """What was asked for was not done, and nothing was changed."""
+    """The command refused, and changed nothing."""
 
     text = "refused"
 
@@ -56,7 +56,7 @@ class Invocation:
 
     @functools.cached_property
     def console(self) -> Console:
-        """Standard output, which takes all text as it is: nothing stored in a queue is markup."""
+        """Standard output, without markup: text that is stored in a queue is printed as it is."""
         return _console(self.where, stderr=False)
 
     @functools.cached_property
@@ -66,13 +66,13 @@ class Invocation:
 
     @property
     def broker(self) -> Broker:
-        """Opened when first asked for. Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``."""
+        """The broker, opened at the first access. Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``."""
         if self._broker is None:
             self._broker = self.also(self.where)
         return self._broker
 
     def made(self) -> Broker:
-        """The broker, whose file is made if it is not there."""
+        """The broker, whose file is created if it does not exist."""
         if self._broker is None:
             self._broker = self._open.enter_context(self.where.open(make=True))
         return self._broker
@@ -103,7 +103,7 @@ class Invocation:
 
 
 class _Console(Console):
-    """Does not end the process with 1 where its reader has gone, as rich's own does."""
+    """A console that raises when its reader has gone; rich's own would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         raise  # noqa: PLE0704 - called where the ``BrokenPipeError`` is handled
@@ -117,7 +117,7 @@ def _console(where: Where, *, stderr: bool) -> Console:
 
 
 def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Answer | None]], click.Command]:
-    """Make a function a command: it is given the ``Invocation`` and its options. What it returns is printed."""
+    """Make a function a command. It gets the ``Invocation`` and its options, and its answer is printed."""
 
     def decorate(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
@@ -140,7 +140,7 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
 
 
 def _naming_a_broker() -> list[click.Parameter]:
-    """The group's options: people also write them behind the command."""
+    """The options that name a broker, for use behind the command, too."""
     about: list[tuple[str, dict[str, Any]]] = [
         ("--broker", {"metavar": "URL", "help": "The broker's URL, here or before the command."}),
         ("--broker-options", {"metavar": "JSON", "callback": json_object, "help": "Its options, here or before it."}),
@@ -163,7 +163,7 @@ def _run(function: Callable[..., Answer | None], invocation: Invocation, options
 
 
 def _print(invocation: Invocation, answer: Answer) -> None:
-    """Print the answer. Of a reader that has gone the exit code says nothing: what was done is done."""
+    """Print the answer. A reader that has gone does not change the exit code: the command did its work."""
     try:
         if invocation.as_json:
             invocation.print_json(answer.document)
@@ -216,9 +216,9 @@ yes_option = click.option("--yes", is_flag=True, help="Don't ask for confirmatio
 
 
 class _Table(Table):
-    """A table that does not fit into the terminal is shown row by row, each cell with its heading, and none is torn.
+    """A table that is shown row by row, each cell with its heading, if it does not fit into the terminal.
 
-    A table without rows says so.
+    So no cell is broken. A table without rows says so.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -273,5 +273,5 @@ def number(value: Any) -> str:
 
 
 def clean(text: str) -> str:
-    """The text without control characters: a queue's or a task's name must not command a user's terminal."""
+    """The text without control characters, which in a queue's or a task's name could control the terminal."""
     return "".join(each if each.isprintable() else "\ufffd" for each in text)

@@ -85,7 +85,7 @@ def import_(
 
 
 def _existing(where: Where) -> Where:
-    """The place, if there is a broker. Raises ``Refused``: an import takes nothing from a file that it makes."""
+    """The place, if there is a broker. Raises ``Refused``: to import from a missing file would create an empty one."""
     if where.absent is not None:
         raise Refused("there is no broker", path=str(where.absent.path), fix="Check the path.")
     return where

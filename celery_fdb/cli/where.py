@@ -51,11 +51,11 @@ class Where:
 
     @property
     def absent(self) -> SqliteLocation | None:
-        """Where the broker's file has to be, if it is not there. Raises ``OptionError``."""
+        """The location of the broker's file if the file does not exist, else None. Raises ``OptionError``."""
         return brokers.absent(*self.resolve())
 
     def open(self, *, make: bool = False) -> Broker:
-        """A file that is not there is made only if ``make`` says so: its path may be a typo.
+        """Open the broker. ``make``: create a file that does not exist; by default not, as its path may be a typo.
 
         Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``.
         """
@@ -64,7 +64,7 @@ class Where:
 
 
 def check_text(value: Any) -> None:
-    """Bytes of the command line that are no UTF-8 can't stand in a store. Raises ``click.UsageError``."""
+    """Check that text of the command line is UTF-8, as a store requires. Raises ``click.UsageError``."""
     if isinstance(value, tuple):
         for each in value:
             check_text(each)
