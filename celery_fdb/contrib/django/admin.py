@@ -20,7 +20,7 @@ View = Callable[..., HttpResponseBase]
 
 
 class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
-    """Permissions of an entry, and the way its pages are reached."""
+    """The permissions of an entry, and the addresses of its pages."""
 
     #: The entry's page, among the dashboard's.
     page = ""
@@ -103,7 +103,7 @@ class QueueAdmin(StoreAdmin):
         return reverse("admin:celery_fdb_queue_history", args=(name,), current_app=self.admin_site.name)
 
     def _history(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """The history of a queue, by the name that stands in the log."""
+        """The history of a queue, by the queue's name in the log."""
         return self.history_view(request, quote(name_in(object_id)))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue:
@@ -126,7 +126,7 @@ class SessionAdmin(StoreAdmin):
     page = "sessions"
 
 
-#: In an address, the queue whose name is empty, which ``quote`` leaves as it is; and a dot of a name of dots only.
+#: Spellings in an address that ``quote`` does not give: of an empty name, and of a dot in a name of dots only.
 NO_NAME, DOT = "_", "_."
 
 

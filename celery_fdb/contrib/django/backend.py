@@ -92,7 +92,7 @@ def _loaded(path: Any) -> Task[Any, Any] | None:
 
 @lru_cache(maxsize=8)
 def _load(modules: tuple[str, ...]) -> None:
-    """Load the modules, once. Raises what the project's own modules raise."""
+    """Import the modules with tasks, once. Raises what these modules raise."""
     autodiscover_modules("tasks")
     for name in modules:
         import_module(name)
@@ -225,7 +225,7 @@ def execute(
 
 
 def _task(path: Any, alias: Any) -> Task[Any, Any]:
-    """The task that a message names. Raises ``UnknownTask``: a message must not name just any function, or backend."""
+    """The task that a message names. Raises ``UnknownTask``: a message must not choose any function or backend."""
     backend = task_backends[alias] if isinstance(alias, str) and alias in task_backends.settings else None
     if not isinstance(backend, CeleryBackend):
         raise UnknownTask(f"{alias!r:.200} is not a CeleryBackend in this project's TASKS.")

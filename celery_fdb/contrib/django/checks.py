@@ -58,7 +58,7 @@ from kombu_fdb.settings.options import parse_options
 from kombu_fdb.transport.worker import without_effect
 
 Messages = Iterator[CheckMessage]
-#: Whose store is checked, as the messages begin.
+#: How a message names the store that was checked.
 BROKER, RESULT_BACKEND = "The broker", "The result backend"
 _UNSAFE = frozenset({"pickle", "application/x-python-serialize", "yaml", "application/x-yaml"})
 #: Whether these checks are loading an app's tasks.
@@ -66,7 +66,7 @@ _loading = ContextVar("loading", default=False)
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """``CELERY_FDB`` and what it names."""
+    """Check ``CELERY_FDB``, and the app and broker that it names."""
     return _read()[2]
 
 
@@ -280,7 +280,7 @@ def _read() -> tuple[conf.DjangoSettings | None, dict[str, Location], list[Check
 
 
 def _told(kind: type[Error | Warning], error: KombuFDBError, number: str, *, whose: str = "") -> CheckMessage:
-    """The check's message: what happened, and the next step."""
+    """A check's message for an error: what happened, and the next step."""
     fix = str(error.attributes.get("fix") or "")
     text = str(error).removesuffix(fix).rstrip(". ")
     text = f"{whose}: {text}" if whose else text

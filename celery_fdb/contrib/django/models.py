@@ -73,10 +73,10 @@ class Session(models.Model):
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-#: What UTF-8 can't write (lone surrogates) and PostgreSQL can't store (NUL).
+#: Characters that UTF-8 can't encode (lone surrogates), or PostgreSQL can't store (NUL).
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 
 
 def fit(text: str) -> str:
-    """Text from the store for Django's database: each such character becomes U+FFFD, so that it is seen."""
+    """Text from the store, for Django's database: each of these characters becomes a visible U+FFFD."""
     return _UNFIT.sub("\ufffd", text)

@@ -129,7 +129,7 @@ def _settings() -> DashboardSettings:
 
 
 def _audit(request: HttpRequest) -> Audit:
-    """The admin's log; without the admin there is none, and the audit is only logged."""
+    """Record actions in the admin's log or, without the admin, in the log ``celery_fdb.audit``."""
     if not apps.is_installed("django.contrib.admin"):
         return log_audit(str(request.user.get_username()))
     # Log entries can be imported only where the admin is installed.
@@ -156,12 +156,12 @@ def _audit(request: HttpRequest) -> Audit:
 
 
 def _zone() -> tzinfo:
-    """The time zone in which moments without a zone are meant."""
+    """The time zone of moments that name none."""
     return timezone.get_current_timezone() if django_settings.USE_TZ else timezone.get_default_timezone()
 
 
 def _djangos(made: Response) -> HttpResponse:
-    """The page as Django's response, without its cookies: the session is Django's."""
+    """The page as a Django response. It has no cookies: the session is Django's."""
     answered = (
         HttpResponseRedirect(made.headers["location"])
         if "location" in made.headers

@@ -21,7 +21,7 @@ from celery_fdb.contrib.django import conf
 
 @shared_task(bind=True, name=conf.RUN, acks_late=True, typing=False)
 def run(self: Task, path: str, args: list[Any], kwargs: dict[str, Any], alias: str, enqueued_at: str) -> dict[str, Any]:
-    """Returns what ``backend.py`` makes a result of. Raises what the task raises, so that Celery knows it failed.
+    """Run a Django task. Returns what ``backend.py`` reads a result from. Raises what the task raises.
 
     Raises ``Reject`` for a task that is not registered.
     """

@@ -369,7 +369,7 @@ def written(signature: Signature, now_ms: int) -> str:
 
 
 def _anchor(signature: dict[str, Any], now: datetime) -> None:
-    """In a canvas, anchor also what is published with it, but not what workers publish later."""
+    """Turn delays into moments, also in the parts of a canvas that are published now; workers publish the others."""
     options = signature.get("options") or {}
     if (countdown := options.pop("countdown", None)) is not None:
         options["eta"] = now + timedelta(seconds=countdown)
@@ -389,7 +389,7 @@ def _first_parts(signature: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def send(app: Celery, rows: Iterable[ClaimedRow]) -> None:
-    """Publish in as few transactions as there can be: none, if building a message fails.
+    """Publish the rows in as few transactions as possible; in none if building a message fails.
 
     Raises whatever building and publishing raise; :func:`is_brokers` tells them apart.
     """
@@ -413,7 +413,7 @@ def _signature(app: Celery, row: ClaimedRow) -> Signature:
 
 
 def is_brokers(app: Celery, error: BaseException) -> bool:
-    """Whether the error says that the broker did not answer, which is no row's fault."""
+    """Whether the error means that the broker did not answer, so that no row is at fault."""
     with app.connection_for_write() as connection:
         kinds = (OperationalError, *connection.recoverable_connection_errors)
     return isinstance(error, kinds) or isinstance(error.__cause__, kinds)

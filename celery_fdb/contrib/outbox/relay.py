@@ -36,7 +36,7 @@ FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class Relay:
-    """``interval``: seconds between two looks at an empty outbox. ``limit``: rows of one batch."""
+    """Publishes the rows of an outbox. ``interval``: seconds between looks at an empty one. ``limit``: rows a batch."""
 
     def __init__(self, outbox: Outbox, *, interval: float = 1.0, limit: int = 100) -> None:
         self._outbox = outbox
@@ -71,7 +71,7 @@ class Relay:
         return OK
 
     def run_once(self) -> int:
-        """Publish what is due. Returns the exit code: 1 if there are rows that could not be published."""
+        """Publish the rows that are due. Returns the exit code: 1 if some rows could not be published."""
         try:
             with self._outbox.opened() as table:
                 while table.has_due():

@@ -70,7 +70,7 @@ class DjangoOutbox(Outbox):
         return found
 
     def publish_committed(self) -> None:
-        """Publish the rows. Raises nothing: the commit is done, and a relay publishes what this can't."""
+        """Publish the rows. Raises nothing: they are committed, and a relay publishes those that this can't."""
         ids = list(self._waiting)
         self._waiting.clear()
         if not ids or self._clock.monotonic() < self._quiet_until:
@@ -86,7 +86,7 @@ class DjangoOutbox(Outbox):
 
     @contextmanager
     def opened(self) -> Iterator[OutboxTable]:
-        """The table, through this thread's connection, which stays as it is unless it broke."""
+        """The table, through this thread's connection, which is closed only if it is broken."""
         connection = connections[self._using]
         features: Any = connection.features
         try:
