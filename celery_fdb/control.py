@@ -41,9 +41,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 REASON = "revoked"
-#: What asking the workers raises where the broker carries no question, or no answer.
-#: The process may have been taken for dead, and its queue for answers deleted; a worker may answer in a form that this
-#: app does not accept.
+#: Errors that mean that the workers could not be asked. Besides errors of the broker: this process was taken for dead,
+#: its queue for answers was deleted, or a worker answered in a format that this app does not accept.
 UNASKED: tuple[type[BaseException], ...] = (
     OperationalError,
     *CONNECTION_ERRORS,
@@ -67,11 +66,11 @@ class Control(CeleryControl):
     """``app.control``."""
 
     def cancel(self, task_id: str | Iterable[str], connection: Any = None) -> int:
-        """Delete what waits of the task (or tasks) and mark it as revoked. Returns how many messages were deleted.
+        """Delete the waiting messages of a task (or tasks), and mark it as revoked. Returns how many were deleted.
 
-        0 if it is unknown, done, or held by a worker. Raises ``kombu.exceptions.OperationalError`` if the store does
-        not answer, :class:`ResultNotRevoked` if the result backend does not after the deletion.
-        With a broker that is not ours there is nothing to delete.
+        0 if the task is unknown, done, or held by a worker, or if the broker is not ours. Raises
+        ``kombu.exceptions.OperationalError`` if the store does not answer, and :class:`ResultNotRevoked` if the result
+        backend does not answer after the deletion.
         """
         wanted = [task_id] if isinstance(task_id, str) else list(task_id)
         with self.app.connection_or_acquire(connection) as connected:
@@ -89,16 +88,16 @@ class Control(CeleryControl):
         return len(taken)
 
     def revoke(self, task_id: str | list[str], destination: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As Celery's, after :meth:`cancel`; if it is for certain workers only, the store is left alone."""
+        """Do what Celery's does, after :meth:`cancel`. With a ``destination``, nothing is cancelled in the store."""
         if destination is None:
             self.cancel(task_id, kwargs.get("connection"))
         return super().revoke(task_id, destination, *args, **kwargs)
 
 
 def ask_workers(app: Celery, question: Callable[[CeleryControl], T]) -> T:
-    """What the running workers answer to ``question``, which is asked of ``app.control``.
+    """Ask the running workers: call ``question`` with ``app.control``, and return its answer.
 
-    Raises ``StoreUnavailable`` for :data:`UNASKED`. The workers may have heard it all the same.
+    Raises ``StoreUnavailable`` for :data:`UNASKED`. The workers may have received the question all the same.
     """
     try:
         return question(app.control)
@@ -138,7 +137,7 @@ def _has_ended(app: Celery, taken: Peeked, task_id: str) -> bool:
 
 
 def _opened(taken: Peeked) -> Message | None:
-    """The message, opened; None if its bytes can't be read: it is cancelled all the same."""
+    """The message, decoded; None if it can't be, which does not prevent its cancellation."""
     try:
         opened = open_peeked(taken)
     except Exception as error:  # noqa: BLE001 - as above
@@ -154,7 +153,7 @@ def _opened(taken: Peeked) -> Message | None:
 
 
 def _request(app: Celery, message: Message, task_id: str) -> Context | None:
-    """The task's request, as result backends take it; None if its body must not, or can't, be read."""
+    """The task's request for the result backend; None if the body's content type is refused or it can't be read."""
     try:
         accept = prepare_accept_content(app.conf.accept_content)
         _args, _kwargs, embedded = loads(message.body, message.content_type, message.content_encoding, accept=accept)

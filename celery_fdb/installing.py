@@ -15,7 +15,7 @@ from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.ranges import shown
 from kombu_fdb.transport.worker import OPTIONS
 
-#: Of ``app`` itself, where something other than the default is kept.
+#: An application's default classes and ours. A class that is not the default is left as it is.
 CELERYS_CONTROL = "celery.app.control:Control"
 OUR_CONTROL = "celery_fdb.control:Control"
 CELERYS_AMQP = "celery.app.amqp:AMQP"
@@ -82,7 +82,7 @@ def _is_users(name: str, task: Task) -> bool:
 
 
 def _adopt(app: Celery) -> None:
-    """Give each task class of the app the options: a task may have another class than the app's own."""
+    """Give the options to every task class of the app, also to a class that is not the app's own."""
     if "register_task" in vars(app):
         return
     make, register = app._task_from_fun, app.register_task
@@ -102,7 +102,7 @@ def _adopt(app: Celery) -> None:
 
 @cache
 def _task_class(current: type[Task]) -> type[Task]:
-    """The class with the options behind what it does itself. With Django, Celery has a class of its own already."""
+    """The class with ``FdbTask`` as its last base. With Django, ``current`` is Celery's own class for Django."""
     if issubclass(current, FdbTask):
         return current
     if current is Task:

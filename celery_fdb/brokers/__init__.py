@@ -1,4 +1,4 @@
-"""Which broker an app has, and one broker per address and process, opened when it is first used."""
+"""The broker that an app is configured with; and a holder of one broker per process, opened at its first use."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ SET_IT = (
 
 
 def broker_of(app: Celery) -> tuple[str, dict[str, Any]]:
-    """URL and options: those that its workers consume from, where its queues are. Raises ``OptionError``."""
+    """The URL and options that the app's workers consume from. Raises ``OptionError``."""
     options = dict(app.conf.broker_transport_options or {})
     return ours(app.conf.broker_read_url or app.conf.broker_url), options
 
 
 def absent(url: str, options: dict[str, Any]) -> SqliteLocation | None:
-    """Where the broker's file has to be, if it is not there. Raises ``OptionError``."""
+    """The location of the broker's file if the file does not exist, else None. Raises ``OptionError``."""
     location = locate(parse_url(url), parse_options(options))
     return location if isinstance(location, SqliteLocation) and location.is_absent else None
 
 
 class NoBrokerYet(StoreUnavailable):
-    """Its file is not there, and its folder is, or is made with it: a typo, or a project in its first minute.
+    """The broker's file does not exist, but its folder does or would be created: a typo, or a new project.
 
-    Behind a link, the folder is that of the file that it leads to, which may be on a disk that is not mounted.
+    Of a link, the target's folder counts. A target on a disk that is not mounted has none, and is another error.
     """
 
     text = "there is no broker yet"
 
 
 def open_existing(url: str, **options: Any) -> Broker:
-    """A file that is not there is not made: its path may be a typo.
+    """Open a broker without creating its file: the path may be a typo.
 
     Raises ``OptionError``, ``NoBrokerYet``, ``StoreUnavailable``, ``FormatError``.
     """
@@ -59,7 +59,7 @@ def open_existing(url: str, **options: Any) -> Broker:
 
 
 def ours(configured: Any) -> str:
-    """Of several URLs, for failover, the first that is ours. Raises ``OptionError``."""
+    """The first of the configured URLs that is a celery-fdb broker. Raises ``OptionError``."""
     urls = urls_of(configured)
     for url in urls:
         if url.partition("://")[0] in SCHEMES:
@@ -72,7 +72,7 @@ def ours(configured: Any) -> str:
 
 
 def urls_of(configured: Any) -> list[str]:
-    """What stands in ``broker_url``: one URL, several for failover, nothing, or by mistake a path."""
+    """The URLs in ``broker_url``: one, several for failover, none, or by mistake a path."""
     if not configured:
         return []
     if isinstance(configured, str):
@@ -84,19 +84,19 @@ def urls_of(configured: Any) -> list[str]:
 
 
 def common_ms(sessions: Iterable[SessionFacts], own_ms: int) -> int:
-    """By the clocks of most workers, as of their last heartbeats; ``own_ms`` if there are none.
+    """The median of the sessions' clocks at their last heartbeats; ``own_ms`` without sessions.
 
-    For deleting what others have written: one process whose clock is ahead deletes nothing too early. Of two that
-    differ, the one behind is believed.
+    Used to delete what others have written, so that one process whose clock is ahead deletes nothing too early. Of two
+    clocks, the earlier one counts.
     """
     return median_low([each.beat_ms for each in sessions if each.open and each.beat_ms] or [own_ms])
 
 
 class Holding:
-    """Thread-safe. ``open_`` opens the broker; what it raises comes out of :meth:`broker`.
+    """One broker per process, opened by ``open_`` at its first use. Thread-safe. :meth:`broker` raises what it raises.
 
-    It has no lock: a signal handler closes it while its own thread opens it, as at the end of Celery's beat, and a
-    child may be forked while another thread does.
+    It has no lock: a signal handler may close it while its own thread opens it, as at the end of Celery's beat, and a
+    process may fork while another thread opens it.
     """
 
     def __init__(self, open_: Callable[[], Broker]) -> None:
@@ -120,11 +120,11 @@ class Holding:
         return found
 
     def forget(self) -> Broker | None:
-        """After an error: the next call opens it anew. The old one closes when it is unused."""
+        """Drop the broker after an error, so that the next call opens a new one. The old one closes once unused."""
         return self._held.pop(os.getpid(), None)
 
     def close(self) -> None:
-        """The same, and it closes now. What another thread is opening meanwhile is that thread's alone."""
+        """Drop the broker and close it now. A broker that another thread is just opening goes to that thread only."""
         self._turn = object()
         held = self.forget()
         if held is not None:
