@@ -249,7 +249,7 @@ class Pages:
         visit, refusal = await self._authentication.visit(request)
         if refusal is not None:
             return refusal
-        return visit.page("error", 500, title="A mistake of ours", text="The server's log has the details.")
+        return visit.page("error", 500, title="Internal error", text="The server's log has the details.")
 
     async def _run(self, view: View, threads: ThreadPool, visit: Visit) -> Response:
         try:
