@@ -52,6 +52,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery import Task
+from celery.canvas import _chain, chord, group
 from celery.utils.time import rate
 from kombu.common import Broadcast
 
@@ -223,6 +224,15 @@ class FdbTask(Backoff, Task):
             options = routed(self, args, kwargs, options)
             limit_keys(self.app, headers["fair_key"], self.limits, options)
         return super().apply_async(args, kwargs, *rest, **options, headers=headers or None)
+
+    def replace(self, sig: Any) -> Any:
+        """As Celery's. The task that gets the id of this one may have its dedup id, too, and is no duplicate of it."""
+        heir = sig
+        while isinstance(heir, _chain | chord) and heir.tasks:
+            heir = heir.body if isinstance(heir, chord) else heir.tasks[-1]
+        if not isinstance(heir, group | _chain | chord):
+            heir.set(headers={**(heir.options.get("headers") or {}), "dedup_id": ""})
+        return super().replace(sig)
 
     def _add_key(self, headers: dict[str, Any], args: Any, kwargs: Any, options: dict[str, Any]) -> None:
         given = _taken(options, "fair_key")

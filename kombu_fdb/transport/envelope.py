@@ -48,9 +48,9 @@ and cancels the message (``engine/messages/message.py``). An id of more than 255
 can't be found. The dedup id (``engine/messages/publish.py``) is the header ``dedup_id`` or ``x-deduplication-id``, or
 ``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the header ``dedup_window``
 (seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with the
-window ``once_window``. A retry or a replacement (``self.replace``) is never a duplicate: Celery hands a task's headers
-and id on to it. It is recognised by ``retries`` or ``replaced_task_nesting``. With protocol 1,
-``transport/worker.py`` puts ``retries`` among the headers.
+window ``once_window``. A retry or a replacement (``self.replace``) is never a duplicate: Celery hands a task's id on to
+it. It is recognised by ``retries``, or as its own parent: tasks behind it have ``replaced_task_nesting``, too, and may
+be duplicates. With protocol 1, ``transport/worker.py`` puts ``retries`` among the headers.
 """
 
 from __future__ import annotations
@@ -449,7 +449,8 @@ def steered_by(
 
 def _goes_on(headers: Mapping[str, Any]) -> bool:
     """Whether this message continues a task that was published before."""
-    return bool(headers.get("retries") or headers.get("replaced_task_nesting"))
+    task_id = headers.get("id")
+    return bool(headers.get("retries") or (task_id and task_id == headers.get("parent_id")))
 
 
 def _window_ms(name: str, given: Any, default_s: float) -> int:

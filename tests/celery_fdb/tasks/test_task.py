@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 from celery import Celery, Task, chain, chord, group
+from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Retry
 from kombu import Exchange, Queue
 
@@ -304,6 +305,42 @@ def test_a_retry_is_no_duplicate(app, broker, protocol):
     with pytest.raises(Retry):
         task.retry(countdown=0)
     assert broker.queue("q").stats().ready == 2
+
+
+REPLACEMENTS = {
+    "itself": lambda again, _other: again,
+    "a chain that ends in it": lambda again, other: chain(other, chain(other, again)),
+    "a chord with it as body": lambda again, other: chord([other, other], again),
+    "a chord with it behind its body": lambda again, other: chord([other, other], chain(other, again)),
+    "a group": lambda _again, other: group(other, other),
+}
+
+
+@pytest.mark.parametrize("way", REPLACEMENTS)
+def test_a_replaced_task_is_no_duplicate_and_what_is_behind_it_may_be_one(app, way):
+    runs = []
+
+    @app.task(name="replaced", bind=True, dedup_id="order_id", shared=False)
+    def replaced(self, order_id):
+        runs.append(order_id)
+        if runs.count(order_id) > 1:
+            return order_id
+        raise self.replace(REPLACEMENTS[way](replaced.si(order_id), app.tasks["charge"].si("acme")))
+
+    @app.task(name="behind", dedup_id="order_id", shared=False)
+    def behind(_result, order_id):
+        runs.append(order_id)
+        return order_id
+
+    define(app)
+    with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=20):
+        for order_id in (1, 2):
+            result = chain(replaced.si(order_id), behind.s(order_id=7)).delay()
+            assert result.parent.get(timeout=20) == (order_id if way != "a group" else [0, 0])
+        last = chain(replaced.si(3), behind.s(order_id=8)).delay()
+        assert last.get(timeout=20) == 8
+    assert runs.count(1) == runs.count(2) == (2 if way != "a group" else 1)
+    assert runs.count(7) == 1
 
 
 def test_a_stamp_with_the_name_of_an_option_is_a_stamp(app, sent):
