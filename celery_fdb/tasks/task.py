@@ -5,10 +5,11 @@ Backoff: retries by a named schedule. ``backoff="processing-queue"`` waits 1, 5 
 The names are those of :mod:`kombu_fdb.api.job`. A retried task waits in the store, not in a worker. If a task sets its
 own pause (``countdown``, ``eta``, or Celery's ``retry_backoff``), that one applies.
 
-Limits: a task's limits are written into the store for each key it is published to, once per process and key.
+Limits: a task's limits are written into the store for each key it is published to.
 
-The process remembers what it wrote, so a publish to a known key costs nothing more. A key that has the task's limits
-already costs one read; a new key, or a changed number, one write.
+The process remembers for a minute which keys have them, so a publish to a known key costs nothing more. Then it looks
+again: the queue may have been deleted and declared anew, and another store has other limits. A key that has the task's
+limits already costs one read; a new key, or a changed number, one write.
 
 Options:
 
@@ -38,8 +39,7 @@ apply to ``app.send_task("name")``, which doesn't know the names of arguments.
 
 The store keeps limits for a key of a queue. So that two tasks with different limits can share a queue and a customer,
 the key of a limited task is ``<fair key>/<task name>``, or the task's name alone: the customer still has one turn per
-round (the two levels of :mod:`kombu_fdb.engine.scheduling.fair`), and each of its tasks has its own limit. Before a
-process first publishes to a key, it checks whether the key has the task's limits, and sets them if not. So a changed
+round (the two levels of :mod:`kombu_fdb.engine.scheduling.fair`), and each of its tasks has its own limit. A changed
 number takes effect as soon as a process with the new code publishes to the key, and a key's other limits stay as they
 are. If you remove a limit from the code, remove it from the store as well (``Queue.unlimit``).
 """
@@ -61,6 +61,7 @@ from kombu_fdb import Broker
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import OptionError
+from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, Kind, is_number, refused
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import DEDUP_IDS, text_of
@@ -102,10 +103,11 @@ class Backoff:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-#: Keys remembered at most; a forgotten one is read again.
-MOST_KEYS = 10_000
+#: Keys remembered at most, and for how many seconds; a forgotten one is read again.
+MOST_KEYS, KNOWN_S = 10_000, 60.0
 
-_known: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+_clock = SystemClock()
+_known: dict[tuple[str, str, str], tuple[float, Mapping[str, Any]]] = {}
 
 #: The options that say where a task goes.
 DESTINATION = ("queue", "exchange", "routing_key")
@@ -128,7 +130,7 @@ def limit_keys(app: Any, key: str, limits: Mapping[str, Any], options: Mapping[s
     """
     exchange, routing_key = _destination(app, options)
     place = f"{app.conf.broker_write_url}"
-    if not exchange and _known.get((place, routing_key, key)) == limits:
+    if not exchange and _knows((place, routing_key, key), limits):
         return
     with app.producer_or_acquire(options.get("producer")) as producer:
         channel = producer.channel
@@ -139,7 +141,7 @@ def limit_keys(app: Any, key: str, limits: Mapping[str, Any], options: Mapping[s
         with amqp_errors("basic_publish"):
             broker = Broker.of(channel.client)
             for queue in broker.topology.route(exchange, routing_key) if exchange else [routing_key]:
-                if _known.get((place, queue, key)) != limits:
+                if not _knows((place, queue, key), limits):
                     _limit(broker.queue(queue), key, limits)
                     _remember((place, queue, key), limits)
 
@@ -174,10 +176,15 @@ def _limit(queue: Queue, key: str, limits: Mapping[str, Any]) -> None:
         queue.limit(key, **limits)
 
 
+def _knows(place: tuple[str, str, str], limits: Mapping[str, Any]) -> bool:
+    until_s, known = _known.get(place, (0.0, None))
+    return known == limits and _clock.monotonic() < until_s
+
+
 def _remember(place: tuple[str, str, str], limits: Mapping[str, Any]) -> None:
     if len(_known) >= MOST_KEYS:
         _known.clear()
-    _known[place] = limits
+    _known[place] = _clock.monotonic() + KNOWN_S, limits
 
 
 # -- the task ----------------------------------------------------------------------------------------------------------

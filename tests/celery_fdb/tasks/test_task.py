@@ -13,9 +13,10 @@ from kombu import Exchange, Queue
 
 from celery_fdb import FdbTask, install
 from celery_fdb.tasks import failures
-from celery_fdb.tasks.task import _known
+from celery_fdb.tasks.task import KNOWN_S, _known
 from kombu_fdb import InvalidArgument, OptionError
 from kombu_fdb.model import KeyLimits
+from kombu_fdb.testing.clock import ManualClock
 
 
 def define(app, **options):
@@ -274,6 +275,18 @@ def test_a_known_key_costs_no_look_at_its_limits(app, monkeypatch):
     task.delay("a")
     monkeypatch.setattr("celery_fdb.tasks.task._limit", lambda *args: pytest.fail("looked again"))
     task.delay("a")
+
+
+def test_a_queue_that_was_deleted_gets_the_limits_again(app, broker, monkeypatch):
+    clock = ManualClock()
+    monkeypatch.setattr("celery_fdb.tasks.task._clock", clock)
+    task = define(app, max_in_flight=1)
+    task.delay("a")
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete("q")
+    clock.advance(KNOWN_S)
+    task.delay("a")
+    assert broker.queue("q").limits("charge") == KeyLimits(max_in_flight=1)
 
 
 # -- dedup ------------------------------------------------------------------------------------------------------------
