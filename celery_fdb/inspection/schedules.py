@@ -10,8 +10,8 @@ key                   value                               written by
 ====================  ==================================  ============================================
 
 All keys are behind ``("celery-fdb", namespace, "schedule")``. Several beats with the same entries overwrite each
-other's rows, and the last report counts. A beat clears an entry that it had and no longer has. An entry that is removed
-while beat restarts is no longer reported; a beat clears it, and its pause, after :data:`KEPT_S`.
+other's rows, and the last report counts. A beat clears an entry that it had and no longer has, unless it is paused:
+another beat may still have it. An entry that no beat has reported for :data:`KEPT_S` is cleared with its pause.
 
 Beat's reports let pages show the schedule without the app. After each tick beat hands over its schedule. Entries that
 were published since their last report are reported, at most once a second; all of them each :data:`ALL_S`. A beat that
@@ -166,11 +166,12 @@ class ScheduleStore:
         self._retry = Retry(database, clock, random.Random())
 
     def report(self, entries: Iterable[EntryReport], gone: Iterable[str] = ()) -> None:
-        """Write these entries, and clear the others with their pauses. Idempotent."""
+        """Write these entries, and clear the others that are not paused. Idempotent."""
 
         def body(tr: Transaction) -> None:
             for name in gone:
-                self._clear(tr, name)
+                if tr.get(self._paused + pack_key(name)) is None:
+                    tr.clear(self._key(name))
             for each in entries:
                 tr.fill()
                 tr.set(self._key(each.name), pack(each))
@@ -218,12 +219,9 @@ class ScheduleStore:
         values = zip(keys, tr.get_many(keys), strict=True)
         old = self._old([(key, value) for key, value in values if value is not None], now_ms)
         for name in old.values():
-            self._clear(tr, name)
+            tr.clear(self._key(name))
+            tr.clear(self._paused + pack_key(name))
         return list(old.values())
-
-    def _clear(self, tr: Transaction, name: str) -> None:
-        tr.clear(self._key(name))
-        tr.clear(self._paused + pack_key(name))
 
     def _old(self, rows: Iterable[KeyValue], now_ms: int) -> dict[bytes, str]:
         """The names of the old entries, by key."""

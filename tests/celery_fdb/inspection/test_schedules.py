@@ -40,6 +40,18 @@ def test_old_entries_behind_many_new_ones_are_forgotten(
     assert store.forget_old(clock.wall_ms()) == []
 
 
+def test_an_entry_that_one_beat_drops_stays_paused_for_another(store: ScheduleStore, clock: ManualClock) -> None:
+    store.report([told("a", clock), told("b", clock)])
+    store.pause("a")
+    store.report([], gone=["a", "b"])
+    assert [each.name for each in store.reports()] == ["a"]
+    store.report([told("a", clock)])
+    assert store.paused() == {"a"}
+    clock.advance(KEPT_S + 1)
+    assert store.forget_old(clock.wall_ms()) == ["a"]
+    assert store.paused() == set()
+
+
 def test_an_entry_that_is_told_of_meanwhile_stays(
     store: ScheduleStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
