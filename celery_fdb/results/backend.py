@@ -26,7 +26,6 @@ import math
 import os
 import random
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from time import monotonic
@@ -114,9 +113,11 @@ T = TypeVar("T")
 COUNTED = "fdb_part_counted"
 #: Characters that are kept of an error that is too large.
 SHOWN_LENGTH = 500
-#: Looks at which an abandoned chord is left to a worker that knows its body, of so many chords. After that there may be
-#: none: the body's workers may have their results elsewhere.
-LOOKS_LEFT, MOST_LEFT = 6, 1_000
+#: What is kept with it whatever the maximum is.
+LEAST = {"status", "result", "task_id", "date_done", "group_id", "parent_id", "name", "worker", "queue", "retries"}
+#: Seconds for which an abandoned chord is left to a worker that knows its body, of so many chords. A deployment may
+#: stop all of these for a minute or two; after that there may be none, as they may have their results elsewhere.
+LEFT_S, MOST_LEFT = 300.0, 1_000
 #: Seconds between two renewals of a chord's claim.
 RENEW_S = chords.CLAIM_MS / 3000
 
@@ -153,8 +154,8 @@ class FdbBackend(BaseBackend):
         self._client: Client | None = None
         self._store: ResultStore | None = None
         self.sweeper = Sweeper(self)
-        #: How often an abandoned chord was left to another worker.
-        self._left = Counter[str]()
+        #: Since when an abandoned chord is left to another worker.
+        self._left: dict[str, float] = {}
 
     def _seconds(self, value: Any, default: float | None) -> float | None:
         seconds = default if value is None else self.prepare_expires(value)
@@ -263,7 +264,8 @@ class FdbBackend(BaseBackend):
             try:
                 return self._encode_checked(meta)
             except ResultTooLarge:  # the tasks that it has published may be too many, or an extended result's arguments
-                return self._encode_checked({**meta, **dict.fromkeys(("traceback", "children", "args", "kwargs"))})
+                least = {name: meta[name] if name in LEAST else None for name in meta}
+                return self._payload(least)
 
     def _encode_part(self, result: Any, state: str) -> bytes:
         try:
@@ -271,14 +273,18 @@ class FdbBackend(BaseBackend):
         except ResultTooLarge as error:
             if state not in states.EXCEPTION_STATES:
                 raise
-            return self._encode_checked(self._too_large(result, error))
+            return self._payload(self._too_large(result, error))
 
     def _too_large(self, result: Any, error: ResultTooLarge) -> Any:
         """What is stored instead of an error that is too large. ``result``: that one, encoded for storage."""
         return self.prepare_exception(ResultTooLarge(f"{error} It was {saferepr(result, maxlen=SHOWN_LENGTH)}"))
 
-    def _encode_checked(self, value: Any) -> bytes:
+    def _payload(self, value: Any) -> bytes:
         payload: bytes = ensure_bytes(self.encode(value))
+        return payload
+
+    def _encode_checked(self, value: Any) -> bytes:
+        payload = self._payload(value)
         if len(payload) > self.options.max_message_size:
             raise ResultTooLarge(
                 f"the result is too large (size: {len(payload)}, max message size: {self.options.max_message_size}). "
@@ -533,8 +539,8 @@ class FdbBackend(BaseBackend):
     def _leaves(self, group_id: str) -> bool:
         if len(self._left) >= MOST_LEFT:
             self._left.clear()
-        self._left[group_id] += 1
-        return self._left[group_id] <= LOOKS_LEFT
+        now_s = self._clock.monotonic()
+        return now_s - self._left.setdefault(group_id, now_s) < LEFT_S
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

@@ -214,6 +214,24 @@ def test_a_result_over_the_maximum_is_refused_with_the_fix(make_app: MakeApp, sc
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
+@pytest.mark.parametrize("stamps", [{}, {"tenant": "z" * 8000}])
+def test_an_error_is_stored_however_small_the_maximum_is(
+    make_app: MakeApp, serializer: str, stamps: dict[str, str]
+) -> None:
+    app = make_app(
+        result_backend_transport_options={"max_message_size": 1024},
+        result_extended=True,
+        result_serializer=serializer,
+        result_accept_content=[serializer],
+    )
+    request = Context(id="a", task="add", args=[], kwargs={}, stamped_headers=[*stamps], stamps=stamps)
+    app.backend.mark_as_failure("a", ValueError("\N{GRINNING FACE}" * 8000), "Traceback", request=request)
+    meta = app.backend.get_task_meta("a")
+    assert (meta["status"], meta["name"]) == (states.FAILURE, "add")
+    assert isinstance(meta["result"], ResultTooLarge)
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
 @pytest.mark.parametrize("size", [10, 8000])
 def test_an_error_over_the_maximum_is_a_failure_that_shows_its_beginning(
     make_app: MakeApp, serializer: str, size: int
