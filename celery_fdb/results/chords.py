@@ -185,6 +185,8 @@ def add(tr: Transaction, keys: records.ResultKeys, returned: Return, now_ms: int
     if returned.lifetime_ms:
         _prolong(tr, keys, part.group_id, chord, now_ms=now_ms, lifetime_ms=returned.lifetime_ms)
     state = ELSEWHERE + returned.state if returned.payload is None else returned.state
+    if returned.payload is None:
+        tr.set(keys.large(part.group_id, part.task_id), b"")
     records.write(tr, keys.part(part), state, returned.payload or b"", expires_ms=0)
     tr.add(keys.returned(part.group_id), 1)
     return True
@@ -203,9 +205,12 @@ def _prolong(
         records.move_expiry(tr, keys, "chord", group_id, chord.expires_ms, expires_ms)
         chord.expires_ms = expires_ms
         _write(tr, keys, group_id, chord)
-        # The structure of a header with groups in it.
-        if before_ms := records.prolong(tr, keys.group(group_id), expires_ms):
-            records.move_expiry(tr, keys, "group", group_id, before_ms, expires_ms)
+        # The structure of a header with groups in it, and the parts that stand elsewhere.
+        large = [keys.split_large(group_id, key) for key, _ in tr.get_range(*keys.larges(group_id))]
+        needed = [("group", group_id), *(("task", task_id) for task_id in large)]
+        for each, stored in zip(needed, tr.get_many([keys.record(*each) for each in needed]), strict=True):
+            if stored is not None:
+                records.prolong(tr, keys, *each, stored, expires_ms)
 
 
 def renew(tr: Transaction, keys: records.ResultKeys, group_id: str, now_ms: int) -> None:

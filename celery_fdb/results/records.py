@@ -18,6 +18,7 @@ key                                         value                               
 ``("chord", group_id, "part", place, id)``  record: what a header task returned            a part's first return
 ``("chord", group_id, "join", id)``            "": one of very many that joined              add_to_chord
 ``("chord", group_id, "joins")``               number of those, atomic add                   add_to_chord
+``("chord", group_id, "large", id)``        "": its result is in the record of the task     a large part's first return
 ``("expiry", expires_ms, kind, id)``        "": delete the ``kind`` with this id then      store, save of a group, apply_chord; cleared by sweep
 ``("look", look_ms, group_id)``             "": look then whether the chord was abandoned  apply_chord, the last part, each look
 ==========================================  =============================================  ==================================================
@@ -100,6 +101,12 @@ class ResultKeys:
     def joins(self, group_id: str) -> bytes:
         return self.chord(group_id) + pack("joins")
 
+    def large(self, group_id: str, task_id: str) -> bytes:
+        return self.chord(group_id) + pack("large", task_id)
+
+    def larges(self, group_id: str) -> Range:
+        return range_of(self.chord(group_id) + pack("large"))
+
     def parts(self, group_id: str) -> Range:
         return range_of(self.chord(group_id) + pack("part"))
 
@@ -110,6 +117,10 @@ class ResultKeys:
         """The place and the task id of a part."""
         _tag, place, task_id = unpack_as(key[len(self.chord(group_id)) :], str, int, str)
         return place, task_id
+
+    def split_large(self, group_id: str, key: bytes) -> str:
+        """The task id of a large part."""
+        return str(unpack_as(key[len(self.chord(group_id)) :], str, str)[-1])
 
     def expiry(self, expires_ms: int, kind: str, id_: str) -> bytes:
         return self.prefix + pack("expiry", expires_ms, kind, id_)
@@ -240,16 +251,14 @@ def join(record: StoredResult, rows: list[KeyValue]) -> StoredResult:
     return record._replace(payload=payload)
 
 
-def prolong(tr: Transaction, key: bytes, expires_ms: int) -> int:
-    """Let a record expire at another moment. Returns the earlier one; 0 if it never expires, or there is none."""
-    value = tr.get(key)
-    if value is None or len(value) < _HEAD.size:
-        return 0
+def prolong(tr: Transaction, keys: ResultKeys, kind: str, id_: str, value: bytes, expires_ms: int) -> None:
+    """Let a record that expires, and was read as ``value``, expire at this moment or later."""
+    if len(value) < _HEAD.size:
+        return
     version, chunks, name, before_ms, size = _HEAD.unpack_from(value)
-    if version == RECORD_VERSION and before_ms:
-        tr.set(key, _HEAD.pack(version, chunks, name, expires_ms, size) + value[_HEAD.size :])
-        return int(before_ms)
-    return 0
+    if version == RECORD_VERSION and 0 < before_ms < expires_ms:
+        tr.set(keys.record(kind, id_), _HEAD.pack(version, chunks, name, expires_ms, size) + value[_HEAD.size :])
+        move_expiry(tr, keys, kind, id_, before_ms, expires_ms)
 
 
 def clear(tr: Transaction, key: bytes) -> None:

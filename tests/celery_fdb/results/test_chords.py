@@ -413,6 +413,19 @@ def test_each_part_prolongs_a_chord(make_app: MakeApp, receive: Any, scan: Any) 
     assert scan(backend.store) == []
 
 
+def test_each_part_prolongs_the_large_results_of_the_others(make_app: MakeApp, receive: Any) -> None:
+    app = make_app(result_expires=6)
+    backend = app.backend
+    backend._clock = clock = ManualClock(wall_ms=time.time_ns() // 1_000_000)
+    chord(header(app, 4))(app.tasks["total"].s())
+    for each in receive(app):
+        backend.mark_as_done(each.id, "x" * 100_000, request=each.request)
+        clock.advance(4)
+        backend.store.sweep()
+    (body,) = receive(app)
+    assert body.args == [["x" * 100_000] * 4]
+
+
 def test_a_header_of_a_generator(app: Celery, receive: Any) -> None:
     chord(app.tasks["add"].s(place, place) for place in range(3))(app.tasks["total"].s())
     run_all(app, receive(app))
