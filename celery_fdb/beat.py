@@ -24,7 +24,6 @@ shows it, and pauses an entry for all of them.
 
 from __future__ import annotations
 
-import copy
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -98,9 +97,19 @@ class OncePerTick:
         headers = dict(entry.options.get("headers") or {})
         headers.setdefault("once_id", f"beat:{entry.name}:{tick}")
         headers.setdefault("once_window", min(max(2 * period_s, SHORTEST_WINDOW_S), LONGEST_WINDOW_S))
-        marked = copy.copy(entry)
-        marked.options = {**entry.options, "headers": headers}
+        marked = _with_options(entry, {**entry.options, "headers": headers})
         return super().apply_async(marked, producer=producer, advance=False, **kwargs)  # type: ignore[misc]  # a mixin
+
+
+def _with_options(entry: Any, options: dict[str, Any]) -> Any:
+    """A copy of the entry with other options.
+
+    ``copy.copy`` would make it as Celery unpickles one, with arguments that the class of another scheduler does not
+    take: django-celery-beat's is made of a row.
+    """
+    copied = object.__new__(type(entry))
+    vars(copied).update(vars(entry), options=options)
+    return copied
 
 
 class Scheduler(OncePerTick, PersistentScheduler):

@@ -166,6 +166,23 @@ def test_the_entrys_own_options_stay(app, sent, monkeypatch):
     assert own.options == {"headers": {"dedup_id": "mine"}}
 
 
+class RowEntry(ScheduleEntry):
+    """An entry that is made of a row, as django-celery-beat's is."""
+
+    def __init__(self, row, app=None):
+        super().__init__(**row, app=app)
+
+
+def test_an_entry_of_another_schedulers_class_is_published(app, sent, monkeypatch):
+    monkeypatch.setattr(Scheduler, "should_sync", lambda self: False)
+    monkeypatch.setattr(Scheduler, "schedule", {}, raising=False)
+    own = RowEntry({"name": "e", "task": "t", "schedule": schedule(60.0, app=app), "options": {"priority": 3}}, app)
+    beat(app).apply_async(own, advance=False)
+    ((*_, headers),) = sent()
+    assert headers["once_id"].startswith("beat:e:")
+    assert own.options == {"priority": 3}
+
+
 @pytest.mark.parametrize(("options", "dedup_id"), [({}, "t:shop"), ({"dedup_id": "mine"}, "mine")])
 def test_a_dedup_id_counts_beside_the_tick(app, broker, sent, monkeypatch, options, dedup_id):
     """That of the task, or of the entry's options: of two ticks within its window, one is published."""
