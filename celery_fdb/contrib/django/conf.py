@@ -1,4 +1,4 @@
-"""Django's settings, versions, and the app and broker that they name.
+"""Django's settings, versions, and the app and broker that they name; and how views stand to its transactions.
 
 The settings are one dict in the settings module, for example ``CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}``.
 The Celery app names the broker, as it does for workers; only a project without an app names it here. An unusable
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -22,6 +22,7 @@ import django
 from celery import Celery, current_app
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
+from django.db import connections, transaction
 
 from celery_fdb import brokers
 from celery_fdb.brokers import Holding, open_existing
@@ -157,3 +158,17 @@ def _on_change(*, setting: str, **_: Any) -> None:
 def follow_settings() -> None:
     """Forget the broker when tests change settings (``override_settings``)."""
     setting_changed.connect(_on_change, dispatch_uid="celery_fdb")
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+def outside_transactions(view: Callable[..., Any]) -> Any:
+    """Exempt a view from ``ATOMIC_REQUESTS`` of every database, and return it.
+
+    The entry of an action in the admin's log is committed before the action: in the request's transaction, it would be
+    gone with a process that dies in between, and would lock an SQLite database for as long as the action takes.
+    """
+    for alias in connections:
+        transaction.non_atomic_requests(alias)(view)
+    return view

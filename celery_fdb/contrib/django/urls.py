@@ -15,6 +15,8 @@ from django.http.response import HttpResponseBase
 from django.urls import re_path
 from django.views.decorators.csrf import csrf_protect
 
+from celery_fdb.contrib.django.conf import outside_transactions
+
 
 def _page(request: HttpRequest, path: str) -> HttpResponseBase:
     from celery_fdb.contrib.django.pages import page
@@ -23,4 +25,5 @@ def _page(request: HttpRequest, path: str) -> HttpResponseBase:
 
 
 app_name = "celery_fdb"
-urlpatterns = [re_path(r"^(?P<path>.*)$", csrf_protect(login_required(_page)), name="pages")]
+_view = outside_transactions(csrf_protect(login_required(_page)))
+urlpatterns = [re_path(r"^(?P<path>.*)$", _view, name="pages")]

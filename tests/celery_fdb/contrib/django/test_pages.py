@@ -364,6 +364,26 @@ def test_an_entry_of_the_log_always_ends(
     assert told.startswith(f"Pause (q): failed, {type(error).__name__}")
 
 
+@mounts
+def test_an_entry_is_committed_before_its_action_whatever_atomic_requests_says(
+    jobs: Any, broker: Broker, operator: Any, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.db import connection
+
+    depths = [len(connection.savepoint_ids)]
+    verbs = type(broker._engine.queues)
+    change = verbs.change_control
+
+    def changed(*given: Any, **named: Any) -> Any:
+        depths.append(len(connection.savepoint_ids))
+        return change(*given, **named)
+
+    monkeypatch.setattr(verbs, "change_control", changed)
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    assert "Paused q." in act(operator, root, action="pause").content.decode()
+    assert depths == [depths[0]] * 2
+
+
 def test_a_cancelled_task_is_revoked(
     url: str, configure: Callable[..., None], operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
