@@ -102,6 +102,13 @@ def fdb(ctx: click.Context, broker: str | None, broker_options: dict[str, Any]) 
 
     check_text(broker)
 
-    # Celery's own context object has the app and the option for no colours; stand-alone there is none.
+    # Celery's own context object has the app and the option for no colours; stand-alone there is none. That of
+    # manage.py says, too, which broker the project's settings name.
     parent = ctx.obj
-    ctx.obj = Where(getattr(parent, "app", None), broker, broker_options, no_color=getattr(parent, "no_color", False))
+    ctx.obj = Where(
+        getattr(parent, "app", None),
+        broker,
+        broker_options,
+        no_color=getattr(parent, "no_color", False),
+        project=getattr(parent, "fdb_broker", None),
+    )

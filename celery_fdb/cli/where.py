@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,20 +19,27 @@ NAME_IT = "Name it with --broker fdb+sqlite:////path/broker.db, or use celery -A
 
 @dataclass
 class Where:
-    """``app``: a Celery app, or None. URL and options may hold a password."""
+    """``app``: a Celery app, or None. URL and options may hold a password.
+
+    ``project``: tells the broker of a project whose settings may name another than its app's, as Django's do.
+    """
 
     app: Any = None
     url: str | None = field(default=None, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     no_color: bool = False
+    project: Callable[[], tuple[str, dict[str, Any]]] | None = field(default=None, repr=False)
 
     def resolve(self) -> tuple[str, dict[str, Any]]:
         """URL and options. Raises ``OptionError``."""
         if self.url is not None:
             return self.url, dict(self.options)
-        if self.app is None:
+        if self.project is not None:
+            url, configured = self.project()
+        elif self.app is not None:
+            url, configured = brokers.broker_of(self.app)
+        else:
             raise OptionError("no broker named", fix=NAME_IT)
-        url, configured = brokers.broker_of(self.app)
         return url, {**configured, **self.options}
 
     @property

@@ -130,10 +130,12 @@ def app_of_broker(settings: DjangoSettings) -> Celery | None:
 
 def broker_of(settings: DjangoSettings) -> tuple[str, dict[str, Any]]:
     """The broker's URL and options. Raises ``OptionError``."""
+    app = app_of_broker(settings)
     if settings.broker_url is not None:
-        return brokers.ours(settings.broker_url), dict(settings.options)
-    url, options = brokers.broker_of(celery_app(settings))
-    return url, {**options, **settings.options}
+        url, options = brokers.ours(settings.broker_url), {} if app is None else app.conf.broker_transport_options
+    else:
+        url, options = brokers.broker_of(celery_app(settings))
+    return url, {**(options or {}), **settings.options}
 
 
 # -- the broker --------------------------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from django.core.management import CommandError, call_command, get_commands, load_command_class
 
 from kombu_fdb import Broker
@@ -39,6 +41,26 @@ def test_exit_codes_are_those_of_the_command_line(broker: Broker, configure: Any
     assert run("nonsense") == 2
     configure(CELERY_FDB={"BROKER_URL": "fdb+sqlite:////nowhere/broker.db"})
     assert run("status") == 3
+
+
+def test_the_app_of_the_settings_belongs_to_their_broker(
+    app: Celery, url: str, configure: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """With its options, and its results."""
+    app.conf.update(broker_transport_options={"namespace": "shop"}, result_backend="cache+memory://")
+    monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: app)
+    configure(CELERY_FDB={"BROKER_URL": url, "APP": "shop.celery:app"})
+    app.send_task("shop.charge", task_id="order-7")
+    assert run("cancel", "order-7", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["revoked"]
+    assert app.AsyncResult("order-7").state == "REVOKED"
+
+
+def test_an_option_may_be_a_path(configure: Any, tmp_path: Path) -> None:
+    url = f"fdb+sqlite:///{tmp_path}/broker.db"
+    Broker.open(url).close()
+    configure(CELERY_FDB={"BROKER_URL": url, "OPTIONS": {"cluster_file": tmp_path / "fdb.cluster"}})
+    assert run("queues", "--json") == 0
 
 
 def test_unusable_settings_are_one_line(configure: Any, capsys: Any) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,13 +48,11 @@ class Command(BaseCommand):
     def _run(self, arguments: Sequence[str], *, prog_name: str) -> None:
         try:
             settings = conf.read()
-            app = conf.celery_app(settings)
+            app = conf.app_of_broker(settings)
         except OptionError as error:
             raise CommandError(str(error)) from error
-        given = [] if settings.broker_url is None else ["--broker", settings.broker_url]
-        if settings.options:
-            given += ["--broker-options", json.dumps(dict(settings.options))]
-        fdb.main(args=[*given, *arguments], obj=SimpleNamespace(app=app, no_color=False), prog_name=prog_name)
+        around = SimpleNamespace(app=app, no_color=False, fdb_broker=partial(conf.broker_of, settings))
+        fdb.main(args=list(arguments), obj=around, prog_name=prog_name)
 
 
 def _without_djangos(arguments: Sequence[str]) -> list[str]:
