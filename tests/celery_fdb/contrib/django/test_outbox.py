@@ -132,6 +132,23 @@ def test_eager_tasks_run_after_the_commit(app: Celery, database: None) -> None:
     assert ran == [7]
 
 
+def test_eager_tasks_run_once_beside_one_that_fails(app: Celery, database: None) -> None:
+    ran = []
+
+    @app.task(name="eager", shared=False)
+    def eager(number: int) -> None:
+        ran.append(number)
+        if number == 8:
+            raise LookupError(number)
+
+    app.conf.update(task_always_eager=True, task_eager_propagates=True)
+    with TestCase.captureOnCommitCallbacks(execute=True):
+        for number in (7, 8, 9):
+            django.delay(app.tasks["eager"], number)
+    assert ran == [7, 8, 9]
+    assert rows() == 1
+
+
 def test_a_countdown_counts_from_the_call(charge: Any, sent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_fdb.contrib.outbox.django.database.DjangoOutbox.publish_committed", lambda _: None)
     before = datetime.now(UTC).timestamp()
