@@ -96,13 +96,13 @@ def dashboard(
         url,
         options={**configured, **(options or {})},
         app=app or (broker if isinstance(broker, Celery) else None),
-        token=None if token is None else token.strip(),
+        token=token.strip() if isinstance(token, str) else token,
         user=user,
         anonymous=anonymous,
         login_url=login_url,
         read_only=read_only,
         show_bodies=show_bodies,
-        hosts=LOOPBACK if hosts is None and anonymous else None if hosts is None else tuple(hosts),
+        hosts=(LOOPBACK if anonymous else None) if hosts is None else hosts if isinstance(hosts, str) else tuple(hosts),
         **further,
     )
     return guarded(_assembled(settings), settings.hosts)

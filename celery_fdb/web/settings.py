@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,25 @@ Login = Callable[[Request], "User | str | Awaitable[User | str | None] | None"]
 FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard(app)) so that results become REVOKED."
 #: The fewest characters of a token.
 SHORTEST_TOKEN = 16
-RANGES = {
-    "page_size": (1, 500, "rows"),
-    "interval_s": (0.2, 60, "seconds"),
-    "most_streams": (1, 10_000, "clients"),
-    "timeout_s": (0.1, 60, "seconds"),
-    "connect_timeout_s": (0.1, 60, "seconds"),
-    "threads": (1, 64, "threads"),
+_NAMES = Kind(
+    'a list of names, such as ["tools.example.com"]',
+    lambda value: isinstance(value, tuple) and all(isinstance(each, str) for each in value),
+)
+#: What the arguments take.
+KINDS = {
+    "read_only": FLAG,
+    "show_bodies": FLAG,
+    "anonymous": FLAG,
+    "token": TEXT.or_none(),
+    "user": Kind("a function that is given the request", callable).or_none(),
+    "login_url": TEXT.or_none(),
+    "hosts": _NAMES.or_none(),
+    "page_size": Kind.whole("1 to 500 rows", 1, 500),
+    "interval_s": Kind.number("0.2 to 60 seconds", 0.2, 60),
+    "most_streams": Kind.whole("1 to 10000 clients", 1, 10_000),
+    "timeout_s": Kind.number("0.1 to 60 seconds", 0.1, 60),
+    "connect_timeout_s": Kind.number("0.1 to 60 seconds", 0.1, 60),
+    "threads": Kind.whole("1 to 64 threads", 1, 64),
 }
 
 
@@ -72,11 +85,10 @@ class DashboardSettings:
         unknown = given.keys() - {each.name for each in dataclasses.fields(cls)}
         if unknown:
             raise OptionError("unknown argument of the dashboard", given=sorted(unknown))
+        for name, _, kind in refused(KINDS, given):
+            raise OptionError("unusable value for the dashboard", option=name, fix=f"Use {kind.what}.")
         settings = cls(url, **given)
         _check_access(settings)
-        for name, (least, most, unit) in RANGES.items():
-            if not least <= getattr(settings, name) <= most:
-                raise OptionError("unusable value for the dashboard", option=name, fix=f"Use {least} to {most} {unit}.")
         return settings
 
 
