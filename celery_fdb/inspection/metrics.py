@@ -36,6 +36,8 @@ from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import parse_options
 
 # -- counters of keys --------------------------------------------------------------------------------------------------
 
@@ -143,8 +145,9 @@ NAMES = frozenset(GAUGES) | {f"{name}_total" for name in (*TOTALS, *KEY_TOTALS, 
 def make_collector(url: str, *, keys: int = KEYS, **options: Any) -> BrokerCollector:
     """A collector for ``REGISTRY.register``. Opens the broker when it is first scraped.
 
-    ``options``: as in ``broker_transport_options``. Raises ``OptionError`` at the first scrape.
+    ``options``: as in ``broker_transport_options``. Raises ``OptionError``.
     """
+    locate(parse_url(url), parse_options(options))  # a mistake is an error now, an unreachable store at each scrape
     return BrokerCollector(lambda: Broker.open(url, **options), keys=keys)
 
 

@@ -30,6 +30,8 @@ from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.metrics import OTHER
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import parse_options
 
 #: Tasks with series of their own.
 TASKS = 100
@@ -47,7 +49,11 @@ NAMES = {f"{name}_total" if name in {RUNS, DROPPED} else name: about for name, a
 
 
 def make_collector(url: str, **options: Any) -> TaskCollector:
-    """A collector for ``REGISTRY.register``, of the broker at ``url``. It reads the store at a scrape only."""
+    """A collector for ``REGISTRY.register``, of the broker at ``url``. It reads the store at a scrape only.
+
+    Raises ``OptionError``.
+    """
+    locate(parse_url(url), parse_options(options))
     return TaskCollector(lambda: Broker.open(url, **options))
 
 

@@ -14,8 +14,10 @@ from kit.processes import DEADLINE_S
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from celery_fdb.history.views.metrics import make_collector as make_collector_of_tasks
 from celery_fdb.inspection import metrics
 from celery_fdb.inspection.metrics import NAMES, OTHER, BrokerCollector, make_collector
+from kombu_fdb.errors import OptionError
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "examples" / "grafana" / "celery-fdb.json"
@@ -196,6 +198,14 @@ def test_a_queue_without_keys_has_no_series_of_keys(collector, broker):
 def test_a_store_that_does_not_answer_is_down_and_no_error():
     collector = make_collector("fdb+sqlite:////nosuch/folder/broker.db")
     assert samples(collector)[("celery_fdb_up", ())] == 0
+
+
+@pytest.mark.parametrize("make", [make_collector, make_collector_of_tasks], ids=["broker", "tasks"])
+def test_a_mistake_is_told_when_the_collector_is_made(make):
+    with pytest.raises(OptionError, match="scheme"):
+        make("redis://")
+    with pytest.raises(OptionError, match="session_ttl"):
+        make("fdb://", sesion_ttl=3)
 
 
 def test_a_store_that_comes_back_is_up_again(broker):
