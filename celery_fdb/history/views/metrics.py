@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -98,9 +98,7 @@ class TaskCollector(Collector):
 
     def _bounded(self, totals: Mapping[str, Counters]) -> dict[str, Counters]:
         busiest = sorted(totals, key=lambda task: (-totals[task].runs, task))
-        for task in busiest:
-            if len(self._named) < TASKS:
-                self._named.add(task)
+        self._name(busiest)
         found = {task: totals[task] for task in busiest if task in self._named}
         others = [totals[task] for task in busiest if task not in self._named]
         if others:
@@ -109,7 +107,14 @@ class TaskCollector(Collector):
                 found[OTHER] = found[OTHER].plus(each)
         return found
 
+    def _name(self, tasks: Iterable[str]) -> None:
+        """Give the first of these tasks series of their own, as far as there is room."""
+        for task in tasks:
+            if len(self._named) < TASKS:
+                self._named.add(task)
+
     def _bounded_active(self, active: Mapping[str, int]) -> Counter[str]:
+        self._name(sorted(active))  # a long task's first run is active before it is counted
         found: Counter[str] = Counter()
         for task, number in active.items():
             found[task if task in self._named else OTHER] += number

@@ -613,6 +613,15 @@ def test_metrics(broker: Broker, any_store: str, keep: Keep, run: Make, monkeypa
     assert 'task="b"' not in text
 
 
+def test_a_task_has_its_own_series_while_its_first_run_lasts(any_store: str, store: HistoryStore, run: Make) -> None:
+    store.activity(b"s", {1: run(task="report", state=STARTED, end_ms=0, runtime_s=None)})
+    collector = TaskCollector(lambda: Broker.open(any_store))
+    registry = CollectorRegistry()
+    registry.register(collector)
+    assert 'celery_fdb_task_active{task="report"} 1.0' in generate_latest(registry).decode()
+    collector.close()
+
+
 def test_what_doctor_says(broker: Broker, store: HistoryStore, keep: Keep, run: Make) -> None:
     keep(run())
     found = check_history(broker)
