@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from celery import Celery
+from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
 from kombu_fdb import Broker
@@ -61,7 +62,9 @@ class Published(NamedTuple):
 
         Raises kombu's ``ContentDisallowed`` for another serializer than those in ``accept``.
         """
-        return loads(self.body, self.content_type, self.content_encoding, accept=prepare_accept_content(accept))
+        compression = self.headers.get("compression")
+        body = decompress(self.body, compression) if compression else self.body
+        return loads(body, self.content_type, self.content_encoding, accept=prepare_accept_content(accept))
 
 
 class BrokerInTest:

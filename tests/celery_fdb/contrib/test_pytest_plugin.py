@@ -150,6 +150,20 @@ def test_what_is_not_json_is_not_decoded(project):
     )
 
 
+def test_what_is_compressed_is_decoded(project):
+    project(
+        """
+        from kombu import Connection
+
+        def test_it(fdb_broker, fdb_published):
+            with Connection(fdb_broker.url) as connection:
+                connection.Producer().publish([[7], {}, {}], routing_key="q", compression="gzip")
+            (message,) = fdb_published()
+            assert message.args == [7]
+        """
+    )
+
+
 def test_the_url_is_an_error_outside_of_tests(tmp_path):
     code = "from kombu_fdb import Broker; Broker.open('fdb+memory://orders')"
     done = subprocess.run(
