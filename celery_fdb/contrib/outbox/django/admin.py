@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from celery_fdb.contrib.outbox.django.models import OutboxRow
@@ -14,7 +16,9 @@ from kombu_fdb.primitives.masking import masked_text
 
 
 def _moment(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    """A moment as Django shows it in its time zone: without ``USE_TZ`` it changes none that names its zone."""
+    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return moment if settings.USE_TZ else timezone.make_naive(moment, timezone.get_default_timezone())
 
 
 @admin.register(OutboxRow)

@@ -249,6 +249,16 @@ def test_the_admin_shows_rows_and_changes_none(charge: Any, database: None) -> N
 
 
 # -- processes that die ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_the_admin_shows_moments_in_djangos_time_zone(configure: Any, use_tz: bool) -> None:
+    from django.contrib.admin.utils import display_for_value
+
+    from celery_fdb.contrib.outbox.django.admin import _moment
+
+    configure(USE_TZ=use_tz, TIME_ZONE="America/New_York")
+    assert display_for_value(_moment(0), "") == "Dec. 31, 1969, 7 p.m."
+
+
 
 PROJECT = """
 import os, sys
