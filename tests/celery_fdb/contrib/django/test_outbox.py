@@ -203,9 +203,10 @@ def test_poison_is_an_exit_code_and_tried_again_when_asked(charge: Any, sent: An
     assert len(sent()) == 1
 
 
-def test_wrong_usage_of_the_relay() -> None:
-    with pytest.raises(CommandError, match="--limit"):
-        call_command("fdb_relay", "--limit", "0")
+@pytest.mark.parametrize(("option", "value"), [("--limit", "0"), ("--interval", "0"), ("--interval", "1e10")])
+def test_wrong_usage_of_the_relay(option: str, value: str) -> None:
+    with pytest.raises(CommandError, match=option):
+        call_command("fdb_relay", option, value)
 
 
 def test_the_check_tells_of_a_missing_table() -> None:
@@ -248,7 +249,6 @@ def test_the_admin_shows_rows_and_changes_none(charge: Any, database: None) -> N
     assert client.get("/admin/celery_outbox/outboxrow/", {"attempts__gt": 5}).status_code == 200
 
 
-# -- processes that die ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_the_admin_shows_moments_in_djangos_time_zone(configure: Any, use_tz: bool) -> None:
     from django.contrib.admin.utils import display_for_value
@@ -259,6 +259,7 @@ def test_the_admin_shows_moments_in_djangos_time_zone(configure: Any, use_tz: bo
     assert display_for_value(_moment(0), "") == "Dec. 31, 1969, 7 p.m."
 
 
+# -- processes that die ------------------------------------------------------------------------------------------------
 
 PROJECT = """
 import os, sys

@@ -23,8 +23,8 @@ class Command(BaseCommand):
         parser.add_argument("--retry-poison", action="store_true", help="first retry the rows that failed for good")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        if options["interval"] <= 0 or not 1 <= options["limit"] <= 2000:
-            raise CommandError("--interval must be more than 0 seconds, --limit 1 to 2000 rows", returncode=2)
+        if not 0.01 <= options["interval"] <= 3600 or not 1 <= options["limit"] <= 2000:
+            raise CommandError("--interval must be 0.01 to 3600 seconds, --limit 1 to 2000 rows", returncode=2)
         if not logging.getLogger("celery_fdb.contrib.outbox").hasHandlers():
             logging.basicConfig(level=logging.INFO, format=FORMAT)
         try:
