@@ -130,7 +130,7 @@ def facts_of(request: Any, state: str, end_ms: int, runtime: float | None, error
         "" if root is None or root == task_id else _name(root),
         _name(get("parent_id")),
         _name(get("group")),
-        _name(get("fair_key")),
+        _name((info and info.get("fair_key")) or get("fair_key")),
         _whole(get("retries")),
         _whole(get("x-delivery-count")),
         _followers(request),

@@ -704,6 +704,8 @@ def open_delivery(
     }
     if consumer_tag is not None:
         info["consumer_tag"] = consumer_tag
+    if delivery.key and headers.get("fair_key") != delivery.key:  # by MessageGroupId, or the option fair_key
+        info["fair_key"] = delivery.key
     if delivery.redeliveries:
         headers["x-delivery-count"] = delivery.redeliveries  # as RabbitMQ's quorum queues do
     if delivery.deaths:

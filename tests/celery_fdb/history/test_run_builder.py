@@ -55,6 +55,12 @@ def test_what_most_runs_have() -> None:
     assert run == Run("t", "shop.pay", "q", "w@h", "SUCCESS", NOW_MS - 2000, NOW_MS - 1500, 0.5, "(1,)", "{}")
 
 
+def test_the_key_is_that_of_the_message_wherever_it_came_from() -> None:
+    """A header ``fair_key`` stands in the message; another key, as by ``MessageGroupId``, in the delivery."""
+    assert made(headers={"fair_key": "acme"}).key == "acme"
+    assert made(_message=SimpleNamespace(delivery_info={"queue": "q", "fair_key": "acme"})).key == "acme"
+
+
 @pytest.mark.parametrize(
     ("headers", "moments"),
     [

@@ -121,6 +121,13 @@ def test_a_property_that_is_none_is_not_there() -> None:
         assert "correlation_id" not in open_delivery(delivery(payload), 1)["properties"]
 
 
+def test_a_key_that_no_header_names_stands_in_the_delivery() -> None:
+    for headers, told in (({}, "acme"), ({"fair_key": "acme"}, None)):
+        payload = encode(message(headers=headers), "e", "k", now_ms=NOW_MS).payload
+        found = open_delivery(delivery(payload)._replace(key="acme"), 1)
+        assert found["properties"]["delivery_info"].get("fair_key") == told
+
+
 def test_redelivered_and_dead() -> None:
     deaths = (Death("b", "expired", 2, NOW_MS), Death("a", "rejected", 1, NOW_MS, "e", ("k",), {"error": "x"}))
     payload = encode(message(), "e", "k", now_ms=NOW_MS).payload
