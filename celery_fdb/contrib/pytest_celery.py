@@ -2,6 +2,9 @@
 
 In a ``conftest.py``::
 
+    import pytest
+    from pytest_celery import CeleryBrokerCluster
+
     pytest_plugins = ["celery_fdb.contrib.pytest_celery"]
 
     @pytest.fixture

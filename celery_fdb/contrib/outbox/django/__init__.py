@@ -24,7 +24,7 @@ __all__ = ["add", "apply_async", "delay"]
 
 
 def delay(task: Task, *args: Any, **kwargs: Any) -> Any:
-    """As ``task.delay(*args, **kwargs)``, in the transaction of Django's default database. Returns the result."""
+    """As ``task.delay(*args, **kwargs)``, in a transaction of the outbox's database. Returns the result."""
     return apply_async(task, args, kwargs)
 
 
