@@ -110,7 +110,7 @@ _clock = SystemClock()
 _known: dict[tuple[str, str, str], tuple[float, Mapping[str, Any]]] = {}
 
 #: The options that say where a task goes.
-DESTINATION = ("queue", "exchange", "routing_key")
+DESTINATION = ("queue", "exchange", "exchange_type", "routing_key")
 
 
 def routed(task: Task, args: Any, kwargs: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,8 @@ def routed(task: Task, args: Any, kwargs: Any, options: dict[str, Any]) -> dict[
     Celery asks its routers once more, and puts this destination first: a router may name another queue at each call.
     """
     given = {**task._get_exec_options(), **options}
-    route = task.app.amqp.router.route(given, task.name, args or (), kwargs or {}, task)
+    router, name = options.get("router") or task.app.amqp.router, options.get("route_name") or task.name
+    route = router.route(given, name, args or (), kwargs or {}, task)
     return {**options, **{name: route[name] for name in DESTINATION if route.get(name) is not None}}
 
 
@@ -154,11 +155,14 @@ def _destination(app: Any, route: Mapping[str, Any]) -> tuple[str, str]:
         queue = app.amqp.default_queue
     if isinstance(queue, str):
         queue = app.amqp.queues[queue]
-    kind = "direct" if queue is None or queue.exchange is None else queue.exchange.type
-    if queue is not None and kind == "direct" and not (exchange and routing_key):
-        return "", queue.name
-    name = getattr(exchange, "name", exchange)
-    return name or queue.exchange.name, routing_key or queue.routing_key or app.conf.task_default_routing_key
+    own = getattr(queue, "exchange", None)
+    kind = route.get("exchange_type") or getattr(own, "type", "direct")
+    if kind == "direct" and not (exchange and routing_key):
+        return "", "" if queue is None else queue.name
+    if exchange is None:
+        exchange = own or app.amqp.default_exchange
+        routing_key = routing_key or queue.routing_key or app.conf.task_default_routing_key
+    return getattr(exchange, "name", exchange), routing_key or ""
 
 
 def _declare(producer: Any, options: Mapping[str, Any]) -> None:
@@ -214,10 +218,9 @@ class FdbTask(Backoff, Task):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _check_names(cls)
+        _check(cls)
         for name in SOURCES:
-            _check_source(cls, name)
-        _check_values(cls)
+            _check_argument(cls, name)
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's, with ``fair_key``, ``dedup_id`` and ``dedup_window`` as further options.
@@ -250,7 +253,7 @@ class FdbTask(Backoff, Task):
         if self.limits:
             text = self._limited(text or self._named_otherwise(args, kwargs, headers, options))
         elif not text:  # a property, which Celery does not hand on to a retry
-            text = text_of("MessageGroupId", options.get("MessageGroupId"))
+            text = text_of("MessageGroupId", _given(options, "MessageGroupId"))
         if text:
             headers["fair_key"] = text
 
@@ -258,7 +261,8 @@ class FdbTask(Backoff, Task):
         """The key that the transport would find: a limit needs it before it is published."""
         key_of = key_reader((self.app.conf.broker_transport_options or {}).get("fair_key"))
         named = {**headers, "task": self.name}
-        return key_of({"headers": named, "properties": options, "body": (args, kwargs, {})})
+        properties = {"MessageGroupId": _given(options, "MessageGroupId")}
+        return key_of({"headers": named, "properties": properties, "body": (args, kwargs, {})})
 
     def _limited(self, key: str) -> str:
         """Adds the task's name once: a retry brings the header of the first attempt along."""
@@ -301,10 +305,9 @@ class FdbTask(Backoff, Task):
     def on_bound(cls, app: Any) -> None:
         """Celery's hook, when the task's application is known."""
         super().on_bound(app)
-        # Celery has set what the setting task_annotations says, without making a class.
-        for name in SOURCES:
-            _as_function(cls, name)
-        _check_values(cls)
+        # Again, for what Celery has set by task_annotations: but an argument that is named there for all tasks ("*")
+        # need not be one of each.
+        _check(cls)
         if cls.max_in_flight is not None and not cls.acks_late:
             raise OptionError(
                 "max_in_flight counts messages until they are acknowledged, which for this task is when it begins",
@@ -315,12 +318,27 @@ class FdbTask(Backoff, Task):
             failures.install(app)
 
 
+def _given(options: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """An option, unless it is a stamp: in Celery, stamps are among the options, too."""
+    return default if name in (options.get("stamped_headers") or ()) else options.get(name, default)
+
+
 def _taken(options: dict[str, Any], name: str, default: Any = None) -> Any:
-    """Take an option of ours, unless it is a stamp: in Celery, stamps are among the options, too."""
+    """Take an option of ours, unless it is a stamp."""
     return default if name in (options.get("stamped_headers") or ()) else options.pop(name, default)
 
 
 # -- when a task is defined ------------------------------------------------------------------------------------------
+
+
+def _check(cls: type[FdbTask]) -> None:
+    """Raises ``OptionError``, or ``InvalidArgument`` for a schedule of ``backoff``."""
+    _check_names(cls)
+    for name in SOURCES:
+        _check_source(cls, name)
+    _check_values(cls)
+    if cls.backoff is not None:
+        seconds(cls.backoff, 1)
 
 
 def _check_names(cls: type[FdbTask]) -> None:
@@ -337,24 +355,18 @@ def _check_names(cls: type[FdbTask]) -> None:
             )
 
 
-def _as_function(cls: type[FdbTask], name: str) -> None:
+def _check_source(cls: type[FdbTask], name: str) -> None:
     source = inspect.getattr_static(cls, name)
     if callable(source) and not isinstance(source, staticmethod):
         setattr(cls, name, staticmethod(source))  # else it would be a method
-
-
-def _check_source(cls: type[FdbTask], name: str) -> None:
-    _as_function(cls, name)
-    source = inspect.getattr_static(cls, name)
-    if isinstance(source, staticmethod) or source is None:
-        return
-    if not isinstance(source, str):
+    elif not isinstance(source, str | staticmethod | None):
         raise _unusable(cls, name, source, "the name of an argument, or a function of (args, kwargs)")
-    if "run" in vars(cls):
-        _check_argument(cls, name, source)
 
 
-def _check_argument(cls: type[FdbTask], name: str, argument: str) -> None:
+def _check_argument(cls: type[FdbTask], name: str) -> None:
+    argument = inspect.getattr_static(cls, name)
+    if not isinstance(argument, str) or "run" not in vars(cls):
+        return
     parameters = inspect.signature(cls.run).parameters
     if argument in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return

@@ -73,10 +73,31 @@ def test_a_function_in_task_annotations_is_one_of_args_and_kwargs(app, sent):
     assert keys(sent()) == ["c/acme"]
 
 
-def test_a_wrong_value_in_task_annotations_is_an_error(app):
-    app.conf.task_annotations = {"charge": {"max_in_flight": "2"}}
-    with pytest.raises(OptionError, match="It takes a whole number"):
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_in_flight": "2"}, "It takes a whole number"),
+        ({"max_inflight": 2}, "Did you mean max_in_flight?"),
+        ({"fair_key": 7}, "the name of an argument"),
+        ({"backoff": "procesing-queue"}, "Did you mean processing-queue?"),
+    ],
+)
+def test_a_wrong_option_in_task_annotations_is_an_error(app, options, text):
+    app.conf.task_annotations = {"charge": options}
+    with pytest.raises(InvalidArgument) as raised:
         define(app)
+    assert text in str(raised.value)
+
+
+def test_an_argument_named_for_all_tasks_is_the_key_of_those_that_have_it(app, sent):
+    app.conf.task_annotations = {"*": {"fair_key": "order_id"}}
+
+    @app.task(name="other", shared=False)
+    def other(): ...
+
+    app.tasks["other"].delay()
+    define(app).delay("acme", order_id="7")
+    assert keys(sent()) == [None, "7"]
 
 
 def test_no_value_is_no_key(app, sent):
@@ -105,6 +126,13 @@ def test_a_retry_has_the_key_of_a_property_too(app, sent):
     with pytest.raises(Retry):
         task.retry(countdown=0)
     assert keys(sent()) == ["acme"]
+
+
+def test_a_stamp_with_the_name_of_a_property_is_no_key(app, sent):
+    signature = define(app).s("a")
+    signature.stamp(MessageGroupId=["x", "y"])
+    signature.apply_async()
+    assert keys(sent()) == [None]
 
 
 def test_a_retry_keeps_the_key_of_the_first_attempt(app, sent):
@@ -255,9 +283,25 @@ def test_limits_are_set_where_the_task_itself_says_it_goes(app, broker, options)
     assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
 
 
+@pytest.mark.parametrize("options", [{"exchange": ""}, {"queue": "money", "exchange_type": "direct"}])
+def test_limits_are_set_where_the_options_of_a_call_send_it(app, broker, options):
+    app.conf.task_default_exchange_type = app.conf.task_create_missing_queue_exchange_type = "topic"
+    broker.declare("money")
+    define(app, max_in_flight=1).apply_async(("a",), routing_key="money" if "exchange" in options else None, **options)
+    assert broker.queue("money").stats().ready == 1
+    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
+
+
 def test_limits_are_set_for_a_queue_that_is_not_yet_bound_to_its_exchange(app, broker):
     app.conf.task_queues = [Queue("money", Exchange("shop", type="topic"), routing_key="#")]
     define(app, max_in_flight=1).apply_async(("a",), queue="money")
+    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
+    assert broker.queue("money").stats().ready == 1
+
+
+def test_a_task_with_limits_goes_where_the_route_of_another_name_leads(app, broker):
+    app.conf.task_routes = {"vip": {"queue": "money"}, "charge": {"queue": "mail"}}
+    define(app, max_in_flight=1).apply_async(("a",), route_name="vip")
     assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
     assert broker.queue("money").stats().ready == 1
 
