@@ -15,7 +15,13 @@ from typing import Any
 from weakref import ref
 
 from amqp import spec
-from amqp.exceptions import ChannelError, ConsumerCancelled, NotAllowed, PreconditionFailed
+from amqp.exceptions import (
+    ChannelError,
+    ConsumerCancelled,
+    NotAllowed,
+    PreconditionFailed,
+    RecoverableConnectionError,
+)
 from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
@@ -165,8 +171,10 @@ class Channel(DeclaringChannel):
     ) -> str:
         """Raises 404 for a queue that is not there, 406 for what is not supported, 530 for a tag that is in use.
 
-        When the queue is deleted, a drain calls ``on_cancel`` with the tag, or raises ``ConsumerCancelled``.
+        When the queue is deleted, a drain calls ``on_cancel`` with the tag, or raises ``ConsumerCancelled``. A channel
+        that is closed raises a connection error.
         """
+        self._require_open()
         for what, given in {"exclusive": kwargs.get("exclusive"), **(kwargs.get("arguments") or {})}.items():
             if what in ONE_OF_SEVERAL:
                 _refuse(given, f"{what} consumers", "basic_consume", ONE_OF_SEVERAL[what])
@@ -204,6 +212,11 @@ class Channel(DeclaringChannel):
             self.no_ack_consumers.add(consumer_tag)
         return consumer_tag
 
+    def _require_open(self) -> None:
+        """Raises py-amqp's error: nothing would ever release what a closed channel is given, or end its consumers."""
+        if self.closed:
+            raise RecoverableConnectionError("the channel is closed. Open another one: connection.channel()")
+
     def basic_cancel(self, consumer_tag: str) -> None:
         """Cancel a consumer. Messages claimed for it and not handed out return to their places at once."""
         subscription = self._forget_consumer(consumer_tag)
@@ -234,8 +247,10 @@ class Channel(DeclaringChannel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Claim one message now; None if there is none, or the queue has an active consumer. Raises 404.
 
-        A message that waits for a consumer of this channel comes first: it was claimed earlier.
+        A message that waits for a consumer of this channel comes first: it was claimed earlier. A channel that is
+        closed raises a connection error.
         """
+        self._require_open()
         tag, hand = next_tag(), list[Delivery]()
         self.engine.queues.got_from(queue)
 

@@ -424,6 +424,16 @@ class Broker:
         raw = channel.basic_get(queue, no_ack=no_ack)
         return None if raw is None else self._deliver(step.channel, raw, queue, None, no_ack=no_ack)
 
+    def ask_closed(self, step: Step, queue: str) -> dict[str, str]:
+        """What a channel that was closed says to a get, and to a consumer."""
+        closed = self.connection(CHANNELS[step.channel]).channel()
+        closed.close()
+        asked = {
+            "get": lambda: closed.basic_get(queue),
+            "consume": lambda: Queue(queue, channel=closed).consume("late", lambda message: None),
+        }
+        return {what: _answer(ask) for what, ask in asked.items()}
+
     def consume(self, step: Step, queue: str, tag: str, no_ack: bool = False) -> str:
         opened = self.channel(step.channel)
         if self.is_short(queue):
@@ -507,6 +517,14 @@ class Broker:
     def close_connection(self, step: Step) -> None:
         self.channel(step.channel)
         self._close_connection(CHANNELS[step.channel])
+
+
+def _answer(ask: Callable[[], object]) -> str:
+    """The name of the error, or of what it returns."""
+    try:
+        return type(ask()).__name__
+    except Exception as error:
+        return type(error).__name__
 
 
 def _label(body: Any) -> str:

@@ -25,10 +25,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from amqp.exceptions import RecoverableConnectionError
 from celery._state import _task_stack
 from celery.exceptions import WorkerShutdown
 from kombu import Connection, Queue
@@ -149,6 +151,16 @@ class TestErrors:
         connection.transport.close_connection(connection.transport)
         with pytest.raises(OperationalError, match="closed"):
             channel.basic_publish("x", routing_key="q")
+
+    def test_a_closed_channel_takes_nothing(self, connection: Connection) -> None:
+        """It would keep its message, and its consumer, until the process ends."""
+        channel, other = connection.channel(), connection.default_channel
+        other.basic_publish("x", routing_key="q")
+        channel.close()
+        for ask in (channel.basic_get, partial(channel.basic_consume, no_ack=False, callback=pytest.fail)):
+            with pytest.raises(RecoverableConnectionError, match="the channel is closed"):
+                ask("q")
+        assert other.queue_declare("q", passive=True)[1:] == (1, 0)
 
 
 class TestStoppingWorker:

@@ -72,6 +72,12 @@ ONCE_DIFFERENT = {
         step(0, "leave_exclusive", auto_delete=True),
         step(1, "leave_exclusive", auto_delete=False),
     ],
+    "a closed channel that is asked for messages": [
+        step(0, "declare_queue", queue="q0"),
+        step(1, "publish", exchange="", key="q0"),
+        step(2, "ask_closed", queue="q0"),
+        step(3, "close_connection"),
+    ],
     "a property that is none": [
         step(0, "declare_queue", queue="q0"),
         step(1, "publish", exchange="", key="q0", correlation_id=None),
