@@ -16,7 +16,7 @@ from kit.whole.mortal import Killed, MortalDatabase
 
 from celery_fdb.history import layout as history_layout
 from celery_fdb.history import store as history_store
-from celery_fdb.history.layout import decode
+from celery_fdb.history.layout import RunGroup
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
 from celery_fdb.history.recorder import HistoryDuty
@@ -146,7 +146,7 @@ class Stage:
         if tag == "segment" and len(of) == 2:
             groups = [each for key, each in rows.items() if key.startswith(keys.groups(of[0]))]
             return keys.segment(of[0]) in rows and int.from_bytes(value, "little") == sum(
-                len(decode(g)) for g in groups
+                len(RunGroup.decode(g)) for g in groups
             )
         if tag == "in":
             group = history_layout.GroupId(*(of[2:4] if of[1] == "group" else of[3:5]))

@@ -554,6 +554,8 @@ class Dispatch:
 
         It was planned before a queue was declared anew, or a consumer has ended since.
         """
+        if not (single or self.single or plan.consumers):
+            return True
         self.note_single(plan.queues, single)
         consumers = self.consumers
         return all(consumers.get(queue) == plan.consumers.get(queue) for queue in plan.queues)
@@ -679,17 +681,21 @@ class Dispatch:
 
     def _choose(self, queue: str) -> Subscription | None:
         """The next consumer with room, in turn; None if none has."""
-        for chosen in self._served(queue):
-            if queue not in self.single:
-                self._by_queue[queue].rotate(-1)
+        subscriptions = self._by_queue.get(queue)
+        if subscriptions is None:
+            return None
+        is_single = queue in self.single
+        for _ in range(1 if is_single else len(subscriptions)):
+            chosen = subscriptions[0]
+            if not is_single:
+                subscriptions.rotate(-1)
             if chosen.no_ack or chosen.credit.has_room:
                 return chosen
         return None
 
     def _served(self, queue: str) -> list[Subscription]:
         """Its consumers that may get messages, the next one first."""
-        subscriptions = self._by_queue.get(queue, ())
-        return list(islice(subscriptions, 1 if queue in self.single else None))
+        return list(islice(self._by_queue[queue], 1 if queue in self.single else None))
 
     def next(self, hand: list[Arrival]) -> Arrival | None:
         """Put the next waiting message into ``hand``, from the channels in turn; None if none may be handed out."""

@@ -145,7 +145,7 @@ def test_eager_tasks_run_once_beside_one_that_fails(app: Celery, database: None)
     with TestCase.captureOnCommitCallbacks(execute=True):
         for number in (7, 8, 9):
             django.delay(app.tasks["eager"], number)
-    assert ran == [7, 8, 9]
+    assert sorted(ran) == [7, 8, 9]  # rows of one millisecond have no order
     assert rows() == 1
 
 
