@@ -49,8 +49,8 @@ can't be found. The dedup id (``engine/messages/publish.py``) is the header ``de
 ``MessageDeduplicationId``, a property or header, as users of SQS write it. Its window is the header ``dedup_window``
 (seconds), else the option of that name. An outbox has an id of its own beside it, the header ``once_id`` with the
 window ``once_window``. A retry or a replacement (``self.replace``) is never a duplicate: Celery hands a task's id on to
-it. It is recognised by ``retries``, or as its own parent: tasks behind it have ``replaced_task_nesting``, too, and may
-be duplicates. With protocol 1, ``transport/worker.py`` puts ``retries`` among the headers.
+it. It is recognised by ``retries``, or by ``replaced_task_nesting`` if it is its own parent: tasks behind it have the
+nesting, too, and may be duplicates. With protocol 1, ``transport/worker.py`` puts ``retries`` among the headers.
 """
 
 from __future__ import annotations
@@ -449,8 +449,9 @@ def steered_by(
 
 def _goes_on(headers: Mapping[str, Any]) -> bool:
     """Whether this message continues a task that was published before."""
-    task_id = headers.get("id")
-    return bool(headers.get("retries") or (task_id and task_id == headers.get("parent_id")))
+    # Without the nesting, a task has published a duplicate under its own id.
+    is_replacement = headers.get("replaced_task_nesting") and headers.get("id") == headers.get("parent_id")
+    return bool(headers.get("retries") or is_replacement)
 
 
 def _window_ms(name: str, given: Any, default_s: float) -> int:

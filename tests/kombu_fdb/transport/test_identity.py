@@ -104,8 +104,19 @@ def test_a_task_that_goes_on_is_no_duplicate_of_itself(app, broker):
     send.apply_async((1,), headers={"dedup_id": "order-7"}, task_id="a", retries=1)
     send.apply_async((1,), headers={"dedup_id": "order-7"}, task_id="a", parent_id="a", replaced_task_nesting=1)
     send.apply_async((1,), headers={"dedup_id": "order-7"}, task_id="b", parent_id="a", replaced_task_nesting=1)
+    send.apply_async(
+        (1,), headers={"dedup_id": "order-7"}, task_id="c", parent_id="a", retries=1, replaced_task_nesting=1
+    )
     send.apply_async((1,), headers={"dedup_id": "order-7"})
-    assert broker.queue("q").count() == 3
+    assert broker.queue("q").count() == 4
+
+
+def test_a_task_that_is_published_under_the_id_of_its_publisher_is_a_duplicate(app, broker):
+    """The guide says to give duplicates one task id; a task may publish its own next run."""
+    send = app.tasks["send"]
+    send.apply_async((1,), headers={"dedup_id": "order-7"}, task_id="a")
+    send.apply_async((1,), headers={"dedup_id": "order-7"}, task_id="a", parent_id="a")
+    assert broker.queue("q").count() == 1
 
 
 def test_an_eta_that_was_served_is_not_ahead_of_a_worker_whose_clock_is_behind(app, connection, broker):
