@@ -9,7 +9,8 @@ Limits: a task's limits are written into the store for each key it is published 
 
 The process remembers for a minute which keys have them, so a publish to a known key costs nothing more. Then it looks
 again: the queue may have been deleted and declared anew, and another store has other limits. A key that has the task's
-limits already costs one read; a new key, or a changed number, one write.
+limits already costs one read; a new key, or a changed number, one write. If a key's limits have changed since the
+process set them, by newer code or by a person, they stay: two versions of the code would undo each other's.
 
 Options:
 
@@ -143,7 +144,7 @@ def limit_keys(app: Any, key: str, limits: Mapping[str, Any], options: Mapping[s
             broker = Broker.of(channel.client)
             for queue in broker.topology.route(exchange, routing_key) if exchange else [routing_key]:
                 if not _knows((place, queue, key), limits):
-                    _limit(broker.queue(queue), key, limits)
+                    _limit(broker.queue(queue), key, limits, again=_has_set((place, queue, key), limits))
                     _remember((place, queue, key), limits)
 
 
@@ -174,15 +175,23 @@ def _declare(producer: Any, options: Mapping[str, Any]) -> None:
         producer.maybe_declare(each)
 
 
-def _limit(queue: Queue, key: str, limits: Mapping[str, Any]) -> None:
+def _limit(queue: Queue, key: str, limits: Mapping[str, Any], *, again: bool) -> None:
+    """``again``: this process has set them before, so that others of the key's own are newer, and stay."""
     held = queue.limits(key)
-    if any(getattr(held, name) != value for name, value in limits.items()):
+    if all(getattr(held, name) == value for name, value in limits.items()):
+        return
+    if not again or held == queue.limits():
         queue.limit(key, **limits)
 
 
 def _knows(place: tuple[str, str, str], limits: Mapping[str, Any]) -> bool:
     until_s, known = _known.get(place, (0.0, None))
     return known == limits and _clock.monotonic() < until_s
+
+
+def _has_set(place: tuple[str, str, str], limits: Mapping[str, Any]) -> bool:
+    """Whether the process has set these limits, however long ago."""
+    return place in _known and _known[place][1] == limits
 
 
 def _remember(place: tuple[str, str, str], limits: Mapping[str, Any]) -> None:

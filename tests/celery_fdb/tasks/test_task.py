@@ -333,6 +333,26 @@ def test_a_queue_that_was_deleted_gets_the_limits_again(app, broker, monkeypatch
     assert broker.queue("q").limits("charge") == KeyLimits(max_in_flight=1)
 
 
+def test_limits_that_were_changed_since_stay(app, broker, monkeypatch):
+    """By newer code while processes with the old one go on, or by a person."""
+    clock = ManualClock()
+    monkeypatch.setattr("celery_fdb.tasks.task._clock", clock)
+    task = define(app, max_in_flight=1)
+    task.delay("a")
+    broker.queue("q").limit("charge", max_in_flight=5)
+    for _ in range(2):
+        clock.advance(KNOWN_S)
+        task.delay("a")
+    assert broker.queue("q").limits("charge") == KeyLimits(max_in_flight=5)
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete("q")
+    broker.declare("q")
+    broker.queue("q").limit_every_key(max_in_flight=9)
+    clock.advance(KNOWN_S)
+    task.delay("a")
+    assert broker.queue("q").limits("charge") == KeyLimits(max_in_flight=1)
+
+
 # -- dedup ------------------------------------------------------------------------------------------------------------
 
 
