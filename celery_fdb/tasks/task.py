@@ -247,7 +247,7 @@ class FdbTask(Backoff, Task):
     def replace(self, sig: Any) -> Any:
         """As Celery's. The task that gets the id of this one may have its dedup id, too, and is no duplicate of it."""
         heir = sig
-        while isinstance(heir, _chain | chord) and heir.tasks:
+        while isinstance(heir, chord) or (isinstance(heir, _chain) and heir.tasks):  # a chord's header may be empty
             heir = heir.body if isinstance(heir, chord) else heir.tasks[-1]
         if not isinstance(heir, group | _chain | chord):
             heir.set(headers={**(heir.options.get("headers") or {}), "dedup_id": ""})

@@ -389,6 +389,7 @@ REPLACEMENTS = {
     "a chain that ends in it": lambda again, other: chain(other, chain(other, again)),
     "a chord with it as body": lambda again, other: chord([other, other], again),
     "a chord with it behind its body": lambda again, other: chord([other, other], chain(other, again)),
+    "a chord without a header": lambda again, other: chain(other, chord([], again)),
     "a group": lambda _again, other: group(other, other),
 }
 
