@@ -384,6 +384,22 @@ def test_an_entry_is_committed_before_its_action_whatever_atomic_requests_says(
     assert depths == [depths[0]] * 2
 
 
+def test_an_admin_site_may_return_the_views_as_they_are() -> None:
+    from django.contrib.admin import AdminSite
+
+    from celery_fdb.contrib.django.admin import QueueAdmin
+    from celery_fdb.contrib.django.models import Queue
+
+    class Open(AdminSite):
+        def admin_view(self, view: Any, cacheable: bool = False) -> Any:
+            del cacheable
+            return view
+
+    site = Open()
+    site.register(Queue, QueueAdmin)
+    assert any("celery_fdb/queue/" in str(each.pattern) for each in site.get_urls())
+
+
 def test_a_cancelled_task_is_revoked(
     url: str, configure: Callable[..., None], operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
