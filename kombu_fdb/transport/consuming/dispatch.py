@@ -446,15 +446,20 @@ class Dispatch:
                 self._credits.append(subscription.credit)
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove a consumer. What was waiting for it, or is arriving for it alone, is leaving from now on."""
+        """Remove a consumer. What was waiting for it, or is arriving for it alone, is leaving from now on.
+
+        May be repeated, for what a claim has brought meanwhile.
+        """
         with unless_mine(self._lock):
             subscriptions = self._by_queue.get(subscription.queue, deque())
             if subscription in subscriptions:
                 subscriptions.remove(subscription)
             subscription.credit.inbox.withdraw(lambda each, _: each is subscription, self._leaving)
-            for each in list(self.arriving) if subscription.queue in self.single else ():
+            # Once its last consumer is removed, it is not known any more whether the queue serves one at a time.
+            for each in list(self.arriving) if subscription.queue in self.single or not subscriptions else ():
                 if each.queue == subscription.queue:
-                    self._leaving.add(each.lease)
+                    if each.leased:
+                        self._leaving.add(each.lease)
                     with suppress(ValueError):  # its claim was given up
                         self.arriving.remove(each)
             if not subscriptions and self._by_queue.pop(subscription.queue, None) is not None:

@@ -586,7 +586,7 @@ class Fetcher:
 
     def _begin_times_to_run(self, found: Iterable[Delivery]) -> None:
         """Start the times to run at the claim: a loop that hangs must not keep the messages that wait for it either."""
-        for each in found:
+        for each in list(found):  # a copy: where a consumer ends meanwhile, its messages are taken out
             if each.ttr_ms and each.leased:
                 self.client.watch(
                     each,

@@ -15,8 +15,10 @@ from kombu import Connection
 
 from kombu_fdb import Broker
 from kombu_fdb.engine.facade.messages import Messages
+from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.testing.memory import MemoryDatabase
+from kombu_fdb.transport.consuming import receiver
 from kombu_fdb.transport.consuming.fetcher import Fetcher
 
 DEADLINE_S = 60.0
@@ -110,6 +112,48 @@ def test_what_a_claim_has_leased_goes_back_before_another_begins(
     monkeypatch.setattr(Messages, "claim", lease_and_end)
     drain(connection)
     assert claimed.wait(DEADLINE_S)
+    assert taken + take(broker, 2) == [b"0", b"1", b"2"]
+
+
+def test_what_a_claim_brings_while_its_last_consumer_leaves_goes_back_before_another_begins(
+    broker: Broker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is slow, so the channel does not wait for the turn. It has removed its consumer once by then."""
+    claim, lease, remove = ClientSession.claim, Messages.claim, Client.remove_consumer
+    leaves, concluded, left = threading.Event(), threading.Event(), threading.Event()
+    channel, taken = connection.default_channel, list[bytes]()
+    closing = threading.Thread(target=channel.close)
+
+    def lease_and_close(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(Messages, "claim", lease)
+        found = lease(*arguments, **named)
+        closing.start()
+        assert leaves.wait(DEADLINE_S)
+        return found
+
+    def claim_and_look(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(ClientSession, "claim", claim)
+        try:
+            return claim(*arguments, **named)
+        finally:
+            concluded.set()
+            assert left.wait(DEADLINE_S)
+            taken.extend(take(broker))
+
+    def remove_then(*arguments: Any) -> None:
+        leaves.set()
+        assert concluded.wait(DEADLINE_S)
+        remove(*arguments)
+        left.set()
+
+    monkeypatch.setattr(receiver, "CANCEL_S", 0.0)
+    monkeypatch.setattr(ClientSession, "claim", claim_and_look)
+    monkeypatch.setattr(Messages, "claim", lease_and_close)
+    monkeypatch.setattr(Client, "remove_consumer", remove_then)
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.01)
+    assert left.wait(DEADLINE_S)
+    closing.join(DEADLINE_S)
     assert taken + take(broker, 2) == [b"0", b"1", b"2"]
 
 
