@@ -84,7 +84,8 @@ class Rival:
         self._rung = threading.Event()
         session = engine.sessions.open({}, ttl_s=3_600)
         self._session = ClientSession(engine, Options(), session, NoThreads(), SystemClock())
-        self._member = LineMember(self._rung.set, time.monotonic, random.Random(), 1.0, Contention())
+        self._found: list[Delivery] = []
+        self._member = LineMember(self._rung.set, time.monotonic, random.Random(), 1.0, Contention(), self._found)
         self._member.contention.suspect(QUEUES)
         self._acks: list[Lease] = []
         self._services = 0
@@ -98,38 +99,38 @@ class Rival:
             if not self.began_cpu_s and time.monotonic() >= began_s:
                 before = Tally(claims, messages, self._engine.messages.lost_races, self._services)
                 self.began_cpu_s = time.process_time()
-            hand: list[Delivery] = []
+            self._found.clear()
             try:
-                self._claim(hand)
+                self._claim()
             except StoreUnavailable:
                 break
-            if hand:
-                self._acks = [each.lease for each in hand]
+            if self._found:
+                self._acks = [each.lease for each in self._found]
                 self._session.known.difference_update(self._acks)
-                claims, messages = claims + 1, messages + len(hand)
+                claims, messages = claims + 1, messages + len(self._found)
         now = Tally(claims, messages, self._engine.messages.lost_races, self._services)
         tallies.append(Tally(*(late - early for late, early in zip(now, before, strict=True))))
 
-    def _claim(self, hand: list[Delivery]) -> None:
+    def _claim(self) -> None:
         if self._member.contention.is_contested(QUEUES):
-            self._stand(hand)
+            self._stand()
             return
         try:
-            self._session.claim(QUEUES, WINDOW, acks=self._acks, gives_way=True, hand=hand)
+            self._session.claim(QUEUES, WINDOW, acks=self._acks, gives_way=True, found=self._found)
             self._acks = []
         except Outrun:
             self._member.contention.contest(QUEUES)
 
-    def _stand(self, hand: list[Delivery]) -> None:
+    def _stand(self) -> None:
         if not self._member.in_line:
             self._member.join(self._session, QUEUES, WINDOW, self._acks)
             self._acks = []
         self._rung.clear()
-        self._member.attend(self._engine, hand)
+        self._member.attend(self._engine)
         if self._member.is_first:
             self._services += 1
-            self._member.serve(QUEUES, hand)
-        elif not hand and self._member.in_line:
+            self._member.serve(QUEUES)
+        elif not self._found and self._member.in_line:
             self._rung.wait(self._member.next_look_s())
 
 

@@ -52,7 +52,7 @@ class Connection:
         self.client = client
         self.held: set[Lease] = set()
         #: What each claim that is under way brings, or has just brought.
-        self.hands: dict[int, list[Delivery]] = {}
+        self.arriving: dict[int, list[Delivery]] = {}
         #: Its tag as a consumer, where only one may be active (``engine/scheduling/single.py``).
         self.tag = f"broker-{next(_connections)}"
         #: Whether it has ever claimed: then it may be the active consumer of a queue.
@@ -118,7 +118,7 @@ class Connection:
         """The leases of all jobs that are held, or that a claim has just brought."""
         with unless_mine(self._lock):
             held, self.held = self.held, set()
-        return held.union(each.lease for hand in list(self.hands.values()) for each in list(hand))
+        return held.union(each.lease for found in list(self.arriving.values()) for each in list(found))
 
     def hold(self, found: Sequence[Delivery]) -> bool:
         """False if it was closed while these were claimed."""

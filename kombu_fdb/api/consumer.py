@@ -11,8 +11,8 @@ A take that waits while others take from the same queues stands in a line with t
 it looks at the line, only the first one there watches the queues, and a take that stops waiting leaves the line. A take
 that does not wait (``timeout=0``) claims past the line.
 
-At every moment, a claimed message is in a hand, then held, then a job's; after an exception at any line (a signal
-handler's) it is released uncounted, as the program has not seen it. ``poll_interval`` is the interval of an idle
+At every moment, a claimed message is in :attr:`Take.found`, then held, then a job's; after an exception at any line (a
+signal handler's) it is released uncounted, as the program has not seen it. ``poll_interval`` is the interval of an idle
 consumer's safety look (``options.py``); jobs are noticed by watches.
 
 The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (:mod:`kombu_fdb.aio`).
@@ -102,7 +102,7 @@ class Wait:
         self._queues = take.queues
         self._consumed: dict[object, Collection[str]] | None = None
         longest_s = min(connection.options.poll_interval, connection.options.operation_timeout)
-        self.member = LineMember(ring, connection.now_s, SystemRandom(), longest_s, connection.contention)
+        self.member = LineMember(ring, connection.now_s, SystemRandom(), longest_s, connection.contention, take.found)
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +166,10 @@ T = TypeVar("T")
 
 
 class Take(NamedTuple):
-    """What to take, and until when. ``in_order``: always from the first of the queues on, not from each in turn."""
+    """What to take, and until when. ``in_order``: always from the first of the queues on, not from each in turn.
+
+    ``found``: what was claimed, until there are jobs of it. One step at a time uses it.
+    """
 
     connection: Connection
     queues: Sequence[str]
@@ -175,6 +178,7 @@ class Take(NamedTuple):
     #: Whether it waits; otherwise it looks only once.
     waits: bool
     in_order: bool
+    found: list[Delivery]
 
     @classmethod
     def of(
@@ -182,7 +186,7 @@ class Take(NamedTuple):
     ) -> Self:
         """``timeout``: None for no limit, 0 for a single look. Raises ``InvalidArgument``."""
         timeout_s = _checked(queues, limit, timeout)
-        return cls(connection, queues, limit, connection.now_s() + timeout_s, timeout_s > 0, in_order)
+        return cls(connection, queues, limit, connection.now_s() + timeout_s, timeout_s > 0, in_order, [])
 
     @property
     def left_s(self) -> float:
@@ -208,35 +212,36 @@ class Take(NamedTuple):
         """Leave the line. Returns what was granted while the time ran out."""
         return self._jobs(member.leave) if member.in_line else []
 
-    def _jobs(self, claim: Callable[[list[Delivery]], object]) -> list[Job]:
-        """Claim, and make jobs. Messages are in the hand first, then in jobs, which are dropped if the caller fails."""
-        connection, hand = self.connection, list[Delivery]()
+    def _jobs(self, claim: Callable[[], object]) -> list[Job]:
+        """Claim, and make jobs of what was found, which are dropped if the caller fails."""
+        connection, found = self.connection, self.found
         try:
             _ = connection.engine  # of an open broker
             connection.taken = True
-            connection.hands[id(hand)] = hand
-            self.in_time(partial(claim, hand))
-            if hand and not connection.hold(hand):
-                _let_go(connection, hand)
+            connection.arriving[id(found)] = found
+            self.in_time(claim)
+            if found and not connection.hold(found):
+                connection.let_go([each.lease for each in found])
                 return []
-            for each in hand:
+            for each in found:
                 connection.watch(each)
-            return [Job(connection, each) for each in hand]
+            return [Job(connection, each) for each in found]
         except BaseException:  # from a signal handler: the program has not seen them
-            _let_go(connection, hand)
+            connection.let_go([each.lease for each in found])
             raise
         finally:
-            connection.hands.pop(id(hand), None)
+            connection.arriving.pop(id(found), None)
+            found.clear()
 
-    def _claim(self, member: LineMember | None, hand: list[Delivery]) -> None:
+    def _claim(self, member: LineMember | None) -> None:
         contested = self.connection.contention.is_contested(self.queues)
         if member is not None and (member.in_line or contested):  # else another thread has ended the contention
             with suppress(SessionLost):  # the next look uses another session
-                self._stand(member, hand)
+                self._stand(member)
         else:
-            self._claim_alone(hand, gives_way=member is not None)
+            self._claim_alone(gives_way=member is not None)
 
-    def _claim_alone(self, hand: list[Delivery], *, gives_way: bool) -> None:
+    def _claim_alone(self, *, gives_way: bool) -> None:
         connection, names = self.connection, self._in_turn
         consumers = dict.fromkeys(names, connection.tag)
 
@@ -244,22 +249,22 @@ class Take(NamedTuple):
             return not connection.closed
 
         def claim(session: ClientSession) -> None:
-            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, stands=stands, hand=hand)
+            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, stands=stands, found=self.found)
 
         try:
             connection.client.in_session(claim)
         except Outrun:
             connection.contention.contest(names)
 
-    def _stand(self, member: LineMember, hand: list[Delivery]) -> None:
+    def _stand(self, member: LineMember) -> None:
         connection = self.connection
         session = connection.client.session()
         member.belong_to(session)
         if not member.in_line:
             member.join(session, self.queues, self.limit, ())
-        member.attend(connection.engine, hand)
-        if not hand and member.is_first:
-            member.serve(self._in_turn, hand)
+        member.attend(connection.engine)
+        if not self.found and member.is_first:
+            member.serve(self._in_turn)
 
     @property
     def _in_turn(self) -> list[str]:
@@ -271,10 +276,6 @@ def _checked(queues: Collection[str], limit: int, timeout: float | None) -> floa
     if not queues or not is_whole(limit, 1):
         raise InvalidArgument("take at least one job from at least one queue", limit=shown(limit), queues=tuple(queues))
     return inf if timeout is None else max(seconds("timeout", timeout), 0.0)
-
-
-def _let_go(connection: Connection, hand: Sequence[Delivery]) -> None:
-    connection.let_go([each.lease for each in hand])
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------

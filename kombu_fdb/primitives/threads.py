@@ -213,13 +213,13 @@ def in_hub() -> bool:
     return eventlet is not None and hub is not None and hub.greenlet is eventlet.getcurrent()
 
 
-def move(source: deque[T], hand: list[T], most: int | None = None) -> bool:
-    """Move items from the front, up to ``most``, into ``hand``. False if ``hand`` is empty then.
+def move(source: deque[T], target: list[T], most: int | None = None) -> bool:
+    """Move items from the front, up to ``most``, to the end of ``target``. False if that is empty then.
 
     In one call into C, where no thread and no exception of a signal handler can come in: each item is in one of both.
     """
     try:  # noqa: SIM105 - suppress is Python
-        hand.extend(islice(iter(source.popleft, None), most))
-    except IndexError:  # there are no more; those before are in the hand
+        target.extend(islice(iter(source.popleft, None), most))
+    except IndexError:  # there are no more; those before are in the target
         pass
-    return bool(hand)
+    return bool(target)

@@ -501,13 +501,13 @@ class Client:
         self.nudge()
 
     def _release_pending(self) -> None:
-        hand: list[Lease] = []
+        leases: list[Lease] = []
         try:
-            while move(self._returns, hand, MOST_LEASES):
-                self._release(hand)
-                hand.clear()
+            while move(self._returns, leases, MOST_LEASES):
+                self._release(leases)
+                leases.clear()
         except BaseException:
-            self._returns.extendleft(reversed(hand))
+            self._returns.extendleft(reversed(leases))
             raise
 
     def later(self, call: Callable[[], object]) -> None:

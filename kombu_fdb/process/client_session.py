@@ -4,10 +4,12 @@ Model. A session is *open* until :meth:`ClientSession.close`, or until a process
 and the owner opens another one, which inherits nothing. Two threads maintain a session (``session_threads.py``), by
 steps of their own (``duty_cycle.py``).
 
-A claim is *under way* from before its transaction begins until its messages are recorded as known. A claim that ends in
-between (the answer was lost, the commit may still succeed, an exception came out of a signal handler at any line) is
-*suspect*: the duties thread, or the next claim, makes sure that it holds nothing and never will (``Sessions.recover``).
-Nothing here takes a lock, so no exception can leave one behind; single operations of dictionaries and sets are atomic.
+A claim is *under way* from before its transaction begins until its messages are known, and are in the list that its
+owner gave it when it began. From then on the owner answers for them (``transport/consuming/dispatch.py``,
+``api/consumer.py``). A claim that ends in between (the answer was lost, the commit may still succeed, an exception came
+out of a signal handler at any line) is *suspect*, and empties that list: the duties thread, or the next claim, makes
+sure that it holds nothing and never will (``Sessions.recover``). Nothing here takes a lock, so no exception can leave
+one behind; single operations of dictionaries and sets are atomic.
 
 A claim that is given up does not commit any more, unless its commit was already sent; then its recovery releases what
 it leased. A consumer that ends gives up the claims that are under way for it. What these and the suspect claims hold is
@@ -61,12 +63,13 @@ class Threads(Protocol):
 
 
 @dataclass(slots=True)
-class _Underway:
+class _Claim:
     """A claim or demand that is under way. A look updates this object only, so one that was given up stays given up.
 
-    ``tags``: the consumers for which it claims, where only one is active.
+    ``found``: its owner's list, empty at first. ``tags``: the consumers for which it claims, where only one is active.
     """
 
+    found: list[Delivery]
     seen_s: float
     tags: Collection[str] = ()
 
@@ -86,9 +89,9 @@ class ClientSession:
         self._engine = engine
         self._options = options
         #: Each claim that is under way, by the first number of its leases, as last seen.
-        self._claims: dict[int, _Underway] = {}
+        self._claims: dict[int, _Claim] = {}
         #: Claims that have ended with an unknown outcome.
-        self._suspects: dict[int, _Underway] = {}
+        self._suspects: set[int] = set()
         #: Demands that have ended for good: the next join clears their rows.
         self._over: set[int] = set()
         self._clock = clock
@@ -124,7 +127,7 @@ class ClientSession:
         consumers: Mapping[str, str] | None = None,
         gives_way: bool = False,
         stands: Callable[[Collection[str]], bool] = lambda _: True,
-        hand: list[Delivery] | None = None,
+        found: list[Delivery] | None = None,
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
@@ -134,16 +137,16 @@ class ClientSession:
         ``stands``: as in ``ClaimTerms``; false if one of the ``consumers`` has ended, as :meth:`end_consumers` can't
         give up a claim that begins later.
 
-        ``hand``: an empty list for what is found, so that the caller knows what to release even if a signal handler
-        raises between the end of this call and the caller's next line.
+        ``found``: an empty list to put them into, which is returned: its owner has them even if a signal handler raises
+        before the next line.
         """
-        hand = [] if hand is None else hand
         first = self._engine.messages.reserve()
-        underway = self._claims[first] = _Underway(self._clock.monotonic(), (consumers or {}).values())
+        tags = (consumers or {}).values()
+        claim = self._claims[first] = _Claim([] if found is None else found, self._clock.monotonic(), tags)
         try:
             if self._suspects:
                 self.recover()
-            found = self._engine.messages.claim(
+            deliveries = self._engine.messages.claim(
                 self.session_id,
                 queues,
                 limit,
@@ -156,35 +159,35 @@ class ClientSession:
                     lambda single: first in self._claims and stands(single),
                 ),
             )
-            self.known.update([each.lease for each in found if each.queue not in no_ack])
-            hand.extend(found)
-            self._conclude(first, hand, underway)
-            return hand
+            self._conclude(first, claim, deliveries, no_ack)
+            return claim.found
         except BaseException as error:  # the caller's too: a signal handler's, gevent's timeout
-            self._failed(first, error, hand, underway)
+            self._failed(first, claim, error)
             self._claims.pop(first, None)
             raise
 
-    def _conclude(self, first: int, hand: list[Delivery], underway: _Underway | None = None) -> None:
-        """Keep what a claim brought, unless it was given up: because it took too long, or its consumer has ended."""
-        if self._claims.pop(first, None) is None:
-            self.give_up(first, underway)
-            hand.clear()
-
-    def _failed(
-        self, first: int, error: BaseException, hand: list[Delivery], underway: _Underway | None = None
+    def _conclude(
+        self, first: int, claim: _Claim, deliveries: Sequence[Delivery], no_ack: Collection[str] = ()
     ) -> None:
+        """Keep what a claim brought, unless it was given up: because it took too long, or its consumer has ended."""
+        self.known.update([each.lease for each in deliveries if each.queue not in no_ack])
+        claim.found.extend(deliveries)
+        if self._claims.pop(first, None) is None:
+            self.give_up(first)
+            claim.found.clear()
+
+    def _failed(self, first: int, claim: _Claim, error: BaseException) -> None:
         """Give up a claim or demand of unknown outcome; if the session was fenced, note that it is lost."""
         if isinstance(error, SessionLost):
             self.lose()
             self._claims.pop(first, None)
         elif not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown):
-            self.give_up(first, underway)
-            hand.clear()
+            self.give_up(first)
+            claim.found.clear()
 
-    def give_up(self, first: int, underway: _Underway | None = None) -> None:
+    def give_up(self, first: int) -> None:
         """Give up a claim that may have leased, or may yet, unknown messages. Never blocks; for finalizers, too."""
-        self._suspects[first] = underway or self._claims.get(first) or _Underway(self._clock.monotonic())
+        self._suspects.add(first)
         self._claims.pop(first, None)  # only now: a claim that ends meanwhile sees that it was given up
         self.threads.ring()
 
@@ -194,40 +197,46 @@ class ClientSession:
         """Make the demand to :meth:`join` with, so that the caller can give it up whatever interrupts the join."""
         return Demand(line, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
 
-    def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease]) -> None:
-        """:meth:`~kombu_fdb.engine.facade.messages.Messages.join` for this session."""
+    def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease], granted: list[Delivery]) -> None:
+        """:meth:`~kombu_fdb.engine.facade.messages.Messages.join` for this session.
+
+        ``granted``: the list into which the verbs below put what the demand gets, as ``found`` of :meth:`claim`.
+        """
         self.recover()
-        self._claims[demand.first] = _Underway(self._clock.monotonic())
+        claim = self._claims[demand.first] = _Claim(granted, self._clock.monotonic())
         over = list(self._over)[:MOST_CLEARED]
         try:
             self._engine.messages.join(demand, acks, queues=queues, over=over)
             self._over.difference_update(over)
         except BaseException as error:
-            self._failed(demand.first, error, [])
+            self._failed(demand.first, claim, error)
             self._claims.pop(demand.first, None)
             raise
 
-    def look(self, demand: Demand, hand: list[Delivery], *, fired: bool = False) -> Standing:
-        """How the demand stands, and what it was granted; ``hand`` as in :meth:`claim`."""
-        underway = self._claims.get(demand.first)
-        if underway is not None:
-            underway.seen_s = self._clock.monotonic()
+    def _seen(self, demand: Demand) -> _Claim:
+        """Note that its owner looks after it. Of one that was given up, nothing comes to its owner any more."""
+        claim = self._claims.get(demand.first) or _Claim([], 0.0)
+        claim.seen_s = self._clock.monotonic()
+        return claim
+
+    def look(self, demand: Demand, *, fired: bool = False) -> Standing:
+        """How the demand stands."""
+        claim = self._seen(demand)
         try:
-            standing, found = self._engine.messages.look(demand, fired=fired)
+            standing, deliveries = self._engine.messages.look(demand, fired=fired)
             if not standing.waits:
-                self._receive(demand, found, hand)
+                self._receive(demand, claim, deliveries)
             return standing
         except BaseException as error:
-            self._failed(demand.first, error, hand)
+            self._failed(demand.first, claim, error)
             raise
 
     def glance(
         self, consumers: Sequence[tuple[str, str]], keys: Sequence[bytes], demand: Demand | None
     ) -> tuple[list[tuple[str, str]], dict[bytes, bytes | None]]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.glance` of the owner of this demand, if it has one."""
-        underway = None if demand is None else self._claims.get(demand.first)
-        if underway is not None:
-            underway.seen_s = self._clock.monotonic()
+        if demand is not None:
+            self._seen(demand)
         try:
             return self._engine.messages.glance(self.session_id, consumers, keys)
         except SessionLost:
@@ -235,39 +244,34 @@ class ClientSession:
             raise
 
     def serve(
-        self,
-        demand: Demand,
-        queues: Sequence[str],
-        rows: Sequence[Waiter],
-        hand: list[Delivery],
-        patience: Callable[[], float],
+        self, demand: Demand, queues: Sequence[str], rows: Sequence[Waiter], patience: Callable[[], float]
     ) -> Served:
-        """Claim for the line; ``hand`` as in :meth:`claim`."""
+        """Claim for the line."""
+        claim = self._seen(demand)
         try:
             served = self._engine.messages.serve(demand, queues, rows, patience)
             if served.deliveries:
-                self._receive(demand, served.deliveries, hand)
+                self._receive(demand, claim, served.deliveries)
             return served
         except BaseException as error:
-            self._failed(demand.first, error, hand)
+            self._failed(demand.first, claim, error)
             raise
 
-    def _receive(self, demand: Demand, found: Sequence[Delivery], hand: list[Delivery]) -> None:
-        self.known.update([each.lease for each in found])
-        hand.extend(found)
-        self._conclude(demand.first, hand)
+    def _receive(self, demand: Demand, claim: _Claim, deliveries: Sequence[Delivery]) -> None:
+        self._conclude(demand.first, claim, deliveries)
         if demand.first not in self._suspects:
             self._over.add(demand.first)
 
-    def leave(self, demand: Demand, hand: list[Delivery]) -> None:
-        """Leave the line; what was granted before is put into ``hand``, as in :meth:`claim`."""
+    def leave(self, demand: Demand) -> None:
+        """Leave the line, with what was granted before."""
+        claim = self._seen(demand)
         try:
             if self._engine.messages.leave(demand):
-                self.look(demand, hand, fired=True)
+                self.look(demand, fired=True)
             elif self._claims.pop(demand.first, None) is not None:
                 self._over.add(demand.first)
         except BaseException as error:
-            self._failed(demand.first, error, hand)
+            self._failed(demand.first, claim, error)
             raise
 
     def end_consumers(self, tags: Collection[str]) -> None:
@@ -275,9 +279,9 @@ class ClientSession:
 
         Raises a ``StoreError``: try again.
         """
-        for first, underway in list(self._claims.items()):
-            if not set(tags).isdisjoint(underway.tags):
-                self.give_up(first, underway)
+        for first, claim in list(self._claims.items()):
+            if not set(tags).isdisjoint(claim.tags):
+                self.give_up(first)
         with suppress(SessionLost):  # then the session's end makes room for others
             self.recover()
 
@@ -294,7 +298,7 @@ class ClientSession:
             except SessionLost:
                 self.lose()
                 raise
-            self._suspects.pop(first, None)
+            self._suspects.discard(first)
             block = range(first, first + LEASES_PER_CLAIM)
             self.known.difference_update([lease for lease in list(self.known) if lease.number in block])
 
@@ -304,9 +308,9 @@ class ClientSession:
         For the duties thread. Raises what :meth:`recover` raises.
         """
         longest_s = CLAIM_TIMEOUTS * self._options.operation_timeout
-        for first, underway in list(self._claims.items()):
-            if self._clock.monotonic() - underway.seen_s > longest_s and self._claims.pop(first, None) is not None:
-                self._suspects[first] = underway
+        for first, claim in list(self._claims.items()):
+            if self._clock.monotonic() - claim.seen_s > longest_s and self._claims.pop(first, None) is not None:
+                self._suspects.add(first)
         self.recover()
 
     def lose(self) -> None:

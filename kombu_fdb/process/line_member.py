@@ -139,9 +139,14 @@ class LineMember:
         spread: Random,
         longest_s: float,
         contention: Contention,
+        granted: list[Delivery],
     ) -> None:
-        """``clock``: seconds since any moment. ``longest_s``: between two looks at most."""
+        """``clock``: seconds since any moment. ``longest_s``: between two looks at most.
+
+        ``granted``: its owner's list, into which its moves put what it gets in the line.
+        """
         self.contention = contention
+        self._granted = granted
         self._ring = ring
         self._clock = clock
         self._spread = spread
@@ -208,7 +213,7 @@ class LineMember:
         self._queues = tuple(queues)
         self._demand = demand = session.demand(line.name(queues), want)
         try:
-            session.join(demand, self._queues, acks)
+            session.join(demand, self._queues, acks, self._granted)
         except BaseException:
             self._end(demand)
             raise
@@ -216,8 +221,8 @@ class LineMember:
             session.give_up(demand.first)
             self._end(demand)
 
-    def attend(self, engine: Engine, hand: list[Delivery]) -> bool:
-        """Look, if that is due, and put what was granted into ``hand``. Returns whether it has become the first one.
+    def attend(self, engine: Engine) -> bool:
+        """Look, if that is due. Returns whether it has become the first one.
 
         Raises what ``ClientSession.claim`` raises.
         """
@@ -228,7 +233,7 @@ class LineMember:
         self._rung = self._fired = False
         self._disarm()
         try:
-            standing = self._of().look(demand, hand, fired=fired)
+            standing = self._of().look(demand, fired=fired)
         except BaseException:
             self._rung, self._fired = True, fired  # it has not seen the change that woke it
             raise
@@ -309,8 +314,8 @@ class LineMember:
         demand = self._demand
         return [] if demand is None else [keys.demand(demand.session, demand.first), *map(keys.bell, self._queues)]
 
-    def serve(self, queues: Sequence[str], hand: list[Delivery]) -> Collection[str]:
-        """As the first one, claim from ``queues`` for all in the line; its own part is put into ``hand``.
+    def serve(self, queues: Sequence[str]) -> Collection[str]:
+        """As the first one, claim from ``queues`` for all in the line.
 
         Returns those of them that have a single active consumer: if there is one, it leaves the line, and has to claim
         for itself. Raises what ``ClientSession.claim`` raises.
@@ -325,9 +330,9 @@ class LineMember:
             takes_s = max(last_s, self._clock() - began_s)
             return _bounded(max(PATIENT * takes_s, LEFT * self._patience_s))
 
-        served = self._of().serve(demand, queues, rows, hand, patience)
+        served = self._of().serve(demand, queues, rows, patience)
         if served.single:
-            self.leave(hand)
+            self.leave()
             self.contention.end(demand.line)
         elif served.ended:
             self._rows, self._rung = None, True  # the next look finds out how
@@ -341,12 +346,12 @@ class LineMember:
             self._rows = [row for row in rows if row.demand == demand]
         return served.single
 
-    def leave(self, hand: list[Delivery]) -> None:
-        """Leave the line; what was granted before is put into ``hand``. Raises what ``ClientSession.claim`` raises."""
+    def leave(self) -> None:
+        """Leave the line, with what was granted before. Raises what ``ClientSession.claim`` raises."""
         demand = self._demand
         if demand is not None:
             self._disarm()
-            self._of().leave(demand, hand)
+            self._of().leave(demand)
             self._end(demand)
 
     def abandon(self) -> None:

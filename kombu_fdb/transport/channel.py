@@ -251,47 +251,47 @@ class Channel(DeclaringChannel):
         closed raises a connection error.
         """
         self._require_open()
-        tag, hand = next_tag(), list[Delivery]()
+        tag, found = next_tag(), list[Delivery]()
         self.engine.queues.got_from(queue)
 
         def claim(session: ClientSession) -> list[Delivery]:
-            return session.claim([queue], 1, no_ack={queue} if no_ack else (), hand=hand)
+            return session.claim([queue], 1, no_ack={queue} if no_ack else (), found=found)
 
         try:
             for _ in range(MOST_EXPIRED):
-                hand.clear()
-                self._take_waiting(queue, hand, 1)
-                if not hand and self.client.in_session(claim):
-                    lease = hand[0].lease
-                    if hand[0].leased:
-                        self.client.watch(hand[0], gone=weakly(self.credit.held.expire, lease, otherwise=None))
-                if hand:
-                    message = self._hand_out(hand[0], tag, no_ack=no_ack)
+                found.clear()
+                self._take_waiting(queue, found, 1)
+                if not found and self.client.in_session(claim):
+                    lease = found[0].lease
+                    if found[0].leased:
+                        self.client.watch(found[0], gone=weakly(self.credit.held.expire, lease, otherwise=None))
+                if found:
+                    message = self._hand_out(found[0], tag, no_ack=no_ack)
                     if message is not None:
                         return message
                 elif not super()._size(queue) or self._is_shut(queue):  # a claim of nothing may have met expired ones
                     break
         except BaseException:  # from a signal handler: the program has not seen the message
             self.credit.held.drop(tag)
-            self.client.release_later([each.lease for each in hand if each.leased])
+            self.client.release_later([each.lease for each in found if each.leased])
             raise
         self._require(queue, "basic_get")
         return None
 
-    def _take_waiting(self, queue: str, hand: list[Delivery], most: int) -> None:
+    def _take_waiting(self, queue: str, taken: list[Delivery], most: int) -> None:
         receiver = self.transport.receiver_if_any
         if receiver is not None:
-            receiver.fetcher.dispatch.take_waiting(self.credit, queue, hand, most)
+            receiver.fetcher.dispatch.take_waiting(self.credit, queue, taken, most)
 
     @amqp_errors("queue_purge")
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
         """Also deletes messages that wait for a consumer of this channel: its program has not seen them."""
-        hand: list[Delivery] = []
+        taken: list[Delivery] = []
         try:
-            self._take_waiting(queue, hand, sys.maxsize)
-            purged = self.client.discard([each.lease for each in hand]) if hand else 0
+            self._take_waiting(queue, taken, sys.maxsize)
+            purged = self.client.discard([each.lease for each in taken]) if taken else 0
         except BaseException:
-            self.client.release_later([each.lease for each in hand])
+            self.client.release_later([each.lease for each in taken])
             raise
         return purged + super().queue_purge(queue, **kwargs)
 

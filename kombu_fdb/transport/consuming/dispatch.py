@@ -424,7 +424,7 @@ class Dispatch:
         self._turns = 0
         #: Channels for which nothing is claimed; emptied when the program drains.
         self.stalled: set[Credit] = set()
-        #: Claimed, and not handed on yet.
+        #: Claimed, and not handed on yet. Claims put what they find into it (``process/client_session.py``).
         self.arriving: list[Delivery] = []
         #: Whether a turn is placing them, or was interrupted while it did.
         self._placing = False
@@ -739,15 +739,15 @@ class Dispatch:
         with unless_mine(self._lock):
             return len(_of_queue(credit, queue))
 
-    def take_waiting(self, credit: Credit, queue: str, hand: list[Delivery], most: int) -> None:
-        """Move up to ``most`` of them into ``hand``, in their order. If this is interrupted, they are leaving."""
+    def take_waiting(self, credit: Credit, queue: str, taken: list[Delivery], most: int) -> None:
+        """Move up to ``most`` of them into ``taken``, in their order. If this is interrupted, they are leaving."""
         with unless_mine(self._lock):
             self._drop_leaving()
-            taken = _of_queue(credit, queue)[:most]
-            leases = [each.lease for each in taken]
+            first = _of_queue(credit, queue)[:most]
+            leases = [each.lease for each in first]
             self._leaving.update(leases)
             self._drop_leaving()
-            hand += taken
+            taken += first
             self._leaving.difference_update(leases)
 
 

@@ -73,7 +73,7 @@ LINE_FIRST_S = 0.25
 class Claiming:
     """How a fetcher claims: directly, or in a line with rivals; and the acks that go along.
 
-    Called by the fetcher's thread; :meth:`abandon` by any. A step calls it twice: :meth:`stand`, before it looks at any
+    Called by the fetcher's thread. A step calls it twice: :meth:`stand`, before it looks at any
     queue, and :meth:`claim`, when it knows which queues are hungry. In between, :meth:`others` are left alone: the
     first of their line looks at them.
     """
@@ -93,8 +93,8 @@ class Claiming:
         """If not, there is no line to stand in. Asked at each turn."""
         return not self._began or self.member.contention.known or self.member.in_line
 
-    def stand(self, session: ClientSession, now: float, hand: list[Delivery]) -> Plan:
-        """Join a line, look at it, or leave it, depending on rivals and room; what was granted is put into ``hand``.
+    def stand(self, session: ClientSession, now: float) -> Plan:
+        """Join a line, look at it, or leave it, depending on rivals and room; what was granted is arriving.
 
         The plan that is returned has the queues of the line if this consumer has just become the first there, else
         none. Raises what ``ClientSession.claim`` raises.
@@ -106,13 +106,13 @@ class Claiming:
         queues = sorted(plan.queues)
         join = partial(member.join, session, queues, plan.limit)
         if member.in_line and (list(member.queues) != queues or member.want > plan.limit):
-            member.leave(hand)  # what it was granted there might not fit any more
+            member.leave()  # what it was granted there might not fit any more
         elif queues and not member.in_line:
             self._with_acks(session, join)
             self._pay_line(queues, now)
-        if hand or not member.attend(self._client.engine, hand):
+        if self._dispatch.arriving or not member.attend(self._client.engine):
             plan.queues = []
-        if queues and not hand and not member.in_line:  # it has just left, or its demand was ended
+        if queues and not self._dispatch.arriving and not member.in_line:  # it has just left, or its demand was ended
             self._with_acks(session, join)
         return plan
 
@@ -150,10 +150,10 @@ class Claiming:
         shared = self._dispatch.shared
         return shared if self.member.contention.is_contested(shared) else set()
 
-    def choose(self, plan: Plan, hand: list[Delivery]) -> None:
+    def choose(self, plan: Plan) -> None:
         """Reduce the plan to what one transaction may claim, the line's queues or the others, and make room for it.
 
-        If that means to leave the line, what was granted there is put into ``hand``; then the plan is void. Raises what
+        If that means to leave the line, what was granted there is arriving; then the plan is void. Raises what
         ``ClientSession.claim`` raises.
         """
         line = self.member.queues
@@ -163,15 +163,15 @@ class Claiming:
         plan.queues = [queue for queue in plan.queues if (queue in line) == of_line]
         if not (of_line or self._dispatch.competing(line).isdisjoint(plan.queues)):
             self._owes_line = True
-            self.member.leave(hand)
+            self.member.leave()
 
-    def claim(self, session: ClientSession, plan: Plan, hand: list[Delivery]) -> None:
-        """Carry out a chosen plan; what was found is put into ``hand``.
+    def claim(self, session: ClientSession, plan: Plan) -> None:
+        """Carry out a chosen plan; what was found is arriving.
 
         Raises what ``ClientSession.claim`` raises; then the acks that it took along are pending again.
         """
         if self.member.in_line and not set(self.member.queues).isdisjoint(plan.queues):
-            self._dispatch.note_single(plan.queues, self.member.serve(plan.queues, hand))
+            self._dispatch.note_single(plan.queues, self.member.serve(plan.queues))
             return
         # Where writers take turns, a claim gives way to no other.
         shared = set() if self._client.engine.writers_take_turns else self._dispatch.shared
@@ -183,7 +183,7 @@ class Claiming:
             consumers=plan.consumers,
             gives_way=not shared.isdisjoint(plan.queues),
             stands=partial(self._dispatch.agrees, plan),
-            hand=hand,
+            found=self._dispatch.arriving,
         )
         try:
             self._with_acks(session, claim)
@@ -203,14 +203,6 @@ class Claiming:
         except BaseException as error:
             self._client.give_acks_back(acks, error)
             raise
-
-    def leave(self, hand: list[Delivery]) -> None:
-        """Leave the line, as the program does not drain. Raises what ``ClientSession.claim`` raises."""
-        self.member.leave(hand)
-
-    def abandon(self) -> None:
-        """Have the duties thread leave the line. Never blocks; for finalizers, too."""
-        self.member.abandon()
 
 
 #: With up to this many queues, the first consumer of a line claims from all of them without knowing which have
@@ -257,7 +249,9 @@ class Fetcher:
         self._rng = rng
         longest_s = min(options.poll_interval, options.operation_timeout)
         self._claiming = Claiming(
-            client, self.dispatch, LineMember(watch_set.bell.ring, clock, rng, longest_s, Contention())
+            client,
+            self.dispatch,
+            LineMember(watch_set.bell.ring, clock, rng, longest_s, Contention(), self.dispatch.arriving),
         )
         self._ack_delay_s = options.ack_delay_ms / 1000
         self._session: ClientSession | None = None
@@ -399,7 +393,7 @@ class Fetcher:
 
     def abandon(self) -> None:
         """Leave the line: there are no more consumers, and no more turns. Never blocks; for finalizers, too."""
-        self._claiming.abandon()
+        self._claiming.member.abandon()
 
     def close(self) -> list[Lease]:
         """End the turns. Returns the leases of all messages that have arrived and were not handed out."""
@@ -464,12 +458,12 @@ class Fetcher:
 
     def _serve_consumers(self, session: ClientSession, now: float) -> float | None:
         dispatch, watch_set, claiming = self.dispatch, self._watch_set, self._claiming
-        hand, queues = dispatch.arriving, dispatch.queues
+        queues = dispatch.queues
         left_alone = others = set()
         line_again_s = None
         if claiming.may_have_rivals:
-            line = claiming.stand(session, now, hand)
-            if hand:
+            line = claiming.stand(session, now)
+            if dispatch.arriving:
                 return self._hand_over()
             others = claiming.others()
             if len(line.queues) <= FEW_QUEUES:
@@ -483,8 +477,8 @@ class Fetcher:
         plan = dispatch.plan(watch_set.hungry - left_alone, now)
         self._room_waits = plan.again_s is not None
         if plan.queues:
-            claiming.choose(plan, hand)
-            return self._hand_over() if hand else self._claim(session, plan)
+            claiming.choose(plan)
+            return self._hand_over() if dispatch.arriving else self._claim(session, plan)
         self._fruitless = 0
         self._flush_if_due(now)
         next_look_s = claiming.member.next_look_s()
@@ -503,7 +497,7 @@ class Fetcher:
     def _leave_line(self) -> None:
         """Leave the line; what was granted just now is released."""
         with suppress(errors.SessionLost):
-            self._claiming.leave(self.dispatch.arriving)
+            self._claiming.member.leave()
             self.dispatch.turn_away()
             self._release_leaving()
 
@@ -555,9 +549,9 @@ class Fetcher:
         """Carry out the plan. Returns how long to rest before the next step."""
         self._active.update(plan.consumers.values())
         self._first_ack = None  # before the claim empties the list: an ack that comes later rings
-        found = self.dispatch.arriving
-        self._claiming.claim(session, plan, found)
+        self._claiming.claim(session, plan)
         self.dispatch.end_turn(plan.queues[0])
+        found = self.dispatch.arriving
         gave = [each.queue for each in found]  # a copy: where a consumer ends meanwhile, its messages are taken out
         # A claim takes from one queue after the other, so those before the last that gave any were taken empty.
         empty = plan.queues if len(gave) < plan.limit else plan.queues[: plan.queues.index(gave[-1])]

@@ -135,7 +135,7 @@ def keep_what_waits(dispatch: Dispatch, subscription: Any) -> None:
     dispatch._leaving.clear()
 
 
-def promise_twice(claiming: Claiming, plan: Any, _hand: list[Any]) -> None:
+def promise_twice(claiming: Claiming, plan: Any) -> None:
     """And keep both promises: else what there is no room for would just go back."""
     dispatch: Any = claiming._dispatch
     dispatch._choose = lambda queue: dispatch._by_queue[queue][0]
@@ -154,6 +154,6 @@ def end_at_once(client_session: ClientSession, tags: Collection[str]) -> None:
         del client_session.recover
 
 
-def just_leave(client_session: ClientSession, demand: Any, _hand: Any) -> None:
+def just_leave(client_session: ClientSession, demand: Any) -> None:
     client_session._engine.messages.leave(demand)
     client_session._claims.pop(demand.first, None)

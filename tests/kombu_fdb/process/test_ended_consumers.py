@@ -36,9 +36,7 @@ class Process:
         engine.queues.add_consumer(self.own.session_id, "q", tag)
 
     def take(self, limit: int = 1) -> list[bytes]:
-        hand: list[Delivery] = []
-        self.own.claim(["q"], limit, consumers={"q": self.tag}, hand=hand)
-        return [each.payload for each in hand]
+        return [each.payload for each in self.own.claim(["q"], limit, consumers={"q": self.tag})]
 
     def cancel(self) -> None:
         self.client.remove_consumer(self.own.session_id, "q", self.tag)

@@ -53,7 +53,10 @@ class Consumer:
         )
         self.contention = Contention()
         self.rung = False
-        self.begin = lambda: LineMember(self._ring, bench.clock.monotonic, spread(), longest_s, self.contention)
+        self.granted: list[Delivery] = []
+        self.begin = lambda: LineMember(
+            self._ring, bench.clock.monotonic, spread(), longest_s, self.contention, self.granted
+        )
         self.member = self.begin()
         self.contention.contest(QUEUES)
         self._want = want
@@ -64,14 +67,14 @@ class Consumer:
 
     def turn(self, *, serve: bool = True) -> list[bytes]:
         """As its owner does: join, look, serve. What it got."""
-        hand: list[Delivery] = []
+        self.granted.clear()
         self.rung = False
         if not self.member.in_line:
             self.member.join(self.client_session, QUEUES, self._want, [])
-        self.member.attend(self.engine, hand)
-        if serve and not hand and self.member.is_first:
-            self.member.serve(QUEUES, hand)
-        return [each.payload for each in hand]
+        self.member.attend(self.engine)
+        if serve and not self.granted and self.member.is_first:
+            self.member.serve(QUEUES)
+        return [each.payload for each in self.granted]
 
     def see_the_line(self) -> None:
         """As one does who has just become the first."""
@@ -99,7 +102,7 @@ def test_a_lone_consumer_is_the_first(bench: Bench) -> None:
 def test_who_waits_is_rung_when_it_was_granted_something(bench: Bench) -> None:
     one, two = Consumer(bench), Consumer(bench)
     assert (one.turn(), two.turn()) == ([], [])
-    one.member.leave([])
+    one.member.leave()
     assert two.rung
     two.turn()
     assert two.member.is_first
@@ -148,7 +151,7 @@ def test_a_consumer_far_behind_seldom_asks_for_work(bench: Bench, monkeypatch: p
         last.turn()
         last.sleep()
         last.turn()
-        last.member.leave([])
+        last.member.leave()
     assert 1 < len(asked) <= 1 + (bench.clock.monotonic() - began_s) / line_member.SELDOM_S
 
 
@@ -160,7 +163,7 @@ def test_who_is_woken_does_not_ask_for_work(bench: Bench, monkeypatch: pytest.Mo
     asked: list[Sequence[str]] = []
     for each in others:
         monkeypatch.setattr(each.engine.messages, "has_work", asked.append)
-    two.member.leave([])
+    two.member.leave()
     assert all(each.rung for each in others)
     for each in others:
         each.turn()
@@ -228,7 +231,7 @@ def test_a_first_one_that_does_nothing_is_deposed_by_one_that_never_stays(
     while not found:
         bench.later(0.2)
         waited_s += 0.2
-        two.member.leave([])
+        two.member.leave()
         if is_another:
             two.member = two.begin()
         found = two.turn() or two.turn()
@@ -246,7 +249,7 @@ def test_of_an_idle_line_those_who_do_not_serve_are_replaced(
         each.turn()
     stay_idle(bench, consumers, idle_s)
     one, *others = consumers
-    one.member.leave([])
+    one.member.leave()
     for each in others:
         if each.rung:
             each.turn()
@@ -454,9 +457,8 @@ def test_leaving_brings_what_was_granted(bench: Bench) -> None:
     bench.put(b"a", b"b")
     two.see_the_line()
     two.turn()
-    hand: list[Delivery] = []
-    one.member.leave(hand)
-    assert [each.payload for each in hand] == [b"b"]
+    one.member.leave()
+    assert [each.payload for each in one.granted] == [b"b"]
     assert not one.member.in_line
 
 
@@ -518,7 +520,7 @@ def test_an_error_of_the_store_leaves_it_where_it_was(bench: Bench, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(one.engine.messages, verb, _fails)
         if verb == "join":
-            one.member.leave([])
+            one.member.leave()
         else:
             one.sleep()
         with pytest.raises(StoreUnavailable):
@@ -532,7 +534,7 @@ def _fails(*_: object, **__: object) -> None:
     raise StoreUnavailable("the cluster is away")
 
 
-@pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.member.leave([])])
+@pytest.mark.parametrize("act", [Consumer.turn, lambda each: each.member.leave()])
 def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], object]) -> None:
     one = Consumer(bench)
     one.turn()

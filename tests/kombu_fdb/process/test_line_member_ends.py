@@ -40,12 +40,14 @@ class Consumer:
         self.rung = 0
         self.contention = Contention()
         self.contention.contest(["q"])
+        self.granted: list[Delivery] = []
         self.member = self.stand()
-        self.hand: list[Delivery] = []
         self.join()
 
     def stand(self) -> LineMember:
-        return LineMember(self._ring, self.bench.clock.monotonic, random.Random(7), LONGEST_S, self.contention)
+        return LineMember(
+            self._ring, self.bench.clock.monotonic, random.Random(7), LONGEST_S, self.contention, self.granted
+        )
 
     def _ring(self) -> None:
         self.rung += 1
@@ -54,14 +56,14 @@ class Consumer:
         self.member.join(self.client_session, ["q"], self.want, ())
 
     def attend(self) -> bool:
-        return self.member.attend(self.engine, self.hand)
+        return self.member.attend(self.engine)
 
     def serve(self) -> None:
-        self.member.serve(["q"], self.hand)
+        self.member.serve(["q"])
 
     @property
     def payloads(self) -> list[bytes]:
-        return [each.payload for each in self.hand]
+        return [each.payload for each in self.granted]
 
 
 def demands(bench: Bench) -> list[bytes]:
@@ -87,7 +89,7 @@ def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> 
         one.serve()
         one.member = one.stand()
         one.join()
-        one.member.leave(one.hand)
+        one.member.leave()
         one.member = one.stand()
         one.join()
         one.member.abandon()
@@ -100,7 +102,7 @@ def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> 
 
 def test_a_join_that_fails_clears_nothing_yet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Consumer(bench)
-    one.member.leave(one.hand)
+    one.member.leave()
     with monkeypatch.context() as patch:
         patch.setattr(one.engine.messages, "join", _refuse)
         with pytest.raises(StoreUnavailable):
@@ -143,7 +145,7 @@ def test_an_owner_that_ends_while_it_joins_waits_no_longer(
 
 def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Consumer(bench)
-    one.member.leave(one.hand)
+    one.member.leave()
     join = one.engine.messages.join
 
     def join_and_be_interrupted(*args: object, **given: object) -> None:
@@ -180,7 +182,7 @@ def test_what_is_granted_to_an_owner_that_has_ended_goes_back(
     monkeypatch.setattr(mine.engine.messages, step, do_meanwhile_ended)
     _take_step(mine, step)
     mine.client_session.recover()
-    assert mine.hand == []
+    assert mine.granted == []
     assert not mine.client_session.known
     assert bench.counts() == (1, 0, 1)
 
@@ -191,7 +193,7 @@ def _take_step(consumer: Consumer, step: str) -> None:
     elif step == "serve":
         consumer.serve()
     else:
-        consumer.member.leave(consumer.hand)
+        consumer.member.leave()
 
 
 def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +213,8 @@ def test_a_demand_that_was_given_up_is_not_seen_alive_again(bench: Bench, monkey
 
     two.member._rung = True
     monkeypatch.setattr(bench.clock, "monotonic", look_meanwhile_given_up)
-    two.client_session.look(two.member._demand, two.hand)  # type: ignore[arg-type]  # it has one
-    assert two.hand == []
+    two.client_session.look(two.member._demand)  # type: ignore[arg-type]  # it has one
+    assert two.granted == []
     assert bench.counts() == (1, 0, 1)
 
 
@@ -316,9 +318,9 @@ def test_after_so_many_services_of_itself_only_it_is_alone(bench: Bench) -> None
 def test_who_takes_turns_with_a_rival_is_not_alone(bench: Bench) -> None:
     """Neither sees the other in the line."""
     one, two = Consumer(bench), Consumer(bench)
-    two.member.leave(two.hand)
+    two.member.leave()
     two.member._demand = None
-    one.member.leave(one.hand)
+    one.member.leave()
     for _ in range(LONELY * 2):
         for each in (one, two):
             each.join()
@@ -349,7 +351,7 @@ def test_the_row_of_a_demand_that_waits_is_gone(bench: Bench) -> None:
 
 def test_a_line_has_no_consumer_twice(bench: Bench) -> None:
     one = Consumer(bench)
-    one.member.leave(one.hand)
+    one.member.leave()
     one.join()
     rows = bench.engine.transactions.read(lambda work: work.tr.get_range(*bench.engine.keys.all_lines))
     assert len(rows) == 1
@@ -362,7 +364,7 @@ def test_a_new_first_one_has_the_same_patience(bench: Bench) -> None:
     bench.put(b"a")
     for _ in range(2):
         wait_and_look(bench, three)
-    one.member.leave(one.hand)
+    one.member.leave()
     wait_and_look(bench, three)
     assert two.attend(), "it is the first by now, and was not evicted"
 
@@ -431,6 +433,6 @@ def test_an_owner_that_ends_while_it_looks_watches_nothing(bench: Bench, monkeyp
     assert len(seen[0].watches) == 2
     for watch in seen[0].watches:
         watch.on_fire(lambda: cancelled.append(1))
-    one.member.leave(one.hand)
+    one.member.leave()
     two.client_session.recover()
     assert not cancelled

@@ -255,10 +255,11 @@ class TestConsumers:
         fill(connection, 10)
         claim, sizes = Claiming.claim, list[int]()
 
-        def claims(claiming: Claiming, client_session: Any, plan: Any, hand: list[Any]) -> None:
-            before = len(hand)
-            claim(claiming, client_session, plan, hand)
-            sizes.append(len(hand) - before)
+        def claims(claiming: Claiming, client_session: Any, plan: Any) -> None:
+            arriving = claiming._dispatch.arriving
+            before = len(arriving)
+            claim(claiming, client_session, plan)
+            sizes.append(len(arriving) - before)
 
         monkeypatch.setattr(Claiming, "claim", claims)
         # With a prefetch: without one, how many it claims ahead follows the pace of the machine.

@@ -9,7 +9,6 @@ import pytest
 from kit.conformance.consumer import OPTIONS, Consumer
 from kit.conformance.queue import Bench
 
-from kombu_fdb.model import Delivery
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming.dispatch import Plan
@@ -52,9 +51,9 @@ def test_what_the_line_has_granted_comes_before_another_queue(bench: Bench) -> N
     member.join(client_session, ["q"], 2, [])
     first.turn()
     bench.put(b"a", b"b", queue="one")
-    plan, hand = Plan(["one"], 2, consumers={"one": "tag-1"}), list[Delivery]()
-    second.transport.fetcher._claiming.choose(plan, hand)
-    assert [each.queue for each in hand] == ["q", "q"]
+    fetcher = second.transport.fetcher
+    fetcher._claiming.choose(Plan(["one"], 2, consumers={"one": "tag-1"}))
+    assert [each.queue for each in fetcher.dispatch.arriving] == ["q", "q"]
     assert not member.in_line
 
 
