@@ -63,7 +63,7 @@ def search(
     )
     described = [_described(invocation, each, body=body) for each in found]
     through = f"looked through {plural(looked_at, 'message')}{', all there are' if is_whole else ''}"
-    return Answer(described, [message_table(described), through])
+    return Answer(described, [*message_table(described, body=body), through])
 
 
 def _moment(name: str, text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -64,14 +64,12 @@ def _no_task(task_id: str) -> Refused:
 def shown(found: Sequence[Peeked], *, body: bool) -> Answer:
     """Messages as an answer."""
     described = [describe(each, body=body) for each in found]
-    parts: list[RenderableType] = [message_table(described)]
-    if body:
-        parts += [line for each in described for line in ("", *_content_lines(each))]
-    return Answer(described, parts)
+    return Answer(described, [*message_table(described, body=body)])
 
 
-def message_table(described: Sequence[dict[str, Any]]) -> RenderableType:
-    return table(
+def message_table(described: Sequence[dict[str, Any]], *, body: bool) -> Iterator[RenderableType]:
+    """A line for each message and, with ``body``, its headers and body below."""
+    yield table(
         "id queue state key task task_id >age >due_in >redelivered >size note",
         [
             (
@@ -82,6 +80,8 @@ def message_table(described: Sequence[dict[str, Any]]) -> RenderableType:
             for each in described
         ],
     )
+    if body:
+        yield from (line for each in described for line in ("", *_content_lines(each)))
 
 
 def _note(described: dict[str, Any]) -> str:

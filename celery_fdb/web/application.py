@@ -102,7 +102,7 @@ def dashboard(
         login_url=login_url,
         read_only=read_only,
         show_bodies=show_bodies,
-        hosts=(LOOPBACK if anonymous else None) if hosts is None else hosts if isinstance(hosts, str) else tuple(hosts),
+        hosts=(LOOPBACK if anonymous else None) if hosts is None else hosts,
         **further,
     )
     return guarded(_assembled(settings), settings.hosts)

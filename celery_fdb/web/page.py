@@ -80,7 +80,7 @@ HEADERS = {
 }
 
 
-def guarded(app: ASGIApp, hosts: tuple[str, ...] | None) -> ASGIApp:
+def guarded(app: ASGIApp, hosts: Collection[str] | None) -> ASGIApp:
     """The application with the guard around it: see the module.
 
     ``hosts``: names without ports; None: any name, as the application it is mounted into has checked already.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,9 @@ FIX_APP = "Start the dashboard with an app (celery -A proj fdb web, or dashboard
 SHORTEST_TOKEN = 16
 _NAMES = Kind(
     'a list of names, such as ["tools.example.com"]',
-    lambda value: isinstance(value, tuple) and all(isinstance(each, str) for each in value),
+    lambda value: (
+        isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
+    ),
 )
 #: What the arguments take.
 KINDS = {
@@ -69,7 +71,7 @@ class DashboardSettings:
     user: Login | None = None
     anonymous: bool = False
     login_url: str | None = None
-    hosts: tuple[str, ...] | None = None
+    hosts: Collection[str] | None = None
     page_size: int = 50
     interval_s: float = 2.0
     most_streams: int = 100

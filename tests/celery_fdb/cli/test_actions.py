@@ -38,6 +38,7 @@ def test_search(run, app, broker, monkeypatch):
     assert "looked through 5 messages\n" in run("search", "celery", "--task", "nobody", "--most", "5").out
     shown = run("search", "celery", "--text", ids[3][:13], "--body", "--json").json
     assert [each["content"]["body"][0] for each in shown] == [[]]
+    assert "\n  body: [[], {}," in run("search", "celery", "--text", ids[3][:13], "--body").out
     assert run("search", "celery", "--until", "2001-01-01", "--json").json == []
     assert len(run("search", "celery", "--since", "1h", "--limit", "9", "--json").json) == 9
     assert run("search", "celery", "--until", "1h", "--json").json == []

@@ -259,6 +259,7 @@ def test_a_hook_that_returns_no_user_is_a_mistake(visit: Any, wrong: Any) -> Non
         ({"anonymous": True, "page_size": 0}, "page_size"),
         ({"anonymous": True, "page_size": "50"}, "Use 1 to 500 rows"),
         ({"anonymous": True, "threads": 1.5}, "threads"),
+        ({"anonymous": True, "hosts": 5}, r'Use a list of names, such as \["tools.example.com"\]'),
         ({"anonymous": True, "hosts": "tools.example.com"}, r'Use a list of names, such as \["tools.example.com"\]'),
         ({"anonymous": True, "show_bodies": "False"}, "show_bodies"),
         ({"anonymous": True, "read_only": None}, "read_only"),
