@@ -478,7 +478,7 @@ class Client:
             session = None
         if session is not None:
             session.end_consumers(tags)
-        self.release(held())
+        self._release_before(held())
         if session is not None:
             self.engine.queues.leave(session.session_id, tags)
 
@@ -492,8 +492,13 @@ class Client:
         session = self._session
         if session is not None and session.session_id == session_id:
             session.end_consumers([tag])
-        self.release(held())
+        self._release_before(held())
         self.engine.queues.remove_consumer(session_id, queue, tag)
+
+    def _release_before(self, held: Collection[Lease]) -> None:
+        """Release these, and what waits for it: the next consumer of a queue gets its messages in their order."""
+        self.release(held)
+        self._release_pending()
 
     def release_later(self, leases: Iterable[Lease]) -> None:
         """Have another thread release messages. Never blocks; may be called from a finalizer."""

@@ -72,6 +72,18 @@ def bench() -> Bench:
 
 
 @pytest.mark.parametrize("end", ENDS)
+def test_what_waits_for_its_release_is_back_before_the_next_consumer(
+    bench: Bench, end: Callable[[Process], None]
+) -> None:
+    """Its channel may have been closed before, or its drain interrupted."""
+    one, two = Process(bench, "one"), Process(bench, "two")
+    (held,) = one.own.claim(["q"], 1, consumers={"q": one.tag})
+    one.client.release_later([held.lease])
+    end(one)
+    assert two.take(2) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("lands_s", [None, 0.0, 1.0, 4.0])
 def test_its_late_claim_does_not_leave_it_active(bench: Bench, end: Callable[[Process], None], lands_s: float) -> None:
     one, two = Process(bench, "one"), Process(bench, "two")
