@@ -173,20 +173,28 @@ class ClientSession:
         self.known.update([each.lease for each in deliveries if each.queue not in no_ack])
         claim.found.extend(deliveries)
         if self._claims.pop(first, None) is None:
-            self.give_up(first)
+            self._suspect(first)
             claim.found.clear()
 
-    def _failed(self, first: int, claim: _Claim, error: BaseException) -> None:
+    def _failed(self, first: int, claim: _Claim | None, error: BaseException) -> None:
         """Give up a claim or demand of unknown outcome; if the session was fenced, note that it is lost."""
         if isinstance(error, SessionLost):
             self.lose()
             self._claims.pop(first, None)
-        elif not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown):
-            self.give_up(first)
+        elif claim is not None and (not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown)):
+            self._suspect(first)
             claim.found.clear()
 
     def give_up(self, first: int) -> None:
-        """Give up a claim that may have leased, or may yet, unknown messages. Never blocks; for finalizers, too."""
+        """Give up a claim, if it is still under way: its owner may have used what one that has ended brought.
+
+        Never blocks; for finalizers, too.
+        """
+        if first in self._claims:
+            self._suspect(first)
+
+    def _suspect(self, first: int) -> None:
+        """Note that a claim may have leased, or may yet, unknown messages."""
         self._suspects.add(first)
         self._claims.pop(first, None)  # only now: a claim that ends meanwhile sees that it was given up
         self.threads.ring()
@@ -208,15 +216,21 @@ class ClientSession:
         try:
             self._engine.messages.join(demand, acks, queues=queues, over=over)
             self._over.difference_update(over)
+            if demand.first not in self._claims:  # it was given up, and perhaps recovered, before this join
+                self._suspect(demand.first)
         except BaseException as error:
             self._failed(demand.first, claim, error)
             self._claims.pop(demand.first, None)
             raise
 
-    def _seen(self, demand: Demand) -> _Claim:
-        """Note that its owner looks after it. Of one that was given up, nothing comes to its owner any more."""
-        claim = self._claims.get(demand.first) or _Claim([], 0.0)
-        claim.seen_s = self._clock.monotonic()
+    def _seen(self, demand: Demand) -> _Claim | None:
+        """Note that its owner looks after it. None if it has ended: nothing comes to its owner any more.
+
+        An exception may have kept its owner from noting that.
+        """
+        claim = self._claims.get(demand.first)
+        if claim is not None:
+            claim.seen_s = self._clock.monotonic()
         return claim
 
     def look(self, demand: Demand, *, fired: bool = False) -> Standing:
@@ -257,7 +271,9 @@ class ClientSession:
             self._failed(demand.first, claim, error)
             raise
 
-    def _receive(self, demand: Demand, claim: _Claim, deliveries: Sequence[Delivery]) -> None:
+    def _receive(self, demand: Demand, claim: _Claim | None, deliveries: Sequence[Delivery]) -> None:
+        if claim is None:
+            return
         self._conclude(demand.first, claim, deliveries)
         if demand.first not in self._suspects:
             self._over.add(demand.first)

@@ -217,7 +217,7 @@ class LineMember:
         except BaseException:
             self._end(demand)
             raise
-        if self._abandoned:  # and perhaps recovered before this join
+        if self._abandoned:
             session.give_up(demand.first)
             self._end(demand)
 

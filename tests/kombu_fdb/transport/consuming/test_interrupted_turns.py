@@ -12,12 +12,15 @@ from kit.conformance.consumer import OPTIONS, Consumer
 from kit.conformance.queue import Bench
 from kit.interruption import interrupt, runs_handlers
 
+from kombu_fdb.process import client_session, line_member
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming import dispatch, fetcher
 from kombu_fdb.transport.consuming.dispatch import Arrival
+from kombu_fdb.transport.consuming.receiver import deliver_next
 
 TURNS = frozenset(str(each.__file__) for each in (dispatch, fetcher))
+IN_LINE = frozenset(str(each.__file__) for each in (line_member, client_session))
 MESSAGES = 6
 
 #: A consumer, and what is to be interrupted.
@@ -168,4 +171,30 @@ def test_what_was_taken_out_of_the_store_is_not_lost_either() -> None:
         put(bench)
         where = interrupt(consumer.turn, line, TURNS, strikes=runs_handlers)
         assert len(settled_in_the_end(bench, consumer)) == MESSAGES, where
+    assert line > 10
+
+
+@pytest.mark.parametrize("scene", [first_of_a_line, granted, asleep_when_granted, without_room])
+def test_what_was_handed_out_after_an_interrupted_turn_stays_leased(scene: Callable[[Bench], Scene]) -> None:
+    """Even if the turn did not get as far as noting that its wait in the line is over."""
+    where, line = "begin", 0
+    while where:
+        line += 1
+        bench = Bench(MemoryDatabase())
+        consumer, call = scene(bench)
+        where = interrupt(call, line, IN_LINE, strikes=runs_handlers)
+        transport = consumer.transport
+        transport.fetcher.attend_loop(registered=True)
+        for _ in range(MESSAGES):
+            consumer.turn()
+            with transport.draining():
+                while consumer.waiting and deliver_next(transport.fetcher):
+                    pass
+            transport.store.session().watch_claims()
+            bench.clock.advance(OPTIONS.undrained_timeout / MESSAGES)
+        transport.fetcher.abandon()
+        transport.store.session().watch_claims()
+        held = list(transport.credit.held.leases.values())
+        assert held, where
+        assert all(bench.engine.messages.holds(held)), where
     assert line > 10
