@@ -41,7 +41,7 @@ class Connection:
     """Thread-safe; not for a forked child."""
 
     # For a connection whose constructor raised: it is collected as well.
-    closed = True
+    closed = ended = True
     taken = False
 
     def __init__(self, client: Client, *, timeout_s: float | None) -> None:
@@ -63,9 +63,11 @@ class Connection:
         self._services = count(1)
         self._lock = RLock()
         self._sleepers: set[Callable[[], None]] = set()
-        self.closed = True  # until it has opened
+        self.closed = self.ended = True  # until it has opened
         if timeout_s is not None:
             client.attach(self, timeout_s=timeout_s)
+        #: Whether it has released what it held. Until then, its finalizer does that, or a second :meth:`close`.
+        self.ended = False
         self.closed = False
 
     def close(self) -> None:
@@ -73,25 +75,29 @@ class Connection:
         if os.getpid() != self.client.pid:
             return  # the parent's
         with unless_mine(self._lock):
-            closed, self.closed = self.closed, True
+            self.closed = True
         self.wake()
-        if closed:
+        if self.ended:
             return
         with self.client.patience.ending():
-            end = partial(self.client.leave, [self.tag], self._gather)
             try:
                 if self.taken:
-                    end()
+                    self._end()
             except BaseException as error:  # or the place stays taken for as long as this process lives
-                self.client.later(end)
+                self.client.later(self._end)
                 if not isinstance(error, StoreError):  # a signal handler's
                     raise
             finally:
                 self.client.detach(self)
+        self.ended = True
+
+    def _end(self) -> None:
+        self.client.leave([self.tag], self._gather)
+        self.held.clear()  # only now: if the release is interrupted, the next one knows them
 
     def __del__(self) -> None:
         """Collected without having been closed. Runs in any thread at any moment: takes no lock and never waits."""
-        if self.closed or sys.is_finalizing() or os.getpid() != self.client.pid:
+        if self.ended or sys.is_finalizing() or os.getpid() != self.client.pid:
             return
         if self.taken:
             self.client.later(partial(self.client.leave, [self.tag], self.held.copy))
@@ -117,7 +123,7 @@ class Connection:
     def _gather(self) -> set[Lease]:
         """The leases of all jobs that are held, or that a claim has just brought."""
         with unless_mine(self._lock):
-            held, self.held = self.held, set()
+            held = self.held.copy()
         return held.union(each.lease for found in list(self.arriving.values()) for each in list(found))
 
     def hold(self, found: Sequence[Delivery]) -> bool:

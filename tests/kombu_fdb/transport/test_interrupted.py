@@ -373,6 +373,40 @@ def test_a_consumer_that_is_interrupted_after_the_commit_holds_nothing() -> None
         assert queue.count() == 1
 
 
+def test_a_close_that_is_interrupted_anywhere_is_completed_by_the_next(broker: Broker) -> None:
+    queue = broker.queue("q")
+    queue.put_many(["1", "2", "3"])
+    ends: list[tuple[Broker, list[Any]]] = []
+
+    def close() -> None:
+        another = Broker(broker._client)
+        ends.append((another, another.queue("q").take_many(2, timeout=0)))  # its program keeps the jobs
+        another.close()
+
+    def look() -> None:
+        another, jobs = ends.pop()
+        assert len(jobs) == 2
+        another.close()
+        settle_down(broker)
+        assert held(broker) == 0
+        assert queue.stats().ready == 3
+        assert not broker._client.session().known
+
+    strikes = frozenset(str(each.__file__) for each in (kombu_fdb.api.connection, client))
+    for line in range(1, MOST_LINES):
+        where = interrupt(close, line, strikes, strikes=lambda frame: is_closing(frame) and runs_handlers(frame))
+        look()
+        if not where:
+            break
+    assert line > 20
+
+
+def is_closing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not kombu_fdb.api.connection.Connection.close.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def test_closing_settles_every_pending_ack(tmp_path: Any) -> None:
     url = f"fdb+sqlite:///{tmp_path}/b.db"
     with Broker.open(url) as broker:
