@@ -355,9 +355,26 @@ class Channel(DeclaringChannel):
             return
         if self._qos.is_foreign:
             self.disown()
+        try:
+            self.closed = self._qos.ended = True
+            with Patience.ending():
+                self._end()
+        except BaseException:  # a signal handler's, anywhere; after an error, there is nothing left to do
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Have other threads do what an interrupted close has left."""
+        receiver = self.transport.receiver_if_any
+        if receiver is not None:
+            for subscription in list(self._subscriptions.values()):
+                receiver.fetcher.cancel(subscription, leave=True)
+        leases = self.bequeath()
+        if leases:
+            self._qos.client.release_later(leases)
+        self.transport.on_room()  # which also wakes the thread that carries out the cancels
         self.closed = self._qos.ended = True
-        with Patience.ending():
-            self._end()
+        self.leave()
 
     def _end(self) -> None:
         receiver, ended = self.transport.receiver_if_any, list(self._subscriptions.values())

@@ -184,6 +184,11 @@ class BrokerConnection(virtual.Transport):
                 self._settle(store)
             except KombuFDBError as error:
                 logger.warning("the connection did not close cleanly: %s", error)
+            except BaseException:  # a signal handler's
+                for channel in list(self.channels):
+                    channel.abandon()
+                store.later(partial(settle_orphaned, store, (), list(self._exclusive_queues)))
+                raise
             finally:
                 self._store = None  # first: a thread that makes a receiver now sees that it is closed
                 self._stop_receiver(store, timeout_s=store.patience.allow(self.options.operation_timeout))

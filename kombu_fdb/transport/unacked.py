@@ -242,6 +242,10 @@ class QoS(virtual.QoS):
             held.pop(tag, None)
         try:
             self._release(list(held.values()), counted=counted)
+        except BaseException as error:
+            if not isinstance(error, StoreError):  # a signal handler's, perhaps before the client knew them
+                self._release_later(list(held.values()))
+            raise
         finally:  # after an error, the client releases them as soon as it can
             for tag in held:
                 self._held.drop(tag)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from kit.interruption import interrupt, runs_handlers
+from kit.processes import until
 from kombu import Connection
 
 import kombu_fdb.api.broker
@@ -33,7 +34,7 @@ from kombu_fdb.process.time_to_run import TimesToRun
 from kombu_fdb.store import retry
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
-from kombu_fdb.transport import channel, envelope, unacked
+from kombu_fdb.transport import channel, connection, envelope, unacked
 from kombu_fdb.transport.consuming import dispatch
 
 #: Where an exception may strike: what runs in the thread that takes, puts and settles.
@@ -405,6 +406,28 @@ def is_closing(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code is not kombu_fdb.api.connection.Connection.close.__code__:
         frame = frame.f_back
     return frame is not None
+
+
+@pytest.mark.parametrize("what", ["channel", "connection"])
+def test_a_connection_whose_close_is_interrupted_anywhere_holds_nothing(what: str) -> None:
+    url, where, line = f"fdb+memory://{random_id().hex()}", "begin", 0
+    files = frozenset(str(each.__file__) for each in (channel, connection, unacked))
+    with MemoryStores(), Broker.open(url) as broker, Connection(url) as another:
+        queue, producer = broker.queue("q"), another.Producer(auto_declare=False)
+        for body in ("1", "2", "3"):
+            producer.publish(body, routing_key="q")
+        while where:
+            line += 1
+            with Connection(url) as kombu:
+                consumer, got = kombu.channel(), list[Any]()
+                consumer.basic_qos(0, 2, False)
+                consumer.basic_consume("q", False, got.append)
+                kombu.drain_events(timeout=5)
+                where = interrupt((consumer if what == "channel" else kombu).close, line, files, strikes=runs_handlers)
+            until(lambda: queue.stats().leased == 0, say=lambda: where)
+            assert queue.stats().ready == 3, where
+            until(lambda: another.default_channel.queue_declare("q", passive=True).consumer_count == 0)
+    assert line > 20
 
 
 def test_closing_settles_every_pending_ack(tmp_path: Any) -> None:
