@@ -16,9 +16,9 @@ cut short has happened completely, or not at all. After the commit, and after th
 (:mod:`~kombu_fdb.store.sqlite.wakeups`), even if an exception cut the commit short. A transaction that promised to be
 read-only reads a snapshot on a connection of its own, beside the writer.
 
-The version is a counter in a row of its own (``files.SCHEMA``), moved only by transactions that use a versionstamp; it
-is written with the rest of the transaction, and rolled back with it. Its order is the order of commits, because writers
-take turns.
+The version is a counter in a row of its own (``open_file.SCHEMA``), moved only by transactions that use a versionstamp;
+it is written with the rest of the transaction, and rolled back with it. Its order is the order of commits, because
+writers take turns.
 
 Model of the open files: each file is open once. Its device and inode identify it, whatever path led to it. A
 :class:`SqliteDatabase` is a handle of the file, with the options of its client. The first handle that is *attached*
@@ -90,7 +90,7 @@ BYTE_MAX = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded
 #: What FoundationDB counts for one mutation and its conflict range, apart from their bytes.
 MUTATION_BYTES = 64
 STAMP_BYTES = 10
-#: The key of the row that holds the version; see ``files.SCHEMA``.
+#: The key of the row that holds the version; see ``open_file.SCHEMA``.
 VERSION = 0
 #: The type in which keys and values are passed to SQLite: for ``bytes``, Python first looks up an adapter
 #: (https://docs.python.org/3/library/sqlite3.html#sqlite3-adapters), which takes as long as all the rest.

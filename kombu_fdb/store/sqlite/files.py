@@ -1,4 +1,4 @@
-"""The files of a SQLite store: the database, connections to it, the files beside it, and who may use them.
+"""The files of a SQLite store: the database, the files beside it, and who may use them.
 
 A process that has a database open through SQLite must never open it, its ``-wal`` or its ``-shm`` in any other way:
 closing *any* descriptor of a file cancels *all* POSIX locks that the process has on it
@@ -26,7 +26,6 @@ import errno
 import os
 import sqlite3
 import stat
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -39,34 +38,8 @@ from kombu_fdb.store.sqlite.errors import explain_os
 
 #: The oldest version supported from the beginning; upserts are older (https://www.sqlite.org/lang_upsert.html).
 OLDEST_SQLITE = (3, 35, 0)
-
-#: "cFDB" in the file's header: distinguishes our databases from an application's own.
-APPLICATION_ID = 0x63464442
-WRITER_CACHE_KIB = 16_000
-READER_CACHE_KIB = 2_000
-MMAP_BYTES = 256 * 1024 * 1024
-#: The page size of a new file. Each commit writes whole pages, to the log and later to the file, so small pages mean
-#: less to write.
-PAGE_BYTES = 4096
-WAL_KEEP_BYTES = 64 * 1024 * 1024
-SQL_STATEMENTS = 64
 #: How many links to follow on the way to a file, as Linux does.
 MOST_LINKS = 40
-
-#: The row with the key 0, a number, is the version. No range of keys includes it: for SQLite, a number is less than any
-#: bytes. It is stored next to the bells and counters, so a commit writes one page less than with a table of its own.
-#:
-#: Rows are in the order of their arrival, and only their keys are sorted, in an index: messages fill one page after the
-#: other. If the rows were sorted (``WITHOUT ROWID``, as in older files), each queue would grow in the middle of the
-#: tree, where every second publish moves rows to neighbouring pages. The statements are the same for both.
-SCHEMA = """
-CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL);
-INSERT INTO kv VALUES (0, 0);
-"""
-
-#: A damaged file that was saved by ``.recover`` may lack the version, and without one all new messages would get the
-#: same key. The number of microseconds since 1970 exceeds any number of commits, so new messages come after all others.
-MEND_VERSION = "INSERT INTO kv SELECT 0, ? WHERE NOT EXISTS (SELECT 1 FROM kv WHERE k=0)"
 
 
 def check_sqlite_version() -> None:
@@ -138,57 +111,6 @@ def identify(path: str) -> tuple[int, int]:
             fix=f"Keep only one: `find / -xdev -inum {status.st_ino}` lists them; to copy it, use `sqlite3 .backup`",
         )
     return status.st_dev, status.st_ino
-
-
-def connect(path: str, *, writer: bool) -> sqlite3.Connection:
-    """A connection with our settings. It may find the file locked: the caller tries again until its deadline."""
-    # Not ``sqlite3.connect``, which tracers wrap: they would make a span of every statement, even of an idle worker.
-    connection = sqlite3.Connection(
-        path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=SQL_STATEMENTS
-    )
-    cache_kib = WRITER_CACHE_KIB if writer else READER_CACHE_KIB
-    try:
-        for pragma in (
-            f"cache_size=-{cache_kib}",
-            f"mmap_size={MMAP_BYTES}",
-            f"journal_size_limit={WAL_KEEP_BYTES}",
-            "temp_store=MEMORY",
-            # Some systems build SQLite such that it overwrites deleted pages with zeros: a purge would need as much
-            # room in the log as there is to delete, on a full disk, too. FAST does so only where it costs no page.
-            "secure_delete=FAST",
-        ):
-            connection.execute(f"PRAGMA {pragma}").fetchall()
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def set_synchronous(connection: sqlite3.Connection, synchronous: str) -> None:
-    """Set it for the transactions that follow. ``"full"`` also makes durable what ``"normal"`` committed before."""
-    connection.execute(f"PRAGMA synchronous={synchronous}").fetchall()
-    if sys.platform == "darwin":
-        connection.execute(f"PRAGMA fullfsync={int(synchronous == 'full')}").fetchall()
-
-
-def create(connection: sqlite3.Connection, wall_ms: int) -> None:
-    """Create the tables if the file is empty; refuse another program's database. Also tests that it can write."""
-    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-    if application_id != APPLICATION_ID:
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if application_id or tables:
-            raise StoreUnavailable(
-                "this SQLite database belongs to another program", fix="Give the broker its own file"
-            )
-        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # first of all; a file that is not empty keeps its size
-    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-    if mode != "wal":  # a new file, a copy by VACUUM INTO, or one that was changed
-        connection.execute("PRAGMA journal_mode=WAL").fetchall()  # readers beside a writer need it
-    if application_id != APPLICATION_ID:
-        connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA application_id={APPLICATION_ID};COMMIT")
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute(MEND_VERSION, (wall_ms * 1000,))
-    connection.execute("COMMIT")
 
 
 # -- beside it ---------------------------------------------------------------------------------------------------------
@@ -280,6 +202,15 @@ class Access:
             raise self._explain(error, stat.S_IFDIR, path) from error
         return self._checked(descriptor, stat.S_IFDIR, path)
 
+    @staticmethod
+    def open_pipe(name: str, flags: int, *, directory: int) -> int:
+        """Open a named pipe in a directory of ours. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
+        descriptor = os.open(name, flags | _SAFELY, dir_fd=directory)
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a pipe", name)
+        return descriptor
+
     def share_database(self, path: str) -> None:
         """:meth:`share` for the database and SQLite's own files beside it, by their names.
 
@@ -334,15 +265,6 @@ class Access:
                 fix="Open it once as its owner, with `python -m kombu_fdb.doctor URL`: the files beside it follow",
             )
         return explain_os(error, path)
-
-
-def open_pipe(name: str, flags: int, *, directory: int) -> int:
-    """Open a named pipe in a directory of ours. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
-    descriptor = os.open(name, flags | _SAFELY, dir_fd=directory)
-    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a pipe", name)
-    return descriptor
 
 
 def _open_or_make(name: str, directory: int | None) -> int:

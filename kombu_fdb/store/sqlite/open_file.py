@@ -51,6 +51,7 @@ import ctypes
 import fcntl
 import os
 import sqlite3
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -62,7 +63,7 @@ from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.threads import FairLock, Signal, Ticket, instead_of_threads, start, would_wait_for_itself
 from kombu_fdb.store.sqlite.errors import explain
-from kombu_fdb.store.sqlite.files import Access, connect, create, set_synchronous
+from kombu_fdb.store.sqlite.files import Access
 from kombu_fdb.store.sqlite.space import Space
 from kombu_fdb.store.sqlite.wakeups import BellDirectory, Listener, Ringer
 
@@ -250,6 +251,88 @@ class WriteLock:
                     flock(self._main, fcntl.LOCK_UN)
                 self._writers.release(ticket)
                 return
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+#: "cFDB" in the file's header: distinguishes our databases from an application's own.
+APPLICATION_ID = 0x63464442
+WRITER_CACHE_KIB = 16_000
+READER_CACHE_KIB = 2_000
+MMAP_BYTES = 256 * 1024 * 1024
+#: The page size of a new file. Each commit writes whole pages, to the log and later to the file, so small pages mean
+#: less to write.
+PAGE_BYTES = 4096
+WAL_KEEP_BYTES = 64 * 1024 * 1024
+SQL_STATEMENTS = 64
+
+
+#: The row with the key 0, a number, is the version. No range of keys includes it: for SQLite, a number is less than any
+#: bytes. It is stored next to the bells and counters, so a commit writes one page less than with a table of its own.
+#:
+#: Rows are in the order of their arrival, and only their keys are sorted, in an index: messages fill one page after the
+#: other. If the rows were sorted (``WITHOUT ROWID``, as in older files), each queue would grow in the middle of the
+#: tree, where every second publish moves rows to neighbouring pages. The statements are the same for both.
+SCHEMA = """
+CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL);
+INSERT INTO kv VALUES (0, 0);
+"""
+
+#: A damaged file that was saved by ``.recover`` may lack the version, and without one all new messages would get the
+#: same key. The number of microseconds since 1970 exceeds any number of commits, so new messages come after all others.
+MEND_VERSION = "INSERT INTO kv SELECT 0, ? WHERE NOT EXISTS (SELECT 1 FROM kv WHERE k=0)"
+
+
+def connect(path: str, *, writer: bool) -> sqlite3.Connection:
+    """A connection with our settings. It may find the file locked: the caller tries again until its deadline."""
+    # Not ``sqlite3.connect``, which tracers wrap: they would make a span of every statement, even of an idle worker.
+    connection = sqlite3.Connection(
+        path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=SQL_STATEMENTS
+    )
+    cache_kib = WRITER_CACHE_KIB if writer else READER_CACHE_KIB
+    try:
+        for pragma in (
+            f"cache_size=-{cache_kib}",
+            f"mmap_size={MMAP_BYTES}",
+            f"journal_size_limit={WAL_KEEP_BYTES}",
+            "temp_store=MEMORY",
+            # Some systems build SQLite such that it overwrites deleted pages with zeros: a purge would need as much
+            # room in the log as there is to delete, on a full disk, too. FAST does so only where it costs no page.
+            "secure_delete=FAST",
+        ):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def set_synchronous(connection: sqlite3.Connection, synchronous: str) -> None:
+    """Set it for the transactions that follow. ``"full"`` also makes durable what ``"normal"`` committed before."""
+    connection.execute(f"PRAGMA synchronous={synchronous}").fetchall()
+    if sys.platform == "darwin":
+        connection.execute(f"PRAGMA fullfsync={int(synchronous == 'full')}").fetchall()
+
+
+def create(connection: sqlite3.Connection, wall_ms: int) -> None:
+    """Create the tables if the file is empty; refuse another program's database. Also tests that it can write."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    if application_id != APPLICATION_ID:
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application_id or tables:
+            raise StoreUnavailable(
+                "this SQLite database belongs to another program", fix="Give the broker its own file"
+            )
+        connection.execute(f"PRAGMA page_size={PAGE_BYTES}")  # first of all; a file that is not empty keeps its size
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if mode != "wal":  # a new file, a copy by VACUUM INTO, or one that was changed
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()  # readers beside a writer need it
+    if application_id != APPLICATION_ID:
+        connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA application_id={APPLICATION_ID};COMMIT")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(MEND_VERSION, (wall_ms * 1000,))
+    connection.execute("COMMIT")
 
 
 # -- fork --------------------------------------------------------------------------------------------------------------

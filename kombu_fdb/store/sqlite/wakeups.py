@@ -55,7 +55,7 @@ from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.threads import FairLock, Signal, Ticket, start
 from kombu_fdb.primitives.wakeup import readable, write
 from kombu_fdb.store.protocol import Watch
-from kombu_fdb.store.sqlite.files import Access, open_pipe
+from kombu_fdb.store.sqlite.files import Access
 
 # -- pipes -------------------------------------------------------------------------------------------------------------
 
@@ -103,13 +103,13 @@ class BellDirectory:
             os.mkfifo(name, 0o600, dir_fd=self._directory)
         else:  # macOS before 13; what is opened next is checked all the same
             os.mkfifo(os.path.join(self.path, name), 0o600)
-        descriptor = open_pipe(name, os.O_RDONLY, directory=self._directory)
+        descriptor = self._inside.open_pipe(name, os.O_RDONLY, directory=self._directory)
         self._inside.share(descriptor, os.path.join(self.path, name))
         return descriptor
 
     def open_pipe(self, name: str) -> int:
         """Open a pipe for writing. Raises ``OSError``: ``ENXIO`` says that it has no reader."""
-        return open_pipe(name, os.O_WRONLY, directory=self._directory)
+        return self._inside.open_pipe(name, os.O_WRONLY, directory=self._directory)
 
     def publish(self, hidden: str, name: str) -> None:
         """Let writers find a pipe. Raises ``OSError``."""

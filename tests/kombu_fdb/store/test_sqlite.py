@@ -15,7 +15,7 @@ from kit.sqlite_apart import open_apart
 from kombu_fdb.errors import LimitExceeded, StoreError
 from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, Database, Transaction
 from kombu_fdb.store.sqlite import database as sqlite_database
-from kombu_fdb.store.sqlite import files as sqlite_files
+from kombu_fdb.store.sqlite import open_file as sqlite_file
 from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -93,8 +93,8 @@ INSERT INTO kv VALUES (0, 0);
 
 def test_a_file_with_other_pages_and_another_table_serves_on(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_files, "PAGE_BYTES", 8192)
-        patch.setattr(sqlite_files, "SCHEMA", SCHEMA_BEFORE)
+        patch.setattr(sqlite_file, "PAGE_BYTES", 8192)
+        patch.setattr(sqlite_file, "SCHEMA", SCHEMA_BEFORE)
         write(path, {b"old": b"1"})
 
     write(path, {b"new": b"2"})
@@ -115,7 +115,7 @@ def write(path: str, values: dict[bytes, bytes]) -> None:
         tr.commit()
 
 
-@pytest.mark.parametrize("schema", [sqlite_files.SCHEMA, SCHEMA_BEFORE], ids=["now", "before"])
+@pytest.mark.parametrize("schema", [sqlite_file.SCHEMA, SCHEMA_BEFORE], ids=["now", "before"])
 def test_no_statement_walks_over_all_rows(schema: str) -> None:
     found = [sqlite_database.GET, sqlite_database.RANGE, sqlite_database.RANGE_REVERSE]
     cleared = [sqlite_database.CLEAR, sqlite_database.CLEAR_RANGE]

@@ -19,11 +19,14 @@ from kit.conformance.queue import Bench
 from kombu_fdb import Broker
 from kombu_fdb.model import KeyLimits, Publication, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
-from kombu_fdb.store.sqlite import files
+from kombu_fdb.store.sqlite import open_file
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 #: Of files that are made today, and of before.
-SCHEMAS = [files.SCHEMA.split(";")[0], "CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID"]
+SCHEMAS = [
+    open_file.SCHEMA.split(";")[0],
+    "CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID",
+]
 #: Literals in what SQLite tells of a statement.
 LITERALS = re.compile(r"[xX]'[0-9A-Fa-f]*'|\b\d+\b|-1")
 
@@ -81,7 +84,7 @@ def statements(path: str) -> Iterator[set[str]]:
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         bench = Bench(database)
         bench.payloads()  # both of its connections are there
-        yield prepared(database, lambda: live(bench)) | {files.MEND_VERSION}
+        yield prepared(database, lambda: live(bench)) | {open_file.MEND_VERSION}
 
 
 def plan(connection: sqlite3.Connection, statement: str) -> list[str]:
