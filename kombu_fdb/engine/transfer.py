@@ -42,8 +42,6 @@ from kombu_fdb.keyspace.codec import (
     decode_count,
     decode_json,
     encode_json,
-    is_newer,
-    redelivered,
 )
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, Range, range_of, read_or, split_place
 from kombu_fdb.model import NO_PRIORITY, Place, Rank, Stamp, StoredMessage
@@ -84,7 +82,7 @@ def _open_all(found: list[StoredMessage], work: Work) -> list[StoredMessage]:
 
 def _open(found: StoredMessage, record: Record | FormatError) -> StoredMessage:
     if isinstance(record, FormatError):
-        if is_newer(found.payload):
+        if Record.is_newer(found.payload):
             raise _newer(found.queue)
         return found
     return dataclasses.replace(
@@ -183,7 +181,7 @@ def _leased(run: Transactions, queue: str) -> Iterator[StoredMessage]:
             found.append((place[-STAMP_BYTES:], place, record))
     for _, place, record in sorted(found):
         key, rank = split_place(place)
-        yield _of_row(queue, redelivered(record), Keyspace.priority(rank), key)
+        yield _of_row(queue, Record.redelivered(record), Keyspace.priority(rank), key)
 
 
 def _subqueues(run: Transactions, queue: str) -> tuple[list[tuple[str, Rank]], list[bytes]]:

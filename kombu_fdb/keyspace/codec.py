@@ -184,7 +184,7 @@ class Record(NamedTuple):
         begin = end_of_key + task
         start = begin + extras
         if not 0 < version <= RECORD_VERSION or len(value) != start + (0 if chunks else size):
-            if is_newer(value):
+            if Record.is_newer(value):
                 raise FormatError("a message of a newer celery-fdb", version=version, fix=UPGRADE)
             raise FormatError("unreadable message record", version=version, length=len(value))
         deaths, ttr_ms, priority, way = _decode_extras(value[begin:start]) if extras else ((), 0, NO_PRIORITY, None)
@@ -216,7 +216,7 @@ class Record(NamedTuple):
 
         Raises ``FormatError``.
         """
-        return _outline(value) if is_newer(value) else cls.decode(value)
+        return _outline(value) if Record.is_newer(value) else cls.decode(value)
 
     @classmethod
     def known(cls, value: bytes) -> Record:
@@ -249,6 +249,66 @@ class Record(NamedTuple):
         )
         return head + name + task + extras + (b"" if self.chunks else self.payload)
 
+    # Of its bytes, which need not be decoded for it
+
+    @staticmethod
+    def is_newer(value: bytes) -> bool:
+        """Whether it is the record of a newer version: with all that every version keeps."""
+        if not value or not RECORD_VERSION < value[0] <= LAST_VERSION:
+            return False
+        return read_or(None, _outline, value) is not None
+
+    @staticmethod
+    def traces_of(value: bytes) -> tuple[bytes, int, str]:
+        """Message id, number of chunks and task id: what a message has besides its row. Raises ``FormatError``.
+
+        Nothing else is read: an ack has no use for its payload.
+        """
+        try:
+            version, _, chunks, name, task, extras, size, _, _, message_id = _HEAD.unpack_from(value)
+        except struct.error as error:
+            raise FormatError("unreadable message record", length=len(value)) from error
+        begin = _HEAD.size + name
+        end = begin + task
+        if 0 < version <= RECORD_VERSION and len(value) == end + extras + (0 if chunks else size):
+            return message_id, chunks, _decode_text(value[begin:end]) if task else ""
+        record = Record.outline(value)
+        return record.message_id, record.chunks, record.task_id
+
+    @staticmethod
+    def published_at(value: bytes, default: int) -> int:
+        """Since when it waits, in milliseconds; ``default`` for unreadable bytes."""
+        if not _has_head(value):
+            return default
+        return int(_MOMENT.unpack_from(value, _PUBLISHED_AT)[0])
+
+    @staticmethod
+    def due_from(value: bytes, due_ms: int) -> bytes:
+        """The same record, waiting since the end of its delay; unreadable bytes stay as they are."""
+        if not _has_head(value):
+            return value
+        return value[:_PUBLISHED_AT] + _MOMENT.pack(due_ms) + value[_PUBLISHED_AT + _MOMENT.size :]
+
+    @staticmethod
+    def redelivered(value: bytes) -> bytes:
+        """The same record, handed out once more; unreadable bytes stay as they are."""
+        if not _has_head(value):
+            return value
+        (count,) = _REDELIVERIES.unpack_from(value, 1)
+        most = _MOST_REDELIVERIES if value[0] == 1 or count & _SEEN else _SEEN - 1
+        return value[:1] + _REDELIVERIES.pack(min(count + 1, most)) + value[1 + _REDELIVERIES.size :]
+
+    @staticmethod
+    def marked_seen(value: bytes) -> bytes:
+        """The same record, which a consumer has had without an attempt; unreadable bytes stay as they are."""
+        if not _has_head(value):
+            return value
+        (count,) = _REDELIVERIES.unpack_from(value, 1)
+        if value[0] == 1:
+            count = min(count, _SEEN - 1)
+        head = bytes([max(value[0], 2)]) + _REDELIVERIES.pack(count | _SEEN)
+        return head + value[len(head) :]
+
 
 def chunks_of(payload: bytes) -> list[bytes]:
     """The pieces in which a large payload is stored; none if it goes into the record."""
@@ -260,30 +320,6 @@ def chunks_of(payload: bytes) -> list[bytes]:
 def _split_count(version: int, count: int) -> tuple[int, bool]:
     """Redeliveries, and whether a consumer has had the message."""
     return (count, False) if version == 1 else (count & ~_SEEN, bool(count & _SEEN))
-
-
-def is_newer(value: bytes) -> bool:
-    """Whether it is the record of a newer version: with all that every version keeps."""
-    if not value or not RECORD_VERSION < value[0] <= LAST_VERSION:
-        return False
-    return read_or(None, _outline, value) is not None
-
-
-def traces_of(value: bytes) -> tuple[bytes, int, str]:
-    """Message id, number of chunks and task id: what a message has besides its row. Raises ``FormatError``.
-
-    Nothing else is read: an ack has no use for its payload.
-    """
-    try:
-        version, _, chunks, name, task, extras, size, _, _, message_id = _HEAD.unpack_from(value)
-    except struct.error as error:
-        raise FormatError("unreadable message record", length=len(value)) from error
-    begin = _HEAD.size + name
-    end = begin + task
-    if 0 < version <= RECORD_VERSION and len(value) == end + extras + (0 if chunks else size):
-        return message_id, chunks, _decode_text(value[begin:end]) if task else ""
-    record = Record.outline(value)
-    return record.message_id, record.chunks, record.task_id
 
 
 def _outline(value: bytes) -> Record:
@@ -304,7 +340,7 @@ def _outline(value: bytes) -> Record:
 
 def _has_head(value: bytes) -> bool:
     """Whether it is a record, of this version or a newer one, judging by its beginning."""
-    return len(value) >= _HEAD_BYTES and (0 < value[0] <= RECORD_VERSION or is_newer(value))
+    return len(value) >= _HEAD_BYTES and (0 < value[0] <= RECORD_VERSION or Record.is_newer(value))
 
 
 def size_of(*values: bytes) -> int:
@@ -315,40 +351,6 @@ def size_of(*values: bytes) -> int:
         known = len(value) >= _HEAD_BYTES and 0 < value[0] <= RECORD_VERSION
         total += _SIZE.unpack_from(value, _SIZE_AT)[0] if known or _has_head(value) else len(value)
     return total
-
-
-def published_at(value: bytes, default: int) -> int:
-    """Since when it waits, in milliseconds; ``default`` for unreadable bytes."""
-    if not _has_head(value):
-        return default
-    return int(_MOMENT.unpack_from(value, _PUBLISHED_AT)[0])
-
-
-def due_from(value: bytes, due_ms: int) -> bytes:
-    """The same record, waiting since the end of its delay; unreadable bytes stay as they are."""
-    if not _has_head(value):
-        return value
-    return value[:_PUBLISHED_AT] + _MOMENT.pack(due_ms) + value[_PUBLISHED_AT + _MOMENT.size :]
-
-
-def redelivered(value: bytes) -> bytes:
-    """The same record, handed out once more; unreadable bytes stay as they are."""
-    if not _has_head(value):
-        return value
-    (count,) = _REDELIVERIES.unpack_from(value, 1)
-    most = _MOST_REDELIVERIES if value[0] == 1 or count & _SEEN else _SEEN - 1
-    return value[:1] + _REDELIVERIES.pack(min(count + 1, most)) + value[1 + _REDELIVERIES.size :]
-
-
-def marked_seen(value: bytes) -> bytes:
-    """The same record, which a consumer has had without an attempt; unreadable bytes stay as they are."""
-    if not _has_head(value):
-        return value
-    (count,) = _REDELIVERIES.unpack_from(value, 1)
-    if value[0] == 1:
-        count = min(count, _SEEN - 1)
-    head = bytes([max(value[0], 2)]) + _REDELIVERIES.pack(count | _SEEN)
-    return head + value[len(head) :]
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------

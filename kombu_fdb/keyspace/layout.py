@@ -685,11 +685,6 @@ def counted(place: Place) -> Place:
     return place if has_key(place) else Place(NO_KEY + place)
 
 
-def key_of(place: Place) -> str:
-    """The fairness key in a place, "" for none. Raises ``FormatError`` if there is one that can't be read."""
-    return split_place(place)[0] if place.startswith(TEXT_CODE) else ""
-
-
 def split_place(place: Place) -> tuple[str, Rank]:
     """Key ("" for none) and packed rank of a place. Raises ``FormatError``."""
     packed = place[: -STAMP_BYTES - 1]

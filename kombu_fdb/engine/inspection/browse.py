@@ -37,11 +37,11 @@ from kombu_fdb.engine.messages.message import (
     Subqueue,
     end_lease,
     forget,
+    open_records,
     places,
     put_delayed,
     put_ready,
     read_all,
-    read_beginnings,
     take_out,
     with_payload,
 )
@@ -463,6 +463,20 @@ def _list(work: Work, rows: Sequence[Found]) -> list[Listed]:
         priority = _priority(work.keys, queue, message.state, row)
         listed.append(Listed(position, message, record.size, priority, message.due_ms))
     return listed
+
+
+def read_beginnings(work: Work, values: Sequence[bytes]) -> list[Record]:
+    """Each record with the first chunk of its payload, in one round trip; unreadable bytes are shown as a payload."""
+    records = open_records(values)
+    firsts = [work.keys.body(each.message_id, 0) for each in records if isinstance(each, Record) and each.chunks]
+    chunks = iter(work.tr.get_many(firsts, snapshot=True) if firsts else [])
+    found = []
+    for value, record in zip(values, records, strict=True):
+        if isinstance(record, FormatError):
+            found.append(Record.unreadable(value))
+        else:
+            found.append(record._replace(payload=next(chunks) or b"") if record.chunks else record)
+    return found
 
 
 def _priority(keys: Keyspace, queue: str, state: State, row: KeyValue) -> int:

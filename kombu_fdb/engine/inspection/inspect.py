@@ -12,11 +12,11 @@ from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
+    Record,
     control_of,
     decode_amount,
     decode_count,
     limits_of,
-    published_at,
 )
 from kombu_fdb.keyspace.layout import Keyspace, Range, pack, range_of, readable
 from kombu_fdb.model import (
@@ -162,7 +162,7 @@ def _note_oldest(work: Work, heads: list[tuple[str, Range]], found: dict[str, in
     parts = work.tr.get_ranges([(*each, 1) for _, each in heads], snapshot=True) if heads else []
     for (queue, _), rows in zip(heads, parts, strict=True):
         for _key, value in rows:
-            published_ms = published_at(value, 0)
+            published_ms = Record.published_at(value, 0)
             if published_ms:
                 found[queue] = min(published_ms, found.get(queue, published_ms))
 

@@ -44,7 +44,6 @@ from kombu_fdb.keyspace.codec import (
     chunks_of,
     encode_lease,
     size_of,
-    traces_of,
 )
 from kombu_fdb.keyspace.layout import STAMP_BYTES, STAMP_CODE, TEXT_CODE, range_of, read_or, split_place
 from kombu_fdb.model import Lease, Place, Rank
@@ -107,7 +106,7 @@ def forget(work: Work, message: Message[bytes]) -> None:
 def delete(work: Work, message: Message[bytes]) -> None:
     """Delete what a message has besides its row; one that can't be read has nothing."""
     try:
-        message_id, chunks, task_id = traces_of(message.value)
+        message_id, chunks, task_id = Record.traces_of(message.value)
     except FormatError:
         return
     unindex(work, task_id, message.place)
@@ -216,20 +215,6 @@ def read_all(work: Work, values: Sequence[bytes]) -> list[Record | FormatError]:
         _whole(record, islice(chunks, record.chunks)) if isinstance(record, Record) and record.chunks else record
         for record in records
     ]
-
-
-def read_beginnings(work: Work, values: Sequence[bytes]) -> list[Record]:
-    """Each record with the first chunk of its payload, in one round trip; unreadable bytes are shown as a payload."""
-    records = open_records(values)
-    firsts = [work.keys.body(each.message_id, 0) for each in records if isinstance(each, Record) and each.chunks]
-    chunks = iter(work.tr.get_many(firsts, snapshot=True) if firsts else [])
-    found = []
-    for value, record in zip(values, records, strict=True):
-        if isinstance(record, FormatError):
-            found.append(Record.unreadable(value))
-        else:
-            found.append(record._replace(payload=next(chunks) or b"") if record.chunks else record)
-    return found
 
 
 def open_records(values: Iterable[bytes]) -> list[Record | FormatError]:

@@ -15,8 +15,8 @@ from kombu_fdb.engine.messages.message import Subqueue, delete, end_lease, forge
 from kombu_fdb.engine.stored.batches import runs_of
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Message, Record, marked_seen, redelivered
-from kombu_fdb.keyspace.layout import TEXT_CODE, key_of, read_or, split_place
+from kombu_fdb.keyspace.codec import Message, Record
+from kombu_fdb.keyspace.layout import TEXT_CODE, read_or, split_place
 from kombu_fdb.model import Lease, Place
 from kombu_fdb.store.protocol import KeyValue
 
@@ -40,7 +40,7 @@ def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | N
     for message in held:
         if message is not None:
             queue, place, _ = message
-            work.effects.note(queue, "acked", key_of(place) if place.startswith(TEXT_CODE) else "")
+            work.effects.note(queue, "acked", split_place(place)[0] if place.startswith(TEXT_CODE) else "")
             delete(work, message)
     return [message is not None for message in held]
 
@@ -67,12 +67,12 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
     """Make a message whose lease was just cleared ready at its old place, or delay or bury it."""
     if how.counted:
         is_over = over_limit(work, message)
-        message = message._replace(value=redelivered(message.value))
+        message = message._replace(value=Record.redelivered(message.value))
         if is_over:
             bury(work, message, "delivery_limit", how.details)
             return
     elif how.seen:
-        message = message._replace(value=marked_seen(message.value))
+        message = message._replace(value=Record.marked_seen(message.value))
     key, rank = split_place(message.place)
     work.effects.note(message.queue, "returned", key)
     if how.due_ms > work.now_ms:

@@ -69,7 +69,7 @@ from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import decode_count, decode_round, published_at
+from kombu_fdb.keyspace.codec import Record, decode_count, decode_round
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, readable, split_place
 from kombu_fdb.model import URGENT, Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
@@ -266,7 +266,7 @@ Urgency = tuple[int, int]
 
 def urgency(priority: int, record: bytes, ageing_s: float, now_ms: int) -> Urgency:
     """The urgency of a waiting message."""
-    waited_s = max(0, now_ms - published_at(record, now_ms)) / 1000
+    waited_s = max(0, now_ms - Record.published_at(record, now_ms)) / 1000
     return max(0, URGENT - priority - int(waited_s / ageing_s)), priority
 
 

@@ -37,7 +37,7 @@ def keep(work: Work, queue: str, value: bytes, place: bytes) -> bool:
 
     Does nothing, and returns False, if it is not a newer record, or its place can't be read.
     """
-    stood = read_or(None, _place, work.keys, queue, place) if codec.is_newer(value) else None
+    stood = read_or(None, _place, work.keys, queue, place) if codec.Record.is_newer(value) else None
     if stood is None:
         return False
     work.tr.set(work.keys.newer(RECORD, value[0], queue, stood), value)

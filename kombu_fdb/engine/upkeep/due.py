@@ -27,7 +27,7 @@ from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.stored.batches import rows_from
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.codec import Message, Record, due_from
+from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import Keyspace, range_of, read_or
 from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import KeyValue
@@ -99,7 +99,7 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
         bury_malformed(work, message, error)
         return
     forget(work, message)
-    put_ready(work, Subqueue(queue, Record.known(message.value).key, rank), due_from(message.value, due_ms))
+    put_ready(work, Subqueue(queue, Record.known(message.value).key, rank), Record.due_from(message.value, due_ms))
 
 
 def unpark(work: Work, sightings: key_limits.Sightings) -> int | None:

@@ -26,6 +26,7 @@ from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import write
 from kombu_fdb.engine.upkeep import due, quarantine, regain, sweep
 from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Rank, SessionId, Stamp
 from kombu_fdb.process.client import Client
@@ -257,7 +258,7 @@ TWINS: dict[str, Twin] = {
     ),
     "a delay is not kept": Twin("NOT-EARLY", "delays", publish, "put_delayed", _at_once),
     # Poison
-    "deliveries are not counted": Twin("POISON-ENDS", "poison", settle, "redelivered", lambda value: value),
+    "deliveries are not counted": Twin("POISON-ENDS", "poison", Record, "redelivered", lambda value: value),
     "the delivery limit is not looked at": Twin("POISON-ENDS", "poison", *_without(settle, "over_limit", False)),
     "malformed bytes are not expected": Twin("POISON-ENDS", "poison", message, "FormatError", _Unexpected),
     # Keys
@@ -297,7 +298,7 @@ TWINS: dict[str, Twin] = {
     ),
     # Clocks
     "the window of a dedup id never ends": Twin("SKEW", "clocks", *_without(publish, "decode_end", 2**62)),
-    "a message that comes back lives anew": Twin("SKEW", "clocks", settle, "redelivered", wrong.live_anew),
+    "a message that comes back lives anew": Twin("SKEW", "clocks", Record, "redelivered", wrong.live_anew),
     "the time to live is not looked at": Twin("SKEW", "clocks", claim, "take", wrong.never_expired),
     "a rate counts its time twice": Twin("SKEW", "rates", key_limits, "refilled", wrong.fill_twice),
     "a rate counts by the clock of the process that looks": Twin(

@@ -12,7 +12,7 @@ from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
-from kombu_fdb.keyspace.codec import Record, redelivered
+from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store import retry
@@ -44,6 +44,7 @@ ANSWER_S = 20.0
 
 _attempt, _commit, _put_ready = retry.Retry._attempt, retry.Retry._commit, message.put_ready
 _refilled, _take = key_limits.refilled, claim.take
+_redelivered = Record.redelivered
 _clear_dedup_part = Upkeep.clear_dedup_part
 _with_acks, _remove = Claiming._with_acks, Dispatch.remove
 _end_consumers = ClientSession.end_consumers
@@ -97,7 +98,7 @@ def live_anew(value: bytes) -> bytes:
     """Its time to live begins again whenever it comes back."""
     record = Record.decode(value)
     lives_ms = record.expires_ms and record.expires_ms - record.published_ms
-    return redelivered(value).replace(
+    return _redelivered(value).replace(
         record.expires_ms.to_bytes(8, "big"), (record.expires_ms + lives_ms).to_bytes(8, "big"), 1
     )
 

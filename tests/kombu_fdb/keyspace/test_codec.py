@@ -17,12 +17,7 @@ from kombu_fdb.keyspace.codec import (
     Message,
     Record,
     chunks_of,
-    due_from,
     encode_lease,
-    is_newer,
-    marked_seen,
-    published_at,
-    redelivered,
     size_of,
 )
 from kombu_fdb.keyspace.layout import pack, pack_int, pack_stamp
@@ -93,10 +88,10 @@ def test_records_round_trip(  # noqa: PLR0917
     head = (message_id, published, expires, count, 0, len(payload), payload)
     assert record == (*head, history, key, ttr_ms, task_id, priority, way, has_been_seen)
     most = 0xFFFF if value[0] == 1 else 0x7FFF
-    assert Record.decode(redelivered(value)) == record._replace(redeliveries=min(count + 1, most))
-    assert Record.decode(marked_seen(value)) == record._replace(seen=True)
-    assert marked_seen(redelivered(value)) == redelivered(marked_seen(value))
-    assert Record.outline(marked_seen(value)).seen
+    assert Record.decode(Record.redelivered(value)) == record._replace(redeliveries=min(count + 1, most))
+    assert Record.decode(Record.marked_seen(value)) == record._replace(seen=True)
+    assert Record.marked_seen(Record.redelivered(value)) == Record.redelivered(Record.marked_seen(value))
+    assert Record.outline(Record.marked_seen(value)).seen
 
 
 def test_golden_bytes_of_version_2() -> None:
@@ -150,7 +145,7 @@ def test_golden_bytes() -> None:
         "01000300000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
     )
     seen_by_one = value[:1].replace(b"\x01", b"\x02") + b"\x80" + value[2:]
-    assert marked_seen(value) == Record.decode(value)._replace(seen=True).encode() == seen_by_one
+    assert Record.marked_seen(value) == Record.decode(value)._replace(seen=True).encode() == seen_by_one
     assert encode_lease(Message("q", b"PLACE", b"RECORD")) == b"\x01\x00\x01\x00\x05qPLACERECORD"
 
 
@@ -172,16 +167,16 @@ NEWER = HEAD + b"i" * 16 + b"keytask?!"
 
 def test_what_every_version_of_a_record_keeps() -> None:
     """Golden bytes: an older process reads this much of each record to come, for ever."""
-    assert is_newer(NEWER)
+    assert Record.is_newer(NEWER)
     outline = Record.outline(NEWER)
     assert outline == Record(b"i" * 16, 7, 8, 3, 1, 123_456, b"", (), "key", task_id="task")
-    assert (size_of(NEWER), published_at(NEWER, 0)) == (123_456, 7)
+    assert (size_of(NEWER), Record.published_at(NEWER, 0)) == (123_456, 7)
     assert (Record.known(NEWER).key, Record.known(NEWER).task_id) == ("key", "task")
-    assert Record.outline(redelivered(NEWER)) == outline._replace(redeliveries=4)
-    assert Record.outline(due_from(NEWER, 99)) == outline._replace(published_ms=99)
-    assert redelivered(NEWER)[-2:] == b"?!"
+    assert Record.outline(Record.redelivered(NEWER)) == outline._replace(redeliveries=4)
+    assert Record.outline(Record.due_from(NEWER, 99)) == outline._replace(published_ms=99)
+    assert Record.redelivered(NEWER)[-2:] == b"?!"
     no_record = b"\x00" * 99
-    assert due_from(no_record, 99) == no_record
+    assert Record.due_from(no_record, 99) == no_record
     with pytest.raises(FormatError, match=r"newer celery-fdb.*Upgrade celery-fdb in this process"):
         Record.decode(NEWER)
 
@@ -209,4 +204,4 @@ def test_what_every_version_of_a_lease_keeps() -> None:
     ],
 )
 def test_what_is_no_newer_record(value: bytes) -> None:
-    assert not is_newer(value)
+    assert not Record.is_newer(value)

@@ -38,9 +38,9 @@ def decode_lease(value: bytes) -> None:
     _queue, place, record = codec.Message.of_lease(value)
     has_key(place)
     split_place(place)
-    codec.redelivered(record)
-    codec.due_from(record, 5)
-    codec.published_at(record, 0)
+    codec.Record.redelivered(record)
+    codec.Record.due_from(record, 5)
+    codec.Record.published_at(record, 0)
     codec.Record.known(record)
     codec.size_of(record)
 
