@@ -52,7 +52,6 @@ from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.errors import StoreError
 from kombu_fdb.keyspace.codec import ATTEMPTS
 from kombu_fdb.primitives import failure
-from kombu_fdb.transport.batch import encode_again
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import without_deaths
 from kombu_fdb.transport.worker import SETTING
@@ -233,7 +232,7 @@ def _anew(headers: Any, message: Any) -> Any:
 def bury_copy(channel: Channel, message: Any, death: dict[str, Any]) -> None:
     """Store a dead letter for a message that is acknowledged already; later, if the store does not answer now."""
     queue = message.delivery_info["queue"]
-    publication, deaths = encode_again(channel, message)
+    publication, deaths = channel.encode_again(message)
     burial = Burial(publication)  # one burial for all tries, so that the message is buried once
 
     def bury() -> None:

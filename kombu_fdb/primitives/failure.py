@@ -9,8 +9,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from kombu_fdb.primitives.ranges import last_lines
-
 #: The longest text and traceback that are kept, in characters.
 ERROR_LENGTH = 2_000
 TRACEBACK_LENGTH = 4_096
@@ -37,6 +35,11 @@ def _guarded(ask: Callable[[], str]) -> str:
         return ask()
     except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit):  # noqa: BLE001 - it must not end the worker
         return UNPRINTABLE
+
+
+def last_lines(text: str, most: int) -> str:
+    """The end of a text, in whole lines: a cut line may show a secret without the name by which it is found."""
+    return text if len(text) <= most else text[-most:].partition("\n")[2]
 
 
 def details_of(error: object, stack: str | None = None) -> dict[str, str]:

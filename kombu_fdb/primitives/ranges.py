@@ -182,8 +182,3 @@ def shown(value: object) -> Shown:
         return Shown(plain(repr(value)[:80]))
     except Exception:  # noqa: BLE001 - a foreign __repr__
         return Shown(f"<{type(value).__name__}>")
-
-
-def last_lines(text: str, most: int) -> str:
-    """The end of a text, in whole lines: a cut line may show a secret without the name by which it is found."""
-    return text if len(text) <= most else text[-most:].partition("\n")[2]

@@ -22,7 +22,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from typing import TypeVar
 
 from kombu_fdb.errors import StoreError, StoreUnavailable
@@ -211,15 +210,3 @@ def in_hub() -> bool:
         return True
     hub = getattr(getattr(hubs, "_threadlocal", None), "hub", None)  # get_hub would make one for this thread
     return eventlet is not None and hub is not None and hub.greenlet is eventlet.getcurrent()
-
-
-def move(source: deque[T], target: list[T], most: int | None = None) -> bool:
-    """Move items from the front, up to ``most``, to the end of ``target``. False if that is empty then.
-
-    In one call into C, where no thread and no exception of a signal handler can come in: each item is in one of both.
-    """
-    try:  # noqa: SIM105 - suppress is Python
-        target.extend(islice(iter(source.popleft, None), most))
-    except IndexError:  # there are no more; those before are in the target
-        pass
-    return bool(target)

@@ -1,4 +1,4 @@
-"""Batches: what ``Producer.batch()`` publishes in one transaction, and what is published again after an error.
+"""Batches: what ``Producer.batch()`` publishes in one transaction.
 
 Model. A batch is *open* until a flush fails (*failed*) or its context ends by an exception (*aborted*) or normally
 (*closed*); only an open one takes messages. A flush publishes all buffered messages in their order, in as few
@@ -28,10 +28,10 @@ from kombu.exceptions import KombuError
 from kombu.messaging import Producer
 
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts, weight
-from kombu_fdb.errors import InvalidArgument, KombuFDBError, LimitExceeded, OptionError
-from kombu_fdb.model import Death, Publication
+from kombu_fdb.errors import KombuFDBError, LimitExceeded, OptionError
+from kombu_fdb.model import Publication
 from kombu_fdb.transport.channel import Channel
-from kombu_fdb.transport.envelope import now_ms, payload_of, without_deaths
+from kombu_fdb.transport.envelope import now_ms
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 
 __all__ = ["KOMBU_HAS_BATCHES", "BatchPublishError", "batched"]
@@ -286,6 +286,10 @@ def _within(outer: PublishBatch) -> Iterator[PublishBatch]:
         raise
 
 
+#: What connections make, with the kombu that is installed.
+CHANNEL = BatchingChannel if KOMBU_HAS_BATCHES else BatchKeepingChannel
+
+
 @contextmanager
 def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -> Iterator[None]:
     """``with producer.batch()``, as a batch of this kind with ``args``. Raises ``OptionError`` for another broker."""
@@ -302,25 +306,3 @@ def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -
             yield
     finally:
         channel.batch_kind = before
-
-
-# -- publishing again --------------------------------------------------------------------------------------------------
-
-
-def encode_again(channel: Channel, message: Any) -> tuple[Publication, tuple[Death, ...]]:
-    """The publication of a delivered message, and its history as a dead letter."""
-    headers, deaths = without_deaths(message.headers or {})
-    again = {
-        "body": message.body,
-        "content-type": message.content_type,
-        "content-encoding": message.content_encoding,
-        "headers": headers,
-        "properties": message.properties,
-    }
-    info = message.delivery_info
-    exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or info["queue"]
-    try:
-        return channel.encode(again, exchange, routing_key, now_ms()), deaths
-    except InvalidArgument:  # from another writer: it keeps its odd headers, and they steer nothing
-        plain = channel.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key, now_ms())
-        return plain._replace(payload=payload_of(again, exchange, routing_key)), deaths

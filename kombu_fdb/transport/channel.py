@@ -26,8 +26,8 @@ from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.errors import FormatError, KombuFDBError, LimitExceeded, StoreError
-from kombu_fdb.model import LONGEST_NAME, Delivery, Lease, Publication, SessionId
+from kombu_fdb.errors import FormatError, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
+from kombu_fdb.model import LONGEST_NAME, Death, Delivery, Lease, Publication, SessionId
 from kombu_fdb.primitives.ranges import check_text
 from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
@@ -38,7 +38,7 @@ from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.consuming.dispatch import Credit, Subscription, next_tag
 from kombu_fdb.transport.declaring import DeclaringChannel, one_call, settle_orphaned
-from kombu_fdb.transport.envelope import encode, now_ms, open_delivery, whole_of
+from kombu_fdb.transport.envelope import encode, now_ms, open_delivery, payload_of, whole_of, without_deaths
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 from kombu_fdb.transport.unacked import Message, QoS
 
@@ -161,6 +161,24 @@ class Channel(DeclaringChannel):
         returned = self.Message({**message, "properties": properties}, channel=self)
         for callback in list(self.events["basic_return"]):
             callback(error, exchange, routing_key, returned)
+
+    def encode_again(self, message: Any) -> tuple[Publication, tuple[Death, ...]]:
+        """The publication of a delivered message, and its history as a dead letter."""
+        headers, deaths = without_deaths(message.headers or {})
+        again = {
+            "body": message.body,
+            "content-type": message.content_type,
+            "content-encoding": message.content_encoding,
+            "headers": headers,
+            "properties": message.properties,
+        }
+        info = message.delivery_info
+        exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or info["queue"]
+        try:
+            return self.encode(again, exchange, routing_key, now_ms()), deaths
+        except InvalidArgument:  # from another writer: it keeps its odd headers, and they steer nothing
+            plain = self.encode({**again, "headers": {}, "properties": {}}, exchange, routing_key, now_ms())
+            return plain._replace(payload=payload_of(again, exchange, routing_key)), deaths
 
     # -- consume -----------------------------------------------------------------------------------------------------
 

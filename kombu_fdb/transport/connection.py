@@ -24,6 +24,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -44,7 +45,6 @@ from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
 from kombu_fdb.transport.envelope import KeyOf, now_ms
-from kombu_fdb.transport.errors import run_all
 from kombu_fdb.transport.fairkey import key_reader
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
@@ -78,6 +78,21 @@ LOOP_TURN_S = 0.01
 REPEATED_S = 2.0
 #: How long a drain with a timeout of 0 still waits for the receiver's first look, in seconds.
 FIRST_LOOK_S = 1.0
+
+
+def run_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Run every step of a clean-up, even if one fails; then raise the first error."""
+    first: KombuFDBError | None = None
+    for step in list(steps):
+        try:
+            step()
+        except KombuFDBError as error:
+            first = first or error
+    try:
+        if first is not None:
+            raise first
+    finally:
+        del first  # its frames refer to this local
 
 
 class BrokerConnection(virtual.Transport):

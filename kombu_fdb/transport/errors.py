@@ -7,7 +7,7 @@ classes of their own, which callers of passive declarations catch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -106,18 +106,3 @@ def operational_errors() -> Iterator[None]:
 
 def not_found(what: str, method: str) -> NotFound:
     return NotFound(f"NOT_FOUND - {what}", (50, 10), f"Channel.{method}")
-
-
-def run_all(steps: Iterable[Callable[[], object]]) -> None:
-    """Run every step of a clean-up, even if one fails; then raise the first error."""
-    first: KombuFDBError | None = None
-    for step in list(steps):
-        try:
-            step()
-        except KombuFDBError as error:
-            first = first or error
-    try:
-        if first is not None:
-            raise first
-    finally:
-        del first  # its frames refer to this local

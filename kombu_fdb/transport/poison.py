@@ -27,7 +27,7 @@ import logging
 from typing import Any
 
 from kombu_fdb.primitives.failure import UNPRINTABLE, class_of, details_of, text_of, traceback_of
-from kombu_fdb.transport.envelope import body_fault, fault_of, is_timelimit
+from kombu_fdb.transport.envelope import body_fault, fault_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +67,6 @@ def _fault_of_body(message: Any, callback: Any) -> str | None:
         return None
     message.accept = accept
     return body_fault(message.payload)
-
-
-def drop_unusable_limits(request: Any) -> None:
-    """Ignore unusable time limits of protocol 1: they are in the body, where they were not checked."""
-    if not is_timelimit(request.time_limits):
-        logger.error("task %s has unusable time limits: %.80r", request.id, request.time_limits)
-        request.time_limits = (None, None)
 
 
 def is_workers(callback: Any) -> bool:

@@ -12,7 +12,7 @@ from kombu.connection import Connection
 from kombu.transport import virtual
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES, BatchingChannel, BatchKeepingChannel
+from kombu_fdb.transport.batch import CHANNEL
 from kombu_fdb.transport.connection import BrokerConnection, url_parts_of
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS
 from kombu_fdb.transport.worker import join_workers
@@ -21,7 +21,7 @@ from kombu_fdb.transport.worker import join_workers
 class Transport(BrokerConnection):
     """``fdb://`` and ``fdb+sqlite://``."""
 
-    Channel = BatchingChannel if KOMBU_HAS_BATCHES else BatchKeepingChannel
+    Channel = CHANNEL
     driver_type = "fdb"
     driver_name = "celery-fdb"
     can_parse_url = False

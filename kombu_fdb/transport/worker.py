@@ -39,8 +39,9 @@ from kombu.utils import functional
 
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.failure import class_of, text_of
+from kombu_fdb.transport.envelope import is_timelimit
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
-from kombu_fdb.transport.poison import drop_unusable_limits, give_back
+from kombu_fdb.transport.poison import give_back
 
 # -- the worker's options ----------------------------------------------------------------------------------------------
 
@@ -114,6 +115,13 @@ def receive(request: Any = None, **_: Any) -> None:
         made.on_accepted = _begun(made.on_accepted)
         for name in ("on_success", "on_failure", "on_timeout"):
             setattr(made, name, _ended(getattr(made, name)))
+
+
+def drop_unusable_limits(request: Any) -> None:
+    """Ignore unusable time limits of protocol 1: they are in the body, where they were not checked."""
+    if not is_timelimit(request.time_limits):
+        logger.error("task %s has unusable time limits: %.80r", request.id, request.time_limits)
+        request.time_limits = (None, None)
 
 
 def tell_retry(body: Any = None, headers: Any = None, **_: Any) -> None:

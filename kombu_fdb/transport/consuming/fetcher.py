@@ -62,7 +62,7 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import Contention, LineMember
 from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Plan, Room, Subscription
-from kombu_fdb.transport.consuming.watch_set import BUSY, Drain, IdleTracker, WatchSet
+from kombu_fdb.transport.consuming.watch_set import Drain, IdleTracker, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
 from kombu_fdb.transport.poison import is_workers
 
@@ -218,6 +218,11 @@ logger = logging.getLogger(__name__)
 #: Rests after claims that brought nothing, in seconds.
 FIRST_REST_S = 0.0005
 LONGEST_REST_S = 0.1
+
+
+#: A drain that begins takes a turn if an ack is older than this many times ``ack_delay_ms``; a younger ack waits for a
+#: claim that takes it along. After the last drain, an ack waits no longer than the thread's rest and its nap.
+BUSY = 4
 
 
 class Fetcher:

@@ -32,9 +32,6 @@ from kombu_fdb.store.protocol import Watch
 #: How long the thread rests after a drain, in seconds: as long as an ack waits, within these bounds. A program that
 #: goes on with drains with a timeout of 0 takes no turns, and finds nothing until the thread has taken one.
 SHORTEST_REST_S, LONGEST_REST_S = 0.001, 0.02
-#: A drain that begins takes a turn if an ack is older than this many times ``ack_delay_ms``; a younger ack waits for a
-#: claim that takes it along. After the last drain, an ack waits no longer than the thread's rest and its nap.
-BUSY = 4
 #: The thread's longest nap, in seconds.
 LONGEST_NAP_S = 0.004
 

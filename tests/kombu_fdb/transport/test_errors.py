@@ -6,7 +6,8 @@ import pytest
 from kit.frames import keeps_frames
 
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueNotFound, StoreUnavailable
-from kombu_fdb.transport.errors import amqp_errors, run_all
+from kombu_fdb.transport.connection import run_all
+from kombu_fdb.transport.errors import amqp_errors
 
 
 def fail(kind: type[KombuFDBError]) -> None:

@@ -14,7 +14,6 @@ from kombu import Consumer, Producer, Queue
 from celery_fdb import FdbTask
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.model import Publication
-from kombu_fdb.transport.batch import encode_again
 from kombu_fdb.transport.envelope import encode, open_payload, payload_of
 from kombu_fdb.transport.fairkey import key_reader
 
@@ -193,5 +192,5 @@ def test_what_others_have_stored_is_delivered_and_can_be_buried(connection: Any,
             connection.drain_events(timeout=60)
     assert seen[-1].body == b"good"
     for each in seen:
-        encode_again(channel, each)
+        channel.encode_again(each)
         each.ack()
