@@ -339,6 +339,23 @@ class Action:
         if self.by_filter and not self.on_waiting and not request.mark:
             request.asked.check(self.ask(broker, request).asked)
 
+    def perform(self, broker: Broker, request: Request, audit: Audit) -> Outcome:
+        """Do the action; its entry in the audit says how it ended. Raises what the action raises."""
+        self.check(request)
+        self.check_asked(broker, request)
+        complete = audit(request.queue, f"{self.label} ({request}): begun.")
+        ending = f"{self.label} ({request}): interrupted"
+        try:
+            outcome = self.run(broker, request)
+            ending = outcome.audited or outcome.text
+        except BaseException as error:
+            reason = str(error) if isinstance(error, KombuFDBError) else f"{type(error).__name__}: {error}"
+            ending = f"{self.label} ({request}): failed, {reason}"
+            raise
+        finally:
+            complete(ending)
+        return outcome
+
     def target(self, queue: str) -> str:
         """The target of a request that a page received for ``queue``."""
         return EVERYWHERE if self.everywhere else queue
@@ -400,24 +417,6 @@ def log_audit(user: str) -> Audit:
         return tell
 
     return begin
-
-
-def perform(broker: Broker, action: Action, request: Request, audit: Audit) -> Outcome:
-    """Do the action; its entry in the audit says how it ended. Raises what the action raises."""
-    action.check(request)
-    action.check_asked(broker, request)
-    complete = audit(request.queue, f"{action.label} ({request}): begun.")
-    ending = f"{action.label} ({request}): interrupted"
-    try:
-        outcome = action.run(broker, request)
-        ending = outcome.audited or outcome.text
-    except BaseException as error:
-        reason = str(error) if isinstance(error, KombuFDBError) else f"{type(error).__name__}: {error}"
-        ending = f"{action.label} ({request}): failed, {reason}"
-        raise
-    finally:
-        complete(ending)
-    return outcome
 
 
 # -- in parts ----------------------------------------------------------------------------------------------------------

@@ -7,23 +7,24 @@ It never consumes, so it has no session. A broker file that does not exist is no
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from celery import Celery
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery_fdb.brokers import Holding, broker_of, open_existing
-from celery_fdb.inspection.overview import LOOPBACK
+from celery_fdb.inspection.overview import LOOPBACK, is_ours
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.live import Stream
-from celery_fdb.web.page import READING, Pages, ThreadPool, guarded
+from celery_fdb.web.page import HEADERS, READING, Pages, ThreadPool, other_site
 from celery_fdb.web.pages import actions, messages, queues, schedules, tasks, workers
 from celery_fdb.web.settings import DashboardSettings, Login
 from celery_fdb.web.visit import HERE, PATHS
@@ -106,6 +107,40 @@ def dashboard(
         **further,
     )
     return guarded(_assembled(settings), settings.hosts)
+
+
+def guarded(app: ASGIApp, hosts: Collection[str] | None) -> ASGIApp:
+    """The application with the guard around it: see ``page.py``.
+
+    ``hosts``: names without ports; None: any name, as the application it is mounted into has checked already.
+    """
+    names = None if hosts is None else {each.lower() for each in hosts}
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        is_known = names is None or is_ours(headers.get("host", ""), names)
+        answer = other_site(headers) or (app if is_known else _misdirected)
+        await answer(scope, receive, send_guarded)
+
+    return guard
+
+
+_misdirected = PlainTextResponse(
+    "This dashboard is not known by that name. Open it as http://127.0.0.1, start it with --allow-host NAME, or pass "
+    "hosts=[...] to dashboard().\n",
+    status_code=421,
+)
 
 
 def _assembled(settings: DashboardSettings) -> Starlette:

@@ -25,7 +25,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from celery_fdb.brokers import Holding
@@ -34,7 +34,6 @@ from celery_fdb.inspection.overview import Overview, QueueView, look
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.page import Busy, ThreadPool
 from celery_fdb.web.settings import DashboardSettings
-from celery_fdb.web.visit import Visit
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.masking import plain
@@ -61,6 +60,15 @@ class LiveStats:
         self._lock = Lock()
         #: The looks of the last :data:`WINDOW_MS`: each holds every queue.
         self._looks: list[tuple[Overview, Runs | None]] = []
+
+    def look_at(self, broker: Broker) -> dict[str, Any]:
+        """Look once, and tell. Raises ``KombuFDBError``."""
+        history = history_of(broker)
+        runs = None
+        if history.settings() is not None:
+            counted = history.totals().values()
+            runs = sum(each.runs for each in counted), sum(each.failed for each in counted)
+        return self.told(look(broker), runs)
 
     def told(self, look: Overview, runs: Runs | None = None) -> dict[str, Any]:
         """The event for all open pages, ready for JSON. ``runs``: None without a history."""
@@ -299,7 +307,7 @@ class Stream:
     async def _look(self, vitals: LiveStats) -> dict[str, Any]:
         """Look once. Raises ``KombuFDBError``."""
         try:
-            return await self._threads.run(lambda: _told(vitals, self._holding.broker()))
+            return await self._threads.run(lambda: vitals.look_at(self._holding.broker()))
         except Busy:
             raise
         except KombuFDBError:
@@ -330,34 +338,3 @@ def _live(feed: Feed) -> ASGIApp:
 
 
 _full = PlainTextResponse("too many pages are open\n", 503, {"retry-after": "60"})
-
-
-class Poll:
-    """The same numbers for pages that poll, on servers that can't stream. One look serves all pages of a process."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._vitals = LiveStats()
-        self._told: dict[str, Any] = {}
-        self._until: float | None = None
-
-    def __call__(self, visit: Visit, broker: Broker) -> Response:
-        clock, interval_s = visit.settings.clock, visit.settings.interval_s
-        is_fresh = self._until is not None and clock.monotonic() < self._until
-        # While one page looks, the others show the last numbers: a store that hangs blocks one thread only.
-        if not is_fresh and self._lock.acquire(blocking=not self._told):
-            try:
-                self._told = _told(self._vitals, broker)
-                self._until = clock.monotonic() + interval_s / 2
-            finally:
-                self._lock.release()
-        return JSONResponse(self._told)
-
-
-def _told(vitals: LiveStats, broker: Broker) -> dict[str, Any]:
-    history = history_of(broker)
-    runs = None
-    if history.settings() is not None:
-        counted = history.totals().values()
-        runs = sum(each.runs for each in counted), sum(each.failed for each in counted)
-    return vitals.told(look(broker), runs)

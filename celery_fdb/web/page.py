@@ -37,13 +37,11 @@ from functools import partial
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from celery_fdb.brokers import Holding, NoBrokerYet
-from celery_fdb.inspection.overview import is_ours
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.visit import FORM_COOKIE, READ_ONLY, NotThere, Visit, fields_of
 from kombu_fdb import Broker
@@ -80,33 +78,6 @@ HEADERS = {
 }
 
 
-def guarded(app: ASGIApp, hosts: Collection[str] | None) -> ASGIApp:
-    """The application with the guard around it: see the module.
-
-    ``hosts``: names without ports; None: any name, as the application it is mounted into has checked already.
-    """
-    names = None if hosts is None else {each.lower() for each in hosts}
-
-    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        headers = Headers(scope=scope)
-        is_known = names is None or is_ours(headers.get("host", ""), names)
-        answer = other_site(headers) or (app if is_known else _misdirected)
-        await answer(scope, receive, send_guarded)
-
-    return guard
-
-
 def other_site(headers: Headers) -> Response | None:
     """The refusal of a request that another site's page made; None for our own pages, and for a link."""
     if headers.get("sec-fetch-site", "none") in {"same-origin", "none"}:
@@ -114,13 +85,6 @@ def other_site(headers: Headers) -> Response | None:
     if headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest", "document") == "document":
         return None
     return PlainTextResponse("Pages of other sites can't use this dashboard; open it in a tab of its own.\n", 403)
-
-
-_misdirected = PlainTextResponse(
-    "This dashboard is not known by that name. Open it as http://127.0.0.1, start it with --allow-host NAME, or pass "
-    "hosts=[...] to dashboard().\n",
-    status_code=421,
-)
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import tzinfo
+from threading import Lock
+from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -19,18 +21,42 @@ from django.middleware.csrf import get_token
 from django.utils import timezone
 from django.views.static import serve
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from celery_fdb.contrib.django import conf
 from celery_fdb.contrib.django.models import Queue, allows, fit
 from celery_fdb.operations.action import Audit, log_audit
 from celery_fdb.web.application import A_YEAR, SHOWN
-from celery_fdb.web.live import Poll
+from celery_fdb.web.live import LiveStats
 from celery_fdb.web.page import HEADERS, READING, answer, other_site
 from celery_fdb.web.pages import actions, workers
 from celery_fdb.web.settings import DashboardSettings, User
 from celery_fdb.web.visit import HERE, PATHS, READ_ONLY, Visit, fields_of
+from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
+
+
+class Poll:
+    """The same numbers for pages that poll, on servers that can't stream. One look serves all pages of a process."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._vitals = LiveStats()
+        self._told: dict[str, Any] = {}
+        self._until: float | None = None
+
+    def __call__(self, visit: Visit, broker: Broker) -> Response:
+        clock, interval_s = visit.settings.clock, visit.settings.interval_s
+        is_fresh = self._until is not None and clock.monotonic() < self._until
+        # While one page looks, the others show the last numbers: a store that hangs blocks one thread only.
+        if not is_fresh and self._lock.acquire(blocking=not self._told):
+            try:
+                self._told = self._vitals.look_at(broker)
+                self._until = clock.monotonic() + interval_s / 2
+            finally:
+                self._lock.release()
+        return JSONResponse(self._told)
+
 
 VIEWS = {PATHS[name]: view for name, view in SHOWN.items()}
 VIEWS |= {PATHS["events"]: Poll(), PATHS["workers"]: workers.Workers().page, PATHS["act"]: actions.act}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from starlette.responses import Response
 
 from celery_fdb.inspection.message import MessageView
-from celery_fdb.operations.action import Action, AskedAnew, Request, perform
+from celery_fdb.operations.action import Action, AskedAnew, Request
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.web.page import MOST_BYTES, READING
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, carried, spot_of
@@ -126,7 +126,7 @@ def _choices(visit: Visit, broker: Broker, kind: str) -> list[str]:
 
 def _do(visit: Visit, broker: Broker, action: Action, asked: Request) -> Response:
     try:
-        outcome = perform(broker, action, asked, visit.audit)
+        outcome = action.perform(broker, asked, visit.audit)
     except StoreError:
         raise
     except KombuFDBError as error:

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_fdb.operations.action import ASKED_FIELD as FIELD
-from celery_fdb.operations.action import Outcome, Request, log_audit, perform
+from celery_fdb.operations.action import Outcome, Request, log_audit
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker, Spot
 
@@ -49,7 +49,7 @@ def do(broker: Broker) -> Callable[..., Outcome]:
         else:
             request = action.ask(broker, request)
             before[name] = request.fields.get(FIELD, "")
-        return perform(broker, action, request, log_audit("ann"))
+        return action.perform(broker, request, log_audit("ann"))
 
     return do
 

@@ -19,7 +19,7 @@ from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action as action_module
 from celery_fdb.operations import queues
-from celery_fdb.operations.action import Asked, AskedAnew, Request, log_audit, perform
+from celery_fdb.operations.action import Asked, AskedAnew, Request, log_audit
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import QueueControl
@@ -256,12 +256,12 @@ def test_exactly_the_letters_that_the_question_was_about(app: Celery, broker: Br
     causes(app, broker)
     assert letters.replay(1, error="shop.Declined") == 1
     with pytest.raises(AskedAnew, match=r"nothing was changed \(asked: 3, gone: 1, still there: 2\)"):
-        perform(broker, action, asked, log_audit("ann"))
+        action.perform(broker, asked, log_audit("ann"))
     assert letters.count(error="shop.Declined").total() == 5
     asked = action.ask(broker, Request("q.dead", fields=fields))
     assert "5 dead letters of" in action.question(asked)
     causes(app, broker)
-    assert perform(broker, action, asked, log_audit("ann")).text.split()[1] == "5"
+    assert action.perform(broker, asked, log_audit("ann")).text.split()[1] == "5"
     assert letters.count(error="shop.Declined").total() == 4, "those of the last deaths, and the one that was back"
 
 
@@ -272,7 +272,7 @@ def test_an_action_on_all_that_match_needs_its_question(app: Celery, broker: Bro
             for asked in ("", "x", "3", "3.", "3.x", "-1.AAAA"):
                 request = Request("q.dead", fields={"asked": asked})
                 with suppress(InvalidArgument, AskedAnew):
-                    perform(broker, action, request, log_audit("ann"))
+                    action.perform(broker, request, log_audit("ann"))
     assert broker.queue("q.dead").count() == 9
 
 
@@ -292,7 +292,7 @@ def test_what_a_worker_has_taken_meanwhile_does_not_stop_a_cancel(broker: Broker
     asked = action.ask(broker, Request("q"))
     broker.queue("q").take(0).ack()
     broker.queue("q").put(b"late")
-    assert perform(broker, action, asked, log_audit("ann")).text.startswith("Cancelled 2 ready messages")
+    assert action.perform(broker, asked, log_audit("ann")).text.startswith("Cancelled 2 ready messages")
     assert broker.queue("q").count() == 1
 
 
@@ -419,7 +419,7 @@ def test_what_comes_while_a_person_is_asked_stays(
     broker.queue("q").put(b"late")
     if is_dead:
         bury(broker)
-    perform(broker, action, request, log_audit("ann"))
+    action.perform(broker, request, log_audit("ann"))
     assert [each.message.payload for each in broker.queue(queue).page().messages] == [b"late"]
     assert len(spots(queue="q")) == (3 if name.startswith("replay") else 0 if is_dead else 1)
 
@@ -434,7 +434,7 @@ def test_a_queue_is_not_deleted_with_others_than_were_asked(broker: Broker, dela
         job.ack()
     jobs.put(b"late", delay=delay)
     with pytest.raises(AskedAnew, match="asked: 2, there: 1"):
-        perform(broker, action, request, log_audit("ann"))
+        action.perform(broker, request, log_audit("ann"))
     assert jobs.stats().ready + jobs.stats().delayed == 1
 
 
@@ -445,9 +445,9 @@ def test_a_queue_is_not_deleted_with_more_than_was_asked(broker: Broker) -> None
     assert action.question(request) == "Delete q with its bindings, its limits and 1 waiting message for good?"
     broker.queue("q").put(b"late", delay=60)
     with pytest.raises(AskedAnew, match="asked: 1, there: 2"):
-        perform(broker, action, request, log_audit("ann"))
+        action.perform(broker, request, log_audit("ann"))
     assert broker.queue("q").stats().delayed == 1
-    perform(broker, action, action.ask(broker, request), log_audit("ann"))
+    action.perform(broker, action.ask(broker, request), log_audit("ann"))
     assert "q" not in broker.queues()
 
 
@@ -465,7 +465,7 @@ def test_no_more_is_moved_than_was_asked(broker: Broker, key: str | None) -> Non
     broker.queue("q").put_many([b"late"] * 4, key="acme")
     shown = sum(each.payload == b"shown" for each in broker.queue("q").peek(1000, key=key))
     assert shown + sum(key in (None, each.key) for each in taken) == number
-    outcome = perform(broker, action, request, log_audit("ann"))
+    outcome = action.perform(broker, request, log_audit("ann"))
     assert (outcome.following, outcome.text.split()[1]) == ("", str(shown))
     assert {each.payload for each in broker.queue("other").peek(1000)} == {b"shown"}
 
@@ -482,7 +482,7 @@ def test_an_action_on_many_without_its_question_is_not_done(broker: Broker, name
     for asked in given:
         request = Request(action.target(queue), fields={"target": "other", **asked})
         with pytest.raises(InvalidArgument, match="no question was asked"):
-            perform(broker, action, request, log_audit("eve"))
+            action.perform(broker, request, log_audit("eve"))
         assert (broker.queue("q").count(), broker.queue("q.dead").count()) == (1, 1), asked
 
 
@@ -738,15 +738,15 @@ def test_a_task_that_no_worker_knows_is_said(
     publish, request = ACTIONS["publish"], Request("q", app=app, fields={"task": "shop.charge"})
     if said:
         with pytest.raises(AskedAnew, match="nothing was done yet"):
-            perform(broker, publish, request, log_audit("ann"))
+            publish.perform(broker, request, log_audit("ann"))
         request = publish.ask(broker, request)
         assert "No worker that answered knows a task shop.charge" in publish.question(request)
         with pytest.raises(AskedAnew):
-            perform(
-                broker, publish, request._replace(fields={**request.fields, "task": "shop.chrage"}), log_audit("ann")
+            publish.perform(
+                broker, request._replace(fields={**request.fields, "task": "shop.chrage"}), log_audit("ann")
             )
         assert not broker.queue("q").count()
-    perform(broker, publish, request, log_audit("ann"))
+    publish.perform(broker, request, log_audit("ann"))
     assert broker.queue("q").count() == 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_fdb.operations.action import Action, Outcome, Request, log_audit, perform
+from celery_fdb.operations.action import Action, Outcome, Request, log_audit
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
@@ -38,7 +38,7 @@ def test_an_action_is_in_the_log_before_and_after(broker: Broker, caplog: pytest
         seen.append(told(caplog))
         return ACTIONS["pause"].run(broker, request)
 
-    outcome = perform(broker, Action("pause", "Pause", "", run, takes_key=True), Request("q"), log_audit("ann"))
+    outcome = Action("pause", "Pause", "", run, takes_key=True).perform(broker, Request("q"), log_audit("ann"))
     assert outcome == Outcome("Paused q.")
     assert seen == [["ann on q: Pause (q): begun."]]
     assert told(caplog)[1:] == ["ann on q: Paused q."]
@@ -62,7 +62,7 @@ def test_an_entry_ends_however_the_action_does(
         raise error
 
     with suppress(type(error)):
-        perform(broker, Action("pause", "Pause", "", run, takes_key=True), Request("q", key="k"), log_audit("ann"))
+        Action("pause", "Pause", "", run, takes_key=True).perform(broker, Request("q", key="k"), log_audit("ann"))
     assert told(caplog)[-1] == f"ann on q: Pause (key 'k' of q): {ending}"
 
 
@@ -72,14 +72,14 @@ def test_what_has_no_entry_is_not_done(broker: Broker) -> None:
 
     broker.declare("q")
     with pytest.raises(OSError, match="disk full"):
-        perform(broker, ACTIONS["pause"], Request("q"), full)
+        ACTIONS["pause"].perform(broker, Request("q"), full)
     assert not broker.queue("q").control().paused
 
 
 def test_no_name_forges_a_line_of_the_log(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "celery_fdb.audit")
     queue = broker.declare("q\nroot on q: \x1b[2J\u202e")
-    perform(broker, ACTIONS["pause"], Request(queue.name), log_audit("ann\n"))
+    ACTIONS["pause"].perform(broker, Request(queue.name), log_audit("ann\n"))
     assert all("\n" not in each and "\x1b" not in each and "\u202e" not in each for each in told(caplog))
     assert told(caplog)[0].startswith("ann\\n on q\\nroot on q: \\x1b[2J\\u202e: Pause")
 

@@ -18,6 +18,7 @@ import pytest
 
 from celery_fdb.inspection import overview
 from celery_fdb.inspection.overview import Overview
+from celery_fdb.operations.action import Action
 from celery_fdb.web import application
 from celery_fdb.web.pages import actions, messages, queues, workers
 from celery_fdb.web.settings import DashboardSettings
@@ -310,8 +311,8 @@ def test_what_is_away_is_opened_anew_and_what_refuses_is_not(
     person = visit(read_only=False)
     person.see("/queues")
     with monkeypatch.context() as patched:
-        for name, verb in ((queues, "look"), (actions, "perform")):
-            patched.setattr(name, verb, Mock(side_effect=error()))
+        for owner, verb in ((queues, "look"), (Action, "perform")):
+            patched.setattr(owner, verb, Mock(side_effect=error()))
         page = person.submit("/act", status=status, action="pause", queue="jobs")
         assert ("not known whether this was done" in page, "It was refused" in page) == (status == 503, status == 422)
         assert not re.search("not known whether|It was refused", person.see("/queues", status))

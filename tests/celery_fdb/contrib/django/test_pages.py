@@ -109,14 +109,14 @@ def test_numbers_are_polled(jobs: Any, viewer: Any, root: str) -> None:
 
 def test_pages_that_poll_share_one_look(jobs: Any, viewer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none waits for another's: a store that hangs holds one thread of the server."""
-    from celery_fdb.contrib.django.pages import VIEWS
-    from celery_fdb.web import live
+    from celery_fdb.contrib.django.pages import VIEWS, Poll
+    from celery_fdb.web.live import LiveStats
 
-    poll = live.Poll()
+    poll = Poll()
     monkeypatch.setitem(VIEWS, "/events", poll)
     looks: list[dict[str, Any]] = []
-    look = live._told
-    monkeypatch.setattr(live, "_told", lambda *given: looks.append(look(*given)) or looks[-1])
+    look = LiveStats.look_at
+    monkeypatch.setattr(LiveStats, "look_at", lambda *given: looks.append(look(*given)) or looks[-1])
     for _ in range(3):
         see(viewer, f"{ADMIN}events")
     assert len(looks) == 1
