@@ -50,7 +50,7 @@ HOMES = {
     "sessions": "look",
     "peek": "messages",
     "find": "messages",
-    "search": "actions",
+    "search": "messages",
     "cancel": "messages",
     "run-now": "actions",
     "reschedule": "actions",

@@ -1,93 +1,20 @@
-"""Commands for what pages do: search, limits, and the actions of ``operations/actions.py`` with the same questions."""
+"""Commands for what pages do: limits, and the actions of ``operations/actions.py`` with the same questions."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import click
 
 from celery_fdb.cli.look import known
-from celery_fdb.cli.messages import body_option, message_table
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, rate, table, yes_option
-from celery_fdb.inspection.filters import Filter, Found, died_elsewhere
-from celery_fdb.inspection.filters import search as search_page
-from celery_fdb.inspection.message import describe
+from celery_fdb.inspection.filters import died_elsewhere
 from celery_fdb.inspection.time_formats import limit as written
-from celery_fdb.inspection.time_formats import moment, seconds_of
 from celery_fdb.operations.action import Outcome, Request
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
-from kombu_fdb.model import Listed, State
-from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.primitives.plural import plural
-
-
-@command()
-@click.argument("queue")
-@click.option("--task", default="", help="A Celery task's name; shop.* for all that begin so.")
-@click.option("--key", help="The fairness key.")
-@click.option("--error", default="", help="The class of the exception of the last death, or attempt.")
-@click.option("--reason", default="", help="Why it died last.")
-@click.option("--text", default="", help="A part of the task's id, or of the message's.")
-@click.option("--arguments", default="", help="A part of the task's arguments.")
-@click.option(
-    "--since", default="", metavar="TIME", help="Waits, or died, since 2031-12-31T23:59 UTC, or 10m, 12h or 7d ago."
-)
-@click.option("--until", default="", metavar="TIME", help="Before then.")
-@click.option(
-    "--state", type=click.Choice(["ready", "delayed", "leased"]), default="ready", show_default=True, help="Which ones."
-)
-@click.option("--newest", is_flag=True, help="From the end of the queue.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
-@click.option("--most", type=click.IntRange(1), default=100_000, show_default=True, help="Messages to look through.")
-@body_option
-def search(
-    invocation: Invocation,
-    *,
-    queue: str,
-    state: State,
-    newest: bool,
-    limit: int,
-    most: int,
-    body: bool,
-    **given: str | None,
-) -> Answer:
-    """Find messages of QUEUE that match all the options, dead letters too: name QUEUE.dead."""
-    known(invocation, queue)
-    wanted = Filter.of({name: _moment(name, value) for name, value in given.items() if value is not None})
-    found, looked_at, is_whole = _search(
-        partial(search_page, invocation.broker.queue(queue), wanted, state=state, reverse=newest), limit, most
-    )
-    described = [_described(invocation, each, body=body) for each in found]
-    through = f"looked through {plural(looked_at, 'message')}{', all there are' if is_whole else ''}"
-    return Answer(described, [*message_table(described, body=body), through])
-
-
-def _moment(name: str, text: str) -> str:
-    """A moment for ``since`` or ``until``, which may also be given as an age."""
-    ago_s = seconds_of(text) if name in {"since", "until"} else None
-    return text if ago_s is None else moment(SystemClock().wall_ms() - ago_s * 1000).isoformat()
-
-
-def _search(find: Callable[..., Found], limit: int, most: int) -> tuple[list[Listed], int, bool]:
-    """Up to ``limit`` messages, how many were looked at, and whether those are all."""
-    found: list[Listed] = []
-    looked_at, following = 0, b""
-    while True:
-        page = find(limit - len(found), after=following, most=most - looked_at)
-        found += page.messages
-        looked_at += page.looked_at
-        if page.following is None or len(found) >= limit or looked_at >= most:
-            return found, looked_at, page.following is None
-        following = page.following
-
-
-def _described(invocation: Invocation, listed: Listed, *, body: bool) -> dict[str, Any]:
-    whole = invocation.broker.queue(listed.message.queue).at(listed.spot) if body else None
-    return {**describe((whole or listed).message, body=body), "size": listed.size}
 
 
 @command("run-now")
