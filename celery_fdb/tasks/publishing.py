@@ -16,7 +16,7 @@ from celery.canvas import Signature
 
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.transport.batch import AtomicBatch, BatchPublishError, JoinedBatch, batched, batching
+from kombu_fdb.transport.batch import BatchPublishError, batched, batched_atomically, batched_into
 
 
 def publish_many(
@@ -41,7 +41,7 @@ def publish_many(
     if chosen.conf.task_always_eager:
         return [each.apply_async() for each in listed]
     with chosen.producer_or_acquire(producer) as acquired:
-        batch = batching(acquired, AtomicBatch) if atomic else batched(acquired, BATCH_MESSAGES)
+        batch = batched_atomically(acquired) if atomic else batched(acquired, BATCH_MESSAGES)
         with batch, everywhere(chosen, in_batch := InBatch(acquired)):
             return [each.apply_async(producer=in_batch) for each in listed]
 
@@ -76,7 +76,7 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
     with (
         app.producer_or_acquire(options.pop("producer", None)) as producer,
         _the_reason(),
-        batching(producer, JoinedBatch, tr),
+        batched_into(producer, tr),
         everywhere(app, in_batch := InBatch(producer)),
     ):
         return signature.apply_async(**options, producer=in_batch)

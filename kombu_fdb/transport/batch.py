@@ -6,8 +6,9 @@ transactions as the store's limits allow: usually one, so all or none of them. W
 before the failed one are stored; whether the failed one is depends on the error, which is the cause of the
 ``BatchPublishError`` (only after ``CommitUnknown`` it may be). By kombu's contract, the caller does not retry.
 
-:func:`batching` chooses two other kinds of batch: an :class:`AtomicBatch` is one transaction or an error before
-anything is stored; a :class:`JoinedBatch` writes into a transaction of the caller's and does not commit.
+:func:`batched_atomically` and :func:`batched_into` choose two other kinds of batch: an :class:`AtomicBatch` is one
+transaction or an error before anything is stored; a :class:`JoinedBatch` writes into a transaction of the caller's and
+does not commit.
 
 Kombu has had batches since 5.7. From then on, the producer keeps the batch, one per thread, and gets it from the
 channel. An older producer knows no batches, and calls ``basic_publish`` for each message, so there the channel keeps
@@ -21,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -218,7 +220,7 @@ class JoinedBatch(AtomicBatch):
 class BatchingChannel(Channel):
     """A channel that makes batches for ``Producer.batch()``."""
 
-    #: What it makes; see :func:`batching`.
+    #: What it makes; see :func:`_batched_as`.
     batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
@@ -290,9 +292,18 @@ def _within(outer: PublishBatch) -> Iterator[PublishBatch]:
 CHANNEL = BatchingChannel if KOMBU_HAS_BATCHES else BatchKeepingChannel
 
 
+def batched_atomically(producer: Producer) -> AbstractContextManager[None]:
+    """``with producer.batch()``, as an :class:`AtomicBatch`. Raises ``OptionError`` for another broker."""
+    return _batched_as(producer, AtomicBatch)
+
+
+def batched_into(producer: Producer, tr: Any) -> AbstractContextManager[None]:
+    """``with producer.batch()``, as a :class:`JoinedBatch` in ``tr``. Raises ``OptionError`` for another broker."""
+    return _batched_as(producer, partial(JoinedBatch, tr=tr))
+
+
 @contextmanager
-def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -> Iterator[None]:
-    """``with producer.batch()``, as a batch of this kind with ``args``. Raises ``OptionError`` for another broker."""
+def _batched_as(producer: Producer, kind: Callable[[Channel, int], PublishBatch]) -> Iterator[None]:
     channel: Any = producer.channel
     if not hasattr(channel, "batch_kind"):
         raise OptionError(
@@ -300,7 +311,7 @@ def batching(producer: Producer, kind: Callable[..., AtomicBatch], *args: Any) -
             transport=producer.connection.transport.driver_name,
             fix="Set broker_url to fdb:// or fdb+sqlite://.",
         )
-    before, channel.batch_kind = channel.batch_kind, lambda channel, size: kind(channel, size, *args)
+    before, channel.batch_kind = channel.batch_kind, kind
     try:
         with batched(producer, sys.maxsize):
             yield

@@ -35,7 +35,7 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.errors import KombuFDBError, StoreUnavailable
+from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
@@ -118,6 +118,15 @@ class BrokerConnection(virtual.Transport):
         connection: Connection | None = self.client
         assert connection is not None, "kombu removes it once it has closed the transport"
         return connection
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """For Celery's banner and logs. Kombu would write a host and a password where the URL has none."""
+        try:
+            if self.client is not None:
+                return url_parts_of(self.client).url(None if include_password else mask)
+        except OptionError:
+            pass
+        raise NotImplementedError  # then kombu formats the URL as it was given
 
     # -- establish and close -----------------------------------------------------------------------------------------
 

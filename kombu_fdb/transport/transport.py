@@ -11,9 +11,8 @@ from typing import Any
 from kombu.connection import Connection
 from kombu.transport import virtual
 
-from kombu_fdb.errors import OptionError
 from kombu_fdb.transport.batch import CHANNEL
-from kombu_fdb.transport.connection import BrokerConnection, url_parts_of
+from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS
 from kombu_fdb.transport.worker import join_workers
 
@@ -51,15 +50,6 @@ class Transport(BrokerConnection):
             return metadata.version("celery-fdb")
         except metadata.PackageNotFoundError:  # a source tree on the path
             return "unknown"
-
-    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """For Celery's banner and logs. Kombu would write a host and a password where the URL has none."""
-        try:
-            if self.client is not None:
-                return url_parts_of(self.client).url(None if include_password else mask)
-        except OptionError:
-            pass
-        raise NotImplementedError  # then kombu formats the URL as it was given
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
