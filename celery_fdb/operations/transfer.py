@@ -37,7 +37,7 @@ from typing import IO, Any, TypeVar
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.messages.publish import parts
-from kombu_fdb.engine.transfer import MOST_BYTES, MOST_MESSAGES
+from kombu_fdb.engine.transfer import MOST_RESTORED
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
 from kombu_fdb.keyspace.codec import Record, decode_control, decode_limits, encode_json, way_of
 from kombu_fdb.model import (
@@ -447,7 +447,7 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
                 _apply(target, entry)
 
     number = stored = 0
-    for part in parts(messages(), lambda each: (1, _weight(each[1])), (MOST_MESSAGES, MOST_BYTES)):
+    for part in parts(messages(), lambda each: (1, _weight(each[1])), MOST_RESTORED):
         stored += transfer.restore(import_id, part)
         number += len(part)
         progress(number)

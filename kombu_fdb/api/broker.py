@@ -328,7 +328,7 @@ class Transfer:
     def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
         """Store messages of another store, each with its mark, in one transaction, unless they are here already.
 
-        Returns how many were stored. Up to ``MOST_MESSAGES`` of ``MOST_BYTES`` together (``engine/transfer.py``).
+        Returns how many were stored. Up to ``MOST_RESTORED`` together (``engine/transfer.py``).
         """
         return self._verbs.restore(import_id, messages)
 

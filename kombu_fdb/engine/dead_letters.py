@@ -37,7 +37,6 @@ from typing import NamedTuple
 from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
 from kombu_fdb.engine.messages.message import Subqueue, delete, forget, put_ready, take_out, with_payload
-from kombu_fdb.engine.messages.publish import expires_at
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
@@ -279,11 +278,17 @@ def _replay(work: Work, message: Message[bytes], record: Record, queue: str, pay
     forget(work, message)
     priority = record.priority or priority_of(message.place)
     to = Subqueue.of(work, queue, record.key, priority)
-    expires_ms = expires_at(work.now_ms, work.routing.queue(work.tr, queue).message_ttl_ms, 0)
+    ttl_ms = work.routing.queue(work.tr, queue).message_ttl_ms
     if payload is not None:
         record = with_payload(work, record, payload)
     kept = NO_PRIORITY if to.rank == work.keys.rank(priority) else priority
-    alive = record._replace(expires_ms=expires_ms, redeliveries=0, seen=False, priority=kept, way=Way("", queue))
+    alive = record._replace(
+        expires_ms=0 if ttl_ms is None else work.now_ms + ttl_ms,
+        redeliveries=0,
+        seen=False,
+        priority=kept,
+        way=Way("", queue),
+    )
     put_ready(work, to, alive)
     return True
 

@@ -278,8 +278,8 @@ def clear_marks(work: Work, cursor: bytes = b"") -> bytes:
 # -- the verbs ---------------------------------------------------------------------------------------------------------
 
 
-#: The limits of one :meth:`Transfer.restore`.
-MOST_MESSAGES, MOST_BYTES = MESSAGES_PER_TRANSACTION, publish.BATCH_BYTES
+#: The limits of one :meth:`Transfer.restore`: messages, and their bytes.
+MOST_RESTORED = MESSAGES_PER_TRANSACTION, publish.BATCH_BYTES
 
 
 class Transfer(Verbs):
@@ -304,7 +304,7 @@ class Transfer(Verbs):
     def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
         """Store messages of another store, each with its mark, in one transaction: those that are not here yet.
 
-        Returns how many were stored. Up to :data:`MOST_MESSAGES` of :data:`MOST_BYTES` together.
+        Returns how many were stored. Up to :data:`MOST_RESTORED` together.
         """
         return self._run.write(lambda work: restore(work, import_id, messages), self._run.timeouts.publish_s)
 

@@ -32,7 +32,6 @@ from kombu_fdb.errors import LimitExceeded
 KEY_BYTES = 10_000
 VALUE_BYTES = 100_000
 TRANSACTION_BYTES = 10_000_000
-TRANSACTION_AGE_S = 5.0
 
 
 def check_key(key: bytes) -> None:

@@ -33,7 +33,7 @@ from itertools import islice, pairwise
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock, SystemClock
-from kombu_fdb.store.protocol import TRANSACTION_AGE_S, KeyValue, Watch, check_key, check_size, check_value
+from kombu_fdb.store.protocol import KeyValue, Watch, check_key, check_size, check_value
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 
 try:
@@ -230,6 +230,8 @@ def pack_stamp(version: int, batch: int = 0) -> bytes:
 #: What FoundationDB counts for the structures around one mutation and one conflict range.
 MUTATION_BYTES = 40
 RANGE_BYTES = 24
+#: How long the version that a transaction reads is kept.
+TRANSACTION_AGE_S = 5.0
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from celery_fdb.operations.actions import named
 from celery_fdb.web.pages.messages import offered
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known
 from kombu_fdb import Broker
-from kombu_fdb.engine.messages.message import MOST_OF_TASK
+from kombu_fdb.engine.inspection.browse import MOST_OF_TASK
 
 # -- tasks and runs ----------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ from kombu_fdb.engine.messages.message import (
     end_lease,
     forget,
     open_records,
-    places,
     put_delayed,
     put_ready,
     read_all,
@@ -545,6 +544,23 @@ def cancel(work: Work, task_id: str, after: bytes) -> tuple[list[Peeked], bytes]
 def find_task(work: Work, task_id: str) -> list[Peeked]:
     """The task's first 500 messages, in any state, wherever they are. The cost does not grow with the store."""
     return look_all(work, where(work, task_id))
+
+
+#: Messages of one task in one transaction. Publishers choose the ids, and may give many messages the same one.
+MOST_OF_TASK = 500
+
+
+def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = False) -> tuple[list[bytes], bytes]:
+    """The keys of the task's messages, in the order in which they got there; for a leased one, its old key.
+
+    Returns up to :data:`MOST_OF_TASK`, from ``after`` on, and where the others begin; b"" if there are none. A row that
+    leads to anything but a message is ignored, as callers may delete what they get here.
+    """
+    begin, end = range_of(work.keys.task(task_id))
+    rows = work.tr.get_range(max(begin, after), end, limit=MOST_OF_TASK, snapshot=snapshot)
+    found = [work.keys.prefix + prefix + key[-STAMP_BYTES:] for key, prefix in rows]
+    following = rows[-1][0] + b"\x00" if len(rows) == MOST_OF_TASK else b""
+    return [key for key in found if read_or(None, work.keys.queue_of, key) is not None], following
 
 
 def where(work: Work, task_id: str) -> list[Found]:

@@ -36,7 +36,7 @@ end of the server's session, or of a demand or session that it serves; it does n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, cycle, repeat
 from typing import NamedTuple
@@ -45,14 +45,13 @@ from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.bury import bury_malformed, drop_expired
 from kombu_fdb.engine.messages.message import delete_rest, open_records, put_leased, read_all, take_run
 from kombu_fdb.engine.scheduling import fair, line, single
-from kombu_fdb.engine.scheduling.key_limits import control_keys, note_unlimited
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, Outrun, SessionLost
 from kombu_fdb.keyspace.codec import Message, Record, control_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, counted, has_key, range_of, read_or, split_place
-from kombu_fdb.model import Delivery, Demand, Lease
+from kombu_fdb.model import Delivery, Demand, Lease, QueueControl
 from kombu_fdb.store.protocol import KeyValue
 
 #: Rows read at once from the head of a queue, and bytes read in all.
@@ -101,6 +100,19 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     if acks:
         settle.ack(work, acks, held)
     return states
+
+
+def control_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
+    """The rows of the queues' controls, which say whether their keys have limits. Each is read as a conflict."""
+    keys = [work.keys.control(queue) for queue in queues]
+    for key in keys:
+        work.tr.add_read_conflict_key(key)
+    return keys
+
+
+def note_unlimited(work: Work, controls: Iterable[tuple[str, QueueControl]]) -> None:
+    """Note the queues whose control says that no key has limits: there no key waits for the end of a lease."""
+    work.effects.unlimited.update(queue for queue, control in controls if not control.limits_keys)
 
 
 def states_of(

@@ -45,7 +45,7 @@ from kombu_fdb.keyspace.codec import (
     encode_lease,
     size_of,
 )
-from kombu_fdb.keyspace.layout import STAMP_BYTES, STAMP_CODE, TEXT_CODE, range_of, read_or, split_place
+from kombu_fdb.keyspace.layout import STAMP_BYTES, STAMP_CODE, TEXT_CODE, split_place
 from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
 
@@ -235,27 +235,10 @@ def _whole(record: Record, chunks: Iterable[bytes | None]) -> Record | FormatErr
     return record._replace(payload=payload)
 
 
-#: Messages of one task in one transaction. Publishers choose the ids, and may give many messages the same one.
-MOST_OF_TASK = 500
-
-
-# -- found by its task -------------------------------------------------------------------------------------------------
+# -- the index by task -------------------------------------------------------------------------------------------------
 
 
 def unindex(work: Work, task_id: str, place: bytes) -> None:
     """Clear the index row of a message that leaves ``place`` (or key) for good."""
     if task_id and place:
         work.tr.clear(work.keys.task(task_id) + STAMP_CODE + place[-STAMP_BYTES:])
-
-
-def places(work: Work, task_id: str, after: bytes = b"", *, snapshot: bool = False) -> tuple[list[bytes], bytes]:
-    """The keys of the task's messages, in the order in which they got there; for a leased one, its old key.
-
-    Returns up to :data:`MOST_OF_TASK`, from ``after`` on, and where the others begin; b"" if there are none. A row that
-    leads to anything but a message is ignored, as callers may delete what they get here.
-    """
-    begin, end = range_of(work.keys.task(task_id))
-    rows = work.tr.get_range(max(begin, after), end, limit=MOST_OF_TASK, snapshot=snapshot)
-    found = [work.keys.prefix + prefix + key[-STAMP_BYTES:] for key, prefix in rows]
-    following = rows[-1][0] + b"\x00" if len(rows) == MOST_OF_TASK else b""
-    return [key for key in found if read_or(None, work.keys.queue_of, key) is not None], following

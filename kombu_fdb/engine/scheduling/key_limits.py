@@ -184,24 +184,6 @@ UNLIMITED = 2**31
 TOGETHER = 64
 
 
-def control_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
-    """The rows of the queues' controls, which say whether their keys have limits. Each is read as a conflict."""
-    keys = [work.keys.control(queue) for queue in queues]
-    for key in keys:
-        work.tr.add_read_conflict_key(key)
-    return keys
-
-
-def note_unlimited(work: Work, controls: Iterable[tuple[str, QueueControl]]) -> None:
-    """Note the queues whose control says that no key has limits: there no key waits for the end of a lease."""
-    work.effects.unlimited.update(queue for queue, control in controls if not control.limits_keys)
-
-
-def is_counting(row: bytes | None) -> bool:
-    """Whether messages in flight without a key are still being counted."""
-    return row is not None and row.startswith(COUNTING)
-
-
 @dataclass(slots=True)
 class Allowance:
     """How many messages of a key may be served now; ``wait_ms``: when to look again if its rate is used up."""
@@ -228,6 +210,7 @@ class Allowances:
         self._rows: dict[str, bytes | None] = {}
         self._flights: dict[str, int] = {}
         self._buckets: dict[str, Bucket] = {}
+        #: Whether messages in flight without a key are still being counted.
         self._counting = False
 
     def load(self, wanted: Collection[str]) -> None:
@@ -240,7 +223,7 @@ class Allowances:
         for key, value in zip(asked, values, strict=False):
             self._limits[key] = self._control.every_key if value is None else limits_of(value)
         if counting:
-            self._counting = is_counting(values[-1])
+            self._counting = (values[-1] or b"").startswith(COUNTING)
 
     def weight(self, key: str) -> int:
         return self._limits[key].weight if key in self._limits else 1

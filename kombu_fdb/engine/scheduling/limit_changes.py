@@ -36,7 +36,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kombu_fdb.engine.scheduling import fair
-from kombu_fdb.engine.scheduling.key_limits import COUNTING, is_counting
+from kombu_fdb.engine.scheduling.key_limits import COUNTING
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError, InvalidArgument
 from kombu_fdb.keyspace.codec import (
@@ -71,7 +71,7 @@ def begin(work: Work, queue: str, *, first: bool) -> None:
     """Note that the queue's limits have changed. ``first``: there were none before."""
     row = work.keys.relimit(queue)
     stored = work.tr.get(row)
-    work.tr.set(row, COUNTING if first or is_counting(stored) else _PARKED)
+    work.tr.set(row, COUNTING if first or (stored or b"").startswith(COUNTING) else _PARKED)
 
 
 def begin_ring(work: Work, queue: str) -> None:

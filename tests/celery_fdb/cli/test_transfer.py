@@ -308,7 +308,7 @@ def test_an_import_that_dies_at_any_batch_goes_on(
     *, run, another, broker, filled, source_url, tmp_path, monkeypatch, way, committed
 ):
     """The process dies in each batch, before or after its commit, while a consumer is at work already."""
-    monkeypatch.setattr(module, "MOST_MESSAGES", 7)
+    monkeypatch.setattr(module, "MOST_RESTORED", (7, 1_000_000))
     before = same(contents(another(source_url)))
     run("export", str(tmp_path / "f"), broker=source_url)
 
@@ -336,7 +336,7 @@ def test_an_import_that_dies_at_any_batch_goes_on(
 
 
 def test_what_was_consumed_meanwhile_does_not_come_again(run, another, broker, source, source_url, monkeypatch):
-    monkeypatch.setattr(module, "MOST_MESSAGES", 5)
+    monkeypatch.setattr(module, "MOST_RESTORED", (5, 1_000_000))
     source.queue("jobs").put_many([str(number) for number in range(12)])
     restore = Transfer.restore
 
@@ -366,7 +366,7 @@ def test_a_message_that_became_due_between_two_tries_is_not_doubled(another, bro
 
 
 def test_two_imports_at_once_share_the_work(another, url, broker, source, source_url, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_MESSAGES", 5)
+    monkeypatch.setattr(module, "MOST_RESTORED", (5, 1_000_000))
     source.queue("jobs").put_many([str(number) for number in range(40)])
     module.export_to(tmp_path / "f", broker_source(source), lambda _: None)
     rival = another()

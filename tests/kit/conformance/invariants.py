@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.messages.message import places
+from kombu_fdb.engine.inspection.browse import places
 from kombu_fdb.engine.stored.newer import LEASE
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
