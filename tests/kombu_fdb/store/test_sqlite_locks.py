@@ -400,7 +400,7 @@ def test_nothing_in_the_package_opens_the_database_but_sqlite() -> None:
         and not line.strip().startswith(("def ", "#"))
     }
     assert opens == {
-        ("files.py", "connection = sqlite3.Connection("),
+        ("open_file.py", "connection = sqlite3.Connection("),
         (
             "files.py",
             "os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # not open anywhere",
