@@ -459,22 +459,16 @@ def ghosts(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     return Routine("clear ghosts", guard, find, clear, LEFT_INTERVAL_S, at_once=False)
 
 
-class Totals(Duty):
+def totals(engine: Engine, guard: Guard) -> Duty:
     """Forget the totals of queues that are gone, and all but the busiest keys."""
+    steps: Iterator[None] = iter(())
 
-    name = "trim totals"
-    #: The rest of a walk.
-    _steps: Iterator[None] | None = None
+    def part(_: str, cursor: bytes) -> bytes:
+        nonlocal steps
+        steps = steps if cursor else engine.metrics.trim_steps()
+        return b"more" if next(steps, "over") is None else b""
 
-    def run(self, budget: Budget) -> float:
-        self._steps = self._steps or self._engine.metrics.trim_steps()
-        self._take_turns([""], self._step, budget)
-        if not budget.is_spent:
-            self._steps = None
-        return 0.0 if budget.is_spent else LEFT_INTERVAL_S
-
-    def _step(self, _: str) -> bool:
-        return next(self._steps or iter(()), self) is None
+    return Walk("trim totals", guard, _whole, part, LEFT_INTERVAL_S)
 
 
 class Samples(Duty):

@@ -449,7 +449,7 @@ class Duties:
             *duties.routines(engine, guard, sweep_interval_s),
             duties.Leftovers(engine, clock, guard),
             duties.ghosts(engine, clock, guard),
-            duties.Totals(engine, clock, guard),
+            duties.totals(engine, guard),
             duties.Samples(engine, clock, guard),
         ]
         self._first = 0

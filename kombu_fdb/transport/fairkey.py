@@ -58,8 +58,8 @@ def _by_function(function: KeyFunction, name: str) -> KeyOf:
         if explicit:
             return explicit
         try:
-            return _text("the fairness key", _call(function, message))
-        except NotDecoded:
+            if _is_readable(message):
+                return _text("the fairness key", _call(function, message))
             if not has_warned:
                 has_warned = True
                 logger.warning(
@@ -72,17 +72,21 @@ def _by_function(function: KeyFunction, name: str) -> KeyOf:
     return key_of
 
 
-class NotDecoded(Exception):
-    """The body is not JSON."""
+def _is_encoded(message: Mapping[str, Any]) -> bool:
+    return isinstance(message.get("body"), (str, bytes)) and bool(message.get("content-type"))
+
+
+def _is_readable(message: Mapping[str, Any]) -> bool:
+    """Whether the body is JSON, or not encoded."""
+    is_compressed = (message.get("headers") or {}).get("compression")
+    return not _is_encoded(message) or (message["content-type"] == JSON and not is_compressed)
 
 
 def _call(function: KeyFunction, message: Mapping[str, Any]) -> Any:
     """Call it as for Celery's protocol 2, with the body ``(args, kwargs, embed)``, or with any other body alone."""
     headers = message.get("headers") or {}
     body = message.get("body")
-    if isinstance(body, (str, bytes)) and message.get("content-type"):
-        if message["content-type"] != JSON or headers.get("compression"):
-            raise NotDecoded
+    if _is_encoded(message):
         body = loads(body, JSON, message.get("content-encoding"), accept={JSON})
     if "task" in headers and isinstance(body, (list, tuple)) and len(body) == 3:
         return function(headers["task"], body[0], body[1], headers)
