@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kombu_fdb import Broker
-from kombu_fdb.engine.messages import message
+from kombu_fdb.engine.inspection import browse
 
 
 def test_many_messages_of_one_id_cost_no_more_than_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message, "MOST_OF_TASK", 3)
+    monkeypatch.setattr(browse, "MOST_OF_TASK", 3)
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
         jobs = broker.queue("jobs")
         for number in range(8):
