@@ -423,7 +423,7 @@ def test_a_connection_whose_close_is_interrupted_anywhere_holds_nothing(what: st
                 consumer.basic_consume("q", False, got.append)
                 kombu.drain_events(timeout=5)
                 where = interrupt((consumer if what == "channel" else kombu).close, line, files, strikes=runs_handlers)
-            until(lambda: queue.stats().leased == 0, say=lambda: where)
+            until(lambda: queue.stats().leased == 0, say=lambda where=where: where)
             assert queue.stats().ready == 3, where
             until(lambda: another.default_channel.queue_declare("q", passive=True).consumer_count == 0)
     assert line > 20
