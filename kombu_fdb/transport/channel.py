@@ -223,12 +223,17 @@ class Channel(DeclaringChannel):
             declaration is not None,
         )
         single = declaration is not None and declaration.single_active
-        self.transport.receiver.subscribe(subscription, single=single)
-        self._subscriptions[consumer_tag] = subscription
-        self._consumers.add(consumer_tag)
-        if no_ack:
-            self.no_ack_consumers.add(consumer_tag)
-        return consumer_tag
+        try:
+            self._subscriptions[consumer_tag] = subscription  # first: if interrupted, it is ended here, or by the close
+            self.transport.receiver.subscribe(subscription, single=single)
+            self._consumers.add(consumer_tag)
+            if no_ack:
+                self.no_ack_consumers.add(consumer_tag)
+            return consumer_tag
+        except BaseException:
+            self._cancel_later(subscription)
+            self._forget_consumer(consumer_tag)
+            raise
 
     def _require_open(self) -> None:
         """Raises py-amqp's error: nothing would ever release what a closed channel is given, or end its consumers."""
@@ -237,15 +242,22 @@ class Channel(DeclaringChannel):
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Cancel a consumer. Messages claimed for it and not handed out return to their places at once."""
-        subscription = self._forget_consumer(consumer_tag)
-        receiver = self.transport.receiver_if_any
+        subscription, receiver = self._subscriptions.get(consumer_tag), self.transport.receiver_if_any
         if subscription is not None and receiver is not None:
             receiver.cancel(subscription)
+        self._forget_consumer(consumer_tag)  # only now: if interrupted, it can be cancelled again
 
-    def _forget_consumer(self, consumer_tag: str) -> Subscription | None:
+    def _cancel_later(self, subscription: Subscription) -> None:
+        """Have the receiver end a consumer, without waiting for it."""
+        receiver = self.transport.receiver_if_any
+        if receiver is not None:
+            receiver.fetcher.cancel(subscription, leave=True)
+            receiver.fetcher.on_room()  # wakes its thread
+
+    def _forget_consumer(self, consumer_tag: str) -> None:
         self._consumers.discard(consumer_tag)
         self.no_ack_consumers.discard(consumer_tag)
-        return self._subscriptions.pop(consumer_tag, None)
+        self._subscriptions.pop(consumer_tag, None)
 
     def _end_consumer(self, subscription: Subscription, on_cancel: Callable[[str], Any] | None) -> None:
         """Its queue was deleted. Raises ``ConsumerCancelled`` if it has no ``on_cancel``, as RabbitMQ's client does."""
@@ -383,14 +395,11 @@ class Channel(DeclaringChannel):
 
     def abandon(self) -> None:
         """Have other threads do what an interrupted close has left."""
-        receiver = self.transport.receiver_if_any
-        if receiver is not None:
-            for subscription in list(self._subscriptions.values()):
-                receiver.fetcher.cancel(subscription, leave=True)
+        for subscription in list(self._subscriptions.values()):
+            self._cancel_later(subscription)
         leases = self.bequeath()
         if leases:
             self._qos.client.release_later(leases)
-        self.transport.on_room()  # which also wakes the thread that carries out the cancels
         self.closed = self._qos.ended = True
         self.leave()
 

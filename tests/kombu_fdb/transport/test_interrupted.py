@@ -7,6 +7,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from operator import methodcaller
 from types import CodeType, FrameType
@@ -34,7 +35,7 @@ from kombu_fdb.store import retry
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel, connection, envelope, unacked
-from kombu_fdb.transport.consuming import dispatch
+from kombu_fdb.transport.consuming import dispatch, fetcher
 
 #: Where an exception may strike: what runs in the thread that takes, puts and settles.
 API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.consumer)
@@ -407,10 +408,10 @@ def is_closing(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-@pytest.mark.parametrize("what", ["channel", "connection"])
-def test_a_connection_whose_close_is_interrupted_anywhere_holds_nothing(what: str) -> None:
+@pytest.mark.parametrize("what", ["close the channel", "close the connection", "consume", "cancel"])
+def test_a_closed_connection_holds_nothing_whatever_was_interrupted(what: str) -> None:
     url, where, line = f"fdb+memory://{random_id().hex()}", "begin", 0
-    files = frozenset(str(each.__file__) for each in (channel, connection, unacked))
+    files = frozenset(str(each.__file__) for each in (channel, connection, unacked, dispatch, fetcher))
     with MemoryStores(), Broker.open(url) as broker, Connection(url) as another:
         queue, producer = broker.queue("q"), another.Producer(auto_declare=False)
         for body in ("1", "2", "3"):
@@ -420,13 +421,20 @@ def test_a_connection_whose_close_is_interrupted_anywhere_holds_nothing(what: st
             with Connection(url) as kombu:
                 consumer, got = kombu.channel(), list[Any]()
                 consumer.basic_qos(0, 2, False)
-                consumer.basic_consume("q", False, got.append)
+                consumer.basic_consume("q", False, got.append, "tag")
                 kombu.drain_events(timeout=5)
-                where = interrupt((consumer if what == "channel" else kombu).close, line, files, strikes=runs_handlers)
+                calls = {
+                    "close the channel": consumer.close,
+                    "close the connection": kombu.close,
+                    "consume": partial(kombu.channel().basic_consume, "q", False, got.append),
+                    "cancel": partial(consumer.basic_cancel, "tag"),
+                }
+                where = interrupt(calls.pop(what), line, files, strikes=runs_handlers)
             until(lambda: queue.stats().leased == 0, say=lambda where=where: where)
             assert queue.stats().ready == 3, where
-            until(lambda: another.default_channel.queue_declare("q", passive=True).consumer_count == 0)
-    assert line > 20
+            if what != "consume":  # it may have been registered a moment before
+                until(lambda: another.default_channel.queue_declare("q", passive=True).consumer_count == 0)
+    assert line > 10
 
 
 def test_closing_settles_every_pending_ack(tmp_path: Any) -> None:
