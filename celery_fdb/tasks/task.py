@@ -176,11 +176,12 @@ def _declare(producer: Any, options: Mapping[str, Any]) -> None:
 
 
 def _limit(queue: Queue, key: str, limits: Mapping[str, Any], *, again: bool) -> None:
-    """``again``: this process has set them before, so that others of the key's own are newer, and stay."""
+    """``again``: this process has set them before, so other values than those of every key are newer, and stay."""
     held = queue.limits(key)
     if all(getattr(held, name) == value for name, value in limits.items()):
         return
-    if not again or held == queue.limits():
+    others = queue.limits()
+    if not again or all(getattr(held, name) == getattr(others, name) for name in limits):
         queue.limit(key, **limits)
 
 

@@ -353,6 +353,21 @@ def test_limits_that_were_changed_since_stay(app, broker, monkeypatch):
     assert broker.queue("q").limits("charge") == KeyLimits(max_in_flight=1)
 
 
+def test_a_queue_that_was_declared_anew_gets_the_limits_beside_others(app, broker, monkeypatch):
+    """Such as the rate of another task with the same key, or a pause."""
+    clock = ManualClock()
+    monkeypatch.setattr("celery_fdb.tasks.task._clock", clock)
+    task = define(app, max_in_flight=1)
+    task.delay("a")
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete("q")
+    broker.declare("q")
+    broker.queue("q").limit("charge", rate=10.0, paused=True)
+    clock.advance(KNOWN_S)
+    task.delay("a")
+    assert broker.queue("q").limits("charge") == KeyLimits(max_in_flight=1, rate=10.0, paused=True)
+
+
 # -- dedup ------------------------------------------------------------------------------------------------------------
 
 
