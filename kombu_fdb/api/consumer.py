@@ -46,6 +46,7 @@ from kombu_fdb.api.job import Job
 from kombu_fdb.errors import InvalidArgument, Outrun, SessionLost, StoreUnavailable
 from kombu_fdb.model import Delivery
 from kombu_fdb.primitives.ranges import is_whole, shown
+from kombu_fdb.primitives.threads import surely
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import LineMember
@@ -69,12 +70,17 @@ def take_many(
         return take.now()
     jobs = take.first()
     if not jobs:
-        bell = Bell()
-        with closing(bell), Wait(take, bell.ring) as wait:
-            while not jobs and _sleep(wait, bell, stopped):
-                jobs = take.now(wait.member)
-            jobs = jobs or take.leave(wait.member)
+        with closing(Bell()) as bell:
+            wait = Wait(take, bell.ring)
+            jobs = surely(lambda: _waited(take, wait, bell, stopped), wait.end)
     return jobs
+
+
+def _waited(take: Take, wait: Wait, bell: Bell, stopped: Stop) -> list[Job]:
+    jobs: list[Job] = []
+    while not jobs and _sleep(wait, bell, stopped):
+        jobs = take.now(wait.member)
+    return jobs or take.leave(wait.member)
 
 
 def _sleep(wait: Wait, bell: Bell, stopped: Stop) -> bool:
@@ -230,8 +236,10 @@ class Take(NamedTuple):
             connection.let_go([each.lease for each in found])
             raise
         finally:
-            connection.arriving.pop(id(found), None)
-            found.clear()
+            try:
+                found.clear()
+            finally:
+                connection.arriving.pop(id(found), None)
 
     def _claim(self, member: LineMember | None) -> None:
         contested = self.connection.contention.is_contested(self.queues)

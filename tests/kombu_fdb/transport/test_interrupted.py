@@ -108,8 +108,14 @@ def take(broker: Broker) -> None:
     broker.queue("q").take_many(2, timeout=0)
 
 
+def wait(broker: Broker) -> None:
+    """In a line with rivals."""
+    broker.connection.contention.contest(["q"])
+    broker.queue("q").take_many(2, timeout=5)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a job's finalizer
-@pytest.mark.parametrize("how", [claim, take])
+@pytest.mark.parametrize("how", [claim, take, wait])
 def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: Callable[[Broker], None]) -> None:
     queue: Queue = broker.queue("q")
     queue.put_many([str(number) for number in range(3)])
@@ -120,6 +126,9 @@ def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: 
         assert held(broker) == 0
         assert queue.stats().ready == 3
         assert not broker.connection.held
+        assert not any(broker.connection.arriving.values())
+        assert not broker.connection._sleepers
+        assert not broker._client.session().consumed
         assert not broker._client.session().known
 
     assert each_line(lambda: how(broker), look) > 20
