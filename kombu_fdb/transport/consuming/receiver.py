@@ -284,10 +284,16 @@ class Receiver:
             self._watch_set.end_drive()
 
     def _start(self) -> None:
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=_serve, args=(weakref.ref(self), self._watch_set), name="kombu-fdb-receiver", daemon=True
         )
-        start(self._thread)
+        self._thread = thread
+        try:
+            start(thread)
+        except BaseException:
+            if thread.ident is None:  # the next consumer starts another; if this one begins yet, they take turns
+                self._thread = None
+            raise
 
     def step(self) -> float | None:
         """A step of the thread: a turn, unless a drain takes one. Returns how long to sleep; None: until it is rung."""

@@ -35,7 +35,7 @@ from kombu_fdb.store import retry
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport import channel, connection, envelope, unacked
-from kombu_fdb.transport.consuming import dispatch, fetcher
+from kombu_fdb.transport.consuming import dispatch, fetcher, receiver
 
 #: Where an exception may strike: what runs in the thread that takes, puts and settles.
 API = (kombu_fdb.api.broker, kombu_fdb.api.connection, kombu_fdb.api.queue, kombu_fdb.api.consumer)
@@ -444,6 +444,22 @@ def test_a_closed_connection_holds_nothing_whatever_was_interrupted(what: str) -
             if what != "consume":  # it may have been registered a moment before
                 until(lambda: another.default_channel.queue_declare("q", passive=True).consumer_count == 0)
     assert line > 10
+
+
+def test_a_consumer_whose_thread_could_not_start_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryStores(), Connection(f"fdb+memory://{random_id().hex()}") as kombu:
+        kombu.Producer(auto_declare=False).publish("x", routing_key="q")
+        got: list[Any] = []
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(receiver, "start", strike)
+            kombu.default_channel.basic_consume("q", True, got.append)
+        kombu.default_channel.basic_consume("q", True, got.append)
+        kombu.drain_events(timeout=10)
+        assert len(got) == 1
+
+
+def strike(*_: object) -> None:
+    raise Interrupted
 
 
 def test_closing_settles_every_pending_ack(tmp_path: Any) -> None:
