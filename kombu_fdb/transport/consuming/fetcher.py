@@ -640,6 +640,7 @@ class Fetcher:
 
     def _register(self, subscription: Subscription, session: ClientSession) -> None:
         """Register the consumer in the store, so that its queue does not vanish. Raises ``QueueNotFound``."""
+        before, subscription.session_id = subscription.session_id, session.session_id
         try:
             self.client.engine.queues.add_consumer(
                 session.session_id,
@@ -647,6 +648,7 @@ class Fetcher:
                 subscription.tag,
                 declared=subscription.declared or subscription.transient,
             )
+            before = session.session_id
         except errors.SessionLost:
             session.lose()
             raise
@@ -655,7 +657,8 @@ class Fetcher:
                 raise
             # Its last other consumer has left meanwhile.
             raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
-        subscription.session_id = session.session_id
+        finally:  # after an error, a new one keeps this session: it may be registered, and has to leave
+            subscription.session_id = before or session.session_id
 
     def _glance(self, session: ClientSession) -> None:
         """Read the watched keys, and look again if they have changed since the last glance.
