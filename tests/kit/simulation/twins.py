@@ -212,7 +212,7 @@ TWINS: dict[str, Twin] = {
     # Answers that are lost, commits that land late
     "a recovery does not fence": Twin("DURABLE", "late", *_without(session, "seal")),
     "a recovery only looks": Twin("DURABLE", "late", *_blind(session, "leases_of_claim")),
-    "an exception leaves no suspect": Twin("DURABLE", "late", *_without(ClientSession, "give_up")),
+    "an exception leaves no suspect": Twin("DURABLE", "late", *_without(ClientSession, "_suspect")),
     "a suspect is never recovered": Twin("DURABLE", "late", *_without(ClientSession, "recover")),
     "publishing again ignores the doubt": Twin("ONE-PLACE", "late", *_without(publish.Doubts, "take")),
     "a doubt is looked at, not fenced": Twin("ONE-PLACE", "late", retry.Retry, "_fence", _only_look),
