@@ -1,4 +1,4 @@
-"""Remote control that also reaches tasks that no worker holds: ``revoke`` deletes a waiting task from the store.
+"""Revoking, also of tasks that no worker holds: ``revoke`` deletes a waiting task and marks its result as revoked.
 
 Celery's own ``revoke`` tells the running workers; they remember the id, and drop the task when it reaches them. A
 worker that starts later, or restarts, knows nothing of it, and an ETA task stays in its queue for days. Here one

@@ -1,4 +1,4 @@
-"""Chords: count the parts in the store, and say which publishes the body. Guarantees CHORD-ONCE and CHORD-SURE.
+"""Chords: count the parts in the store, and say which publishes the body (``backend.py``). CHORD-ONCE, CHORD-SURE.
 
 Model. A chord is *open* from ``apply_chord``, before the first header task is published. Each header task that returns
 adds its *part*, in the transaction that stores its result; a part counts once, however often its task runs, and parts

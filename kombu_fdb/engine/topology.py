@@ -1,4 +1,4 @@
-"""Topology: declare, bind, purge and delete; queues that vanish when they are unused; the store's format.
+"""Topology: declare (queue arguments are checked here), bind, purge, delete; queues that vanish; the store's format.
 
 Every change of an exchange or its bindings sets the exchange's epoch, which shows all processes that it has changed
 (``routing/tables.py``).

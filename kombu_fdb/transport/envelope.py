@@ -11,13 +11,14 @@ registers, may raise anything. Guarantee: POISON-ENDS.
 
 *Times.* When a message becomes due, when it expires and how long it may take:
 
-==================================== ======================================================================= ``eta``
-header of a Celery task ISO 8601; no time zone means UTC. ``countdown`` and ``retry`` end here too ``x-delay`` header
-milliseconds, as for RabbitMQ's delayed-message exchange ``DelaySeconds`` property or header seconds, as for SQS and
-PGMQ ``expires`` header of a Celery task not used by the queue: see below ``expiration`` property milliseconds as a
-string, from when the message is due; "0" is legal ``x-ttr`` header milliseconds from the delivery to the ack, then the
-message goes back ====================================
-=======================================================================
+==================================== =======================================================================
+``eta`` header of a Celery task      ISO 8601; no time zone means UTC. ``countdown`` and ``retry`` end here too
+``x-delay`` header                   milliseconds, as for RabbitMQ's delayed-message exchange
+``DelaySeconds`` property or header  seconds, as for SQS and PGMQ
+``expires`` header of a Celery task  not used by the queue: see below
+``expiration`` property              milliseconds as a string, from when the message is due; "0" is legal
+``x-ttr`` header                     milliseconds from the delivery to the ack, then the message goes back
+==================================== =======================================================================
 
 Of several delays, the latest moment counts; a moment that has passed (a negative delay) is no delay. A value that is
 not a number or a date, or is out of range (``ranges.py``), raises ``InvalidArgument``, and nothing is published: the

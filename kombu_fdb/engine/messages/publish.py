@@ -1,4 +1,4 @@
-"""Publish: store messages in each queue they reach, all or none, and once, even if they are published again.
+"""Publish: store messages in each queue they reach, all or none; and once, also after a publish of unknown outcome.
 
 A publish routes each message and stores a copy in each queue it reaches. To the default exchange it reads nothing and
 never conflicts: the position is the versionstamp of the commit, so queue order is commit order. (To read the last index

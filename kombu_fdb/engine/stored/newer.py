@@ -1,4 +1,4 @@
-"""Newer: messages that a newer version wrote, kept by an older process until a newer one can read them.
+"""Newer: messages of a newer version that an older process can't pass on, kept until a newer one can read them.
 
 While a fleet is upgraded, old processes meet messages of new ones. They handle them as usual where they need not read
 their contents: every version keeps the fields that this takes (``codec.py``). Where an old process would have to read

@@ -1,4 +1,4 @@
-"""Which consumer gets the next message, and from which queues to claim more. Only bookkeeping: no thread, no store.
+"""Which consumer gets the next message, and how many more to claim (credit). Only bookkeeping: no thread, no store.
 
 Model. A claimed message is *waiting* in its channel's inbox, assigned to one consumer, until a worker loop takes it;
 then it is *held*, under the tag it was handed out with, from just before its callback until it is settled
