@@ -6,6 +6,7 @@ that the exporter does not have. What the Compose file does to FoundationDB is p
 
 import configparser
 import json
+import os
 import re
 import shlex
 import sqlite3
@@ -242,7 +243,7 @@ class AsComposed(Cluster):
         (script,) = compose()["services"]["configure"]["command"]
         contents = Path(self.cluster_file).read_text().strip()
         script = script.replace("$$", "$").replace("/tmp/fdb.cluster", f"{self.directory}/composed")
-        environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "FDB_CLUSTER_FILE_CONTENTS": contents}
+        environ = {"PATH": os.environ["PATH"], "FDB_CLUSTER_FILE_CONTENTS": contents}
         done = subprocess.run(
             ["/bin/bash", "-c", script], env=environ, capture_output=True, text=True, check=False, timeout=120
         )

@@ -12,8 +12,8 @@ it looks at the line, only the first one there watches the queues, and a take th
 that does not wait (``timeout=0``) claims past the line.
 
 At every moment, a claimed message is in :attr:`Take.found`, then held, then a job's. After an exception at any line (a
-signal handler's) it is released: uncounted, as the program has not seen it, or, once there is a job, as a dropped one. ``poll_interval`` is the interval of an idle
-consumer's safety look (``options.py``); jobs are noticed by watches.
+signal handler's) it is released: uncounted, as the program has not seen it, or, once there is a job, as a dropped one.
+``poll_interval`` is the interval of an idle consumer's safety look (``options.py``); jobs are noticed by watches.
 
 The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (:mod:`kombu_fdb.aio`).
 
