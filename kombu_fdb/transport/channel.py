@@ -120,7 +120,7 @@ class Channel(DeclaringChannel):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Store the message. ``timeout``: seconds, instead of ``publish_timeout``.
+        """Store the message. ``confirm_timeout``, or else ``timeout``: seconds, instead of ``publish_timeout``.
 
         Raises 404 for an unknown exchange, 406 for a message over the maximum, ``MessageNacked`` for a full queue, and
         a connection error if the store does not answer: then the message is not stored, except perhaps after
@@ -135,8 +135,8 @@ class Channel(DeclaringChannel):
         moment_ms = now_ms()
         publication = self.encode(message, exchange or "", routing_key or "", moment_ms)
         try:
-            publisher = self.transport.engine.publisher
-            queues = publisher.publish([publication], timeout_s=timeout, now_ms=moment_ms)[0]
+            publisher, timeout_s = self.transport.engine.publisher, kwargs.get("confirm_timeout") or timeout
+            queues = publisher.publish([publication], timeout_s=timeout_s, now_ms=moment_ms)[0]
         except KombuFDBError as error:
             if isinstance(error, StoreError) and not isinstance(error, LimitExceeded):
                 self.transport.suspect()

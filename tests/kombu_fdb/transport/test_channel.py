@@ -257,9 +257,22 @@ class TestPublish:
         assert message.properties["correlation_id"] == "c"
         assert (message.properties["reply_to"], message.properties["priority"]) == ("r", 4)
 
-    def test_timeout_argument(self, channel: Any) -> None:
-        Producer(channel).publish(1, routing_key="q", timeout=3)
+    @pytest.mark.parametrize(
+        ("given", "timeout_s"),
+        [({}, None), ({"timeout": 3}, 3), ({"confirm_timeout": 4}, 4), ({"timeout": 3, "confirm_timeout": 4}, 4)],
+    )
+    def test_timeouts(
+        self, channel: Any, monkeypatch: pytest.MonkeyPatch, given: dict[str, float], timeout_s: float | None
+    ) -> None:
+        """As py-amqp waits for a confirm."""
+        publisher, seen = channel.engine.publisher, list[Any]()
+        publish = publisher.publish
+        monkeypatch.setattr(
+            publisher, "publish", lambda *args, **kwargs: seen.append(kwargs["timeout_s"]) or publish(*args, **kwargs)
+        )
+        Producer(channel).publish(1, routing_key="q", **given)
         assert channel._size("q") == 1
+        assert seen == [timeout_s]
 
 
 class TestGet:
