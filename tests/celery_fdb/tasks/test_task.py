@@ -321,6 +321,12 @@ def test_a_known_key_costs_no_look_at_its_limits(app, monkeypatch):
     task.delay("a")
 
 
+def declare_anew(app, broker):
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete("q")
+    broker.declare("q")
+
+
 def test_a_queue_that_was_deleted_gets_the_limits_again(app, broker, monkeypatch):
     clock = ManualClock()
     monkeypatch.setattr("celery_fdb.tasks.task._clock", clock)
@@ -344,9 +350,7 @@ def test_limits_that_were_changed_since_stay(app, broker, monkeypatch):
         clock.advance(KNOWN_S)
         task.delay("a")
     assert broker.queue("q").limits("charge") == KeyLimits(max_in_flight=5)
-    with app.connection_for_write() as connection:
-        connection.default_channel.queue_delete("q")
-    broker.declare("q")
+    declare_anew(app, broker)
     broker.queue("q").limit_every_key(max_in_flight=9)
     clock.advance(KNOWN_S)
     task.delay("a")
@@ -359,9 +363,7 @@ def test_a_queue_that_was_declared_anew_gets_the_limits_beside_others(app, broke
     monkeypatch.setattr("celery_fdb.tasks.task._clock", clock)
     task = define(app, max_in_flight=1)
     task.delay("a")
-    with app.connection_for_write() as connection:
-        connection.default_channel.queue_delete("q")
-    broker.declare("q")
+    declare_anew(app, broker)
     broker.queue("q").limit("charge", rate=10.0, paused=True)
     clock.advance(KNOWN_S)
     task.delay("a")
