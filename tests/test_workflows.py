@@ -81,6 +81,18 @@ def test_what_the_matrix_makes_exists():
     assert set(load(GITHUB / "workflows" / "ci.yml")["jobs"]["check"]["strategy"]["matrix"]["target"]) <= targets()
 
 
+def test_a_night_is_the_same_on_one_machine_and_on_many():
+    """The tests of the night ran on one only, and what was fetched for the others had no release to upgrade from."""
+    jobs = load(GITHUB / "workflows" / "nightly.yml")["jobs"]
+    runs = {name: "\n".join(step.get("run", "") for step in job["steps"]) for name, job in jobs.items()}
+    here = (ROOT / ".ci" / "nightly").read_text()
+    assert set(asked_of_make("\n".join(runs.values()))) == set(asked_of_make(here))
+    assert 'make test ARGS="-m night"' in here
+    for name in ("night", "network"):
+        assert jobs[name]["steps"][0]["with"]["fetch-depth"] == 0
+    assert 'make test ARGS="-m night"' in runs["night"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_asks_for_what_there_is(page):
     code = re.findall(r"(?:`|^ *)(make [^`#\n]+)", page.read_text(), re.MULTILINE)
