@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from kit.history.record import Recorder
 from kit.history.report import judge, render
 
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown
+
+from .faults import FAULTS
+from .release import ROOT
 
 TTL_S = 6.0
 SETUP = {
@@ -444,6 +449,22 @@ def test_what_was_refused_had_been_taken_from_its_owner() -> None:
 
 def test_each_check_has_its_anomalies() -> None:
     assert {check for each in checks.CHECKS.values() for check in each} == {check for check, *_ in CASES.values()}
+
+
+def test_each_guarantee_of_the_page_has_a_check() -> None:
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    tags = re.findall(r"^\| `([A-Z-]+)` \|", page, re.MULTILINE)
+    assert tags
+    assert set(tags) <= checks.CHECKS.keys()
+
+
+def test_each_fault_was_exercised_in_ten_runs_of_five_minutes() -> None:
+    lines = (ROOT / "tests" / "network" / "runs.tsv").read_text().splitlines()
+    rows = [dict(zip(lines[0].split("\t"), line.split("\t"), strict=True)) for line in lines[1:]]
+    runs = Counter(
+        each.rpartition(" ")[0] for row in rows if int(row["seconds"]) >= 300 for each in row["faults"].split(", ")
+    )
+    assert {name: runs[name.replace(",", "")] for name in FAULTS if runs[name.replace(",", "")] < 10} == {}
 
 
 def test_what_did_not_happen_is_not_exercised() -> None:
