@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from kit.history.checks import RATE_SKEW_S
 from kit.history.events import History, read
 from kit.history.record import Recorder
 from kit.history.report import judge, render
@@ -20,7 +21,7 @@ from . import run as run_module
 from .box import ZONES, box_unavailable_reason
 from .faults import FAULTS, Strike, _until
 from .release import RELEASED, ROOT, release_unavailable_reason
-from .run import ROLES, Actor, Run, play
+from .run import CLOCKS, ROLES, Actor, Run, play
 
 pytestmark = [
     pytest.mark.foundationdb,
@@ -189,3 +190,13 @@ def test_a_kill_falls_mostly_upon_consumers(tmp_path: Path) -> None:
     assert any(each not in run.consumers for each in chosen)
     assert awaited.call_count > 60
     assert {each.args[0] for each in awaited.call_args_list} <= {*run.consumers}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_clocks_are_off_by_so_much_that_rates_are_checked_in_every_other_run(seed: int, tmp_path: Path) -> None:
+    """In no run with this fault they were: each clock was off by ten minutes and more."""
+    run = Run(a_box(), tmp_path, seed, [CLOCKS])
+    with FAULTS[CLOCKS](run, run.rng).hold:
+        ahead_s = [each.set_clock.call_args.args[0] for each in run.consumers]  # type: ignore[attr-defined]  # a mock
+    assert (max(ahead_s) - min(ahead_s) < RATE_SKEW_S) is (seed % 2 == 0)
+    assert all(each.set_clock.call_args.args == (0,) for each in run.consumers)  # type: ignore[attr-defined]  # a mock
