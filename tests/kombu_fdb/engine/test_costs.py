@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.costs import CountingDatabase, cost
+from kit.costs import Cost, CountingDatabase, cost
 
 from kombu_fdb.model import ClaimTerms, Delivery, Lease, Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -44,6 +44,25 @@ def test_publish_to_an_exchange_reads_its_epoch(bench: Bench, counted: CountingD
     bench.engine.publisher.publish([Publication("x", "", b"a")])
     paid = cost(counted, lambda: bench.engine.publisher.publish([Publication("x", "", b"a")]))
     assert (paid.point_reads, paid.range_reads, paid.conflict_keys, paid.round_trips) == (1, 0, TOKEN + 1, 3)
+
+
+def test_publish_costs_the_same_whatever_is_bound_ready_and_keyed(bench: Bench, counted: CountingDatabase) -> None:
+    def paid() -> list[Cost]:
+        found = []
+        for one in (Publication("x", "k", b"a"), Publication("", "q", b"a"), Publication("", "q", b"a", key="new")):
+            bench.engine.publisher.publish([one])  # which reads the routes, once
+            found.append(cost(counted, lambda one=one: bench.engine.publisher.publish([one])))
+        return found
+
+    bench.engine.queues.declare_exchange(Exchange("x", "direct"))
+    bench.engine.queues.bind("q", "x", "k")
+    few = paid()
+    for number in range(300):
+        bench.engine.queues.bind("q", "x", f"k{number}")
+        bench.put(b"a")
+        bench.put(b"a", key=f"{number}")
+    assert paid() == few
+    assert [each.round_trips for each in few] == [3, 2, 2]
 
 
 def test_a_batch_to_an_exchange_reads_its_epoch_once(bench: Bench, counted: CountingDatabase) -> None:
