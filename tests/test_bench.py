@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,18 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
+DOCS = BENCH.parent / "docs"
+#: A verb's round trips, by the table of what distance costs.
+COUNTED = {
+    name: int(trips)
+    for name, trips in re.findall(
+        r"^\| ([\w ]+) (?:\| [\d.]+ \([\d.]+\) ){4}\| [\d.]+ \| (\d+) \|$",
+        (DOCS / "benchmarks.md").read_text(),
+        re.MULTILINE,
+    )
+}
+#: Of the page's curves: a message's processor time in µs, of the consumer that claims and of the one that acknowledges.
+PROCESSOR_US = {"no keys": (124.2, 228), "1,000 keys": (247.5, 228)}
 #: With what tox gives those that measure with the test kit.
 KIT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
@@ -39,9 +53,26 @@ def test_verbs(tmp_path: Path) -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=False, env=KIT)
     assert found.returncode == 0, found.stderr
     verbs = json.loads(found.stdout)
-    assert {"publish", "batch of 100", "take", "ack"} <= verbs.keys()
-    assert all(verb["trips"] >= 2 for verb in verbs.values())  # how many it are, test_costs.py asserts
+    assert {"publish", "batch of 100", "take", "ack"} <= COUNTED.keys()
+    assert {name: verb["trips"] for name, verb in verbs.items() if name in COUNTED} == COUNTED
     assert all(len(verb["seconds"]) == 3 for verb in verbs.values())
+
+
+def test_the_curves_of_the_page_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.syspath_prepend(str(BENCH))
+    scaling = importlib.import_module("scaling")
+    page = (DOCS / "how-to" / "capacity.md").read_text()
+    workers = [10, 50, 100, 500, 1000, 5000]
+    assert "| 10 workers | 50 | 100 | 500 | 1,000 | 5,000 |" in page
+    rows = re.findall(r"^\| (none|1,000) \| ([\d.]+) ms, (\d+) ms ((?:\| [\d,]+ )+)\|$", page, re.MULTILINE)
+    assert len(rows) == 6
+    for named, round_trip_ms, commit_ms, cells in rows:
+        keys = "no keys" if named == "none" else f"{named} keys"
+        serving, own = (us / 1e6 for us in PROCESSOR_US[keys])
+        costs = scaling.Costs(float(round_trip_ms) / 1e3, float(commit_ms) / 1e3, serving, own)
+        shown = [int(cell.replace(",", "")) for cell in cells.split("|")[1:]]
+        assert shown == pytest.approx([scaling.rate(costs, number, keys) for number in workers], rel=1e-3)
 
 
 @pytest.mark.timeout(60)
