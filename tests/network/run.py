@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, permutations
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -33,9 +33,10 @@ from kit.history.report import Line, judge
 
 from celery_fdb.contrib.outbox import DDL, INDEX_DDL
 
-from .box import Box, Client
+from .box import ZONES, Box, Client
 from .faults import FAULTS
 from .release import ROOT, release_unavailable_reason, unpack
+from .switch import Link
 
 OPTIONS = {
     "session_ttl": 10.0,
@@ -74,6 +75,8 @@ UPGRADE, UPGRADE_SHARE = "upgrade", 0.5
 #: Below 100 MB of free disk the cluster slows its clients down; a server writes some 100 MB a minute here.
 DISK_MB = 2048
 MOST_AT_ONCE = 2
+#: Between two zones, there and back: one of these for a run. A fifth of it is jitter, and of 1,000 packets one is lost.
+DISTANCES_MS, JITTER, LOSS = (0.0, 0.5, 2.0, 5.0), 0.2, 0.001
 QUIET_S = (2.0, 5.0)
 
 
@@ -128,6 +131,14 @@ class Run:
         self._clients = {
             role: box.machines.get(name := _machine(role)) or box.client(name, zone) for role, zone in ROLES.items()
         }
+        self._move_zones_apart(Random(f"{seed} distance").choice(DISTANCES_MS))
+
+    def _move_zones_apart(self, round_trip_ms: float) -> None:
+        if round_trip_ms:
+            delay_s = round_trip_ms / 2000
+            for one, other in permutations(ZONES, 2):
+                self.box.link(one, other, Link(delay_s * (1 - JITTER), delay_s * JITTER, LOSS))
+            self.faults[f"zones {round_trip_ms:g} ms apart"] = 1
 
     @property
     def struck_ones(self) -> list[Client]:
