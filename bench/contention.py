@@ -6,7 +6,8 @@ acknowledges them with its next claim. Shown are the medians of some rounds: mes
 the processor time that a message costs its client, and how the throughput compares with that of fewer consumers.
 
 Latency: as many Kombu consumers, each with a connection of its own, wait at an empty queue, and one message after
-another is published. Shown is the time from before the publish to the callback.
+another is published. Shown is the time from before the publish to the callback; and for each read of a key that took
+long meanwhile in one of the processes, how long threads waited for a core (``stalls.py``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import stalls
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from rich.console import Console
 from rich.table import Table
@@ -174,7 +176,7 @@ def throughput(cluster_file: str, keys: int, consumers: int, seconds: float) -> 
     return done
 
 
-def _in_processes(work: Callable[..., None], where: tuple[str, str], consumers: int, amount: float) -> list[Any]:
+def _in_processes(work: Callable[..., None], where: tuple[Any, ...], consumers: int, amount: float) -> list[Any]:
     """The consumers' results; they are spread over the processes."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
@@ -193,11 +195,17 @@ def _in_processes(work: Callable[..., None], where: tuple[str, str], consumers: 
 # -- latency -----------------------------------------------------------------------------------------------------------
 
 
-def listen(url: str, queue: str, consumers: int, _amount: float, _ready: Any, results: Any) -> None:
-    """One process: tells when each ping came, until it gets a farewell for each of its consumers."""
+def listen(url: str, server: int, queue: str, consumers: int, _amount: float, _ready: Any, results: Any) -> None:
+    """One process: tells when each ping came, and what stalled, until it gets a farewell for each of its consumers."""
     found: list[tuple[int, float]] = []
-    _run_threads([lambda: _listen_once(url, queue, found) for _ in range(consumers)])
-    results.put(found)
+    slow, over = list[stalls.Stall](), threading.Event()
+    with Connection(url) as connection, connection.channel():
+        watch = threading.Thread(target=stalls.watch, args=(connection.transport.store.engine, server, over, slow))
+        watch.start()
+        _run_threads([lambda: _listen_once(url, queue, found) for _ in range(consumers)])
+        over.set()
+        watch.join()
+    results.put((found, slow))
 
 
 def _listen_once(url: str, queue: str, found: list[tuple[int, float]]) -> None:
@@ -218,11 +226,11 @@ def _listen_once(url: str, queue: str, found: list[tuple[int, float]]) -> None:
                 connection.drain_events()
 
 
-def latency(url: str, consumers: int) -> list[float]:
-    """Seconds of each ping, in order."""
+def latency(url: str, server: int, consumers: int) -> tuple[list[float], list[stalls.Stall]]:
+    """Seconds of each ping, in order; and the slow reads."""
     queue = f"pings-{random_id().hex()[:8]}"
-    answers: list[list[tuple[int, float]]] = []
-    collect = threading.Thread(target=lambda: answers.extend(_in_processes(listen, (url, queue), consumers, 0)))
+    answers: list[tuple[list[tuple[int, float]], list[stalls.Stall]]] = []
+    collect = threading.Thread(target=lambda: answers.extend(_in_processes(listen, (url, server, queue), consumers, 0)))
     collect.start()
     with Connection(url) as connection, connection.channel() as channel:
         producer = Producer(channel)
@@ -234,7 +242,8 @@ def latency(url: str, consumers: int) -> list[float]:
         for _ in range(consumers):
             producer.publish(None, routing_key=queue)
     collect.join()
-    return [took_s for number, took_s in sorted(each for part in answers for each in part) if number >= LEARNING]
+    pings = sorted(each for part, _ in answers for each in part)
+    return [took_s for number, took_s in pings if number >= LEARNING], [each for _, part in answers for each in part]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -270,16 +279,22 @@ def show_throughput(console: Console, cluster_file: str, given: argparse.Namespa
     console.print(shown)
 
 
-def show_latency(console: Console, url: str, given: argparse.Namespace) -> None:
+def show_latency(console: Console, url: str, server: int, given: argparse.Namespace) -> None:
     shown = Table(title="one message for idle consumers, from before the publish to the callback, ms")
     for name in ("consumers", "p50", "p99", "p99 of one"):
         shown.add_column(name, justify="right")
     alone = 0.0
     for consumers in given.idle:
-        taken = sorted(latency(url, consumers))
+        pings, slow = latency(url, server, consumers)
+        taken = sorted(pings)
         p99 = taken[int(len(taken) * 0.99)]
         alone = alone or p99
         shown.add_row(str(consumers), f"{1e3 * statistics.median(taken):.1f}", f"{1e3 * p99:.1f}", f"{p99 / alone:.2f}")
+        for each in slow:
+            console.print(
+                f"{consumers} consumers: a read took {each.took:.0f} ms; for a core, a thread of ours waited for "
+                f"{each.ours:.0f} ms, the client library's for {each.library:.0f}, the server's for {each.server:.0f}"
+            )
     console.print(shown)
 
 
@@ -301,7 +316,7 @@ def main() -> None:
     console = Console(width=110)
     with Cluster() as cluster:
         show_throughput(console, str(cluster.cluster_file), given)
-        show_latency(console, f"fdb:///{cluster.cluster_file}", given)
+        show_latency(console, f"fdb:///{cluster.cluster_file}", cluster.pid, given)
 
 
 if __name__ == "__main__":
