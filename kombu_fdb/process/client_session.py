@@ -27,6 +27,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -188,10 +189,11 @@ class ClientSession:
     def give_up(self, first: int) -> None:
         """Give up a claim, if it is still under way: its owner may have used what one that has ended brought.
 
-        Never blocks; for finalizers, too.
+        If one ends at this moment, a single call into C decides, as in ``move`` (``client.py``). Never blocks; for
+        finalizers, too.
         """
-        if first in self._claims:
-            self._suspect(first)
+        self._suspects.update(compress([first], map(self._claims.pop, [first], [None])))
+        self.threads.ring()
 
     def _suspect(self, first: int) -> None:
         """Note that a claim may have leased, or may yet, unknown messages."""
@@ -325,8 +327,8 @@ class ClientSession:
         """
         longest_s = CLAIM_TIMEOUTS * self._options.operation_timeout
         for first, claim in list(self._claims.items()):
-            if self._clock.monotonic() - claim.seen_s > longest_s and self._claims.pop(first, None) is not None:
-                self._suspects.add(first)
+            if self._clock.monotonic() - claim.seen_s > longest_s:
+                self.give_up(first)
         self.recover()
 
     def lose(self) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from itertools import count
+from threading import Event, Thread
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -113,6 +117,46 @@ def test_nor_does_one_that_another_thread_makes_meanwhile(bench: Bench, end: Cal
         one.take()
     assert not one.own._suspects
     assert [two.take(), two.take()] == [[b"a"], [b"b"]]
+
+
+@pytest.mark.parametrize("line", range(1, 4))
+def test_a_claim_that_ends_while_another_thread_gives_it_up_is_kept_or_released(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, line: int
+) -> None:
+    """It was both, if it ended between the look whether it is under way and the note that it is suspect."""
+    one = Process(bench, "one")
+    claim, lines, stopped, goes_on = one.own._engine.messages.claim, count(1), Event(), Event()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is ClientSession.give_up.__code__:
+            if event == "line" and next(lines) == line:
+                stopped.set()
+                goes_on.wait(5)
+            return trace
+        return None
+
+    def give_up() -> None:
+        sys.settrace(trace)
+        try:
+            one.own.give_up(*one.own._claims)
+        finally:
+            sys.settrace(None)
+            stopped.set()
+
+    giving_up = Thread(target=give_up)
+
+    def claim_and_wait(*arguments: Any, **named: Any) -> list[Delivery]:
+        found = claim(*arguments, **named)
+        giving_up.start()
+        stopped.wait(5)
+        return found
+
+    monkeypatch.setattr(one.own._engine.messages, "claim", claim_and_wait)
+    taken = one.take()
+    goes_on.set()
+    giving_up.join()
+    one.own.recover()
+    assert bench.counts() == (2 - len(taken), 0, len(taken))
 
 
 def test_a_consumer_that_goes_on_stays_active(bench: Bench) -> None:
