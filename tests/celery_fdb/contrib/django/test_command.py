@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ def run(*arguments: str) -> int:
 @pytest.mark.parametrize("djangos", [[], ["--settings=x"], ["--settings", "x", "--pythonpath", "y"]])
 def test_it_shows_the_broker_of_the_settings(broker: Broker, capsys: Any, djangos: list[str]) -> None:
     broker.queue("orders").put(b"x")
-    assert run(*djangos, "queues", "--json") == 0
-    assert "orders" in capsys.readouterr().out
+    for arguments in ([*djangos, "queues", "--json"], ["queues", *djangos, "--json"], ["queues", "--json", *djangos]):
+        assert run(*arguments) == 0
+        assert "orders" in capsys.readouterr().out
 
 
 def test_call_command(broker: Broker, capsys: Any) -> None:
@@ -34,6 +36,17 @@ def test_call_command(broker: Broker, capsys: Any) -> None:
     assert any(each["name"] == "orders" for each in json.loads(capsys.readouterr().out))
     with pytest.raises(CommandError, match="exit code 1"):
         call_command("fdb", "peek", "nobody's")
+
+
+def test_call_command_writes_where_it_is_told(broker: Broker, capsys: Any) -> None:
+    broker.queue("orders").put(b"x")
+    out, err = StringIO(), StringIO()
+    call_command("fdb", "queues", stdout=out)
+    with pytest.raises(CommandError, match="exit code 1"):
+        call_command("fdb", "peek", "nobody's", stderr=err)
+    assert "orders" in out.getvalue()
+    assert "nobody's" in err.getvalue()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_exit_codes_are_those_of_the_command_line(broker: Broker, configure: Any) -> None:

@@ -203,7 +203,9 @@ def test_poison_is_an_exit_code_and_tried_again_when_asked(charge: Any, sent: An
     assert len(sent()) == 1
 
 
-@pytest.mark.parametrize(("option", "value"), [("--limit", "0"), ("--interval", "0"), ("--interval", "1e10")])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--limit", "0"), ("--interval", "0"), ("--interval", "1e10"), ("--database", "nosuch")]
+)
 def test_wrong_usage_of_the_relay(option: str, value: str) -> None:
     with pytest.raises(CommandError, match=option):
         call_command("fdb_relay", option, value)

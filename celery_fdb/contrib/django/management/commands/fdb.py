@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from celery_fdb.cli import fdb
 from celery_fdb.contrib.django import conf
 from kombu_fdb.errors import OptionError
 
-#: What Django itself reads from the command line, before any command does.
+#: What Django itself reads from the command line, wherever it stands there, before any command does.
 _DJANGOS = ("--settings", "--pythonpath")
 
 
@@ -38,8 +40,10 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         """From ``call_command``: another exit code than 0 is a ``CommandError``."""
+        out, err = options.get("stdout") or sys.stdout, options.get("stderr") or sys.stderr
         try:
-            self._run(options["arguments"], prog_name="manage.py fdb")
+            with redirect_stdout(out), redirect_stderr(err):
+                self._run(options["arguments"], prog_name="manage.py fdb")
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
             if code:
@@ -56,7 +60,12 @@ class Command(BaseCommand):
 
 
 def _without_djangos(arguments: Sequence[str]) -> list[str]:
-    kept = list(arguments)
-    while kept and kept[0].startswith(_DJANGOS):
-        del kept[: 1 if "=" in kept[0] else 2]
+    kept: list[str] = []
+    left = iter(arguments)
+    for each in left:
+        name, is_whole, _ = each.partition("=")
+        if name not in _DJANGOS:
+            kept.append(each)
+        elif not is_whole:
+            next(left, None)
     return kept

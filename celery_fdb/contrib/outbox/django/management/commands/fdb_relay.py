@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
 
 from celery_fdb.contrib.outbox.django.database import outbox
 from celery_fdb.contrib.outbox.relay import FORMAT, run
@@ -16,7 +17,8 @@ class Command(BaseCommand):
     help = "Publish the outbox's tasks that no process has published yet; you can run several at once"
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--database", help="database alias; default: the database that the outbox is written to")
+        about = "database alias; default: the database that the outbox is written to"
+        parser.add_argument("--database", choices=list(connections), help=about)
         parser.add_argument("--interval", type=float, default=1.0, help="seconds between looks (default: 1)")
         parser.add_argument("--limit", type=int, default=100, help="rows per batch (default: 100)")
         parser.add_argument("--once", action="store_true", help="publish what is due and exit")
