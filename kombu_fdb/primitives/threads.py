@@ -17,6 +17,7 @@ interpreter looks for signals; a ``Condition`` is not safe, as its own methods c
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # C; what ``signal`` wraps with enums, which takes ten times as long
 import importlib
 import sys
 import threading
@@ -40,6 +41,43 @@ def surely(work: Callable[[], T], undo: Callable[[], object]) -> T:
     except BaseException:
         undo()
         raise
+
+
+#: The signals on which programs, and Celery's workers, end.
+ENDING = tuple(getattr(_signal, name) for name in ("SIGINT", "SIGTERM", "SIGQUIT") if hasattr(_signal, name))
+
+
+def undisturbed(work: Callable[[], T]) -> T:
+    """Do ``work``; in the main thread, the handlers of :data:`ENDING` run after it. Raises what they raise.
+
+    ``work`` must be over in a moment, and the handlers must have been set from Python, as Celery's are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    handlers: dict[int, Callable[..., object]] = {}
+    came: deque[int] = deque()
+
+    def note(number: int, _: object) -> None:
+        came.append(number)
+
+    def hold() -> T:
+        for number in ENDING:
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                _signal.signal(number, note)
+        return work()
+
+    def reinstall() -> None:
+        for number, handler in handlers.items():
+            if _signal.getsignal(number) is note:  # else a handler that came earlier has set another
+                _signal.signal(number, handler)
+        while came:
+            handler = _signal.getsignal(number := came.popleft())
+            if callable(handler):
+                handler(number, sys._getframe())
+
+    return surely(hold, reinstall)
 
 
 def would_wait_for_itself() -> StoreError:

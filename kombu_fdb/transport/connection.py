@@ -23,7 +23,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
@@ -41,6 +40,7 @@ from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.store.retry import ENDING_S
+from kombu_fdb.transport.consuming.loop import Loop
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
@@ -71,9 +71,6 @@ def url_parts_of(connection: Connection) -> UrlParts:
 
 logger = get_logger(__name__)
 
-#: How many messages are handed to an event loop in one go, and for how long, so that other descriptors get their turn.
-LOOP_TURN = 64
-LOOP_TURN_S = 0.01
 #: Longer than a task's publish tries to connect by default (Celery's ``task_publish_retry_policy``), in seconds.
 REPEATED_S = 2.0
 #: How long a drain with a timeout of 0 still waits for the receiver's first look, in seconds.
@@ -289,7 +286,7 @@ class BrokerConnection(virtual.Transport):
                 self._receiver = None
                 raise StoreUnavailable("the connection is closed")
             if self._loop is not None:
-                self.register_with_event_loop(self, self._loop)
+                self.register_with_event_loop(self, self._loop.hub)
         return self._receiver
 
     @property
@@ -331,38 +328,15 @@ class BrokerConnection(virtual.Transport):
 
     def register_with_event_loop(self, connection: BrokerConnection, loop: Any) -> None:
         """Have ``loop`` deliver from now on. May be called again, also after a reset of the loop."""
-        self._loop = loop
-        loop.add_reader(self.receiver.fetcher.arrived, self._on_arrived)
-        self.receiver.fetcher.attend_loop(registered=True)
+        self._loop = Loop(loop, self.receiver, lambda: self.receiver_if_any)
 
     def unregister_from_event_loop(self, connection: BrokerConnection, loop: Any) -> None:
         self._leave_loop()
 
-    def _on_arrived(self) -> None:
-        """Deliver what has arrived. Raises connection errors, on which Celery reconnects."""
-        receiver = self.receiver_if_any
-        if receiver is None:
-            return
-        until_s = time.monotonic() + LOOP_TURN_S
-        for _ in range(LOOP_TURN):
-            if not deliver_next(receiver.fetcher):
-                receiver.fetcher.arrived.clear()
-                if not deliver_next(receiver.fetcher):
-                    return
-            if time.monotonic() >= until_s:  # with the solo pool, a delivery is the task itself
-                break
-        # The bell still rings, so the loop calls this again at once.
-
     def _leave_loop(self) -> None:
         loop, self._loop = self._loop, None
-        if loop is None or self._receiver is None:
-            return
-        self._receiver.fetcher.attend_loop(registered=False)
-        descriptor = self._receiver.fetcher.arrived.fileno()
-        # After a reset, the loop may use the number for another reader.
-        callback, _ = loop.readers.get(descriptor) or (None, None)
-        if callback == self._on_arrived:
-            loop.remove_reader(descriptor)
+        if loop is not None:
+            loop.leave()
 
     # -- calls of channels about their messages ------------------------------------------------------------------------
 

@@ -355,18 +355,18 @@ class Fetcher:
         if dispatch.stalled:
             dispatch.stalled.clear()
             self._called += 1
-            self._watch_set.bell.ring()
+            self._watch_set.ask()
         arrival = dispatch.next(hand)
         if arrival is None:
             if self.error is not None:
                 with operational_errors():
                     raise self.error
             return None
-        if self.idle_tracker.drains:  # not an event loop, which takes no turns
+        if self.idle_tracker.drains:  # not an event loop, whose turns prolong it
             self._watch_set.prolong_rest()
         if arrival.subscription.credit.is_low(dispatch.window):
             self._called += 1  # a drain that must not wait finds the next one, too
-            self._watch_set.bell.ring()
+            self._watch_set.ask()
         return arrival
 
     def return_undelivered(self, hand: list[Arrival]) -> None:
@@ -379,11 +379,16 @@ class Fetcher:
 
     def on_ack(self, pending: int, enough: int) -> None:
         """An ack was added to the client's list. The first starts the clock, many end the wait."""
-        if self._first_ack is None:
+        is_first, is_enough = self._first_ack is None, pending >= min(enough, MANY_ACKS)
+        if is_first:
             self._first_ack = self._clock()
-            self._watch_set.bell.ring()
-        elif pending >= min(enough, MANY_ACKS):
-            self._watch_set.bell.ring()
+        if is_first or is_enough:
+            self._watch_set.ask(at_once=is_enough)
+
+    @property
+    def waits(self) -> bool:
+        """Whether acks, or free places, wait for more."""
+        return self._room_waits or self._first_ack is not None
 
     @property
     def owes_acks(self) -> bool:
@@ -393,7 +398,7 @@ class Fetcher:
 
     def on_room(self) -> None:
         """The prefetch, or the number of held messages, has changed."""
-        self._watch_set.bell.ring()
+        self._watch_set.ask()
         self.arrived.ring()  # something may wait that did not fit before
 
     def abandon(self) -> None:
@@ -413,6 +418,7 @@ class Fetcher:
     def turn(self) -> float | None:
         """Take a turn. Returns how long to sleep; 0: call again now, None: until the bell rings. Raises anything."""
         called, self._answered = self._called, -1
+        self._watch_set.due = False
         self._watch_set.bell.clear()
         pause_s = self._step()
         if pause_s != 0 and not self._fruitless and not self._room_waits:

@@ -5,12 +5,9 @@ for as long as the turn said, or until the fetcher's bell rings. It is
 
 * a *drain*, on a store whose writers take turns, unless threads are greenlets: a thread that drains and finds nothing
   to deliver claims by itself, as long as it waits. So no message passes from one thread to another.
+* likewise an *event loop*, usually a Celery worker's, where a turn is due (``loop.py``).
 * the receiver's own *thread*, which the first consumer starts: on a store whose writers don't take turns, always.
-  Elsewhere while no drain does it.
-
-An event loop, usually a Celery worker's, takes no turns. To take them would save a sixth of the worker's CPU, but
-Celery runs its cold and its soft shutdown inside a signal handler: the handler would sleep inside the write transaction
-that it has interrupted, while no other process can write, and its own calls to the broker would be refused.
+  Elsewhere while neither a drain nor a loop does it.
 
 The thread is in one of three states. It *works*: it takes turns, and sleeps between them. A drain that takes a turn
 sends it to *rest*, for as long as that drain waits, and for a moment longer, as the next drain usually follows soon. If
@@ -50,7 +47,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from kombu_fdb.errors import KombuFDBError
+from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.model import Lease
 from kombu_fdb.primitives.threads import (
     Ticket,
@@ -58,6 +55,7 @@ from kombu_fdb.primitives.threads import (
     instead_of_threads,
     start,
     surely,
+    undisturbed,
     unless_mine,
     would_wait_for_itself,
 )
@@ -147,8 +145,8 @@ class Receiver:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._watch_set = WatchSet(Bell(), client.options.ack_delay_ms / 1000)
-        self.fetcher = Fetcher(client, self._watch_set, Bell(), monotonic, random.Random())
+        self.watch_set = WatchSet(Bell(), client.options.ack_delay_ms / 1000)
+        self.fetcher = Fetcher(client, self.watch_set, Bell(), monotonic, random.Random())
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
         self._cancels_wait = True
@@ -164,7 +162,7 @@ class Receiver:
     def running(self) -> bool:
         """Whether turns are taken."""
         # Asked for each message, so without a call to ``is_alive``: a thread that dies has failed the fetcher.
-        return self._thread is not None and not self._watch_set.stopped and self.fetcher.error is None
+        return self._thread is not None and not self.watch_set.stopped and self.fetcher.error is None
 
     @property
     def failed(self) -> bool:
@@ -176,7 +174,7 @@ class Receiver:
         with unless_mine(self._starting):
             if self._thread is None:
                 self._start()
-        self._watch_set.bell.ring()
+        self.watch_set.bell.ring()
 
     def cancel(self, *subscriptions: Subscription, leave: bool = True) -> None:
         """End consumers; what was claimed for them and not handed out goes back, and their queues may vanish.
@@ -187,26 +185,26 @@ class Receiver:
         wait. Never raises.
         """
         signals = [self.fetcher.cancel(each, leave=leave) for each in subscriptions]
-        self._watch_set.bell.ring()
+        self.watch_set.bell.ring()
         if in_hub():
             return
         if not self.running or threading.current_thread() is self._thread:
             self.fetcher.carry_out_cancels()
-        elif signals and self._cancels_wait and not self._watch_set.turns.mine:
-            self._watch_set.call_thread()
+        elif signals and self._cancels_wait and not self.watch_set.turns.mine:
+            self.watch_set.call_thread()
             self._cancels_wait = signals[-1].wait(self._client.patience.allow(CANCEL_S))
 
     def restart(self) -> None:
         """Go on after an error."""
-        if self.failed and not self._watch_set.stopped:
+        if self.failed and not self.watch_set.stopped:
             self.fetcher.recover()
             if not self.alive:
                 self._start()
-            self._watch_set.bell.ring()
+            self.watch_set.bell.ring()
 
     def stop(self, timeout_s: float) -> list[Lease]:
         """End the thread and the turns, waiting for at most ``timeout_s`` seconds. Returns what was waiting. Final."""
-        watch_set, deadline = self._watch_set, monotonic() + timeout_s
+        watch_set, deadline = self.watch_set, monotonic() + timeout_s
         first = not watch_set.stopped
         watch_set.stop()
         thread = self._thread
@@ -222,11 +220,11 @@ class Receiver:
 
     def abandon(self) -> None:
         """The connection was collected: have the thread end. For a finalizer: takes no lock, asks no store."""
-        self._watch_set.stop()
+        self.watch_set.stop()
         self.fetcher.abandon()
         self.fetcher.arrived.close()
         if self._thread is None or not self._thread.is_alive():
-            self._watch_set.close()
+            self.watch_set.close()
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -237,7 +235,7 @@ class Receiver:
         handler that has interrupted such a turn.
         """
         ticket = Ticket()
-        if self._watch_set.turns.mine:
+        if self.watch_set.turns.mine:
             raise would_wait_for_itself()
         if not (self._may_drive() and surely(lambda: self._drive(ticket, timeout_s), lambda: self._end_drive(ticket))):
             self.fetcher.arrived.wait(timeout_s)
@@ -248,18 +246,20 @@ class Receiver:
         if self._may_drive():
             surely(lambda: self._drive(ticket, 0), lambda: self._end_drive(ticket))
 
+    @property
+    def may_be_driven(self) -> bool:
+        """Whether other threads than its own may take turns at all."""
+        # Eventlet lets only one greenlet wait for a descriptor.
+        return self._client.engine.writers_take_turns and not instead_of_threads()
+
     def _may_drive(self) -> bool:
         return (
-            self.running
-            and self._client.engine.writers_take_turns
-            and monotonic() >= self._spared_until
-            and not len(self._watch_set.turns)
-            and not instead_of_threads()  # eventlet lets only one greenlet wait for a descriptor
+            self.running and self.may_be_driven and monotonic() >= self._spared_until and not len(self.watch_set.turns)
         )
 
     def _drive(self, ticket: Ticket, timeout_s: float | None) -> bool:
         """Take one turn, and sleep for as long as it says. False if another thread was faster."""
-        watch_set, began = self._watch_set, monotonic()
+        watch_set, began = self.watch_set, monotonic()
         if not watch_set.turns.acquire(ticket, 0):
             return False
         watch_set.begin_drive()
@@ -276,16 +276,51 @@ class Receiver:
             wait_for((watch_set.bell, self.fetcher.arrived), max(min(pauses), 0) if pauses else None)
         return True
 
+    def take_turn(self) -> float | None:
+        """Take a turn in the thread of an event loop. Returns in how many seconds the next one is due there.
+
+        After :data:`SLOW_S` it waits no more for the store: the thread goes on with what it had in hand. Celery
+        shuts down inside a signal handler, which may take seconds and calls the broker: it runs after the turn.
+        """
+        ticket, watch_set = Ticket(), self.watch_set
+        if not self._may_drive():
+            watch_set.due = False
+            watch_set.call_thread()
+            return None
+        return undisturbed(
+            partial(surely, partial(self._turn_of_loop, ticket), lambda: watch_set.turns.release(ticket))
+        )
+
+    def _turn_of_loop(self, ticket: Ticket) -> float | None:
+        watch_set, began = self.watch_set, monotonic()
+        try:
+            if watch_set.turns.acquire(ticket, 0):
+                pause_s = self._client.patience.within(SLOW_S, self._two_turns)
+                if monotonic() - began <= SLOW_S:
+                    watch_set.rest_beside_loop()
+                    return pause_s
+                self._spared_until = monotonic() + SPARED_S
+        except StoreUnavailable:  # another process writes, or the store has failed: the thread finds out
+            self._spared_until = monotonic() + SPARED_S
+        watch_set.call_thread()
+        return None
+
+    def _two_turns(self) -> float | None:
+        """A claim, and a turn that watches the queues that it has emptied."""
+        turn = partial(self.turn, (KombuFDBError, *CONNECTION_ERRORS), late=(StoreUnavailable,))
+        pause_s = turn()
+        return turn() if pause_s == 0 else pause_s
+
     def _end_drive(self, ticket: Ticket) -> None:
-        self._watch_set.turns.release(ticket)
+        self.watch_set.turns.release(ticket)
         if monotonic() < self._spared_until:
-            self._watch_set.call_thread()
+            self.watch_set.call_thread()
         else:
-            self._watch_set.end_drive()
+            self.watch_set.end_drive()
 
     def _start(self) -> None:
         thread = threading.Thread(
-            target=_serve, args=(weakref.ref(self), self._watch_set), name="kombu-fdb-receiver", daemon=True
+            target=_serve, args=(weakref.ref(self), self.watch_set), name="kombu-fdb-receiver", daemon=True
         )
         self._thread = thread
         try:
@@ -298,19 +333,24 @@ class Receiver:
     def step(self) -> float | None:
         """A step of the thread: a turn, unless a drain takes one. Returns how long to sleep; None: until it is rung."""
         if self.failed:
-            self._watch_set.bell.clear()  # as no turn does
+            self.watch_set.bell.clear()  # as no turn does
             return 0 if self.fetcher.error is None else None  # asked once more: ``restart`` may have rung just then
-        ticket, turns = Ticket(), self._watch_set.turns
+        ticket, turns = Ticket(), self.watch_set.turns
         return surely(
-            lambda: self.turn() if turns.acquire(ticket, self._watch_set.rest_s) else 0, lambda: turns.release(ticket)
+            lambda: self.turn() if turns.acquire(ticket, self.watch_set.rest_s) else 0, lambda: turns.release(ticket)
         )
 
-    def turn(self, failures: tuple[type[BaseException], ...] = (Exception,)) -> float | None:
+    def turn(
+        self, failures: tuple[type[BaseException], ...] = (Exception,), *, late: tuple[type[BaseException], ...] = ()
+    ) -> float | None:
+        """``late``: what says that there was too little time."""
         self._cancels_wait = True
         try:
             return self.fetcher.turn()
+        except late:
+            raise
         except failures as error:  # the next drain raises it
-            self._watch_set.leave()
+            self.watch_set.leave()
             self.fetcher.fail(error)
             return None
 

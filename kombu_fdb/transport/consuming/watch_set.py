@@ -16,10 +16,12 @@ connection is collected or closed, the thread cancels the watches and withdraws 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
+from typing import Any
 from weakref import WeakSet
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -32,6 +34,8 @@ from kombu_fdb.store.protocol import Watch
 #: How long the thread rests after a drain, in seconds: as long as an ack waits, within these bounds. A program that
 #: goes on with drains with a timeout of 0 takes no turns, and finds nothing until the thread has taken one.
 SHORTEST_REST_S, LONGEST_REST_S = 0.001, 0.02
+#: How long the thread rests beside an event loop that takes turns: as many times longer.
+BESIDE_LOOP = 8
 #: The thread's longest nap, in seconds.
 LONGEST_NAP_S = 0.004
 
@@ -84,6 +88,10 @@ class WatchSet:
         #: itself.
         self.rest_s = max(min(ack_delay_s, LONGEST_REST_S), SHORTEST_REST_S)
         self._nap_s = SHORTEST_REST_S
+        #: The event loop that takes turns (``loop.Loop``); gives None if none does, or it was collected.
+        self.loop: Callable[[], Any] = lambda: None
+        #: Whether a turn of the loop's is due.
+        self.due = False
         #: Wakes the thread alone.
         self.relief = Bell()
         #: Whether the thread rests; and whether only ``relief`` ends that.
@@ -113,7 +121,12 @@ class WatchSet:
         if self._armed.get(queue) is watch:
             self._armed.pop(queue, None)
         self.hungry.add(queue)
-        self.bell.ring()
+        loop = self.loop()
+        if loop is None:
+            self.bell.ring()
+        else:
+            self.due = True
+            loop.wake()
 
     def disarm(self, queues: Iterable[str] | None = None) -> None:
         """Watch these no more, or none at all."""
@@ -137,6 +150,28 @@ class WatchSet:
     def _withdraw_report(self) -> None:
         if self._session is not None:
             self._session.consumed.pop(self, None)
+
+    # -- who takes the next turn -------------------------------------------------------------------------------------
+
+    def ask(self, *, at_once: bool = True) -> None:
+        """Have a turn taken, now or when an ack has waited: by the event loop, or the thread if that is late."""
+        loop = self.loop()
+        if loop is None:
+            self.bell.ring()
+            return
+        if not self._rests:
+            self.rest_beside_loop()
+        if at_once or loop.thread != threading.get_ident():
+            self.due = True
+            loop.wake()
+        else:
+            loop.take_turn_in(self.rest_s)
+
+    def rest_beside_loop(self) -> None:
+        """If the loop takes no turn for that long, because it has ended or a callback works, the thread takes them."""
+        self.rest_until = monotonic() + min(BESIDE_LOOP * self.rest_s, LONGEST_REST_S)
+        if not self._rests:
+            self.relief.ring()
 
     def sleep(self, pause_s: float | None) -> None:
         """Let the thread sleep between two turns of its own."""

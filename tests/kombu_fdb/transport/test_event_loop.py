@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
+from kit.interruption import interrupt, runs_handlers
 from kombu import Connection, Queue
 from kombu.asynchronous import Hub
 
-from kombu_fdb.errors import StoreUnavailable
-from kombu_fdb.transport import connection as connection_module
+from kombu_fdb.errors import FormatError, StoreUnavailable
+from kombu_fdb.primitives.threads import Ticket, undisturbed
+from kombu_fdb.transport.consuming import loop as loop_module
+from kombu_fdb.transport.consuming import receiver as receiver_module
+from kombu_fdb.transport.consuming import watch_set as watch_set_module
+from kombu_fdb.transport.consuming.dispatch import Dispatch
+from kombu_fdb.transport.consuming.fetcher import Fetcher
 
 
 @pytest.fixture
@@ -47,18 +56,195 @@ def test_delivers_what_was_there_and_what_comes(connection: Connection, connect:
     assert received == [1, 2, 3]
 
 
-def test_leaves_the_turns_to_the_thread(connection: Connection, hub: Hub) -> None:
-    """Also behind a drain, as that of Celery's worker when it looks for other workers."""
+def turns_of(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads of the turns that follow."""
+    threads: list[threading.Thread] = []
+    turn = Fetcher.turn
+
+    def noted(self: Fetcher) -> float | None:
+        threads.append(threading.current_thread())
+        return turn(self)
+
+    monkeypatch.setattr(Fetcher, "turn", noted)
+    return threads
+
+
+def idle_loop(connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any) -> list[threading.Thread]:
+    """Threads of turns from now on: the thread has looked, and sleeps."""
+    receiver = connection.transport.receiver
+    if not receiver.may_be_driven:
+        pytest.skip("all turns are the thread's")
+    monkeypatch.setattr(receiver_module, "SLOW_S", 60.0)  # however busy the machine is
+    threads = turns_of(monkeypatch)
+    receiver.watch_set.call_thread()
+    until(lambda: threads and receiver.fetcher.idle)
+    until(lambda: receiver.watch_set.bell._sleepers)
+    threads.clear()
+    return threads
+
+
+def test_takes_the_turns_that_are_due(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    """Messages that come, and acks that are enough for a claim; no message passes from one thread to another."""
+    monkeypatch.setattr(watch_set_module, "LONGEST_REST_S", 60.0)
+    monkeypatch.setattr(watch_set_module, "BESIDE_LOOP", 1e6)
     received: list[Any] = []
-    publish(connection, 1)
+    connection.register_with_event_loop(hub)
+    with connection.Consumer(
+        [Queue("q")], on_message=lambda message: (received.append(message.payload), message.ack()), prefetch_count=2
+    ):
+        threads = idle_loop(connection, hub, monkeypatch, until)
+        for number in range(5):
+            publish(connection, number)
+            run(hub, lambda number=number: len(received) == number + 1)
+        publish(connection, *range(5, 20))
+        run(hub, lambda: len(received) == 20)
+        run(hub, lambda: not connection.transport.store.acks)
+        assert set(threads) == {threading.current_thread()}
+    assert received == list(range(20))
+
+
+@pytest.mark.parametrize("blocked", ["in a turn", "too late", "failed"])
+def test_leaves_the_turns_to_the_thread(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, blocked: str
+) -> None:
+    """While another thread takes one, or another process writes. If the store has failed, the loop raises that."""
+    received: list[Any] = []
+    connection.register_with_event_loop(hub)
+    hub.propagate_errors = connection.connection_errors
     with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
-        connection.drain_events(timeout=30)
-        watch_set = connection.transport.receiver._watch_set
-        rest_until = watch_set.rest_until
-        connection.register_with_event_loop(hub)
-        publish(connection, 2)
-        run(hub, lambda: len(received) == 2)
-        assert watch_set.rest_until == rest_until
+        threads = idle_loop(connection, hub, monkeypatch, until)
+        receiver = connection.transport.receiver
+        turns, others = receiver.watch_set.turns, Ticket()
+        if blocked == "in a turn":
+            taker = threading.Thread(target=lambda: turns.acquire(others, 60))
+            taker.start()
+            taker.join()
+        else:
+            fail_once(monkeypatch, {"too late": StoreUnavailable("it writes"), "failed": FormatError("?")}[blocked])
+        publish(connection, 1)
+        if blocked == "failed":
+            with pytest.raises(connection.connection_errors):
+                run(hub, lambda: False)
+            connection.transport.establish_connection()
+        elif blocked == "in a turn":
+            run(hub, lambda: not receiver.watch_set.due)
+            turns.release(others)
+        run(hub, lambda: len(received) == 1)
+        assert receiver.fetcher.error is None
+        if blocked == "too late":
+            assert receiver._thread in threads
+            assert receiver._spared_until > 0
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """In a turn of this thread."""
+    errors, thread = [error], threading.current_thread()
+    plan = Dispatch.plan
+
+    def failing(self: Dispatch, *args: Any) -> Any:
+        if errors and threading.current_thread() is thread:
+            raise errors.pop()
+        return plan(self, *args)
+
+    monkeypatch.setattr(Dispatch, "plan", failing)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+def test_a_shutdown_begins_after_the_turn(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, number: signal.Signals
+) -> None:
+    """Celery's handlers work for long, and use the broker."""
+    received: list[Any] = []
+    mine: list[bool] = []
+
+    def shut_down(*_: object) -> None:
+        mine.append(connection.transport.receiver.watch_set.turns.mine)
+        publish(connection, "from the handler")
+
+    connection.register_with_event_loop(hub)
+    before = signal.signal(number, shut_down)
+    try:
+        with connection.Consumer(
+            [Queue("q")], on_message=lambda message: received.append(message.payload), no_ack=True
+        ):
+            idle_loop(connection, hub, monkeypatch, until)
+            plan = Dispatch.plan
+
+            def struck(self: Dispatch, *args: Any) -> Any:
+                monkeypatch.setattr(Dispatch, "plan", plan)
+                signal.raise_signal(number)
+                return plan(self, *args)
+
+            monkeypatch.setattr(Dispatch, "plan", struck)
+            publish(connection, "sent")
+            run(hub, lambda: len(received) == 2)
+        assert signal.getsignal(number) is shut_down
+    finally:
+        signal.signal(number, before)
+    assert received == ["sent", "from the handler"]
+    assert mine == [False]
+
+
+def test_a_handler_that_sets_another_one_and_raises() -> None:
+    """As Celery's does for the next signal. What it raises comes out of the call; the handlers stay as it set them."""
+
+    class Ended(BaseException):
+        pass
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGQUIT, second)
+        raise Ended
+
+    def second(*_: object) -> None:
+        called.append(2)
+
+    def work() -> None:
+        signal.raise_signal(signal.SIGQUIT)
+        signal.raise_signal(signal.SIGQUIT)
+        called.append(1)
+
+    called: list[int] = []
+    before = signal.signal(signal.SIGQUIT, first)
+    try:
+        with pytest.raises(Ended):
+            undisturbed(work)
+        assert called == [1, 2]
+        assert signal.getsignal(signal.SIGQUIT) is second
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+
+
+def test_after_a_reset_the_thread_takes_the_turns(connection: Connection, hub: Hub, until: Any) -> None:
+    connection.transport_options["poll_interval"] = 0.1
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")], on_message=print):
+        run(hub, lambda: connection.transport.receiver.fetcher.idle)
+        hub.reset()
+        publish(connection, 1)
+        until(lambda: connection.transport.store.engine.inspect.counts("q").leased == 1)
+
+
+FILES = frozenset(str(each.__file__) for each in (loop_module, receiver_module, watch_set_module))
+
+
+def test_an_exception_at_any_line_of_a_turn_loses_nothing(connection: Connection, hub: Hub) -> None:
+    """As a signal handler raises it, out of the loop, which then goes on."""
+    received: list[Any] = []
+    connection.transport_options["poll_interval"] = 0.1
+    connection.register_with_event_loop(hub)
+    with connection.Consumer(
+        [Queue("q")], on_message=lambda message: (received.append(message.payload), message.ack())
+    ):
+        for moment in count(1):
+            publish(connection, moment)
+            receive = partial(run, hub, partial(received.__contains__, moment))
+            if not interrupt(receive, moment, FILES, strikes=runs_handlers):
+                break
+            receive()
+        assert moment > 30
+        assert sorted(received) == [*range(1, moment + 1)]
 
 
 def test_a_callback_that_works_for_long_keeps_no_ack_waiting(connection: Connection, hub: Hub, until: Any) -> None:
@@ -157,10 +343,11 @@ def test_store_errors_reach_the_loop(connection: Connection, hub: Hub) -> None:
 
 def test_a_dead_connection_is_silent(connect: Any, hub: Hub) -> None:
     connection = connect()
-    transport = connection.transport
     connection.register_with_event_loop(hub)
+    loop = connection.transport._loop
     connection.collect()
-    transport._on_arrived()
+    loop.on_arrived()
+    loop._on_timer()
     assert not hub.readers
 
 
@@ -168,7 +355,7 @@ def test_what_takes_long_has_a_turn_of_the_loop_for_itself(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the solo pool a delivery is the task: between two of them the loop notes early acks, and a SIGTERM."""
-    monkeypatch.setattr(connection_module, "LOOP_TURN_S", 0.0)
+    monkeypatch.setattr(loop_module, "DELIVERING_S", 0.0)
     turns, in_turn = [0], []
 
     def work(message: Any) -> None:

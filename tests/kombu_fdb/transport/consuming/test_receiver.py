@@ -161,7 +161,7 @@ class TestADrain:
             strike_once(monkeypatch, StoreUnavailable)
             with pytest.raises(connection.connection_errors):
                 connection.drain_events(timeout=30)
-            bell = connection.transport.receiver._watch_set.bell
+            bell = connection.transport.receiver.watch_set.bell
             bell.ring()
             deadline = monotonic() + 30
             while bell.wait(0):
@@ -195,7 +195,7 @@ class TestADrain:
         def close_meanwhile(self: Receiver, *failures: Any) -> float | None:
             closer = threading.Thread(target=self.stop, args=(30,))
             closer.start()
-            while closer.is_alive() and len(self._watch_set.turns) < 2:
+            while closer.is_alive() and len(self.watch_set.turns) < 2:
                 pass
             waited.append(closer.is_alive())
             monkeypatch.setattr(Receiver, "turn", turn)
@@ -303,7 +303,7 @@ class TestADrain:
             for now_s in (100.0, 100.0 + rest_s / 2):
                 monkeypatch.setattr(watch_set, "monotonic", lambda now_s=now_s: now_s)
                 connection.drain_events(timeout=30)
-                assert connection.transport.receiver._watch_set.rest_until == now_s + rest_s
+                assert connection.transport.receiver.watch_set.rest_until == now_s + rest_s
             assert seen == [1, 2]
 
     def test_that_finds_a_message_as_another_ends_leaves_no_rest_for_ever(
@@ -343,7 +343,7 @@ class TestADrain:
             assert seen == [1, *range(9)]
             assert drivers.count(threading.current_thread()) <= 1
             if threading.current_thread() in drivers:
-                assert connection.transport.receiver._watch_set.rest_until == -math.inf, "the thread rests"
+                assert connection.transport.receiver.watch_set.rest_until == -math.inf, "the thread rests"
 
 
 def test_a_connection_that_is_closed_as_its_receiver_is_made_has_none(

@@ -1,0 +1,107 @@
+"""An event loop (``kombu.asynchronous.Hub``) that serves a connection: it delivers and, on SQLite, takes turns.
+
+Model. Celery's worker registers its connection with its loop, which watches the bell *arrived*. On a store whose
+writers take turns, unless threads are greenlets, the loop also takes the turns of the fetcher that are *due*: a watch
+has fired, or acks or free places are enough for a claim or have waited long enough (a timer of the loop's). So no
+message passes from one thread to another. ``WatchSet.ask`` notes that a turn is due, and rings *arrived*.
+
+The receiver's thread (``receiver.py``) does the rest. Beside a loop that takes turns it rests. If the loop takes none
+for a moment, because nothing is due, the loop has ended, or a callback works for long (with the solo pool, the callback
+is the task), the thread takes a turn, and sleeps until the next one.
+
+What happens at each failure:
+
+* the store does not answer in a turn, or another process writes: the turn ends after :data:`.receiver.SLOW_S`, and all
+  turns are the thread's for :data:`.receiver.SPARED_S`. If the store has failed, the thread finds out, and the next
+  delivery raises the error out of the loop, on which Celery connects again.
+* the loop is reset, or ends without telling: the thread takes the turns. Registered again, the loop does.
+* a signal on which Celery shuts down comes in a turn: its handler runs after the turn. An exception out of any other
+  handler ends the turn, and comes out of the loop; the next turn goes on with what that one had in hand.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+from typing import Any
+
+from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
+
+#: How many messages are delivered in one go, and for how long, so that other descriptors get their turn.
+MESSAGES = 64
+DELIVERING_S = 0.01
+
+
+class Loop:
+    """The registration of a connection with an event loop. :meth:`wake` may be called by any thread."""
+
+    def __init__(self, hub: Any, receiver: Receiver, alive: Callable[[], Receiver | None]) -> None:
+        """``alive``: the connection's receiver; None once the connection is closed, and in a forked child."""
+        self.hub = hub
+        self.thread = threading.get_ident()
+        self._receiver = receiver
+        self._alive = alive
+        #: When the timer calls.
+        self._timer_at = inf
+        hub.add_reader(receiver.fetcher.arrived, self.on_arrived)
+        if receiver.may_be_driven:
+            receiver.watch_set.loop = weakref.ref(self)
+        receiver.fetcher.attend_loop(registered=True)
+
+    def on_arrived(self) -> None:
+        """Take the turn that is due, and deliver what has arrived. Raises connection errors: Celery reconnects."""
+        receiver = self._alive()
+        if receiver is None:
+            return
+        until_s = monotonic() + DELIVERING_S
+        for _ in range(MESSAGES):
+            if not self._deliver_next(receiver):
+                receiver.fetcher.arrived.clear()
+                if not self._deliver_next(receiver):
+                    return
+            if monotonic() >= until_s:  # with the solo pool, a delivery is the task itself
+                break
+        # The bell still rings, so the loop calls this again at once.
+
+    def _deliver_next(self, receiver: Receiver) -> bool:
+        if receiver.watch_set.due:
+            self._take_turn(receiver)
+        return deliver_next(receiver.fetcher)
+
+    def _take_turn(self, receiver: Receiver) -> None:
+        pause_s = receiver.take_turn()
+        if pause_s == 0:
+            receiver.watch_set.ask()
+        elif pause_s is not None and receiver.fetcher.waits:
+            self.take_turn_in(pause_s)
+
+    def take_turn_in(self, seconds: float) -> None:
+        """Take a turn then, if acks or free places still wait for more."""
+        moment = monotonic() + seconds
+        if moment < self._timer_at:
+            self._timer_at = moment
+            self.hub.call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_at = inf
+        receiver = self._alive()
+        if receiver is not None and receiver.fetcher.waits:
+            self._take_turn(receiver)
+
+    def wake(self) -> None:
+        """Have it take the turn that is due."""
+        self._receiver.fetcher.arrived.ring()
+
+    def leave(self) -> None:
+        """The loop serves the connection no more."""
+        arrived, watch_set = self._receiver.fetcher.arrived, self._receiver.watch_set
+        self._receiver.fetcher.attend_loop(registered=False)
+        watch_set.loop = lambda: None
+        watch_set.call_thread()
+        # After a reset, the loop may use the number for another reader.
+        callback, _ = self.hub.readers.get(arrived.fileno()) or (None, None)
+        if callback == self.on_arrived:
+            self.hub.remove_reader(arrived.fileno())
