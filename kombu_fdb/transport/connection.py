@@ -314,6 +314,8 @@ class BrokerConnection(virtual.Transport):
                 receiver.wait(left_s)
         finally:
             receiver.fetcher.idle_tracker.end(drain)
+            if self._loop is not None:  # what the drain has cleared may have been rung for the loop
+                receiver.fetcher.arrived.ring()
 
     def _first_look(self, receiver: Receiver) -> bool:
         """Wait a moment for the receiver's first look, so that a drain with a timeout of 0 finds what is there."""

@@ -288,7 +288,7 @@ class Fetcher:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do until something changes: all that was found has been handed over."""
-        return self._answered == self._called
+        return self._answered == self._called and not self._watch_set.due
 
     def subscribe(self, subscription: Subscription, *, single: bool = False) -> None:
         """Begin to claim for a consumer, from the next drain on; the bell must ring after it.

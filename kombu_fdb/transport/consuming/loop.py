@@ -82,8 +82,8 @@ class Loop:
         """Take a turn then, if acks or free places still wait for more."""
         moment = monotonic() + seconds
         if moment < self._timer_at:
-            self._timer_at = moment
             self.hub.call_later(seconds, self._on_timer)
+            self._timer_at = moment  # after it: if a signal handler raises in between, there are two timers, not none
 
     def _on_timer(self) -> None:
         self._timer_at = inf

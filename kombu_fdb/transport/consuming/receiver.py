@@ -238,6 +238,8 @@ class Receiver:
         if self.watch_set.turns.mine:
             raise would_wait_for_itself()
         if not (self._may_drive() and surely(lambda: self._drive(ticket, timeout_s), lambda: self._end_drive(ticket))):
+            if self.watch_set.due:  # what was rung for the loop has woken this drain, and may not wake the loop
+                self.watch_set.call_thread()
             self.fetcher.arrived.wait(timeout_s)
 
     def catch_up(self) -> None:

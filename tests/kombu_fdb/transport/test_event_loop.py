@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
@@ -329,6 +330,42 @@ def test_drain_beside_the_loop(connection: Connection, hub: Hub) -> None:
         publish(connection, 1, 2, 3)
         connection.drain_events(timeout=60)
         run(hub, lambda: len(received) == 3)
+
+
+@pytest.mark.parametrize("timeout", [0, 60])
+def test_a_drain_beside_a_loop_that_does_not_turn(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, timeout: float
+) -> None:
+    """Celery registers before mingle drains. What is rung for the loop wakes the drain, which must not lose it."""
+    received: list[Any] = []
+    connection.transport_options["poll_interval"] = 300.0
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
+        idle_loop(connection, hub, monkeypatch, until)
+        receiver = connection.transport.receiver
+        if timeout:
+            receiver._spared_until = inf  # the thread takes all turns
+        publish(connection, 1)
+        until(lambda: receiver.watch_set.due)
+        connection.drain_events(timeout=timeout)
+    assert len(received) == 1
+
+
+def test_a_drain_leaves_the_loop_its_wake_up(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    received: list[Any] = []
+    connection.transport_options["poll_interval"] = 300.0
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
+        idle_loop(connection, hub, monkeypatch, until)
+        receiver = connection.transport.receiver
+        monkeypatch.setattr(connection.transport, "_first_look", lambda _: False)  # the time is over
+        publish(connection, 1)
+        until(lambda: receiver.watch_set.due)
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0)
+        run(hub, lambda: received, turns=10)
 
 
 def test_store_errors_reach_the_loop(connection: Connection, hub: Hub) -> None:
