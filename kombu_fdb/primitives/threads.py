@@ -65,7 +65,7 @@ def undisturbed(work: Callable[[], T]) -> T:
             handler = _signal.getsignal(number)
             if callable(handler):
                 handlers[number] = handler
-                _signal.signal(number, note)
+                handlers[number] = _signal.signal(number, note)  # a handler that came just before may have set it
         return work()
 
     def reinstall() -> None:

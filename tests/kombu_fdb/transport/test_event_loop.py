@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import signal
 import threading
 from collections.abc import Iterator
@@ -215,6 +216,31 @@ def test_a_handler_that_sets_another_one_and_raises() -> None:
         assert signal.getsignal(signal.SIGQUIT) is second
     finally:
         signal.signal(signal.SIGQUIT, before)
+
+
+def test_a_handler_that_comes_while_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it sets stays set: Celery's first Ctrl-C prepares the second."""
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGINT, second)
+
+    def second(*_: object) -> None:
+        raise AssertionError
+
+    def getsignal(number: int) -> Any:
+        handler = real(number)
+        if handler is first:
+            signal.raise_signal(number)
+        return handler
+
+    real = _signal.getsignal
+    monkeypatch.setattr(_signal, "getsignal", getsignal)
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        undisturbed(lambda: None)
+        assert real(signal.SIGINT) is second
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_after_a_reset_the_thread_takes_the_turns(connection: Connection, hub: Hub, until: Any) -> None:
