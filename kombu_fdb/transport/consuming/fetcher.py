@@ -25,7 +25,8 @@ it claims for the same channels from a queue that has no line (temporary, or wit
 line (:meth:`Claiming.choose`). When it has joined the line again, and there is work, that queue leaves the room to the
 line for :data:`LINE_FIRST_S` (:meth:`Claiming.deferred`), so that neither starves the other.
 
-The worker loops never wait for the store: they take what has arrived, and sleep on :attr:`Fetcher.arrived`.
+Elsewhere than on SQLite, the worker loops never wait for the store: they take what has arrived, and sleep on
+:attr:`Fetcher.arrived`.
 
 What happens at each failure:
 

@@ -134,8 +134,8 @@ def _open(arrival: Arrival, fetcher: Fetcher) -> Any:
 
 #: How long ``cancel`` waits, in seconds.
 CANCEL_S = 1.0
-#: A drain whose turn takes longer than this leaves the turns to the thread for a while: the store's writers are slow
-#: just now, and a drain has a deadline of its own.
+#: A drain, or a loop, whose turn takes longer than this leaves the turns to the thread for a while: the store's writers
+#: are slow just now, and a drain has a deadline of its own.
 SLOW_S = 0.1
 SPARED_S = 5.0
 
@@ -150,7 +150,7 @@ class Receiver:
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
         self._cancels_wait = True
-        #: Until when no drain takes a turn.
+        #: Until when only the thread takes turns.
         self._spared_until = float("-inf")
 
     @property
@@ -333,7 +333,7 @@ class Receiver:
             raise
 
     def step(self) -> float | None:
-        """A step of the thread: a turn, unless a drain takes one. Returns how long to sleep; None: until it is rung."""
+        """A step of the thread: a turn, if no other thread takes one. Returns how long to sleep; None: until rung."""
         if self.failed:
             self.watch_set.bell.clear()  # as no turn does
             return 0 if self.fetcher.error is None else None  # asked once more: ``restart`` may have rung just then
