@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # C; what ``signal`` wraps with enums, which takes ten times as long
 import importlib
+import os
 import sys
 import threading
 from collections import deque
@@ -56,9 +57,13 @@ def undisturbed(work: Callable[[], T]) -> T:
         return work()
     handlers: dict[int, Callable[..., object]] = {}
     came: deque[int] = deque()
+    pid = os.getpid()
 
-    def note(number: int, _: object) -> None:
-        came.append(number)
+    def note(number: int, frame: object) -> None:
+        if os.getpid() == pid:
+            came.append(number)
+        else:  # in a child that another thread has forked meanwhile
+            handlers[number](number, frame)
 
     def hold() -> T:
         for number in ENDING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -216,6 +217,23 @@ def test_a_handler_that_sets_another_one_and_raises() -> None:
         assert signal.getsignal(signal.SIGQUIT) is second
     finally:
         signal.signal(signal.SIGQUIT, before)
+
+
+def test_a_child_that_another_thread_forks_meanwhile_keeps_its_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would be deaf to SIGTERM for good: there, no turn ends."""
+    called: list[str] = []
+
+    def work() -> None:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        signal.raise_signal(signal.SIGTERM)
+        called.append("work")
+
+    before = signal.signal(signal.SIGTERM, lambda *_: called.append("handler"))
+    try:
+        undisturbed(work)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert called == ["handler", "work"]
 
 
 def test_a_handler_that_comes_while_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
