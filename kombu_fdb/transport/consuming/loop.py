@@ -13,10 +13,10 @@ What happens at each failure:
 
 * the store does not answer in a turn, or another process writes: the turn ends after :data:`.receiver.SLOW_S`, and all
   turns are the thread's for :data:`.receiver.SPARED_S`. If the store has failed, the thread finds out, and the next
-  delivery raises the error out of the loop, on which Celery connects again.
+  delivery raises the error out of the loop, on which Celery connects again. So it does after any other error of a turn.
 * the loop is reset, or ends without telling: the thread takes the turns. Registered again, the loop does.
-* a signal on which Celery shuts down comes in a turn: its handler runs after the turn. An exception out of any other
-  handler ends the turn, and comes out of the loop; the next turn goes on with what that one had in hand.
+* a signal on which Celery shuts down comes in a turn: its handler runs after the turn. What any other handler raises
+  ends the turn; the next turn goes on with what that one had in hand.
 """
 
 from __future__ import annotations

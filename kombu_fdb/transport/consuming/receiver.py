@@ -309,7 +309,7 @@ class Receiver:
 
     def _two_turns(self) -> float | None:
         """A claim, and a turn that watches the queues that it has emptied."""
-        turn = partial(self.turn, (KombuFDBError, *CONNECTION_ERRORS), late=(StoreUnavailable,))
+        turn = partial(self.turn, late=(StoreUnavailable,))
         pause_s = turn()
         return turn() if pause_s == 0 else pause_s
 

@@ -108,7 +108,7 @@ def test_takes_the_turns_that_are_due(
     assert received == list(range(20))
 
 
-@pytest.mark.parametrize("blocked", ["in a turn", "too late", "failed"])
+@pytest.mark.parametrize("blocked", ["in a turn", "too late", "failed", "broken"])
 def test_leaves_the_turns_to_the_thread(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, blocked: str
 ) -> None:
@@ -125,9 +125,10 @@ def test_leaves_the_turns_to_the_thread(
             taker.start()
             taker.join()
         else:
-            fail_once(monkeypatch, {"too late": StoreUnavailable("it writes"), "failed": FormatError("?")}[blocked])
+            failures = {"too late": StoreUnavailable("it writes"), "failed": FormatError("?"), "broken": LookupError()}
+            fail_once(monkeypatch, failures[blocked])
         publish(connection, 1)
-        if blocked == "failed":
+        if blocked in ("failed", "broken"):
             with pytest.raises(connection.connection_errors):
                 run(hub, lambda: False)
             connection.transport.establish_connection()
