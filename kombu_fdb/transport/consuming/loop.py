@@ -99,7 +99,7 @@ class Loop:
         """The loop serves the connection no more."""
         arrived, watch_set = self._receiver.fetcher.arrived, self._receiver.watch_set
         self._receiver.fetcher.attend_loop(registered=False)
-        watch_set.loop = lambda: None
+        watch_set.loop = None
         watch_set.call_thread()
         # After a reset, the loop may use the number for another reader.
         callback, _ = self.hub.readers.get(arrived.fileno()) or (None, None)

@@ -22,7 +22,7 @@ from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.model import SessionId
@@ -88,8 +88,8 @@ class WatchSet:
         #: itself.
         self.rest_s = max(min(ack_delay_s, LONGEST_REST_S), SHORTEST_REST_S)
         self._nap_s = SHORTEST_REST_S
-        #: The event loop that takes turns (``loop.Loop``); gives None if none does, or it was collected.
-        self.loop: Callable[[], Any] = lambda: None
+        #: A reference to the event loop that takes turns (``loop.Loop``), if one does.
+        self.loop: ReferenceType[Any] | None = None
         #: Whether a turn of the loop's is due.
         self.due = False
         #: Wakes the thread alone.
@@ -121,7 +121,7 @@ class WatchSet:
         if self._armed.get(queue) is watch:
             self._armed.pop(queue, None)
         self.hungry.add(queue)
-        loop = self.loop()
+        loop = None if self.loop is None else self.loop()
         if loop is None:
             self.bell.ring()
         else:
@@ -155,7 +155,7 @@ class WatchSet:
 
     def ask(self, *, at_once: bool = True) -> None:
         """Have a turn taken, now or when an ack has waited: by the event loop, or the thread if that is late."""
-        loop = self.loop()
+        loop = None if self.loop is None else self.loop()
         if loop is None:
             self.bell.ring()
             return
