@@ -82,10 +82,12 @@ class Loop:
         """Take a turn then, if acks or free places still wait for more."""
         moment = monotonic() + seconds
         if moment < self._timer_at:
-            self.hub.call_later(seconds, self._on_timer)
-            self._timer_at = moment  # after it: if a signal handler raises in between, there are two timers, not none
+            self.hub.call_later(seconds, self._on_timer, moment)
+            self._timer_at = moment  # after it: if a signal handler raises in between, the next call sets another
 
-    def _on_timer(self) -> None:
+    def _on_timer(self, moment: float) -> None:
+        if moment != self._timer_at:  # an earlier one was set after it
+            return
         self._timer_at = inf
         receiver = self._alive()
         if receiver is not None and receiver.fetcher.waits:

@@ -272,6 +272,25 @@ def test_after_a_reset_the_thread_takes_the_turns(connection: Connection, hub: H
         until(lambda: connection.transport.store.engine.inspect.counts("q").leased == 1)
 
 
+def test_a_timer_that_an_earlier_one_has_replaced_takes_no_turn(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each turn could have set another one, so there would have been more and more."""
+    timers: list[Any] = []
+    turns: list[Any] = []
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")]):
+        monkeypatch.setattr(hub, "call_later", lambda _, timer, moment: timers.append(partial(timer, moment)))
+        monkeypatch.setattr(Fetcher, "waits", True)
+        monkeypatch.setattr(loop_module.Loop, "_take_turn", lambda _, receiver: turns.append(receiver))
+        for seconds in (60, 30, 45):
+            connection.transport._loop.take_turn_in(seconds)
+        assert len(timers) == 2
+        for each in reversed(timers):
+            each()
+    assert len(turns) == 1
+
+
 FILES = frozenset(str(each.__file__) for each in (loop_module, receiver_module, watch_set_module))
 
 
@@ -429,7 +448,7 @@ def test_a_dead_connection_is_silent(connect: Any, hub: Hub) -> None:
     loop = connection.transport._loop
     connection.collect()
     loop.on_arrived()
-    loop._on_timer()
+    loop._on_timer(inf)
     assert not hub.readers
 
 
