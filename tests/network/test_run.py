@@ -200,3 +200,18 @@ def test_clocks_are_off_by_so_much_that_rates_are_checked_in_every_other_run(see
         ahead_s = [each.set_clock.call_args.args[0] for each in run.consumers]  # type: ignore[attr-defined]  # a mock
     assert (max(ahead_s) - min(ahead_s) < RATE_SKEW_S) is (seed % 2 == 0)
     assert all(each.set_clock.call_args.args == (0,) for each in run.consumers)  # type: ignore[attr-defined]  # a mock
+
+
+def test_a_seed_says_how_far_apart_the_zones_are(tmp_path: Path) -> None:
+    runs = [Run(a_box(link=MagicMock()), tmp_path, seed, [CLOCKS]) for seed in range(20)]
+    assert {name for run in runs for name in run.faults} == {f"zones {each} ms apart" for each in ("0.5", "2", "5")}
+    linked = {
+        tuple(run.faults): {call.args[2].delay_s + call.args[2].jitter_s for call in run.box.link.call_args_list}  # type: ignore[attr-defined]  # a mock
+        for run in runs
+    }
+    assert linked == {
+        (): set(),
+        ("zones 0.5 ms apart",): {0.00025},
+        ("zones 2 ms apart",): {0.001},
+        ("zones 5 ms apart",): {0.0025},
+    }

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from math import inf
@@ -396,16 +397,23 @@ def test_drain_beside_the_loop(connection: Connection, hub: Hub) -> None:
         run(hub, lambda: len(received) == 3)
 
 
-@pytest.mark.parametrize("timeout", [0, 60])
-def test_a_drain_beside_a_loop_that_does_not_turn(
-    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, timeout: float
-) -> None:
-    """Celery registers before mingle drains. What is rung for the loop wakes the drain, which must not lose it."""
+@contextmanager
+def beside_a_loop(connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any) -> Iterator[list[Any]]:
+    """What is received by a consumer that only a wake-up tells of a message."""
     received: list[Any] = []
     connection.transport_options["poll_interval"] = 300.0
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
         idle_loop(connection, hub, monkeypatch, until)
+        yield received
+
+
+@pytest.mark.parametrize("timeout", [0, 60])
+def test_a_drain_beside_a_loop_that_does_not_turn(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, timeout: float
+) -> None:
+    """Celery registers before mingle drains. What is rung for the loop wakes the drain, which must not lose it."""
+    with beside_a_loop(connection, hub, monkeypatch, until) as received:
         receiver = connection.transport.receiver
         if timeout:
             receiver._spared_until = inf  # the thread takes all turns
@@ -418,11 +426,7 @@ def test_a_drain_beside_a_loop_that_does_not_turn(
 def test_a_drain_leaves_the_loop_its_wake_up(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
-    received: list[Any] = []
-    connection.transport_options["poll_interval"] = 300.0
-    connection.register_with_event_loop(hub)
-    with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
-        idle_loop(connection, hub, monkeypatch, until)
+    with beside_a_loop(connection, hub, monkeypatch, until) as received:
         receiver = connection.transport.receiver
         monkeypatch.setattr(connection.transport, "_first_look", lambda _: False)  # the time is over
         publish(connection, 1)
