@@ -137,6 +137,8 @@ CANCEL_S = 1.0
 #: A drain, or a loop, whose turn takes longer than this leaves the turns to the thread for a while: the store's writers
 #: are slow just now, and a drain has a deadline of its own.
 SLOW_S = 0.1
+#: A loop's turn is slow after this part of it: the worker does nothing else meanwhile (``full``, a slow disk).
+IN_LOOP = 0.1
 SPARED_S = 5.0
 
 
@@ -298,7 +300,7 @@ class Receiver:
         try:
             if watch_set.turns.acquire(ticket, 0):
                 pause_s = self._client.patience.within(SLOW_S, self._two_turns)
-                if monotonic() - began <= SLOW_S:
+                if monotonic() - began <= IN_LOOP * SLOW_S:
                     watch_set.rest_beside_loop()
                     return pause_s
                 self._spared_until = monotonic() + SPARED_S
