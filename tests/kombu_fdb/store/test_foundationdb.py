@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
+from unittest.mock import Mock
 
 import pytest
 from kit.conformance.queue import Bench
@@ -26,6 +28,7 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.foundationdb import binding
 from kombu_fdb.store.foundationdb.database import ClusterBusy, FoundationDatabase, FoundationTransaction, explain_commit
 from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.fdbserver import Cluster
 
 pytestmark = pytest.mark.foundationdb
@@ -281,3 +284,100 @@ def test_a_client_library_of_several_versions(cluster: Cluster, tmp_path: Path) 
         [sys.executable, "-c", OPENED, url], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout == "b'a'\n", done.stderr
+
+
+class TestReadVersions:
+    """A transaction that has read nothing takes the version of this process's last commit, for a tenth of a second."""
+
+    KEY = b"read-versions/key"
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def database(self, cluster: Cluster, clock: ManualClock) -> Iterator[FoundationDatabase]:
+        database = FoundationDatabase.open(cluster.cluster_file, clock=clock)
+        self.given(database)
+        yield database
+        database.close()
+
+    def given(self, database: FoundationDatabase, *steps: Callable[[Transaction], object]) -> int | None:
+        """Commit a transaction of these steps and a write. The version that it was given; None if it asked for one."""
+        tr = database.begin(timeout_s=TIMEOUT_S)
+        spy = tr._tr = Mock(wraps=tr._tr)
+        for step in steps:
+            step(tr)
+        tr.set(self.KEY, b"")
+        tr.commit()
+        given = spy.set_read_version.call_args
+        return None if given is None else given.args[0]
+
+    def test_it_takes_that_of_the_last_commit(self, database: FoundationDatabase) -> None:
+        for _ in range(3):
+            last = database.committed
+            assert self.given(database, lambda tr: tr.add_read_conflict_key(self.KEY)) == last < database.committed
+
+    @pytest.mark.parametrize(
+        "step",
+        [lambda tr: tr.get(b"a"), lambda tr: tr.get_range(b"a", b"b", snapshot=True), lambda tr: tr.watch(b"a")],
+        ids=["get", "range", "watch"],
+    )
+    def test_one_that_has_read_asks(self, step: Callable[[Transaction], object], database: FoundationDatabase) -> None:
+        assert self.given(database, step) is None
+
+    def test_the_cluster_is_asked_ten_times_a_second(self, database: FoundationDatabase, clock: ManualClock) -> None:
+        """So it can throttle a process that does nothing but publish."""
+        asked = 0
+        for _ in range(100):
+            clock.advance(0.01)
+            asked += self.given(database) is None
+        assert 9 <= asked <= 11
+
+    def test_after_an_error_it_asks(self, database: FoundationDatabase) -> None:
+        with pytest.raises(Conflict):
+            self.given(
+                database,
+                lambda tr: tr.get(self.KEY),
+                lambda _: FoundationTransaction.commit(self.writing(database)),
+            )
+        assert self.given(database) is None
+
+    def writing(self, database: FoundationDatabase) -> FoundationTransaction:
+        tr = database.begin(timeout_s=TIMEOUT_S)
+        tr.set(self.KEY, b"")
+        return tr
+
+    def test_what_others_have_written_since_is_a_conflict(self, database: FoundationDatabase, cluster: Cluster) -> None:
+        other = FoundationDatabase.open(cluster.cluster_file)
+        commit(other, lambda tr: tr.set(self.KEY, b"theirs"))
+        with pytest.raises(Conflict):
+            self.given(database, lambda tr: tr.add_read_conflict_key(self.KEY))
+        other.close()
+
+    def test_one_that_is_too_old_is_refused_and_asks_the_next_time(self, database: FoundationDatabase) -> None:
+        """As after a recovery of the cluster, which lets its versions jump by a hundred seconds."""
+        database.committed = max(database.committed - 50_000_000, 1)  # 50 s
+        retry = retry_on(database, b"read-versions/")
+        with pytest.raises((TransactionTooOld, Conflict)):  # the latter in a cluster that is younger
+            self.given(database, lambda tr: tr.add_read_conflict_key(self.KEY))
+        database.committed, database.recent_until = 1, database.clock.monotonic() + 1
+        assert retry(lambda tr: tr.set(self.KEY, b"again"), timeout_s=TIMEOUT_S) is None
+        assert read(database, self.KEY) == b"again"
+
+    def test_threads_that_only_write_never_conflict(self, cluster: Cluster) -> None:
+        """A token that one has given back is the next one's, with a version that has seen its last commit."""
+        database = FoundationDatabase.open(cluster.cluster_file)
+        retry, lost = retry_on(database, b"read-versions/"), list[int]()
+
+        def write() -> None:
+            for number in range(100):
+                retry(lambda tr: tr.set(self.KEY, b""), timeout_s=TIMEOUT_S, on_conflict=partial(lost.append, number))
+
+        threads = [threading.Thread(target=write) for _ in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert lost == []
+        database.close()
