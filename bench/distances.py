@@ -23,7 +23,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ FIGURES = {
     "p50_ms": "send to start, p50 ms",
     "p99_ms": "p99 ms",
 }
+KEYED = {"1,000 keys": ", 1,000 keys"}
 THREADS = (1, 16)
 #: Where threads, and where workers with tasks of 50 ms, are compared.
 THREADS_MS, NAPS_MS = 2.0, (0.0, 5.0)
@@ -85,10 +86,13 @@ class Bench:
             self.counted[name] = verb["trips"]
 
     def measure_programs(self, distance: float) -> None:
-        for workload, count in COUNTS.items():
-            for name, value in self._run("workloads.py", workload, count=self._many(count)).items():
+        for keys, (workload, count) in product(READS, COUNTS.items()):
+            options = json.dumps({"fair_key": "workloads:key"} if keys in KEYED else {})
+            for name, value in self._run(
+                "workloads.py", workload, "--options", options, count=self._many(count)
+            ).items():
                 if (name := workload if name == "rate" else name) in FIGURES:
-                    self.figures[name][distance].append(value)
+                    self.figures[name + KEYED.get(keys, "")][distance].append(value)
 
     def measure_threads(self, distance: float) -> None:
         for number in THREADS:
@@ -149,7 +153,8 @@ def programs(bench: Bench, distances: Sequence[float]) -> Table:
     shown.add_column("")
     for distance in distances:
         shown.add_column(f"{distance:g} ms", justify="right")
-    titles = FIGURES | {f"{number} threads": f"publish/s by {number} threads" for number in THREADS}
+    titles = {name + keys: title + keys for keys in ("", *KEYED.values()) for name, title in FIGURES.items()}
+    titles |= {f"{number} threads": f"publish/s by {number} threads" for number in THREADS}
     titles["naps"] = "tasks of 50 ms/s by 4 children"
     for name, title in titles.items():
         cells = [statistics.median(found) if (found := bench.figures[name].get(each)) else None for each in distances]

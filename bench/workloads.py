@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
@@ -58,6 +59,11 @@ def celery_message(number: int) -> tuple[Any, dict[str, Any]]:
     body = [[number, "customer@example.org"], {"language": "en", "attach_invoice": True},
             {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]  # fmt: skip
     return body, {"headers": headers, "correlation_id": task_id, "reply_to": "b6c6ee8a-0d1f-3c8d-9a3c-2f62fd0d6b7f"}
+
+
+def key(*message: Any) -> int:
+    """One of a thousand, for the transport option ``fair_key``."""
+    return crc32(message[-1]["id"].encode()) % 1000
 
 
 def publish(connection: Connection, count: int) -> dict[str, float]:

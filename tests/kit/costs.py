@@ -20,8 +20,8 @@ __all__ = ["Cost", "CountingDatabase", "cost"]
 class Cost:
     """What one transaction did.
 
-    ``round_trips`` counts FoundationDB's: the read version (1, with the first read, or with the commit of a blind
-    write), each ``get``, ``get_many`` and ``get_range`` (1), and the commit of a writing transaction (1).
+    ``round_trips`` counts FoundationDB's: the read version (1, with the first read; a blind write needs one
+    ten times a second), each ``get``, ``get_many`` and ``get_range`` (1), and the commit of a writing transaction (1).
     """
 
     point_reads: int = 0
@@ -189,7 +189,7 @@ class CountingTransaction:
 
     def commit(self) -> None:
         if not self._inner.read_only:
-            self._trip()
+            self._trip(first=1)
             self._cost.commits += 1
         try:
             self._inner.commit()
@@ -200,9 +200,9 @@ class CountingTransaction:
     def cancel(self) -> None:
         self._inner.cancel()
 
-    def _trip(self) -> None:
-        """The first one follows that for the read version."""
-        round_trips = 1 if self._cost.round_trips else 2
+    def _trip(self, first: int = 2) -> None:
+        """The first read follows the read version."""
+        round_trips = 1 if self._cost.round_trips else first
         self._cost.round_trips += round_trips
         self._travel(round_trips)
 
