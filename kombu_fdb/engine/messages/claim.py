@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, cycle, repeat
+from itertools import cycle, islice
 from typing import NamedTuple
 
 from kombu_fdb.engine.messages import settle
@@ -56,6 +56,8 @@ from kombu_fdb.store.protocol import KeyValue
 
 #: Rows read at once from the head of a queue, and bytes read in all.
 ROWS_PER_READ = 1_000
+#: How many queues are known as fair; the order of others is read once their marks are.
+MOST_FAIR = 10_000
 #: Up to this many queues, all heads are read with the rest, needed or not: it costs no round trip.
 FEW_QUEUES = 4
 HEAD_BYTES = 10_000_000
@@ -90,10 +92,10 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     """
     leases, keys = settle.lease_rows(work, acks), state_keys(work, queues)
     rivals = [line.first_range(work, line.name(queues))] if window.gives_way else []
-    ranges = [*leases.ranges, *rivals, *head_ranges(work, queues, window.limit)]
+    ranges = [*leases.ranges, *rivals, *_head_ranges(work, queues, window, window.limit)]
     values, rows = session.require(work, window.session, and_read=[*leases.keys, *keys], ranges=ranges)
     held, rows = leases.found(values[: len(leases.keys)], rows[: len(leases.ranges)]), rows[len(leases.ranges) :]
-    states = states_of(queues, values[len(leases.keys) :], rows[len(rivals) :])
+    states = _states_of(queues, values[len(leases.keys) :], rows[len(rivals) :], window)
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
     if any(rows[: len(rivals)]) and not single_active(states):  # else a service would serve none
         raise Outrun
@@ -115,15 +117,29 @@ def note_unlimited(work: Work, controls: Iterable[tuple[str, QueueControl]]) -> 
     work.effects.unlimited.update(queue for queue, control in controls if not control.limits_keys)
 
 
-def states_of(
-    queues: Sequence[str], values: Sequence[bytes | None], heads: Sequence[list[KeyValue]] = ()
-) -> dict[str, QueueState]:
-    """``values``: those of :func:`state_keys`; ``heads``: those of :func:`head_ranges`."""
+def states_of(queues: Sequence[str], values: Sequence[bytes | None]) -> dict[str, QueueState]:
+    """``values``: those of :func:`state_keys`."""
     pairs = zip(values[::2], values[1::2], strict=True)
     return {
-        queue: QueueState(mark is not None, control_of(control), head)
-        for queue, (mark, control), head in zip(queues, pairs, chain(heads, repeat(None)), strict=False)
+        queue: QueueState(mark is not None, control_of(control))
+        for queue, (mark, control) in zip(queues, pairs, strict=True)
     }
+
+
+def _states_of(
+    queues: Sequence[str], values: Sequence[bytes | None], rows: Sequence[list[KeyValue]], window: Window
+) -> dict[str, QueueState]:
+    """``rows``: those of :func:`_head_ranges`. Notes which queues are fair."""
+    states, left = states_of(queues, values), iter(rows)
+    for queue, state in states.items() if rows else ():
+        head = next(left)
+        order = list(islice(left, fair.ORDER_RANGES)) if queue in window.fair else None
+        states[queue] = state._replace(head=head, order=order if state.control.ageing is None else None)
+        if state.fair and len(window.fair) < MOST_FAIR:
+            window.fair.add(queue)
+        else:
+            window.fair.discard(queue)
+    return states
 
 
 def state_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
@@ -132,10 +148,18 @@ def state_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
     return [key for queue, control in zip(queues, controls, strict=True) for key in (work.keys.fair(queue), control)]
 
 
-def head_ranges(work: Work, queues: Sequence[str], limit: int) -> list[tuple[bytes, bytes, int]]:
-    """Where the first messages without keys are; no ranges for many queues, as most heads would not be used."""
-    few = queues if len(queues) <= FEW_QUEUES else ()
-    return [(*range_of(work.keys.ready(queue)), min(limit, ROWS_PER_READ)) for queue in few]
+def _head_ranges(work: Work, queues: Sequence[str], window: Window, limit: int) -> list[tuple[bytes, bytes, int]]:
+    """Where the first messages without keys are, and what fair order is made of, where that was needed the last time.
+
+    No ranges for many queues, as most heads would not be used.
+    """
+    ranges: list[tuple[bytes, bytes, int]] = []
+    for queue in queues if len(queues) <= FEW_QUEUES else ():
+        is_fair, most = queue in window.fair, min(limit, ROWS_PER_READ)
+        ranges.append((*range_of(work.keys.ready(queue)), most + is_fair))  # a turn of one sub-queue needs one more
+        if is_fair:
+            ranges += fair.order_ranges(work.keys, queue, window.first_bucket, limit)
+    return ranges
 
 
 def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows:
@@ -322,7 +346,7 @@ def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.W
 
     Raises ``SessionLost`` if the server's session was fenced.
     """
-    states, waiting = _read_line(work, queues, mine, rows, window.limit)
+    states, waiting = _read_line(work, queues, mine, rows, window)
     if single := single_active(states):
         return Served([], 0, single=single)
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
@@ -346,13 +370,13 @@ def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> di
 
 
 def _read_line(
-    work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Waiter], most: int
+    work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Waiter], window: Window
 ) -> tuple[dict[str, QueueState], list[line.Waiter]]:
     """Read the queues, the demands and their sessions in one round trip. Returns the queues, and the rows that wait."""
     asked = [(each, each.demand) for each in rows if each.demand is not None]
     demands = [work.keys.demand(demand.session, demand.first) for _, demand in asked]
     sessions = [work.keys.session(demand.session) for _, demand in asked]
-    heads = head_ranges(work, queues, min(most, sum(demand.want for _, demand in asked)))
+    heads = _head_ranges(work, queues, window, min(window.limit, sum(demand.want for _, demand in asked)))
     values, found = work.tr.get_together([*demands, *sessions, *state_keys(work, queues)], heads, snapshot=True)
     count = len(asked)
     waiting = []
@@ -362,7 +386,7 @@ def _read_line(
             raise SessionLost(session=mine.session.hex())
         if record is not None and line.waits(work, row, stands):
             waiting.append(row)
-    return states_of(queues, values[2 * count :], found), waiting
+    return _states_of(queues, values[2 * count :], found, window), waiting
 
 
 def _seats(mine: Demand, waiting: Sequence[line.Waiter], window: Window) -> list[_Seat]:

@@ -29,8 +29,9 @@ claim's read and its commit could ring a bell that another claim has already ans
 
 What a key's limits allow (KEY-LIMIT) is in ``key_limits.py``.
 
-Cost: one round trip for arrivals, bells, ring and rounds, one for the marks and heads of newcomers if there are any,
-one for the messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
+Cost: arrivals, bells, ring and rounds are read together with the queue's head (:func:`order_ranges`) if this process
+knows that the queue has keys; else in one round trip more. Then one round trip for the messages, unless the head has
+them, one for the marks and one for the heads of newcomers if there are any, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
 the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
 
 Tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round. They are in the ring like other keys, but
@@ -70,7 +71,7 @@ from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Record, decode_count, decode_round
-from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, readable, split_place
+from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, read_or, readable, split_place
 from kombu_fdb.model import URGENT, Rank, Stamp
 from kombu_fdb.store.protocol import KeyValue
 
@@ -302,6 +303,24 @@ _Line = list[_Place]
 Chosen = list[KeyValue]
 
 
+#: How many :func:`order_ranges` there are.
+ORDER_RANGES = 6
+
+
+def order_ranges(keys: Keyspace, queue: str, first_bucket: int, want: int) -> list[tuple[bytes, bytes, int]]:
+    """Where arrivals are, in two parts, bells, the marks without a key, rounds, and the next turns without ageing."""
+    begin, end = keys.arrivals(queue)
+    middle, most = keys.arrivals_from(queue, first_bucket), max(ARRIVALS, want)
+    return [
+        (middle, end, most),
+        (begin, middle, most),
+        (*keys.all_freed(queue), most),
+        (*keys.active_ranks(queue, ""), 0),
+        (*keys.rounds(queue), 0),
+        (*range_of(keys.ring(queue)), want),
+    ]
+
+
 def choose(work: Work, queue: str, state: QueueState, want: int, window: Window) -> Chosen:
     """Up to ``want`` messages in fair order. Changes marks, arrivals and ring."""
     return _Scheduler(work, queue, state, window).run(want, window.first_bucket)
@@ -316,6 +335,10 @@ class _Scheduler:
         self._queue = queue
         self._control = state.control
         self._head = state.head
+        self._order_rows = state.order
+        #: The first messages without a key, by their rank; and whether those are all.
+        self._unkeyed: dict[Rank | None, list[KeyValue]] = {}
+        self._has_all_unkeyed = False
         self._now_ms = work.now_ms
         self._budget = window.budget
         self._rounds: dict[Rank, int] = {}
@@ -336,24 +359,23 @@ class _Scheduler:
 
     def run(self, want: int, first_bucket: int) -> Chosen:
         keys, queue, most = self._keys, self._queue, max(ARRIVALS, want)
-        begin, end = keys.arrivals(queue)
-        middle = keys.arrivals_from(queue, first_bucket)
-        head = [(*range_of(keys.ready(queue)), 1)] if self._head is None else []
-        arrivals, wrapped, freed, rounds, *rings = self._tr.get_ranges(
-            [
-                (middle, end, most),
-                (begin, middle, most),
-                (*keys.all_freed(queue), most),
-                (*keys.rounds(queue), 0),
-                *self._rings(want),
-                *head,
-            ],
-            snapshot=True,
-        )
-        unkeyed = rings.pop() if self._head is None else self._head[:1]
+        rows = self._order_rows
+        if rows is None:
+            ranges = [*order_ranges(keys, queue, first_bucket, want)[:-1], *self._rings(want)]
+            if self._head is None:
+                ranges.append((*range_of(keys.ready(queue)), 1))
+            rows = self._tr.get_ranges(ranges, snapshot=True)
+        else:
+            rows = [*rows[:-1], rows[-1][:want]]
+        head = rows.pop() if self._head is None else self._head
+        arrivals, wrapped, freed, marks, rounds, *rings = rows
         self._rounds = {keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
-        self._chosen += [row for row in unkeyed if not self._is_of_a_rank(row[0])]  # the claim sets them aside
-        turns = self._in_order(rings, self._answer((arrivals + wrapped)[:most], freed, unkeyed))
+        for row in head:
+            self._unkeyed.setdefault(read_or(None, keys.place_rank, queue, row[0]), []).append(row)
+        self._chosen += self._unkeyed.pop(None, [])[:1]  # the claim sets it aside
+        self._has_all_unkeyed = self._head is not None and len(head) < min(want, ARRIVALS)
+        marked = {key for key, _ in marks}
+        turns = self._in_order(rings, self._answer((arrivals + wrapped)[:most], freed[:most], marked))
         self._serve(turns, want, unread=any(len(ring) == want for ring in rings))
         self._end()
         return self._chosen
@@ -398,13 +420,6 @@ class _Scheduler:
             return None
         return turn
 
-    def _is_of_a_rank(self, key: bytes) -> bool:
-        try:
-            self._keys.place_rank(self._queue, key)
-        except FormatError:
-            return False
-        return True
-
     def _rings(self, window: int) -> list[tuple[bytes, bytes, int]]:
         """Where the next turns are: at the head of the ring or, with ageing, at the head of each rank."""
         ring = self._keys.ring(self._queue)
@@ -430,32 +445,44 @@ class _Scheduler:
 
     # -- arrivals and bells -------------------------------------------------------------------------------------------
 
-    def _answer(self, arrivals: list[KeyValue], freed: list[KeyValue], unkeyed: list[KeyValue]) -> list[Turn]:
-        """Activate sub-queues where possible. Returns their new turns."""
+    def _answer(self, arrivals: list[KeyValue], freed: list[KeyValue], marked: set[bytes]) -> list[Turn]:
+        """Activate sub-queues where possible. Returns their new turns. ``marked``: the marks of those without a key."""
         rung = [arrival for arrival, _ in readable(arrivals, self._keys.split_arrival)]
         bells = [key for key, _ in readable(freed, self._keys.split_freed)]
-        candidates = self._idle(rung, unkeyed) + self._parked(bells)
+        candidates = self._idle(rung) + self._idle_unkeyed(marked) + self._parked(bells)
         self._allowances.load([key for key, _ in candidates])
         turns = self._activate(candidates)
         for key, _ in [*arrivals, *freed]:
             self._tr.clear(key)
         return turns
 
-    def _idle(self, rung: list[tuple[str, Rank]], unkeyed: list[KeyValue]) -> list[tuple[str, Rank]]:
-        """The unmarked ones among the sub-queues with an arrival. The ready range is its own arrival."""
-        asked = rung + (self._unkeyed_ranks() if unkeyed else [])
-        if not asked:
+    def _idle(self, rung: list[tuple[str, Rank]]) -> list[tuple[str, Rank]]:
+        """The unmarked ones among the sub-queues with an arrival."""
+        if not rung:
             return []
-        marks = self._tr.get_many([self._keys.active(self._queue, *each) for each in asked])
-        return [each for each, mark in zip(asked, marks, strict=True) if mark is None]
+        marks = self._tr.get_many([self._keys.active(self._queue, *each) for each in rung])
+        return [each for each, mark in zip(rung, marks, strict=True) if mark is None]
 
-    def _unkeyed_ranks(self) -> list[tuple[str, Rank]]:
-        """The ranks in which messages without a key wait."""
-        ranks = [self._keys.rank(priority) for priority in range(URGENT + 1)]
-        heads = self._tr.get_ranges(
-            [(*range_of(self._keys.items(self._queue, "", rank)), 1) for rank in ranks], snapshot=True
-        )
-        return [("", rank) for rank, head in zip(ranks, heads, strict=True) if head]
+    def _idle_unkeyed(self, marked: set[bytes]) -> list[tuple[str, Rank]]:
+        """The unmarked ones without a key. The ready range is its own arrival.
+
+        A rank behind the head has its turn once it is in the head: a claim takes the more urgent ones first.
+        """
+        if not self._unkeyed:
+            return []
+        found = {rank: self._keys.active(self._queue, "", rank) for rank in self._unkeyed_ranks()}
+        idle = [(rank, mark) for rank, mark in found.items() if mark not in marked]
+        for _, mark in idle:
+            self._tr.add_read_conflict_key(mark)
+        return [("", rank) for rank, _ in idle]
+
+    def _unkeyed_ranks(self) -> list[Rank]:
+        """The ranks in which messages without a key wait; those of the head will do if no other may go before them."""
+        if self._head is not None and self._control.ageing is None and not self._control.limits_keys:
+            return [rank for rank in self._unkeyed if rank in PRIORITIES]
+        ranges = [(*range_of(self._keys.items(self._queue, "", rank)), 1) for rank in PRIORITIES]
+        heads = self._tr.get_ranges(ranges, snapshot=True)
+        return [rank for rank, head in zip(PRIORITIES, heads, strict=True) if head]
 
     def _parked(self, freed: list[str]) -> list[tuple[str, Rank]]:
         """The parked sub-queues of keys whose bells rang."""
@@ -595,11 +622,21 @@ class _Scheduler:
         self._fetch([(turn.key, turn.items) for turn in turns], most)
 
     def _fetch(self, subqueues: list[tuple[str, Rank]], most: int) -> None:
-        ranges = [(*range_of(self._keys.items(self._queue, *each)), most) for each in subqueues]
-        for each, rows in zip(subqueues, self._tr.get_ranges(ranges, snapshot=True), strict=True):
+        found = {each: rows for each in subqueues if (rows := self._in_head(each, most)) is not None}
+        asked = [each for each in subqueues if each not in found]
+        ranges = [(*range_of(self._keys.items(self._queue, *each)), most) for each in asked]
+        if ranges:
+            found.update(zip(asked, self._tr.get_ranges(ranges, snapshot=True), strict=True))
+        for each, rows in found.items():
             self._rows[each] = rows
             if len(rows) < most:
                 self._exhausted.add(each)
+
+    def _in_head(self, subqueue: tuple[str, Rank], most: int) -> list[KeyValue] | None:
+        """Its first messages, if it has no key and the head has as many of them, or all there are."""
+        key, rank = subqueue
+        rows = self._unkeyed.get(rank, [])[:most]
+        return rows if not key and (len(rows) == most or self._has_all_unkeyed) else None
 
     def _serve_one(self, turn: Turn, room: int) -> Turn | None:
         """Serve a sub-queue. Returns its next turn, None if it left the ring."""

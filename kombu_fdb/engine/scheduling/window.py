@@ -15,13 +15,14 @@ from kombu_fdb.store.protocol import KeyValue
 class QueueState(NamedTuple):
     """What a claim must know about a queue before it looks for messages.
 
-    ``fair``: whether it has had messages with keys. ``head``: its first messages without a key, if they were read in
-    the same round trip; else None.
+    ``fair``: whether it has had messages with keys. ``head``: its first messages without a key, and ``order``: the rows
+    of ``fair.order_ranges``, if they were read in the same round trip; else None.
     """
 
     fair: bool
     control: QueueControl
     head: list[KeyValue] | None = None
+    order: list[list[KeyValue]] | None = None
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class Window:
     #: A random place to begin among the arrivals of a fair queue: if there are more newcomers than one claim can
     #: admit, none of them is always the last.
     first_bucket: int = 0
+    #: Queues that were fair when this process last claimed from them: their order is read together with their heads.
+    fair: set[str] = field(default_factory=set)
     #: How long token buckets were seen unchanged (``key_limits.py``).
     sightings: Sightings | None = None
     #: By queue, the tag of the consumer that claims, where only one may be active (``single.py``).

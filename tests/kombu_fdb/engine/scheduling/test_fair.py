@@ -131,6 +131,41 @@ def test_round_trips_do_not_grow_with_keys_or_messages(others: int) -> None:
     assert paid(counted, lambda: bench.take(8)) <= 7
 
 
+def test_a_claim_in_a_queue_with_keys_costs_one_round_trip_more(bench: Bench) -> None:
+    """And none where only messages without a key wait. The first claim of a process finds out that there are keys."""
+    bench.database = counted = CountingDatabase(bench.database)
+    engine = bench.another()
+
+    def claim() -> int:
+        return paid(counted, lambda: engine.messages.claim(bench.session, ["q"], 2))
+
+    plain = 3
+    bench.put(*[b"1"] * 5)
+    assert claim() == plain
+    put(bench, "a", *range(9))
+    put(bench, "b", *range(9))
+    claim()
+    claim()
+    assert claim() == plain + 1
+    bench.engine.queues.purge("q")
+    bench.put(*[b"1"] * 9)
+    claim()
+    claim()
+    assert claim() == plain
+    engine.transactions.fair.clear()
+    assert claim() == plain + 2
+
+
+def test_a_rank_behind_the_head_has_its_turns_where_the_key_has_a_priority_of_its_own(bench: Bench) -> None:
+    """Those of both ranks are equally urgent, so they take turns."""
+    bench.engine.queues.limit("q", "", KeyLimits(priority=5))
+    bench.put(*[b"1"] * 9, priority=9)
+    bench.put(*[b"2"] * 9)
+    put(bench, "a", 3, priority=5)
+    taken = [bench.take(2) for _ in range(4)]
+    assert Counter(each.payload for part in taken for each in part)[b"2"] >= 3
+
+
 def test_a_parked_key_costs_nothing(bench: Bench) -> None:
     counted = CountingDatabase(bench.database)
     bench.database = counted
