@@ -30,9 +30,9 @@ claim's read and its commit could ring a bell that another claim has already ans
 What a key's limits allow (KEY-LIMIT) is in ``key_limits.py``.
 
 Cost: arrivals, bells, ring and rounds are read together with the queue's head (:func:`order_ranges`) if this process
-knows that the queue has keys; else in one round trip more. Then one round trip for the messages, unless the head has
-them, one for the marks and one for the heads of newcomers if there are any, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it grows with
-the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
+knows that the queue has keys; else in one round trip more. Then one for the marks and first messages of newcomers if
+there are any, one for other messages, and up to :data:`MOST_LOOKS` more where a long row of keys is blocked. None of it
+grows with the number of keys or messages; a parked key costs nothing. Guarantee FAIR.
 
 Tenants: of each tenant's keys, ``tenant/user``, one has a turn in each round. They are in the ring like other keys, but
 a key that enters it goes as many rounds behind the next one as its tenant already has turns there (stride scheduling at
@@ -336,8 +336,8 @@ class _Scheduler:
         self._control = state.control
         self._head = state.head
         self._order_rows = state.order
-        #: The first messages without a key, by their rank; and whether those are all.
-        self._unkeyed: dict[Rank | None, list[KeyValue]] = {}
+        #: The first messages of sub-queues, as far as they were read on the way, and whether those are all.
+        self._first: dict[tuple[str, Rank], tuple[list[KeyValue], bool]] = {}
         self._has_all_unkeyed = False
         self._now_ms = work.now_ms
         self._budget = window.budget
@@ -370,12 +370,16 @@ class _Scheduler:
         head = rows.pop() if self._head is None else self._head
         arrivals, wrapped, freed, marks, rounds, *rings = rows
         self._rounds = {keys.round_rank(queue, key): decode_round(value) for key, value in rounds}
-        for row in head:
-            self._unkeyed.setdefault(read_or(None, keys.place_rank, queue, row[0]), []).append(row)
-        self._chosen += self._unkeyed.pop(None, [])[:1]  # the claim sets it aside
         self._has_all_unkeyed = self._head is not None and len(head) < min(want, ARRIVALS)
-        marked = {key for key, _ in marks}
-        turns = self._in_order(rings, self._answer((arrivals + wrapped)[:most], freed[:most], marked))
+        unkeyed: dict[Rank | None, list[KeyValue]] = {}
+        for row in head:
+            unkeyed.setdefault(read_or(None, keys.place_rank, queue, row[0]), []).append(row)
+        self._chosen += unkeyed.pop(None, [])[:1]  # the claim sets it aside
+        self._first.update(
+            {("", Rank(rank)): (found, self._has_all_unkeyed) for rank, found in unkeyed.items() if rank}
+        )
+        idle = self._idle_unkeyed({key for key, _ in marks})
+        turns = self._in_order(rings, self._answer((arrivals + wrapped)[:most], freed[:most], idle, want))
         self._serve(turns, want, unread=any(len(ring) == want for ring in rings))
         self._end()
         return self._chosen
@@ -445,22 +449,30 @@ class _Scheduler:
 
     # -- arrivals and bells -------------------------------------------------------------------------------------------
 
-    def _answer(self, arrivals: list[KeyValue], freed: list[KeyValue], marked: set[bytes]) -> list[Turn]:
-        """Activate sub-queues where possible. Returns their new turns. ``marked``: the marks of those without a key."""
+    def _answer(
+        self, arrivals: list[KeyValue], freed: list[KeyValue], unkeyed: list[tuple[str, Rank]], want: int
+    ) -> list[Turn]:
+        """Activate sub-queues where possible, those ``unkeyed``, too. Returns their new turns."""
         rung = [arrival for arrival, _ in readable(arrivals, self._keys.split_arrival)]
         bells = [key for key, _ in readable(freed, self._keys.split_freed)]
-        candidates = self._idle(rung) + self._idle_unkeyed(marked) + self._parked(bells)
+        candidates = self._idle(rung, want) + unkeyed + self._parked(bells)
         self._allowances.load([key for key, _ in candidates])
         turns = self._activate(candidates)
         for key, _ in [*arrivals, *freed]:
             self._tr.clear(key)
         return turns
 
-    def _idle(self, rung: list[tuple[str, Rank]]) -> list[tuple[str, Rank]]:
-        """The unmarked ones among the sub-queues with an arrival."""
+    def _idle(self, rung: list[tuple[str, Rank]], want: int) -> list[tuple[str, Rank]]:
+        """The unmarked ones among the sub-queues with an arrival; of a few, it reads the first messages, too."""
         if not rung:
             return []
-        marks = self._tr.get_many([self._keys.active(self._queue, *each) for each in rung])
+        rows = [self._keys.active(self._queue, *each) for each in rung]
+        for row in rows:
+            self._tr.add_read_conflict_key(row)
+        few = rung if len(rung) <= want else []
+        ranges = [(*range_of(self._keys.items(self._queue, *each)), 2) for each in few]
+        marks, found = self._tr.get_together(rows, ranges, snapshot=True)
+        self._first.update({each: (head, len(head) < 2) for each, head in zip(few, found, strict=True)})
         return [each for each, mark in zip(rung, marks, strict=True) if mark is None]
 
     def _idle_unkeyed(self, marked: set[bytes]) -> list[tuple[str, Rank]]:
@@ -468,7 +480,7 @@ class _Scheduler:
 
         A rank behind the head has its turn once it is in the head: a claim takes the more urgent ones first.
         """
-        if not self._unkeyed:
+        if not self._first:
             return []
         found = {rank: self._keys.active(self._queue, "", rank) for rank in self._unkeyed_ranks()}
         idle = [(rank, mark) for rank, mark in found.items() if mark not in marked]
@@ -479,7 +491,7 @@ class _Scheduler:
     def _unkeyed_ranks(self) -> list[Rank]:
         """The ranks in which messages without a key wait; those of the head will do if no other may go before them."""
         if self._head is not None and self._control.ageing is None and not self._control.limits_keys:
-            return [rank for rank in self._unkeyed if rank in PRIORITIES]
+            return [rank for _, rank in self._first if rank in PRIORITIES]
         ranges = [(*range_of(self._keys.items(self._queue, "", rank)), 1) for rank in PRIORITIES]
         heads = self._tr.get_ranges(ranges, snapshot=True)
         return [rank for rank, head in zip(PRIORITIES, heads, strict=True) if head]
@@ -496,7 +508,11 @@ class _Scheduler:
         if not candidates:
             return []
         items = [range_of(self._keys.items(self._queue, *each)) for each in candidates]
-        heads = self._tr.get_ranges([(*each, 1) for each in items], snapshot=True)
+        unread = [each for each in candidates if each not in self._first]
+        ranges = [(*range_of(self._keys.items(self._queue, *each)), 1) for each in unread]
+        found = self._tr.get_ranges(ranges, snapshot=True) if ranges else []
+        self._first.update({each: (head, not head) for each, head in zip(unread, found, strict=True)})
+        heads = [self._first[each][0][:1] for each in candidates]
         allowances = {key: self._allowances.of(key) for (key, _), head in zip(candidates, heads, strict=True) if head}
         self._tenants.load([(_ring_rank(rank, allowances.get(key)), key) for key, rank in candidates])
         turns = []
@@ -622,7 +638,7 @@ class _Scheduler:
         self._fetch([(turn.key, turn.items) for turn in turns], most)
 
     def _fetch(self, subqueues: list[tuple[str, Rank]], most: int) -> None:
-        found = {each: rows for each in subqueues if (rows := self._in_head(each, most)) is not None}
+        found = {each: rows for each in subqueues if (rows := self._read_before(each, most)) is not None}
         asked = [each for each in subqueues if each not in found]
         ranges = [(*range_of(self._keys.items(self._queue, *each)), most) for each in asked]
         if ranges:
@@ -632,11 +648,10 @@ class _Scheduler:
             if len(rows) < most:
                 self._exhausted.add(each)
 
-    def _in_head(self, subqueue: tuple[str, Rank], most: int) -> list[KeyValue] | None:
-        """Its first messages, if it has no key and the head has as many of them, or all there are."""
-        key, rank = subqueue
-        rows = self._unkeyed.get(rank, [])[:most]
-        return rows if not key and (len(rows) == most or self._has_all_unkeyed) else None
+    def _read_before(self, subqueue: tuple[str, Rank], most: int) -> list[KeyValue] | None:
+        """Its first messages, if as many of them were read on the way, or all there are."""
+        rows, are_all = self._first.get(subqueue, ([], not subqueue[0] and self._has_all_unkeyed))
+        return rows[:most] if are_all or len(rows) >= most else None
 
     def _serve_one(self, turn: Turn, room: int) -> Turn | None:
         """Serve a sub-queue. Returns its next turn, None if it left the ring."""
