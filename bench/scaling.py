@@ -32,7 +32,7 @@ from contention import WINDOW
 from kombu_fdb.engine.messages.claim import MOST_MESSAGES
 
 #: Round trips of a claim before its commit.
-READS = {"no keys": 2, "1,000 keys": 5}
+READS = {"no keys": 2, "1,000 keys": 3}
 LOOK, AWAY = 2, 5
 
 
