@@ -6,7 +6,8 @@ Every change of an exchange or its bindings sets the exchange's epoch, which sho
 A queue is deleted in one transaction: declaration, bindings, and as many messages as it holds. If there are more, the
 same transaction writes ``("deleting", queue)``, and they follow in parts. So whichever process dies, the duties find
 the rest; and all of it is deleted before the name is declared again. A queue that vanishes with its last consumer
-is deleted in the transaction in which that consumer leaves.
+is deleted in the transaction in which that consumer leaves. While messages of the name are held, the row stays: those
+that were in the deleted queue are gone when they are released (``messages/settle.py``), even if a new one has its name.
 
 A queue with ``x-expires`` or auto-delete stays while ``("consumer", queue, session, tag)`` exists for it. These records
 are cleared with their session, or with their queue: so its consumers learn that it was deleted. Its idle time is
@@ -143,6 +144,8 @@ MESSAGES_PER_PURGE = 500
 VERSION_BYTES = 10
 #: The bound of a purge of a queue whose bell never rang: no bound.
 NO_LAST = b"\xff" * VERSION_BYTES
+#: Follows the version of a deleted queue of which only held messages may be left.
+HELD = b"\xff" * (STAMP_BYTES - VERSION_BYTES)
 #: How many consumers of an ended session one transaction removes.
 CONSUMERS_PER_TRANSACTION = 25
 #: Digits of a format version.
@@ -161,7 +164,7 @@ def declare_queue(work: Work, declaration: QueueDeclaration) -> bool:
     check(declaration)
     key, value = work.keys.queue(declaration.name), declaration.encode()
     stored = work.tr.get(key)
-    if stored is None and work.tr.get(work.keys.deleting(declaration.name)) is not None:
+    if stored is None and len(work.tr.get(work.keys.deleting(declaration.name)) or HELD) == VERSION_BYTES:
         return False
     if stored != value:
         before = QueueDeclaration.if_readable(declaration.name, stored)
@@ -210,6 +213,8 @@ def delete_queue(
     ):
         return None
     last = last_stamp(work, queue)
+    if _has_held(work, queue):
+        to_be_purged(work, queue, last, HELD)
     work.tr.clear(work.keys.queue(queue))
     work.tr.clear(work.keys.expiring(queue))
     work.tr.clear(work.keys.bell(queue))
@@ -271,7 +276,10 @@ def purge_part(
     if not following:
         deleting = work.tr.get(work.keys.deleting(queue))
         if deleting is not None and deleting <= last:
-            work.tr.clear(work.keys.deleting(queue))
+            if _has_held(work, queue):
+                to_be_purged(work, queue, deleting[:VERSION_BYTES], HELD)
+            else:
+                work.tr.clear(work.keys.deleting(queue))
     return len(purged), following
 
 
@@ -480,10 +488,17 @@ def drop_consumers(work: Work, limit: int, session_id: SessionId) -> tuple[list[
     return [queue for queue, _ in vanished], len(own) > limit
 
 
-def to_be_purged(work: Work, queue: str, last: bytes) -> None:
-    """Note that messages of a deleted queue, those that had come by ``last``, are still to be purged."""
+def _has_held(work: Work, queue: str) -> bool:
+    return any(work.tr.get(work.keys.count(queue, "leased"), snapshot=True) or b"")
+
+
+def to_be_purged(work: Work, queue: str, last: bytes, held: bytes = b"") -> None:
+    """Note that messages of a deleted queue, those that had come by ``last``, are still to be purged.
+
+    ``held``: :data:`HELD` if the others are gone.
+    """
     if last != NO_LAST:
-        work.tr.set(work.keys.deleting(queue), last)
+        work.tr.set(work.keys.deleting(queue), last + held)
 
 
 def queues_being_deleted(work: Work) -> list[str]:

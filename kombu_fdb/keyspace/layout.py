@@ -57,7 +57,7 @@ key                                                   value                     
 ``("bound", queue, exchange, routing_key)``           "": the same bindings by queue           bind
 ``("queue", name)``                                   properties, arguments                    declare
 ``("expiring", queue)``                               versionstamp of the last use             declare, get, consume
-``("deleting", queue)``                               version: messages up to it are to go     delete; cleared when it is done
+``("deleting", queue)``                               version: messages up to it are to go; two more bytes: only held ones may be left  delete; cleared when it is done
 ``("consumer", queue, session, tag)``                 ""                                       consume; cleared with session or queue
 ``("single", queue)``                                 session, tag; or versionstamp: vacant    claim; cancel, sweep
 ``("epoch", exchange)``                               versionstamp of its last change          declare, bind, unbind, delete

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import Subqueue, delete, end_lease, forget, put_delayed, put_in_place
-from kombu_fdb.engine.stored.batches import runs_of
+from kombu_fdb.engine.stored.batches import came_by, runs_of
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import Message, Record
@@ -64,7 +64,13 @@ def _end_each(work: Work, leases: Sequence[Lease], end: Callable[[Message[Place]
 
 
 def release_message(work: Work, message: Message[Place], how: Release) -> None:
-    """Make a message whose lease was just cleared ready at its old place, or delay or bury it."""
+    """Make a message whose lease was just cleared ready at its old place, or delay or bury it.
+
+    If its queue was deleted meanwhile, it is gone, as in RabbitMQ.
+    """
+    if _queue_is_deleted(work, message):
+        delete(work, message)
+        return
     if how.counted:
         is_over = over_limit(work, message)
         message = message._replace(value=Record.redelivered(message.value))
@@ -80,6 +86,14 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
         put_delayed(work, Subqueue(message.queue, key, rank), how.due_ms, message.value)
     else:
         put_in_place(work, message)
+
+
+def _queue_is_deleted(work: Work, message: Message[Place]) -> bool:
+    """Whether the queue that the message was in is deleted; there may be another one of that name."""
+    marks, queue = work.effects.deleting, message.queue
+    if queue not in marks:
+        marks[queue] = work.tr.get(work.keys.deleting(queue)) or b""
+    return bool(marks[queue]) and came_by(marks[queue], message.place)
 
 
 def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:

@@ -87,7 +87,7 @@ def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> 
 class Effects:
     """Counts and bells of one transaction; also numbers its new messages."""
 
-    __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "events", "stamped", "unlimited")
+    __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "deleting", "events", "stamped", "unlimited")
 
     def __init__(self, stamped: int = 0) -> None:
         """``stamped``: how many new messages are in the transaction already; counting goes on from there."""
@@ -95,6 +95,8 @@ class Effects:
         self.events: dict[Event, int] = {}
         #: Queues whose keys have no limits; this transaction conflicts with a change of that.
         self.unlimited: set[str] = set()
+        #: What stands in ``("deleting", queue)`` for each queue to which it releases messages; b"" where nothing does.
+        self.deleting: dict[str, bytes] = {}
         self._counts: dict[tuple[str, Counted], int] = {}
         self._amounts: dict[str, int] = {}
         self._bells: set[str] = set()

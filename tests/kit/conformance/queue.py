@@ -768,6 +768,23 @@ class QueueConformance(OnBench):
         bench.engine.queues.remove_consumer(bench.session, "q", "two")
         assert bench.engine.inspect.queue("q") is None
 
+    @pytest.mark.parametrize("due_ms", [0, 2**41])
+    def test_what_was_held_when_its_queue_ended_is_gone_when_released(self, bench: Bench, due_ms: int) -> None:
+        bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))
+        bench.engine.queues.add_consumer(bench.session, "q", "one")
+        bench.put(b"a", b"b")
+        held = [delivery.lease for delivery in bench.take()]
+        bench.engine.queues.remove_consumer(bench.session, "q", "one")
+        bench.engine.queues.declare(QueueDeclaration("q"))
+        bench.put(b"later")
+        assert bench.engine.messages.release(held, counted=True, due_ms=due_ms) == [True, True]
+        assert bench.payloads() == [b"later"]
+
+    def test_what_is_held_of_a_queue_without_declaration_comes_back(self, bench: Bench) -> None:
+        bench.put(b"a")
+        bench.engine.messages.release([delivery.lease for delivery in bench.take()], counted=False)
+        assert bench.payloads() == [b"a"]
+
     def test_an_auto_delete_queue_goes_with_its_dead_consumer(self, bench: Bench) -> None:
         other = bench.engine.sessions.open({})
         bench.engine.queues.declare(QueueDeclaration("q", auto_delete=True))

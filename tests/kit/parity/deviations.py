@@ -167,24 +167,6 @@ def _is_made_by_a_message(difference: Difference, seen: Seen) -> bool:
     return place[-1] == "consumers" and theirs is None and ours == 0 and made
 
 
-def _was_held_of_a_deleted_queue(difference: Difference, seen: Seen) -> bool:
-    """It is back in the next queue of that name, or delivered from there, as its channel gives it back."""
-    place, theirs, ours = difference
-    if place[0] not in ("queue", "delivered"):
-        return False
-    taken = [at for at, each in enumerate(seen.before) if each.verb in ("get", "consume")]
-    took = next((at for at in taken if seen.before[at].given["queue"] == place[1]), None)
-    was_deleted = took is not None and any(
-        each.get(("queue", place[1], "ready")) is None for each in seen.earlier[took:]
-    )
-    gives_back = seen.step.verb in ("recover", "close_channel", "close_connection") or None not in seen.errors()
-    if not was_deleted or not (gives_back or seen.step.given.get("requeue")):
-        return False
-    if place[0] == "delivered":
-        return theirs is None
-    return place[-1] == "ready" and None not in (theirs, ours) and bool(theirs < ours)
-
-
 def _is_another_that_was_had(difference: Difference, seen: Seen) -> bool:
     """From a quorum queue each has got a message that was there before, but not the same one."""
     place, theirs, ours = difference
@@ -558,18 +540,6 @@ RULES: Mapping[str, Rule] = {
         [step(0, "publish", exchange="", key="q0", mandatory=True)],
         ends=True,
         follows=_is_made_by_a_message,
-    ),
-    "held-outlives-queue": Rule(
-        _was_held_of_a_deleted_queue,
-        [
-            step(0, "declare_queue", queue="q0"),
-            step(1, "publish", exchange="", key="q0"),
-            step(2, "get", queue="q0"),
-            step(3, "delete_queue", queue="q0"),
-            step(4, "declare_queue", queue="q0"),
-            step(5, "reject", at=0, requeue=True),
-        ],
-        ends=True,
     ),
     "drops-least-urgent": Rule(
         _drops_least_urgent,

@@ -27,13 +27,12 @@ __all__ = ["RULES", "unexplained"]
 Elements = tuple[Any, ...]
 
 
-def unexplained(engine: Engine, live: Collection[SessionId], outlived: bytes = b"") -> list[str]:
+def unexplained(engine: Engine, live: Collection[SessionId]) -> list[str]:
     """The rows that nothing explains, in words.
 
-    ``live``: the sessions whose processes do, ``engine`` being of one of them. ``outlived``: the payload of messages
-    that were held when their queue was deleted. They come back to its name, as the guarantees have it.
+    ``live``: the sessions whose processes do, ``engine`` being of one of them.
     """
-    world = _World(engine, live, outlived)
+    world = _World(engine, live)
     return [
         f"{world.keys.unpack(key)!r} = {value[:60]!r}" for key, value in world.rows if not world.explains(key, value)
     ]
@@ -42,10 +41,9 @@ def unexplained(engine: Engine, live: Collection[SessionId], outlived: bytes = b
 class _World:
     """What there is."""
 
-    def __init__(self, engine: Engine, live: Collection[SessionId], outlived: bytes) -> None:
+    def __init__(self, engine: Engine, live: Collection[SessionId]) -> None:
         self.keys: Keyspace = engine.keys
         self.live = set(live)
-        self.outlived = outlived
         tokens = engine.transactions.retry._lender
         self.tokens = {tokens._make_key(number) for number in range(1, tokens._made + 1)}
         self.now_ms = engine.transactions.now()
@@ -122,8 +120,8 @@ def _never(_world: _World, _of: Elements, _key: bytes, _value: bytes) -> bool:
     return False
 
 
-def _waits(world: _World, of: Elements, _key: bytes, value: bytes) -> bool:
-    return world.stays(of[0]) or Record.decode(value).payload == world.outlived
+def _waits(world: _World, of: Elements, _key: bytes, _value: bytes) -> bool:
+    return world.stays(of[0])
 
 
 def _token(world: _World, _of: Elements, key: bytes, _value: bytes) -> bool:
@@ -141,6 +139,11 @@ def _turns(world: _World, of: Elements, _key: bytes, _value: bytes) -> bool:
 def _of_queue(world: _World, of: Elements, _key: bytes, _value: bytes) -> bool:
     """Of a queue that is declared, or of which a session holds a message; "" is no queue."""
     return of[0] in world.queues or not of[0]
+
+
+def _bell(world: _World, of: Elements, _key: bytes, _value: bytes) -> bool:
+    """Also of a queue that is gone, if it has dead letters."""
+    return of[0] in world.queues or f"{of[0]}{DEAD_SUFFIX}" in world.queues
 
 
 def _of_declared(world: _World, of: Elements, _key: bytes, _value: bytes) -> bool:
@@ -279,7 +282,7 @@ RULES: dict[str, _Rule] = {
     "total": _of_queue,
     "key_total": _of_queue,
     "sample": _always,
-    "bell": _of_queue,
+    "bell": _bell,
     "waiting": _waiting,
     "alarm": _always,
     "session": _of_live,

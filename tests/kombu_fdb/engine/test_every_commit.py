@@ -10,7 +10,7 @@ import pytest
 from kit.conformance.invariants import check_counts, check_whereabouts
 from kit.whole.explained import RULES, unexplained
 from kit.whole.mortal import Killed, MortalDatabase, small_parts
-from kit.whole.stage import HELD, Sizes, Stage, Store, store_of
+from kit.whole.stage import Sizes, Stage, Store, store_of
 from kit.whole.verbs import VERBS, Verb, facade_verbs
 
 from kombu_fdb.engine import topology
@@ -57,7 +57,7 @@ def left(store: Store, verb: Verb, most_commits: int) -> list[str]:
     stage.tidy()
     check_counts(stage.observer)
     check_whereabouts(stage.observer)
-    return unexplained(stage.observer, [store.observer], HELD)
+    return unexplained(stage.observer, [store.observer])
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -89,7 +89,7 @@ def test_verbs_in_parts_take_several_commits(store: Store) -> None:
 
 
 def test_a_deletion_that_no_duty_can_find_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology, "to_be_purged", lambda work, queue, last: None)
+    monkeypatch.setattr(topology, "to_be_purged", lambda *_: None)
     assert any("ready" in each for each in left(store, VERBS["queues.delete"], 1))
 
 
