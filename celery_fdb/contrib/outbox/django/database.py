@@ -56,11 +56,16 @@ class DjangoOutbox(Outbox):
         self._quiet_until = 0.0
 
     def put(self, signature: Signature) -> Any:
-        """Write the row into the current transaction, and have it published after it. Returns the result."""
-        with connections[self._using].cursor() as cursor:
+        """Write the row into the current transaction, and have it published after it. Returns the result.
+
+        Without ``atomic`` and autocommit, Django calls nothing after a commit, so the relay publishes the row.
+        """
+        connection = connections[self._using]
+        with connection.cursor() as cursor:
             row_id, result = self.write(cursor, signature)
-        self._waiting.append(row_id)
-        transaction.on_commit(self.publish_committed, using=self._using)
+        if connection.in_atomic_block or connection.get_autocommit():
+            self._waiting.append(row_id)
+            transaction.on_commit(self.publish_committed, using=self._using)
         return result
 
     @property

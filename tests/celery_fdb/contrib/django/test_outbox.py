@@ -60,6 +60,22 @@ def rows() -> int:
     return OutboxRow.objects.count()
 
 
+def test_the_relay_publishes_a_row_of_a_transaction_that_the_program_manages(charge: Any, sent: Any) -> None:
+    transaction.set_autocommit(False)
+    try:
+        django.delay(charge, 6)
+        transaction.rollback()
+        assert rows() == 0
+        result = django.delay(charge, 7)
+        transaction.commit()
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert (rows(), sent()) == (1, [])
+    call_command("fdb_relay", "--once")
+    assert [each.headers["id"] for each in sent()] == [result.id]
+
+
 def test_a_commit_publishes_exactly_one(charge: Any, sent: Any) -> None:
     with transaction.atomic():
         result = django.delay(charge, 7, customer="acme")
