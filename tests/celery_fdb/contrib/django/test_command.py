@@ -77,6 +77,15 @@ def test_an_option_may_be_a_path(configure: Any, tmp_path: Path) -> None:
     assert run("queues", "--json") == 0
 
 
+def test_a_broker_that_is_named_needs_no_settings(broker: Broker, url: str, configure: Any, capsys: Any) -> None:
+    broker.queue("orders").put(b"x")
+    configure(CELERY_FDB={"PAGESIZE": 3})
+    for given in (["--broker", url, "queues"], [f"--broker={url}", "queues", "--json"]):
+        assert run(*given) == 0
+        call_command("fdb", *given)
+        assert capsys.readouterr().out.count("orders") == 2
+
+
 def test_unusable_settings_are_one_line(configure: Any, capsys: Any) -> None:
     configure(CELERY_FDB={"PAGESIZE": 3})
     assert run("status") == 2

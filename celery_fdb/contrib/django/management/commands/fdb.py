@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
@@ -27,6 +27,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help="a command of celery fdb, and its arguments")
+        parser.prefix_chars = ""  # call_command's parser leaves options to click, also those before the command
 
     def run_from_argv(self, argv: list[str]) -> None:
         """From the shell: click reads the arguments and ends with its exit code."""
@@ -52,11 +53,15 @@ class Command(BaseCommand):
     def _run(self, arguments: Sequence[str], *, prog_name: str) -> None:
         try:
             settings = conf.read()
-            app = conf.app_of_broker(settings)
-        except OptionError as error:
-            raise CommandError(str(error)) from error
-        around = SimpleNamespace(app=app, no_color=False, fdb_broker=partial(conf.broker_of, settings))
+            app, broker = conf.app_of_broker(settings), partial(conf.broker_of, settings)
+        except OptionError as error:  # no matter where --broker names one
+            app, broker = None, partial(_refuse, error)
+        around = SimpleNamespace(app=app, no_color=False, fdb_broker=broker)
         fdb.main(args=list(arguments), obj=around, prog_name=prog_name)
+
+
+def _refuse(error: OptionError) -> NoReturn:
+    raise CommandError(str(error)) from error
 
 
 def _without_djangos(arguments: Sequence[str]) -> list[str]:
