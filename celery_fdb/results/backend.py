@@ -111,6 +111,8 @@ T = TypeVar("T")
 
 #: An attribute of a task's request: the task's id, once its part of a chord was counted.
 COUNTED = "fdb_part_counted"
+#: Another: whether the state that is stored is the one with which the task returns.
+RETURNING = "fdb_returning"
 #: Characters that are kept of an error that is too large.
 SHOWN_LENGTH = 500
 #: What is kept with it whatever the maximum is.
@@ -222,7 +224,9 @@ class FdbBackend(BaseBackend):
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = task_id = _text(task_id)
         payload = self._encode_meta(meta)
-        returned = self._returned(request, task_id, state, result, stored=payload)
+        returned = None
+        if getattr(request, RETURNING, False):  # else it is ``update_state`` of a task that goes on
+            returned = self._returned(request, task_id, state, result, stored=payload)
         expires = self.failure_expires if state == states.FAILURE else self.expires
         # The last part of a chord reads the results of the others.
         moments = (expires, self.chord_expires) if returned is not None else (expires,)
@@ -467,16 +471,22 @@ class FdbBackend(BaseBackend):
             ended.set()
             thread.join()
 
+    def mark_as_done(self, task_id: str, result: Any, request: Any = None, *options: Any, **named: Any) -> None:
+        with _returning(request):
+            super().mark_as_done(task_id, result, request, *options, **named)
+
     def mark_as_failure(
         self, task_id: str, exc: Any, traceback: Any = None, request: Any = None, **options: Any
     ) -> None:
         """Celery fails the rest of the task's chain, but not the members of a group, nor the body of a chord, in it."""
-        super().mark_as_failure(task_id, exc, traceback, request, **options)
+        with _returning(request):
+            super().mark_as_failure(task_id, exc, traceback, request, **options)
         self._fail_rest(request, exc)
 
     def mark_as_revoked(self, task_id: str, reason: str = "", request: Any = None, **options: Any) -> None:
         """Of a revoked task, or one that has expired, Celery does not fail the rest of the chain at all."""
-        super().mark_as_revoked(task_id, reason, request, **options)
+        with _returning(request):
+            super().mark_as_revoked(task_id, reason, request, **options)
         self._fail_rest(request, TaskRevokedError(reason))
 
     def _fail_rest(self, request: Any, error: Exception) -> None:
@@ -650,6 +660,19 @@ def _log_retry(error: BaseException, intervals: Iterator[float], retries: int) -
     seconds = float(next(intervals))
     logger.warning("a result could not be stored, attempt %d follows in %g s: %s", retries + 2, seconds, error)
     return seconds
+
+
+@contextmanager
+def _returning(request: Any) -> Iterator[None]:
+    """The task has returned: what is stored within is its part of a chord."""
+    if request is None:
+        yield
+        return
+    setattr(request, RETURNING, True)
+    try:
+        yield
+    finally:
+        setattr(request, RETURNING, False)
 
 
 def _text(id_: Any) -> str:

@@ -196,6 +196,22 @@ def test_a_large_result_that_was_forgotten_fails_the_chord(app: Celery, backend:
         result.get(timeout=5, follow_parents=False)
 
 
+@pytest.mark.parametrize("state", [states.SUCCESS, states.FAILURE])
+def test_a_state_that_a_part_sets_while_it_runs_counts_nothing(app: Celery, receive: Any, state: str) -> None:
+    """As with Redis: the part counts when its task returns, with what that returns."""
+
+    @app.task(name="early", bind=True)
+    def early(self: Any) -> int:
+        self.update_state(state=state, meta=ValueError("early") if state == states.FAILURE else 1)
+        return 5
+
+    chord([early.s(), app.tasks["add"].s(1, 1)])(app.tasks["total"].s())
+    first, second = receive(app)
+    run_all(app, [second, first])
+    (body,) = receive(app)
+    assert body.args == [[5, 2]]
+
+
 def test_a_failed_part_fails_the_body(app: Celery, backend: FdbBackend, receive: Any, scan: Any) -> None:
     result = chord(header(app))(app.tasks["total"].s().on_error(app.tasks["report"].s()))
     first, *others = receive(app)
