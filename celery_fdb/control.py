@@ -112,7 +112,8 @@ def revoke_result(app: Celery, taken: Peeked) -> None:
     """Store ``REVOKED`` for the task of a deleted message, and count its part of a chord. Raises ``ResultNotRevoked``.
 
     Without a Celery task in it, a message has no result. A task whose end is stored already (its worker died before the
-    ack; a dead letter) keeps it, and its chord has been told.
+    ack; a dead letter) keeps it, and its chord has been told; but not if a worker stored ``REVOKED`` when it was told
+    of an earlier revoke. A part counts once.
     """
     if isinstance(app.backend, DisabledBackend):
         return
@@ -133,7 +134,7 @@ def _has_ended(app: Celery, taken: Peeked, task_id: str) -> bool:
     """Whether the task has ended. A message that was never delivered has no result, so no backend is asked for it."""
     if not taken.redeliveries and not taken.deaths and not taken.owner:
         return False
-    return app.backend.get_task_meta(task_id)["status"] in states.READY_STATES
+    return app.backend.get_task_meta(task_id)["status"] in states.READY_STATES - {states.REVOKED}
 
 
 def _opened(taken: Peeked) -> Message | None:

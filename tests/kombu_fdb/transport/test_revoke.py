@@ -74,7 +74,9 @@ def test_a_chord_hears_of_its_revoked_part(app, broker, monkeypatch):
     assert told == ["REVOKED"]
 
 
-def test_a_chord_of_our_own_backend_fails_with_its_revoked_part(url):
+@pytest.mark.parametrize("held", [False, True])
+def test_a_chord_of_our_own_backend_fails_with_its_revoked_part(url, broker, held):
+    """``held``: a worker that has it, and dies, was told before. It has stored the state, and counted nothing."""
     app = Celery(broker=url, backend=url, set_as_current=False, control="celery_fdb.control:Control")
 
     @app.task(name="send", shared=False)
@@ -82,6 +84,10 @@ def test_a_chord_of_our_own_backend_fails_with_its_revoked_part(url):
         return args
 
     result = chord([send.s(1), send.s(2)])(send.s())
+    if held:
+        job = broker.queue("celery").take(0)
+        app.backend.mark_as_revoked(result.parent[0].id, "revoked")
+        job.release()
     for part in result.parent:
         part.revoke()
         with pytest.raises(TaskRevokedError):
