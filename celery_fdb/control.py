@@ -112,8 +112,8 @@ def revoke_result(app: Celery, taken: Peeked) -> None:
     """Store ``REVOKED`` for the task of a deleted message, and count its part of a chord. Raises ``ResultNotRevoked``.
 
     Without a Celery task in it, a message has no result. A task whose end is stored already (its worker died before the
-    ack; a dead letter) keeps it, and its chord has been told; but not if a worker stored ``REVOKED`` when it was told
-    of an earlier revoke. A part counts once.
+    ack; a dead letter) keeps it, and its chord has been told. An earlier revoke may have told a worker that held the
+    message: it stored ``REVOKED``, and told no chord.
     """
     if isinstance(app.backend, DisabledBackend):
         return

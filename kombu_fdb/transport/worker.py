@@ -32,6 +32,7 @@ from functools import wraps
 from traceback import clear_frames
 from typing import Any
 
+from celery._state import get_current_task
 from celery.backends.base import DisabledBackend
 from celery.states import READY_STATES
 from celery.utils.log import get_logger
@@ -125,12 +126,17 @@ def drop_unusable_limits(request: Any) -> None:
 
 
 def tell_retry(body: Any = None, headers: Any = None, **_: Any) -> None:
-    """For Celery's signal ``before_task_publish``: tell by the headers that a message of protocol 1 is a retry.
+    """For Celery's signal ``before_task_publish``: tell by the headers that a message of protocol 1 continues a task.
 
-    There the number of retries is in the body, and the dedup id of the first attempt would make a duplicate of it.
+    There the number of retries is in the body, and nothing says that a task was replaced, but that it has the id of the
+    one that runs. The dedup id of the first attempt would make a duplicate of it.
     """
-    if isinstance(body, dict) and body.get("retries") and isinstance(headers, dict):
+    if not isinstance(body, dict) or not isinstance(headers, dict):
+        return
+    if body.get("retries"):
         headers["retries"] = body["retries"]
+    elif (task := get_current_task()) is not None and task.request.id == body.get("id"):
+        headers["replaced_task_nesting"] = 1
 
 
 def _executed(method: Method) -> Method:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import Celery
+from celery.app.trace import build_tracer
 from kombu import Producer, Queue
 
 from kombu_fdb import Broker
@@ -109,6 +110,19 @@ def test_a_task_that_goes_on_is_no_duplicate_of_itself(app, broker):
     )
     send.apply_async((1,), headers={"dedup_id": "order-7"})
     assert broker.queue("q").count() == 4
+
+
+def test_a_replaced_task_of_protocol_1_is_no_duplicate(app, broker):
+    app.conf.task_protocol = 1
+
+    @app.task(name="replaced", bind=True, shared=False)
+    def replaced(self):
+        raise self.replace(app.tasks["send"].si(1).set(headers={"dedup_id": "order-7"}))
+
+    replaced.apply_async(headers={"dedup_id": "order-7"}, task_id="a")
+    build_tracer("replaced", app.tasks["replaced"], app=app)("a", (), {}, {"id": "a", "is_eager": False})
+    app.tasks["send"].apply_async((1,), headers={"dedup_id": "order-7"}, task_id="b")
+    assert broker.queue("q").count() == 2
 
 
 def test_a_task_that_is_published_under_the_id_of_its_publisher_is_a_duplicate(app, broker):

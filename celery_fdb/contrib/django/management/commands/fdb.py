@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
@@ -60,7 +60,7 @@ class Command(BaseCommand):
         fdb.main(args=list(arguments), obj=around, prog_name=prog_name)
 
 
-def _refuse(error: OptionError) -> NoReturn:
+def _refuse(error: OptionError) -> tuple[str, dict[str, Any]]:
     raise CommandError(str(error)) from error
 
 
