@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import Kind, refused
+from kombu_fdb.primitives.ranges import FLAG, Kind, refused
 
 ARGUMENTS = ("masked", "full", "none")
 #: A history is in up to so many segments, and a segment holds no more runs than this.
@@ -17,7 +17,7 @@ _KINDS = {
     "runs": Kind.whole(f"a whole number from 100 to {MOST_RUNS:,}", 100, MOST_RUNS),
     "max_age": Kind.number(f"seconds, from 60 to {LONGEST_AGE_S:,}", 60, LONGEST_AGE_S),
     "arguments": Kind(f"one of {', '.join(ARGUMENTS)}", lambda value: value in ARGUMENTS),
-    "tracebacks": Kind("True or False", lambda value: value in (True, False)),
+    "tracebacks": Kind("True or False", FLAG.accepts),
 }
 
 

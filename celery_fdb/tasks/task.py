@@ -63,7 +63,7 @@ from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import OptionError
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST, Kind, is_number, refused
+from kombu_fdb.primitives.ranges import FLAG, LONGEST_S, MOST, SLOWEST, Kind, is_number, refused
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import DEDUP_IDS, text_of
 from kombu_fdb.transport.errors import amqp_errors
@@ -395,7 +395,7 @@ def _is_rate(text: Any) -> bool:
 _KINDS = {
     "max_in_flight": Kind.whole("a whole number of at least 1", 1).or_none(),
     "dedup_window": Kind("a number of seconds", lambda value: is_number(value, 0, LONGEST_S) and value > 0).or_none(),
-    "dead_letter": Kind("True or False", lambda value: value in (None, True, False)),
+    "dead_letter": Kind("True or False", lambda value: value is None or FLAG.accepts(value)),
     "rate_limit_key": Kind('a rate such as "10/s", "100/m" or "5/h"', lambda text: text is None or _is_rate(text)),
 }
 

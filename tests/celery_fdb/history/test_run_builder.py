@@ -183,7 +183,8 @@ def test_no_secret_is_missed_for_want_of_a_hint(text: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"runs": 5}, {"runs": 10**9}, {"runs": "many"}, {"max_age": 0}, {"max_age": float("nan")}, {"max_age": 10**12},
-     {"arguments": "all"}, {"arguments": True}, {"tracebacks": "yes"}, {"tracebacks": []}],
+     {"arguments": "all"}, {"arguments": True}, {"tracebacks": "yes"}, {"tracebacks": []},
+     {"tracebacks": 1}],
     ids=str,
 )  # fmt: skip
 def test_senseless_bounds(options: dict[str, Any]) -> None:

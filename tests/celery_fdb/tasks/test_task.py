@@ -541,6 +541,7 @@ def test_a_countdown_comes_before_the_backoff(app):
         ({"dedup_window": -1}, "a number of seconds"),
         ({"dead_letter": "yes"}, "True or False"),
         ({"dead_letter": []}, "True or False"),
+        ({"dead_letter": 1}, "True or False"),
         ({"backoff": "procesing-queue"}, "Did you mean processing-queue?"),
         ({"backoff": "soon"}, "pauses and a unit"),
     ],
