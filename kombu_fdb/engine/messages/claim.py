@@ -92,10 +92,11 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     """
     leases, keys = settle.lease_rows(work, acks), state_keys(work, queues)
     rivals = [line.first_range(work, line.name(queues))] if window.gives_way else []
-    ranges = [*leases.ranges, *rivals, *_head_ranges(work, queues, window, window.limit)]
+    known = _known_fair(queues, window)
+    ranges = [*leases.ranges, *rivals, *_head_ranges(work, queues, known, window, window.limit)]
     values, rows = session.require(work, window.session, and_read=[*leases.keys, *keys], ranges=ranges)
     held, rows = leases.found(values[: len(leases.keys)], rows[: len(leases.ranges)]), rows[len(leases.ranges) :]
-    states = _states_of(queues, values[len(leases.keys) :], rows[len(rivals) :], window)
+    states = _states_of(queues, values[len(leases.keys) :], rows[len(rivals) :], known, window)
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
     if any(rows[: len(rivals)]) and not single_active(states):  # else a service would serve none
         raise Outrun
@@ -126,14 +127,23 @@ def states_of(queues: Sequence[str], values: Sequence[bytes | None]) -> dict[str
     }
 
 
+def _known_fair(queues: Sequence[str], window: Window) -> frozenset[str]:
+    """The queues whose fair order is read with their heads. Asked once: other threads change what is known."""
+    return frozenset(queue for queue in queues if queue in window.fair)
+
+
 def _states_of(
-    queues: Sequence[str], values: Sequence[bytes | None], rows: Sequence[list[KeyValue]], window: Window
+    queues: Sequence[str],
+    values: Sequence[bytes | None],
+    rows: Sequence[list[KeyValue]],
+    known: frozenset[str],
+    window: Window,
 ) -> dict[str, QueueState]:
     """``rows``: those of :func:`_head_ranges`. Notes which queues are fair."""
     states, left = states_of(queues, values), iter(rows)
     for queue, state in states.items() if rows else ():
         head = next(left)
-        order = list(islice(left, fair.ORDER_RANGES)) if queue in window.fair else None
+        order = list(islice(left, fair.ORDER_RANGES)) if queue in known else None
         states[queue] = state._replace(head=head, order=order if state.control.ageing is None else None)
         if state.fair and len(window.fair) < MOST_FAIR:
             window.fair.add(queue)
@@ -148,14 +158,16 @@ def state_keys(work: Work, queues: Sequence[str]) -> list[bytes]:
     return [key for queue, control in zip(queues, controls, strict=True) for key in (work.keys.fair(queue), control)]
 
 
-def _head_ranges(work: Work, queues: Sequence[str], window: Window, limit: int) -> list[tuple[bytes, bytes, int]]:
-    """Where the first messages without keys are, and what fair order is made of, where that was needed the last time.
+def _head_ranges(
+    work: Work, queues: Sequence[str], known: frozenset[str], window: Window, limit: int
+) -> list[tuple[bytes, bytes, int]]:
+    """Where the first messages without keys are, and what the fair order of those ``known`` as fair is made of.
 
     No ranges for many queues, as most heads would not be used.
     """
     ranges: list[tuple[bytes, bytes, int]] = []
     for queue in queues if len(queues) <= FEW_QUEUES else ():
-        is_fair, most = queue in window.fair, min(limit, ROWS_PER_READ)
+        is_fair, most = queue in known, min(limit, ROWS_PER_READ)
         ranges.append((*range_of(work.keys.ready(queue)), most + is_fair))  # a turn of one sub-queue needs one more
         if is_fair:
             ranges += fair.order_ranges(work.keys, queue, window.first_bucket, limit)
@@ -376,7 +388,8 @@ def _read_line(
     asked = [(each, each.demand) for each in rows if each.demand is not None]
     demands = [work.keys.demand(demand.session, demand.first) for _, demand in asked]
     sessions = [work.keys.session(demand.session) for _, demand in asked]
-    heads = _head_ranges(work, queues, window, min(window.limit, sum(demand.want for _, demand in asked)))
+    known = _known_fair(queues, window)
+    heads = _head_ranges(work, queues, known, window, min(window.limit, sum(demand.want for _, demand in asked)))
     values, found = work.tr.get_together([*demands, *sessions, *state_keys(work, queues)], heads, snapshot=True)
     count = len(asked)
     waiting = []
@@ -386,7 +399,7 @@ def _read_line(
             raise SessionLost(session=mine.session.hex())
         if record is not None and line.waits(work, row, stands):
             waiting.append(row)
-    return _states_of(queues, values[2 * count :], found, window), waiting
+    return _states_of(queues, values[2 * count :], found, known, window), waiting
 
 
 def _seats(mine: Demand, waiting: Sequence[line.Waiter], window: Window) -> list[_Seat]:

@@ -156,6 +156,21 @@ def test_a_claim_in_a_queue_with_keys_costs_one_round_trip_more(bench: Bench) ->
     assert claim() == plain + 2
 
 
+def test_a_claim_does_not_care_when_another_thread_finds_out_that_a_queue_is_fair(bench: Bench) -> None:
+    class Changing(set[str]):
+        """Another thread has changed it whenever it is asked."""
+
+        def __contains__(self, queue: object) -> bool:
+            self.is_known = not getattr(self, "is_known", True)
+            return self.is_known
+
+    bench.engine.transactions.fair = Changing()
+    put(bench, "a", *range(5))
+    put(bench, "b", *range(5))
+    taken = [pair for _ in range(10) for pair in take(bench, 1)]
+    assert taken == [(key, number) for number in range(5) for key in "ab"]
+
+
 def test_a_rank_behind_the_head_has_its_turns_where_the_key_has_a_priority_of_its_own(bench: Bench) -> None:
     """Those of both ranks are equally urgent, so they take turns."""
     bench.engine.queues.limit("q", "", KeyLimits(priority=5))
