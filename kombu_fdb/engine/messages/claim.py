@@ -166,7 +166,7 @@ def _head_ranges(
     No ranges for many queues, as most heads would not be used.
     """
     ranges: list[tuple[bytes, bytes, int]] = []
-    for queue in queues if len(queues) <= FEW_QUEUES else ():
+    for queue in dict.fromkeys(queues) if len(queues) <= FEW_QUEUES else ():
         is_fair, most = queue in known, min(limit, ROWS_PER_READ)
         ranges.append((*range_of(work.keys.ready(queue)), most + is_fair))  # a turn of one sub-queue needs one more
         if is_fair:

@@ -171,6 +171,12 @@ def test_a_claim_does_not_care_when_another_thread_finds_out_that_a_queue_is_fai
     assert taken == [(key, number) for number in range(5) for key in "ab"]
 
 
+def test_a_claim_may_name_a_queue_twice(bench: Bench) -> None:
+    put(bench, "a", 1, queue="other")
+    put(bench, "a", 2, 3, 4)
+    assert [bench.payloads(1, "q", "q", "other") for _ in range(4)] == [[b"2"], [b"3"], [b"4"], [b"1"]]
+
+
 def test_a_rank_behind_the_head_has_its_turns_where_the_key_has_a_priority_of_its_own(bench: Bench) -> None:
     """Those of both ranks are equally urgent, so they take turns."""
     bench.engine.queues.limit("q", "", KeyLimits(priority=5))
