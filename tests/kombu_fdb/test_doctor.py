@@ -351,7 +351,8 @@ def test_a_call_and_a_beat_cost_what_the_rule_says():
     session = engine.sessions.open({}, ttl_s=30.0)
     assert cost(database, lambda: engine.sessions.beat(session, most=LIVING)).round_trips == doctor.BEAT_TRIPS + 1
     engine.queues.declare(QueueDeclaration("jobs"))
-    engine.publisher.publish([Publication("", "jobs", b"x", key="acme")])
+    newcomers = [Publication("", "jobs", b"x", key=key) for key in ("acme", "globex")]  # more than one claim wants
+    engine.publisher.publish(newcomers)
     assert cost(database, lambda: engine.messages.claim(session, ["jobs"], 1)).round_trips == doctor.CALL_TRIPS + 1
 
 

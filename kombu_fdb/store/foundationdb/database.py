@@ -43,6 +43,7 @@ import ctypes
 import json
 import os
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple, NoReturn
@@ -200,6 +201,8 @@ BUSY_S = 0.01
 #: For how long a read version serves transactions that have read nothing, in seconds: as FoundationDB's own cache of
 #: them. The cluster throttles its clients where it gives out read versions, so each process keeps asking for some.
 READ_VERSION_S = 0.1
+#: More than threads that commit at once.
+LATEST_COMMITS = 256
 
 _pack_offset = struct.Struct("<I").pack
 
@@ -219,8 +222,9 @@ class FoundationDatabase:
         self._pid = os.getpid()
         self._watches: dict[int, Watch] = {}
         self.clock = clock
-        #: The version of the latest commit, and until when it serves as a read version.
-        self.committed, self.recent_until = 0, 0.0
+        #: The versions of the latest commits, which threads add in any order, and until when they serve for reading.
+        self.committed = deque([0], maxlen=LATEST_COMMITS)
+        self.recent_until = 0.0
 
     @classmethod
     def open(
@@ -543,7 +547,7 @@ class FoundationTransaction:
         asks = self._has_read or db.clock.monotonic() >= db.recent_until
         try:
             if not asks:
-                tr.set_read_version(db.committed)
+                tr.set_read_version(max(list(db.committed)))
             tr.commit().wait()
         except self._fdb_error as error:
             db.recent_until = 0.0
@@ -551,7 +555,7 @@ class FoundationTransaction:
             tr.reset()
             raise (explain_commit(error) if self._wrote else explain(error)) from error
         if self._wrote:
-            db.committed = max(db.committed, tr.get_committed_version())
+            db.committed.append(tr.get_committed_version())
             if asks:
                 db.recent_until = self._begun_s + READ_VERSION_S
 
