@@ -66,7 +66,7 @@ class Transactions:
         self.totals = totals.PendingTotals(self.keys, self.clock)
         self.sightings = Sightings(self.clock)
         #: As in ``Window``.
-        self.fair: set[str] = set()
+        self.fair_queues: set[str] = set()
         client = self.ids()
         tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
         self.retry = Retry(database, self.clock, self.rng, Patience(self.clock), tokens)

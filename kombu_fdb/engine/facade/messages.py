@@ -109,7 +109,7 @@ class Messages(Verbs):
     def _window(self, session_id: SessionId, number: int, limit: int) -> Window:
         """The window of one attempt."""
         bucket = self._run.rng.randrange(BUCKETS)
-        return Window(session_id, number, limit, bucket, self._run.fair, self._run.sightings)
+        return Window(session_id, number, limit, bucket, self._run.fair_queues, self._run.sightings)
 
     def _lost(self, queues: Sequence[str], tried: Sequence[Delivery]) -> None:
         self.lost_races += 1

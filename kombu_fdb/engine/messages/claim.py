@@ -129,7 +129,7 @@ def states_of(queues: Sequence[str], values: Sequence[bytes | None]) -> dict[str
 
 def _known_fair(queues: Sequence[str], window: Window) -> frozenset[str]:
     """The queues whose fair order is read with their heads. Asked once: other threads change what is known."""
-    return frozenset(queue for queue in queues if queue in window.fair)
+    return frozenset(queue for queue in queues if queue in window.fair_queues)
 
 
 def _states_of(
@@ -145,10 +145,10 @@ def _states_of(
         head = next(left)
         order = list(islice(left, fair.ORDER_RANGES)) if queue in known else None
         states[queue] = state._replace(head=head, order=order if state.control.ageing is None else None)
-        if state.fair and len(window.fair) < MOST_FAIR:
-            window.fair.add(queue)
+        if state.fair and len(window.fair_queues) < MOST_FAIR:
+            window.fair_queues.add(queue)
         else:
-            window.fair.discard(queue)
+            window.fair_queues.discard(queue)
     return states
 
 

@@ -37,7 +37,7 @@ class Window:
     #: admit, none of them is always the last.
     first_bucket: int = 0
     #: Queues that were fair when this process last claimed from them: their order is read together with their heads.
-    fair: set[str] = field(default_factory=set)
+    fair_queues: set[str] = field(default_factory=set)
     #: How long token buckets were seen unchanged (``key_limits.py``).
     sightings: Sightings | None = None
     #: By queue, the tag of the consumer that claims, where only one may be active (``single.py``).

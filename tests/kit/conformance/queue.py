@@ -780,6 +780,19 @@ class QueueConformance(OnBench):
         assert bench.engine.messages.release(held, counted=True, due_ms=due_ms) == [True, True]
         assert bench.payloads() == [b"later"]
 
+    def test_what_was_sent_after_a_deletion_comes_back_while_older_messages_are_held(self, bench: Bench) -> None:
+        """Also what was moved there: it may be older than the deletion, but not in the queue that was deleted."""
+        bench.put(b"moved", queue="other")
+        bench.engine.queues.declare(QueueDeclaration("q"))
+        bench.put(b"held")
+        bench.take()
+        bench.engine.queues.delete("q")
+        bench.engine.queues.declare(QueueDeclaration("q"))
+        bench.put(b"new")
+        bench.engine.messages.move("other", "q")
+        bench.engine.messages.release([delivery.lease for delivery in bench.take()], counted=True)
+        assert bench.payloads() == [b"new", b"moved"]
+
     def test_what_is_held_of_a_queue_without_declaration_comes_back(self, bench: Bench) -> None:
         bench.put(b"a")
         bench.engine.messages.release([delivery.lease for delivery in bench.take()], counted=False)

@@ -264,6 +264,7 @@ TWINS: dict[str, Twin] = {
     # Keys
     "a key goes idle without a look at its whole range": Twin("FAIR", "fair", *_careless("_retire")),
     "an arrival is admitted at snapshot": Twin("FAIR", "fair", *_careless("_idle")),
+    "messages without a key are admitted at snapshot": Twin("FAIR", "", *_careless("_idle_unkeyed")),
     "a key is parked without a look at what ends meanwhile": Twin("FAIR", "limits", *_careless("_park")),
     "an ended lease frees no key": Twin("FAIR", "limits", *_without(Effects, "spared")),
     "a served key keeps its turn": Twin("FAIR", "turns", fair._Scheduler, "_insert", _same_turn),

@@ -321,6 +321,19 @@ def arrival_while_a_rival_admits_it(bench: Bench) -> None:
     bench.take(1)
     bench.put(b"3", b"4", key="a")
     during(bench, lambda: bench.take(1), lambda: claim_second_turn(bench))
+    assert_one_turn_a_key(bench)
+
+
+def message_without_a_key_while_a_rival_admits_it(bench: Bench) -> None:
+    """The same; it has no arrival but itself."""
+    bench.put(b"1", b"2", key="c")
+    bench.take(1)
+    bench.put(b"3", b"4")
+    during(bench, lambda: bench.take(1), lambda: claim_second_turn(bench))
+    assert_one_turn_a_key(bench)
+
+
+def assert_one_turn_a_key(bench: Bench) -> None:
     keys = bench.engine.keys
     ring = bench.engine.transactions.read(lambda work: work.tr.get_range(*range_of(keys.ring("q"))))
     turns = [keys.split_ring("q", entry)[-1] for entry, _ in ring]
@@ -542,6 +555,7 @@ GUARDS: dict[Race, str] = {
     ack_while_its_queue_gets_its_first_limit: "acks of who joins do not conflict with the first limit",
     pause_while_claimed: "a claim does not conflict with how its queues are worked on",
     arrival_while_a_rival_admits_it: "an arrival is admitted at snapshot",
+    message_without_a_key_while_a_rival_admits_it: "messages without a key are admitted at snapshot",
     two_claims: "a claim does not conflict on what it takes",
     message_that_comes_back_between: "a run conflicts on its rows only",
     claim_while_the_session_ends: "a claim does not conflict with the end of its session",

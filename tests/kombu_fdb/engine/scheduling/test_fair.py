@@ -152,7 +152,7 @@ def test_a_claim_in_a_queue_with_keys_costs_one_round_trip_more(bench: Bench) ->
     claim()
     claim()
     assert claim() == plain
-    engine.transactions.fair.clear()
+    engine.transactions.fair_queues.clear()
     assert claim() == plain + 2
 
 
@@ -164,7 +164,7 @@ def test_a_claim_does_not_care_when_another_thread_finds_out_that_a_queue_is_fai
             self.is_known = not getattr(self, "is_known", True)
             return self.is_known
 
-    bench.engine.transactions.fair = Changing()
+    bench.engine.transactions.fair_queues = Changing()
     put(bench, "a", *range(5))
     put(bench, "b", *range(5))
     taken = [pair for _ in range(10) for pair in take(bench, 1)]
