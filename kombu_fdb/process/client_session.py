@@ -27,7 +27,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, count
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -91,8 +91,10 @@ class ClientSession:
         self._options = options
         #: Each claim that is under way, by the first number of its leases, as last seen.
         self._claims: dict[int, _Claim] = {}
-        #: Claims that have ended with an unknown outcome.
-        self._suspects: set[int] = set()
+        #: Claims that have ended with an unknown outcome, each with a number of its own: one that is noted again while
+        #: it is recovered must be recovered again, as its commit may have come in between.
+        self._suspects: set[tuple[int, int]] = set()
+        self._notes = count()
         #: Demands that have ended for good: the next join clears their rows.
         self._over: set[int] = set()
         self._clock = clock
@@ -169,13 +171,15 @@ class ClientSession:
 
     def _conclude(
         self, first: int, claim: _Claim, deliveries: Sequence[Delivery], no_ack: Collection[str] = ()
-    ) -> None:
-        """Keep what a claim brought, unless it was given up: because it took too long, or its consumer has ended."""
+    ) -> bool:
+        """Keep what a claim brought. False if it was given up: it took too long, or its consumer has ended."""
         self.known.update([each.lease for each in deliveries if each.queue not in no_ack])
         claim.found.extend(deliveries)
-        if self._claims.pop(first, None) is None:
-            self._suspect(first)
-            claim.found.clear()
+        if self._claims.pop(first, None) is not None:
+            return True
+        self._suspect(first)
+        claim.found.clear()
+        return False
 
     def _failed(self, first: int, claim: _Claim | None, error: BaseException) -> None:
         """Give up a claim or demand of unknown outcome; if the session was fenced, note that it is lost."""
@@ -192,12 +196,12 @@ class ClientSession:
         If one ends at this moment, a single call into C decides, as in ``move`` (``client.py``). Never blocks; for
         finalizers, too.
         """
-        self._suspects.update(compress([first], map(self._claims.pop, [first], [None])))
+        self._suspects.update(compress([(first, next(self._notes))], map(self._claims.pop, [first], [None])))
         self.threads.ring()
 
     def _suspect(self, first: int) -> None:
         """Note that a claim may have leased, or may yet, unknown messages."""
-        self._suspects.add(first)
+        self._suspects.add((first, next(self._notes)))
         self._claims.pop(first, None)  # only now: a claim that ends meanwhile sees that it was given up
         self.threads.ring()
 
@@ -274,10 +278,7 @@ class ClientSession:
             raise
 
     def _receive(self, demand: Demand, claim: _Claim | None, deliveries: Sequence[Delivery]) -> None:
-        if claim is None:
-            return
-        self._conclude(demand.first, claim, deliveries)
-        if demand.first not in self._suspects:
+        if claim is not None and self._conclude(demand.first, claim, deliveries):
             self._over.add(demand.first)
 
     def leave(self, demand: Demand) -> None:
@@ -310,13 +311,14 @@ class ClientSession:
 
         Raises ``SessionLost``, or a ``StoreError``: the next call tries again.
         """
-        for first in list(self._suspects):
+        for suspect in list(self._suspects):
+            first, _ = suspect
             try:
                 self._engine.sessions.recover(self.session_id, first)
             except SessionLost:
                 self.lose()
                 raise
-            self._suspects.discard(first)
+            self._suspects.discard(suspect)
             block = range(first, first + LEASES_PER_CLAIM)
             self.known.difference_update([lease for lease in list(self.known) if lease.number in block])
 

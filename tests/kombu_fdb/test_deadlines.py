@@ -82,7 +82,7 @@ class Stage:
             for queues in (["jobs"], ["empty"], ["jobs", "empty"]):
                 self.broker.connection.contention.contest(queues)
         for _ in range(suspects):
-            self.client_session._suspects.add(self.broker.connection.engine.messages.reserve())
+            self.client_session._suspect(self.broker.connection.engine.messages.reserve())
 
     def close(self) -> None:
         for broker in (self.broker, *self.opened):
@@ -308,7 +308,7 @@ class Connected:
         self.message = channel.basic_get("q")
         self.client = channel.client
         for _ in range(suspects):
-            self.client.session()._suspects.add(channel.engine.messages.reserve())
+            self.client.session()._suspect(channel.engine.messages.reserve())
         self.got: list[Any] = []
         if consumes:
             channel.basic_consume(consumes, False, self.got.append, "tag")

@@ -80,8 +80,9 @@ class Subscription:
     transient: bool
     #: Whether the queue was declared when the consumer came; else a message has made it.
     declared: bool = False
-    #: The session under which the store has registered this consumer.
+    #: The session under which the store has registered this consumer; or may have, as long as it is not ``registered``.
     session_id: SessionId | None = None
+    registered: bool = False
     #: Its name in the store, unique in the process and so in the session.
     tag: str = field(init=False)
     #: Whether a claim deletes messages from the store: only without acks, and only from a queue that vanishes anyway.

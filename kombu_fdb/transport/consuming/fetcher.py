@@ -638,7 +638,7 @@ class Fetcher:
         if lost is not None and any(each.transient for each in self.dispatch.subscriptions):
             raise SessionLost("the session was ended by another process, and its temporary queues with it")
         for subscription in self.dispatch.subscriptions:
-            if subscription.session_id != session.session_id:
+            if subscription.session_id != session.session_id or not subscription.registered:
                 try:
                     self._register(subscription, session)
                 except errors.QueueNotFound:  # deleted while no session stood for the consumer
@@ -647,7 +647,7 @@ class Fetcher:
 
     def _register(self, subscription: Subscription, session: ClientSession) -> None:
         """Register the consumer in the store, so that its queue does not vanish. Raises ``QueueNotFound``."""
-        before, subscription.session_id = subscription.session_id, session.session_id
+        subscription.registered, subscription.session_id = False, session.session_id
         try:
             self.client.engine.queues.add_consumer(
                 session.session_id,
@@ -655,7 +655,7 @@ class Fetcher:
                 subscription.tag,
                 declared=subscription.declared or subscription.transient,
             )
-            before = session.session_id
+            subscription.registered = True
         except errors.SessionLost:
             session.lose()
             raise
@@ -664,8 +664,6 @@ class Fetcher:
                 raise
             # Its last other consumer has left meanwhile.
             raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
-        finally:  # after an error, a new one keeps this session: it may be registered, and has to leave
-            subscription.session_id = before or session.session_id
 
     def _glance(self, session: ClientSession) -> None:
         """Read the watched keys, and look again if they have changed since the last glance.

@@ -276,7 +276,7 @@ def test_a_claim_of_another_thread_does_not_land_in_the_middle_of_the_end(bench:
 def test_a_claim_that_recovers_an_earlier_one_first_is_under_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its consumer may end meanwhile."""
     one, two = Process(bench, "one"), Process(bench, "two")
-    one.own._suspects.add(one.own._engine.messages.reserve())
+    one.own._suspect(one.own._engine.messages.reserve())
 
     def recover() -> None:
         monkeypatch.undo()

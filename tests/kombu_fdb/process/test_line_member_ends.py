@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -140,6 +141,38 @@ def test_an_owner_that_ends_while_it_joins_waits_no_longer(
     one.join()
     one.client_session.recover()
     assert not one.member.in_line
+    assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
+
+
+def test_a_join_that_commits_while_its_end_is_recovered_waits_no_longer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recovery of another thread has found no demand, and has not ended when the join notes that there is one."""
+    one = Consumer(bench)
+    one.member = one.stand()
+    sessions, messages = one.engine.sessions, one.engine.messages
+    recover, join = sessions.recover, messages.join
+    recovered, joined = threading.Event(), threading.Event()
+    other = threading.Thread(target=one.client_session.recover)
+
+    def recover_slowly(*args: object) -> int:
+        released = recover(*args)  # type: ignore[arg-type]  # as they came
+        recovered.set()
+        joined.wait(10)
+        return released
+
+    def join_late(*args: object, **given: object) -> None:
+        one.member.abandon()
+        other.start()
+        recovered.wait(10)
+        join(*args, **given)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(sessions, "recover", recover_slowly)
+    monkeypatch.setattr(messages, "join", join_late)
+    one.join()
+    joined.set()
+    other.join()
+    one.client_session.recover()
     assert demands(bench) == [b"W"], "the first one's, whose owner is not asked"
 
 

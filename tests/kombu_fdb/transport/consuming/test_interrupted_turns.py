@@ -6,12 +6,14 @@ Signal handlers raise in the main thread, which carries cancels out; with gevent
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from kit.conformance.consumer import OPTIONS, Consumer
 from kit.conformance.queue import Bench
 from kit.interruption import interrupt, runs_handlers
 
+from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.process import client_session, line_member
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -198,3 +200,25 @@ def test_what_was_handed_out_after_an_interrupted_turn_stays_leased(scene: Calla
         assert held, where
         assert all(bench.engine.messages.holds(held)), where
     assert line > 10
+
+
+def test_a_consumer_that_a_new_session_registered_without_an_answer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(MemoryDatabase())
+    consumer, turn = fenced(bench)
+    transport = consumer.transport
+    queues = transport.store.engine.queues
+    add_consumer = queues.add_consumer
+
+    def unanswered(*args: Any, **given: Any) -> None:
+        add_consumer(*args, **given)
+        raise CommitUnknown(in_flight=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queues, "add_consumer", unanswered)
+        with pytest.raises(CommitUnknown):
+            turn()
+    assert bench.engine.inspect.consumer_count("q") == 1
+    transport.fetcher.cancel(transport.subscriptions.pop(), leave=True)
+    transport.fetcher.carry_out_cancels()
+    transport.store.keep_house()
+    assert bench.engine.inspect.consumer_count("q") == 0
