@@ -80,8 +80,9 @@ class Loop:
 
     def take_turn_in(self, seconds: float) -> None:
         """Take a turn then, if acks or free places still wait for more."""
-        moment = monotonic() + seconds
-        if moment < self._timer_at:
+        now = monotonic()
+        moment = now + seconds
+        if not now <= self._timer_at <= moment:  # one that is overdue may have been cleared, with all of the loop's
             self.hub.call_later(seconds, self._on_timer, moment)
             self._timer_at = moment  # after it: if a signal handler raises in between, the next call sets another
 

@@ -295,6 +295,17 @@ def test_a_timer_that_an_earlier_one_has_replaced_takes_no_turn(
 FILES = frozenset(str(each.__file__) for each in (loop_module, receiver_module, watch_set_module))
 
 
+def test_a_timer_that_the_loop_has_cleared_is_set_again(connection: Connection, hub: Hub) -> None:
+    """Celery clears all timers, also those of others, when it has lost a connection."""
+    connection.Consumer([Queue("q")], callbacks=[print]).consume()
+    connection.register_with_event_loop(hub)
+    loop = connection.transport._loop
+    loop.take_turn_in(0.0)
+    hub.timer.clear()
+    loop.take_turn_in(0.001)
+    assert len(hub.timer) == 1
+
+
 def test_an_exception_at_any_line_of_a_turn_loses_nothing(connection: Connection, hub: Hub) -> None:
     """As a signal handler raises it, out of the loop, which then goes on."""
     received: list[Any] = []
