@@ -9,9 +9,9 @@ that a slow or hopeless one delays none of the others. A step that fails for a r
 store that does not answer is no such reason: the caller gets that error. A full disk that refuses a step because of
 what it adds is one, as other steps may add nothing; it is not shown in the store, as that would add to it as well.
 
-Most duties are rows of a table (:func:`routines`): which subjects there are, the step of each, and the pause. The
-others, which remember more, have classes of their own. Every process sweeps, and regains what was kept for its version;
-the process that holds the role does the other duties (``duty_cycle.py``).
+Each duty says which subjects there are, the step of each, and the pause. Most are rows of a table (:func:`routines`);
+the others, which remember more, have functions of their own. Every process sweeps, and regains what was kept for its
+version; the process that holds the role does the other duties (``duty_cycle.py``).
 """
 
 from __future__ import annotations
@@ -140,52 +140,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Duty:
-    """One duty. ``name`` is what people see, ``due_at`` when it is due, by the monotonic clock."""
-
-    name: str
-    due_at = 0.0
-    #: Whether it is due at the known moment of a message, and must not be late.
-    is_exact = False
-    #: The subject of the last step.
-    _last_subject = ""
-
-    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._guard = guard
-
-    def is_due(self, now: float) -> bool:
-        return now >= self.due_at
-
-    def run(self, budget: Budget) -> float:
-        """Do a part of the duty. Returns in how many seconds to call again."""
-        raise NotImplementedError
-
-    def _until(self, moment_ms: int | None) -> float:
-        """In how many seconds a message is due, or :data:`LOOK_S` if that is sooner, or not known."""
-        left_s = LOOK_S if moment_ms is None else max(0.0, (moment_ms - self._clock.wall_ms()) / 1000)
-        self.is_exact = left_s < LOOK_S
-        return min(left_s, LOOK_S)
-
-    def _take_turns(self, subjects: Collection[str], step: Callable[[str], object], budget: Budget) -> None:
-        """Give each subject a step in turn, beginning after the last subject of the previous call.
-
-        ``step`` returns something true if its subject wants another turn.
-        """
-        ordered = sorted(subjects)
-        first = bisect_right(ordered, self._last_subject)
-        waiting = deque(ordered[first:] + ordered[:first])
-        while waiting and budget.spend():
-            subject = self._last_subject = waiting.popleft()
-            if self._guard.attempt(self.name, subject, partial(step, subject)):
-                waiting.append(subject)
-
-
-# -- duties that are rows of a table -----------------------------------------------------------------------------------
-
-
-class Routine(Duty):
-    """The same step for each subject that is found, as long as the step says that there is more."""
+    """One duty: the same step for each subject that is found, as long as the step says that there is more."""
 
     def __init__(
         self,
@@ -193,62 +148,100 @@ class Routine(Duty):
         guard: Guard,
         find: Callable[[], Collection[str]],
         step: Callable[[str], object],
-        pause_s: float,
+        pause: Callable[[bool], float],
         *,
-        at_once: bool = True,
+        waits_for_messages: bool = False,
     ) -> None:
-        """``at_once``: whether it goes on in the next round if its budget was spent."""
+        """``step`` returns something true if its subject wants another turn.
+
+        ``pause``: in how many seconds to call again, once the subjects had their turns; it gets whether the budget is
+        spent. ``waits_for_messages``: a pause shorter than :data:`LOOK_S` ends when a message is due.
+        """
+        #: What people see.
         self.name = name
+        #: When it is due, by the monotonic clock.
+        self.due_at = 0.0
+        #: Whether it is due at the known moment of a message, and must not be late.
+        self.is_exact = False
         self._guard = guard
         self._find = find
         self._step = step
-        self._pause_s = pause_s
-        self._at_once = at_once
+        self._pause = pause
+        self._waits_for_messages = waits_for_messages
+        #: The subject of the last step.
+        self._last_subject = ""
+
+    def is_due(self, now: float) -> bool:
+        return now >= self.due_at
 
     def run(self, budget: Budget) -> float:
-        self._take_turns(self._find(), self._step, budget)
-        return 0.0 if self._at_once and budget.is_spent else self._pause_s
+        """Do a part of the duty. Returns in how many seconds to call again."""
+        self._take_turns(budget)
+        pause_s = self._pause(budget.is_spent)
+        self.is_exact = self._waits_for_messages and pause_s < LOOK_S
+        return pause_s
+
+    def _take_turns(self, budget: Budget) -> None:
+        """Give each subject a step in turn, beginning after the last subject of the previous call."""
+        ordered = sorted(self._find())
+        first = bisect_right(ordered, self._last_subject)
+        waiting = deque(ordered[first:] + ordered[:first])
+        while waiting and budget.spend():
+            subject = self._last_subject = waiting.popleft()
+            if self._guard.attempt(self.name, subject, partial(self._step, subject)):
+                waiting.append(subject)
 
 
-class Walk(Duty):
-    """Walks through all subjects to their ends, part by part; then finds the subjects anew."""
+# -- duties that are rows of a table -----------------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        name: str,
-        guard: Guard,
-        find: Callable[[], Collection[str]],
-        part: Callable[[str, bytes], bytes],
-        pause_s: float,
-        *,
-        between_s: float = 0.0,
-    ) -> None:
-        """``part``: one transaction of a subject from a cursor on; it returns the next one. b"" begins and ends a walk.
 
-        ``between_s``: the pause while there is more to walk through.
-        """
-        self.name = name
-        self._guard = guard
-        self._find = find
-        self._part = part
-        self._pause_s = pause_s
-        self._between_s = between_s
-        #: The cursor of each subject that is not done.
-        self._cursors: dict[str, bytes] = {}
+def routine(
+    name: str,
+    guard: Guard,
+    find: Callable[[], Collection[str]],
+    step: Callable[[str], object],
+    pause_s: float,
+    *,
+    at_once: bool = True,
+) -> Duty:
+    """A duty with one pause. ``at_once``: whether it goes on in the next round if its budget was spent."""
+    return Duty(name, guard, find, step, lambda is_spent: 0.0 if is_spent and at_once else pause_s)
 
-    def run(self, budget: Budget) -> float:
-        if not self._cursors:
-            self._cursors = dict.fromkeys(self._find(), b"")
-        self._take_turns(list(self._cursors), self._step, budget)
-        if not budget.is_spent:
-            self._cursors.clear()  # those still there are set aside
-        return self._between_s if self._cursors else self._pause_s
 
-    def _step(self, subject: str) -> bool:
-        cursor = self._part(subject, self._cursors.pop(subject))  # a subject that fails is done, until the next walk
+def walk(
+    name: str,
+    guard: Guard,
+    find: Callable[[], Collection[str]],
+    part: Callable[[str, bytes], bytes],
+    pause_s: float,
+    *,
+    between_s: float = 0.0,
+) -> Duty:
+    """Walk through all subjects to their ends, part by part; then find the subjects anew.
+
+    ``part``: one transaction of a subject from a cursor on; it returns the next one. b"" begins and ends a walk.
+    ``between_s``: the pause while there is more to walk through.
+    """
+    #: The cursor of each subject that is not done.
+    cursors: dict[str, bytes] = {}
+
+    def unfinished() -> Collection[str]:
+        if not cursors:
+            cursors.update(dict.fromkeys(find(), b""))
+        return cursors
+
+    def step(subject: str) -> bool:
+        cursor = part(subject, cursors.pop(subject))  # a subject that fails is done, until the next walk
         if cursor:
-            self._cursors[subject] = cursor
+            cursors[subject] = cursor
         return bool(cursor)
+
+    def pause(is_spent: bool) -> float:
+        if not is_spent:
+            cursors.clear()  # those still there are set aside
+        return between_s if cursors else pause_s
+
+    return Duty(name, guard, unfinished, step, pause)
 
 
 def newer(engine: Engine, guard: Guard, may_be: Callable[[], bool]) -> Duty:
@@ -256,7 +249,7 @@ def newer(engine: Engine, guard: Guard, may_be: Callable[[], bool]) -> Duty:
 
     It does not go on at once if the budget is spent: an older consumer may keep them again as fast as they come.
     """
-    return Routine(
+    return routine(
         "bring back newer messages",
         guard,
         lambda: _whole() if may_be() else [],
@@ -275,15 +268,15 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
 
     return [
         # Purge the rest of queues that are gone.
-        Walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
+        walk("finish deletions", guard, queues.being_deleted, queues.finish_deletion_part, interval_s),
         # Finish a change of limits whose process has died.
-        Routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
+        routine("follow limits", guard, upkeep.relimited_queues, queues.follow_limits_part, LOOK_S),
         # Shed the oldest. Not at once: what is trimmed may come back as a dead letter, without end.
-        Routine(
+        routine(
             "trim full queues", guard, upkeep.limited_queues, upkeep.trim_full_part, FULL_INTERVAL_S, at_once=False
         ),
         # Drop what the queues ``<queue>.dead`` no longer keep.
-        Walk(
+        walk(
             "trim dead letters",
             guard,
             engine.dead_letters.queues,
@@ -291,7 +284,7 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
             TIDY_INTERVAL_S,
         ),
         # Drop expired messages that no consumer claims: a slow walk through all ready ones.
-        Walk(
+        walk(
             "drop expired messages",
             guard,
             ready_queues,
@@ -300,10 +293,10 @@ def routines(engine: Engine, guard: Guard, interval_s: float) -> list[Duty]:
             between_s=LOOK_S,
         ),
         # Clear dedup ids whose window is over.
-        Routine("clear dedup ids", guard, _whole, lambda _: upkeep.clear_dedup_part(), TIDY_INTERVAL_S),
+        routine("clear dedup ids", guard, _whole, lambda _: upkeep.clear_dedup_part(), TIDY_INTERVAL_S),
         # Clear rows that are no longer needed.
-        Walk("clear full buckets", guard, _whole, lambda _, cursor: upkeep.clear_buckets_part(cursor), LEFT_INTERVAL_S),
-        Walk(
+        walk("clear full buckets", guard, _whole, lambda _, cursor: upkeep.clear_buckets_part(cursor), LEFT_INTERVAL_S),
+        walk(
             "clear marks of imports",
             guard,
             _whole,
@@ -321,29 +314,37 @@ def _whole() -> list[str]:
 # -- duties that remember more -----------------------------------------------------------------------------------------
 
 
-class Promotion(Duty):
+def promotion(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     """Make due messages ready, and wake consumers for keys whose rate allows a message again. Guarantee: NOT-EARLY."""
+    upkeep, name = engine.upkeep, "promote"
+    #: When each queue, or key, is due again.
+    moments: list[int | None] = []
 
-    name = "promote"
-
-    def run(self, budget: Budget) -> float:
-        looked = self._guard.attempt(self.name, "", self._engine.upkeep.due_queues)
+    def find() -> list[str]:
+        looked = guard.attempt(name, "", upkeep.due_queues)
         due, next_ms, parked = looked or ([], None, True)  # if this look failed, keys may still be parked
-        moments = [next_ms]
+        moments[:] = [next_ms]
         if parked:
-            moments.append(self._guard.attempt("unpark", "", self._engine.upkeep.unpark))
+            moments.append(guard.attempt("unpark", "", upkeep.unpark))
+        return due
 
-        def step(queue: str) -> bool:
-            moved, due_ms = self._engine.upkeep.promote_part(queue)
-            if moved and due_ms is not None and due_ms <= self._clock.wall_ms():
-                return True
-            moments.append(due_ms)
-            return False
+    def step(queue: str) -> bool:
+        moved, due_ms = upkeep.promote_part(queue)
+        if moved and due_ms is not None and due_ms <= clock.wall_ms():
+            return True
+        moments.append(due_ms)
+        return False
 
-        self._take_turns(due, step, budget)
-        return (
-            0.0 if budget.is_spent else self._until(min((each for each in moments if each is not None), default=None))
-        )
+    def pause(is_spent: bool) -> float:
+        return 0.0 if is_spent else _until(moments, clock)
+
+    return Duty(name, guard, find, step, pause, waits_for_messages=True)
+
+
+def _until(moments: Iterable[int | None], clock: Clock) -> float:
+    """In how many seconds the first message is due, or :data:`LOOK_S` if that is sooner, or none is known."""
+    now_ms = clock.wall_ms()
+    return max(0.0, min([LOOK_S, *((each - now_ms) / 1000 for each in moments if each is not None)]))
 
 
 def unused_queues(engine: Engine, clock: Clock, guard: Guard, interval_s: float) -> Duty:
@@ -361,37 +362,38 @@ def unused_queues(engine: Engine, clock: Clock, guard: Guard, interval_s: float)
     def expire(queue: str) -> None:
         engine.queues.expire(queue, silent[queue])
 
-    return Routine("expire queues", guard, find, expire, interval_s)
+    return routine("expire queues", guard, find, expire, interval_s)
 
 
-class ExpiredHeads(Duty):
+def expired_heads(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     """Drop a message at its queue's head as soon as its time to live is over."""
+    upkeep = engine.upkeep
+    #: The queues with a time to live, and when to look for them again.
+    queues: Sequence[str] = ()
+    look_at = 0.0
+    due: dict[str, list[bytes]] = {}
+    moments: list[int | None] = []
 
-    name = "drop expired heads"
-    _queues: Sequence[str] = ()
-    #: When to look which queues have a time to live.
-    _look_at = 0.0
+    def find() -> Collection[str]:
+        nonlocal queues, look_at, due
+        if clock.monotonic() >= look_at:
+            queues, look_at = upkeep.ttl_queues(), clock.monotonic() + FULL_INTERVAL_S
+        due, next_ms = upkeep.expired_heads(queues) if queues else ({}, None)
+        moments[:] = [next_ms]
+        return due
 
-    def run(self, budget: Budget) -> float:
-        now = self._clock.monotonic()
-        if now >= self._look_at:
-            self._queues = self._engine.upkeep.ttl_queues()
-            self._look_at = now + FULL_INTERVAL_S
-        if not self._queues:
-            return FULL_INTERVAL_S
-        due, next_ms = self._engine.upkeep.expired_heads(self._queues)
-        total = 0
+    def step(queue: str) -> bool:
+        dropped, _following = upkeep.drop_expired_part(queue, due[queue][0])
+        if dropped:
+            moments.append(0)  # the messages after those that expired may expire soon
+        else:
+            del due[queue][0]
+        return bool(due[queue])
 
-        def step(queue: str) -> bool:
-            nonlocal total
-            dropped, _following = self._engine.upkeep.drop_expired_part(queue, due[queue][0])
-            total += dropped
-            if not dropped:
-                del due[queue][0]
-            return bool(due[queue])
+    def pause(_: bool) -> float:
+        return _until(moments, clock) if queues else FULL_INTERVAL_S
 
-        self._take_turns(list(due), step, budget)
-        return 0.0 if total else self._until(next_ms)  # the messages after those that expired may expire soon
+    return Duty("drop expired heads", guard, find, step, pause, waits_for_messages=True)
 
 
 def unchanged(detector: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clock: Clock) -> list[tuple[K, bytes]]:
@@ -400,46 +402,35 @@ def unchanged(detector: FailureDetector[K], rows: Iterable[tuple[K, bytes]], clo
     return detector.silent()
 
 
-class Leftovers(Duty):
+def leftovers(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     """Clear rows of processes that are gone: commit tokens, copies that no burial took, asides, services of a line."""
+    upkeep, keys = engine.upkeep, engine.keys
+    detector: FailureDetector[bytes] = FailureDetector()
+    #: The rows left to clear, if the budget ended.
+    parts: dict[str, list[KeyValue]] = {}
 
-    name = "clear leftovers"
-
-    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        super().__init__(engine, clock, guard)
-        self._detector: FailureDetector[bytes] = FailureDetector()
-        #: The rows left to clear, if the budget ended.
-        self._parts: dict[str, list[KeyValue]] = {}
-
-    def run(self, budget: Budget) -> float:
-        if not self._parts:
-            self._parts = self._find()
-        self._take_turns(list(self._parts), self._clear, budget)
-        return 0.0 if self._parts and budget.is_spent else LEFT_INTERVAL_S
-
-    def _find(self) -> dict[str, list[KeyValue]]:
-        keys = self._engine.keys
-        rows = [
-            row
-            for whole in (keys.all_tokens, keys.all_copies, keys.all_asides)
-            for row in self._engine.upkeep.rows(whole)
-        ]
-        alive = {session_id for session_id, _, _ in self._engine.sessions.beats()}
-        served = self._engine.upkeep.rows(keys.all_served)
-        rows += [row for row in served if row[1][:SESSION_BYTES] not in alive]
-        silent = unchanged(self._detector, rows, self._clock)
+    def find() -> Collection[str]:
+        if parts:
+            return parts
+        rows = [row for whole in (keys.all_tokens, keys.all_copies, keys.all_asides) for row in upkeep.rows(whole)]
+        alive = {session_id for session_id, _, _ in engine.sessions.beats()}
+        rows += [row for row in upkeep.rows(keys.all_served) if row[1][:SESSION_BYTES] not in alive]
+        silent = unchanged(detector, rows, clock)
         first, end = keys.all_copies
-        copies = [row for row in silent if first <= row[0] < end]
         others = [row for row in silent if not first <= row[0] < end]
-        parts = [others[at : at + ROWS_PER_TRANSACTION] for at in range(0, len(others), ROWS_PER_TRANSACTION)]
-        return {f"rows {number}": part for number, part in enumerate(parts)} | {row[0].hex(): [row] for row in copies}
+        for at in range(0, len(others), ROWS_PER_TRANSACTION):
+            parts[f"rows {at // ROWS_PER_TRANSACTION}"] = others[at : at + ROWS_PER_TRANSACTION]
+        parts.update((row[0].hex(), [row]) for row in silent if first <= row[0] < end)
+        return parts
 
-    def _clear(self, name: str) -> None:
-        rows = self._parts.pop(name)
+    def clear(name: str) -> None:
+        rows = parts.pop(name)
         if name.startswith("rows"):
-            self._engine.upkeep.clear_rows(rows)
+            upkeep.clear_rows(rows)
         else:
-            self._engine.upkeep.clear_copy(rows[0])
+            upkeep.clear_copy(rows[0])
+
+    return routine("clear leftovers", guard, find, clear, LEFT_INTERVAL_S)
 
 
 def ghosts(engine: Engine, clock: Clock, guard: Guard) -> Duty:
@@ -456,7 +447,7 @@ def ghosts(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     def clear(subject: str) -> None:
         engine.upkeep.clear_ghost(*silent[subject])
 
-    return Routine("clear ghosts", guard, find, clear, LEFT_INTERVAL_S, at_once=False)
+    return routine("clear ghosts", guard, find, clear, LEFT_INTERVAL_S, at_once=False)
 
 
 def totals(engine: Engine, guard: Guard) -> Duty:
@@ -468,29 +459,29 @@ def totals(engine: Engine, guard: Guard) -> Duty:
         steps = steps if cursor else engine.metrics.trim_steps()
         return b"more" if next(steps, "over") is None else b""
 
-    return Walk("trim totals", guard, _whole, part, LEFT_INTERVAL_S)
+    return walk("trim totals", guard, _whole, part, LEFT_INTERVAL_S)
 
 
-class Samples(Duty):
+def samples(engine: Engine, clock: Clock, guard: Guard) -> Duty:
     """Sample what the queues hold and do, for charts."""
+    began_s = 0.0
+    #: The step of each series that was sampled last.
+    last: dict[Series, int] = {}
 
-    name = "sample"
+    def begin() -> list[str]:
+        nonlocal began_s
+        began_s = clock.monotonic()
+        return _whole()
 
-    def __init__(self, engine: Engine, clock: Clock, guard: Guard) -> None:
-        super().__init__(engine, clock, guard)
-        #: The step of each series that was sampled last.
-        self._last: dict[Series, int] = {}
-
-    def run(self, budget: Budget) -> float:
-        began = self._clock.monotonic()
-        self._take_turns([""], self._step, budget)
-        spent_s = self._clock.monotonic() - began
-        step_s = SERIES["hour"].step_s
-        return max(step_s - self._clock.wall_ms() / 1000 % step_s, spent_s / SAMPLING)
-
-    def _step(self, _: str) -> None:
-        steps = {series: series.moment(self._clock.wall_ms()) for series in SERIES.values()}
-        due = [series for series, step in steps.items() if self._last.get(series) != step]
+    def sample(_: str) -> None:
+        steps = {series: series.moment(clock.wall_ms()) for series in SERIES.values()}
+        due = [series for series, step in steps.items() if last.get(series) != step]
         if due:
-            self._engine.metrics.sample(due)
-        self._last = steps
+            engine.metrics.sample(due)
+        last.update(steps)
+
+    def pause(_: bool) -> float:
+        spent_s, step_s = clock.monotonic() - began_s, SERIES["hour"].step_s
+        return max(step_s - clock.wall_ms() / 1000 % step_s, spent_s / SAMPLING)
+
+    return Duty("sample", guard, begin, sample, pause)

@@ -71,7 +71,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -142,12 +142,12 @@ class Sweep(duties.Duty):
     silent.
     """
 
-    name = "sweep"
-
     def __init__(
         self, engine: Engine, clock: Clock, guard: duties.Guard, session_id: SessionId, interval_s: float
     ) -> None:
-        super().__init__(engine, clock, guard)
+        super().__init__("sweep", guard, self._find_silent, self._end, self._next_look)
+        self._engine = engine
+        self._clock = clock
         #: What the last beat has read, and when; another thread puts it here. Only the last, as several looks at once
         #: could make a session silent without a look at its process in between.
         self.brought: deque[tuple[list[Beat], float]] = deque(maxlen=1)
@@ -157,6 +157,8 @@ class Sweep(duties.Duty):
         self._interval_s = interval_s
         self._detector: FailureDetector[SessionId] = FailureDetector()
         self._busy = BusyProcesses()
+        #: The last beats of the sessions to end, and where to go on with each.
+        self._silent: dict[str, bytes] = {}
         self._cursors: dict[str, bytes] = {}
         self._looked_s = 0.0
         #: The sessions of the last look; None before the first one.
@@ -168,16 +170,17 @@ class Sweep(duties.Duty):
         """Also as soon as a beat has brought a look."""
         return bool(self.brought) or super().is_due(now)
 
-    def run(self, budget: Budget) -> float:
+    def _find_silent(self) -> Collection[str]:
         self._look()
-        silent = {
-            session_id.hex(): beat for session_id, beat in self._detector.silent() if session_id != self._session_id
-        }
-        self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in silent}
-        self._take_turns(silent.keys(), lambda name: self._end(name, silent[name]), budget)
+        silent = self._detector.silent()
+        self._silent = {session_id.hex(): beat for session_id, beat in silent if session_id != self._session_id}
+        self._cursors = {name: cursor for name, cursor in self._cursors.items() if name in self._silent}
+        return self._silent
+
+    def _next_look(self, is_spent: bool) -> float:
         # Sums of times have rounding errors too small for any clock to advance by: hence the least pause.
         look_at = self._looked_s + min(self._interval_s, self._detector.next_silent_s())
-        return 0.0 if budget.is_spent else max(LEAST_PAUSE_S, look_at - self._clock.monotonic())
+        return 0.0 if is_spent else max(LEAST_PAUSE_S, look_at - self._clock.monotonic())
 
     def _look(self) -> None:
         if not self.brought:
@@ -203,11 +206,11 @@ class Sweep(duties.Duty):
             return living[LIVING - 1]
         return max(LIVING, self.window if len(others) < self.window else self.window * 2)
 
-    def _end(self, name: str, last_beat: bytes) -> bool:
+    def _end(self, name: str) -> bool:
         """Do one step of ending a session. True if there is more to do."""
         session_id = SessionId(bytes.fromhex(name))
         cursor = self._cursors.get(name, b"")
-        if not cursor and not self._engine.sessions.fence(session_id, last_beat):
+        if not cursor and not self._engine.sessions.fence(session_id, self._silent[name]):
             return False
         cursor = self._release(name, session_id, cursor)
         if cursor:
@@ -442,15 +445,15 @@ class Duties:
         #: Until when no message is assumed to be kept for a newer version, after what the last beat has read.
         self._none_newer_until = 0.0
         self._duties: list[duties.Duty] = [
-            duties.Promotion(engine, clock, guard),
+            duties.promotion(engine, clock, guard),
             *self._own,
             duties.unused_queues(engine, clock, guard, sweep_interval_s),
-            duties.ExpiredHeads(engine, clock, guard),
+            duties.expired_heads(engine, clock, guard),
             *duties.routines(engine, guard, sweep_interval_s),
-            duties.Leftovers(engine, clock, guard),
+            duties.leftovers(engine, clock, guard),
             duties.ghosts(engine, clock, guard),
             duties.totals(engine, guard),
-            duties.Samples(engine, clock, guard),
+            duties.samples(engine, clock, guard),
         ]
         self._first = 0
         #: When promotion had its last turn.

@@ -7,14 +7,14 @@ from kit.conformance.newer import make_newer
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.process.duties import LOOK_S, ExpiredHeads, Guard
+from kombu_fdb.process.duties import LOOK_S, Guard, expired_heads
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def next_look(bench: Bench) -> float:
     guard = Guard(bench.engine.upkeep, bench.clock, lambda *_: None)
-    return ExpiredHeads(bench.engine, bench.clock, guard).run(Budget(bench.clock, seconds=1.0, transactions=50))
+    return expired_heads(bench.engine, bench.clock, guard).run(Budget(bench.clock, seconds=1.0, transactions=50))
 
 
 @pytest.mark.parametrize("key", ["", "k"])
