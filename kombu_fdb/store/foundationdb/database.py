@@ -385,6 +385,7 @@ class FoundationTransaction:
     One that has read nothing, as most publishes, need not ask for a read version: it decides nothing by what others
     have done, and its commit token (``retry.py``) is written by this process only. So the version of the latest commit
     of this process will do, if a read version was asked for in the last :data:`READ_VERSION_S`: a round trip less.
+    A version that the cluster has not reached yet will not do, as nothing conflicts with it.
     """
 
     __slots__ = (
@@ -545,9 +546,10 @@ class FoundationTransaction:
             return
         db = self._db
         asks = self._has_read or db.clock.monotonic() >= db.recent_until
+        latest = max(list(db.committed))
         try:
             if not asks:
-                tr.set_read_version(max(list(db.committed)))
+                tr.set_read_version(latest)
             tr.commit().wait()
         except self._fdb_error as error:
             db.recent_until = 0.0
@@ -555,7 +557,11 @@ class FoundationTransaction:
             tr.reset()
             raise (explain_commit(error) if self._wrote else explain(error)) from error
         if self._wrote:
-            db.committed.append(tr.get_committed_version())
+            version = tr.get_committed_version()
+            if version < latest:  # the cluster was made anew, and counts from the beginning
+                db.committed = deque([version], maxlen=LATEST_COMMITS)
+            else:
+                db.committed.append(version)
             if asks:
                 db.recent_until = self._begun_s + READ_VERSION_S
 

@@ -367,6 +367,18 @@ class TestReadVersions:
         assert retry(lambda tr: tr.set(self.KEY, b"again"), timeout_s=TIMEOUT_S) is None
         assert read(database, self.KEY) == b"again"
 
+    def test_a_cluster_that_was_made_anew_counts_from_the_beginning(
+        self, database: FoundationDatabase, cluster: Cluster
+    ) -> None:
+        """With a version that is still to come, a transaction would see no conflict."""
+        database.committed.append(database.committed[-1] + 10**12)
+        self.given(database)
+        other = FoundationDatabase.open(cluster.cluster_file)
+        commit(other, lambda tr: tr.set(self.KEY, b"theirs"))
+        with pytest.raises(Conflict):
+            self.given(database, lambda tr: tr.add_read_conflict_key(self.KEY))
+        other.close()
+
     def test_threads_that_only_write_never_conflict(self, cluster: Cluster) -> None:
         """A token that one has given back is the next one's, with a version that has seen its last commit."""
         database = FoundationDatabase.open(cluster.cluster_file)
