@@ -224,37 +224,35 @@ class FdbBackend(BaseBackend):
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = task_id = _text(task_id)
         payload = self._encode_meta(meta)
-        returned = None
+        part = None
         if getattr(request, RETURNING, False):  # else it is ``update_state`` of a task that goes on
-            returned = self._returned(request, task_id, state, result, stored=payload)
+            part = self._part(request, task_id, state, result, stored=payload)
         expires = self.failure_expires if state == states.FAILURE else self.expires
         # The last part of a chord reads the results of the others.
-        moments = (expires, self.chord_expires) if returned is not None else (expires,)
+        moments = (expires, self.chord_expires) if part is not None else (expires,)
         expires_ms = self._moment(*moments)
 
         def store() -> bool:
-            return self.store.store(task_id, state, payload, expires_ms, returned)
+            return self.store.store(task_id, state, payload, expires_ms, part)
 
         counted = store() if request is None else self.ensure(store)
         if counted:
             setattr(request, COUNTED, task_id)
         return result
 
-    def _returned(
+    def _part(
         self, request: Any, task_id: str, state: str, result: Any, *, stored: bytes | None = None
-    ) -> chords.Return | None:
+    ) -> chords.ChordPart | None:
         """The task's part of a chord, if it is one and has returned. ``result`` is encoded for storage."""
         if request is None or not request.chord or not request.group or state not in self.READY_STATES:
             return None
         if not task_id or request.id != task_id:
             return None
         index = request.group_index
-        part = records.ChordPart(
-            request.group, index if is_whole(index, 0, records.LAST_PLACE) else records.LAST_PLACE, task_id
-        )
+        place = index if is_whole(index, 0, records.LAST_PLACE) else records.LAST_PLACE
         elsewhere = stored is not None and len(stored) > records.INLINE_BYTES
         payload = None if elsewhere else self._encode_part(result, state)
-        return chords.Return(part, state, payload, int(1000 * (self.chord_expires or 0)))
+        return chords.ChordPart(request.group, place, task_id, state, payload, int(1000 * (self.chord_expires or 0)))
 
     def _encode_meta(self, meta: dict[str, Any]) -> bytes:
         """The state in bytes. An error that is too large becomes one that says so: it is stored in any case."""
@@ -366,22 +364,22 @@ class FdbBackend(BaseBackend):
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """Celery calls this when a header task has returned. Its part is in the store already if its result is."""
-        returned = self._returned(request, request.id, state, self.encode_result(result, state))
-        if returned is None:
+        part = self._part(request, request.id, state, self.encode_result(result, state))
+        if part is None:
             return
-        step = self._claim(returned, request)
+        step = self._claim(part, request)
         # A part that was counted may find that another one, which came after it, has published the body.
         if step is chords.ChordStep.LATE and getattr(request, COUNTED, None) != request.id:
             logger.warning("Chord %s is over or has expired; task %s came too late", request.group, request.id)
         elif step is chords.ChordStep.PUBLISH:
             self.publish_body(request.group, maybe_signature(request.chord, app=self.app))
 
-    def _claim(self, returned: chords.Return, request: Any) -> chords.ChordStep:
-        step: chords.ChordStep = self.ensure(lambda: self.store.claim_chord(returned.part))
+    def _claim(self, part: chords.ChordPart, request: Any) -> chords.ChordStep:
+        step: chords.ChordStep = self.ensure(lambda: self.store.claim_chord(part))
         if step is chords.ChordStep.ADD:  # there was no result to store the part with
-            if self.ensure(lambda: self.store.add_part(returned)):
+            if self.ensure(lambda: self.store.add_part(part)):
                 setattr(request, COUNTED, request.id)
-            step = self.ensure(lambda: self.store.claim_chord(returned.part))
+            step = self.ensure(lambda: self.store.claim_chord(part))
         return step
 
     # -- chords: publish the body --------------------------------------------------------------------------------------
@@ -417,22 +415,22 @@ class FdbBackend(BaseBackend):
         ``header``: as it was saved, if there are groups in it.
         """
         parts = self.ensure(lambda: self.store.parts(group_id))
-        values = [(each.part.task_id, self._value(each)) for each in parts]
+        values = [(each.task_id, self._value(each)) for each in parts]
         if header is None:
             return [value for _, value in values]
         by_id = dict(values)
         return [self._structured(each, by_id) for each in header.results]
 
-    def _value(self, returned: chords.Return) -> Any:
-        value = self._stored_value(returned) if returned.payload is None else self.decode(returned.payload)
-        if returned.state in states.EXCEPTION_STATES and not isinstance(value, BaseException):
+    def _value(self, part: chords.ChordPart) -> Any:
+        value = self._stored_value(part) if part.payload is None else self.decode(part.payload)
+        if part.state in states.EXCEPTION_STATES and not isinstance(value, BaseException):
             value = self.exception_to_python(value)
-        if returned.state in states.PROPAGATE_STATES:
-            raise _chord_error(f"Dependency {returned.part.task_id} raised {value!r}", cause=value)
+        if part.state in states.PROPAGATE_STATES:
+            raise _chord_error(f"Dependency {part.task_id} raised {value!r}", cause=value)
         return value
 
-    def _stored_value(self, returned: chords.Return) -> Any:
-        task_id = returned.part.task_id
+    def _stored_value(self, part: chords.ChordPart) -> Any:
+        task_id = part.task_id
         record = self.ensure(lambda: self.store.load(task_id))
         if record is None:
             raise ChordError(f"The result of dependency {task_id} was forgotten before the chord was complete")

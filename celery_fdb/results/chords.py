@@ -33,6 +33,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from celery_fdb.results import records
 from kombu_fdb.errors import FormatError, KombuFDBError
@@ -93,14 +94,16 @@ class Chord:
         return self.size is not None and returned >= self.size + len(self.joined) + joins
 
 
-@dataclass(frozen=True)
-class Return:
-    """What a header task returned. ``payload`` is None if it stands in the record of the task.
+class ChordPart(NamedTuple):
+    """What a header task returned. Two parts may share a task id, if a frozen signature stands in the header twice.
 
-    ``lifetime_ms``: how long the chord lives from now on; 0 to leave it as it is.
+    ``payload`` is None if it stands in the record of the task. ``lifetime_ms``: how long the chord lives from now on; 0
+    to leave it as it is.
     """
 
-    part: records.ChordPart
+    group_id: str
+    place: int
+    task_id: str
     state: str
     payload: bytes | None
     lifetime_ms: int = 0
@@ -176,19 +179,19 @@ def enlarge(
     _write(tr, keys, group_id, chord)
 
 
-def add(tr: Transaction, keys: records.ResultKeys, returned: Return, now_ms: int) -> bool:
+def add(tr: Transaction, keys: records.ResultKeys, part: ChordPart, now_ms: int) -> bool:
     """Add a part, if it is not there, of a chord that is not over. False if it is over: the part came too late."""
-    part = returned.part
-    chord, known = tr.get_many([keys.chord(part.group_id), keys.part(part)])
+    group_id, key = part.group_id, keys.part(part.group_id, part.place, part.task_id)
+    chord, known = tr.get_many([keys.chord(group_id), key])
     if chord is None or known is not None:
         return chord is not None
-    if returned.lifetime_ms:
-        _prolong(tr, keys, part.group_id, chord, now_ms=now_ms, lifetime_ms=returned.lifetime_ms)
-    state = ELSEWHERE + returned.state if returned.payload is None else returned.state
-    if returned.payload is None:
-        tr.set(keys.large(part.group_id, part.task_id), b"")
-    records.write(tr, keys.part(part), state, returned.payload or b"", expires_ms=0)
-    tr.add(keys.returned(part.group_id), 1)
+    if part.lifetime_ms:
+        _prolong(tr, keys, group_id, chord, now_ms=now_ms, lifetime_ms=part.lifetime_ms)
+    state = ELSEWHERE + part.state if part.payload is None else part.state
+    if part.payload is None:
+        tr.set(keys.large(group_id, part.task_id), b"")
+    records.write(tr, key, state, part.payload or b"", expires_ms=0)
+    tr.add(keys.returned(group_id), 1)
     return True
 
 
@@ -220,21 +223,21 @@ def renew(tr: Transaction, keys: records.ResultKeys, group_id: str, now_ms: int)
         _look_later(tr, keys, group_id, chord, now_ms + CLAIM_MS)
 
 
-def claim(tr: Transaction, keys: records.ResultKeys, part: records.ChordPart, now_ms: int) -> ChordStep:
+def claim(tr: Transaction, keys: records.ResultKeys, part: ChordPart, now_ms: int) -> ChordStep:
     """What the task of an added part is to do. Writes only if the chord is complete."""
-    group_id = part.group_id
+    group_id, own = part.group_id, (part.place, part.task_id)
     value, known, returned, joins = tr.get_many(
-        [keys.chord(group_id), keys.part(part), keys.returned(group_id), keys.joins(group_id)]
+        [keys.chord(group_id), keys.part(group_id, *own), keys.returned(group_id), keys.joins(group_id)]
     )
     if value is None:
         return ChordStep.LATE
     if known is None:
         return ChordStep.ADD
     chord = _decode(value)
-    if not chord.is_complete(decode_count(returned), decode_count(joins)) or chord.claimed_by not in {None, part[1:]}:
+    if not chord.is_complete(decode_count(returned), decode_count(joins)) or chord.claimed_by not in {None, own}:
         return ChordStep.NOTHING
-    chord.claimed_by = part.place, part.task_id
-    _look_later(tr, keys, part.group_id, chord, now_ms + CLAIM_MS)
+    chord.claimed_by = own
+    _look_later(tr, keys, group_id, chord, now_ms + CLAIM_MS)
     return ChordStep.PUBLISH
 
 
@@ -282,7 +285,7 @@ def _look_at(tr: Transaction, keys: records.ResultKeys, key: bytes) -> tuple[str
 
 def parts(
     tr: Transaction, keys: records.ResultKeys, group_id: str, begin: bytes = b""
-) -> tuple[list[Return], bytes | None]:
+) -> tuple[list[ChordPart], bytes | None]:
     """Some of what the header tasks returned, in the order of the header, and where to go on; None at the end.
 
     Parts of a complete chord don't change, so they may be read in several transactions. Raises ``ChordOver``.
@@ -291,7 +294,7 @@ def parts(
         raise ChordOver(group_id=group_id)
     first, end = keys.parts(group_id)
     rows = tr.get_range(begin or first, end, limit=PART_ROWS, snapshot=True)
-    found: list[Return] = []
+    found: list[ChordPart] = []
     at = 0
     while at < len(rows):
         key, value = rows[at]
@@ -301,16 +304,14 @@ def parts(
             return found, key  # the chunks of this part are beyond what was read
         if record.chunks:
             record = records.join(record, rows[at + 1 : behind])
-        found.append(_returned(keys, group_id, key, record))
+        found.append(_part(keys, group_id, key, record))
         at = behind
     return found, rows[-1][0] + b"\0" if len(rows) == PART_ROWS else None
 
 
-def _returned(keys: records.ResultKeys, group_id: str, key: bytes, record: records.StoredResult) -> Return:
-    part = records.ChordPart(group_id, *keys.split_part(group_id, key))
-    if record.state.startswith(ELSEWHERE):
-        return Return(part, record.state.removeprefix(ELSEWHERE), None)
-    return Return(part, record.state, record.payload)
+def _part(keys: records.ResultKeys, group_id: str, key: bytes, record: records.StoredResult) -> ChordPart:
+    payload = None if record.state.startswith(ELSEWHERE) else record.payload
+    return ChordPart(group_id, *keys.split_part(group_id, key), record.state.removeprefix(ELSEWHERE), payload)
 
 
 def finish(tr: Transaction, keys: records.ResultKeys, group_id: str) -> None:

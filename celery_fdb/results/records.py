@@ -62,14 +62,6 @@ LAST_PLACE = 2**63
 KINDS = frozenset({"task", "group", "chord"})
 
 
-class ChordPart(NamedTuple):
-    """One header task of a chord. Two of them may share a task id, if a frozen signature stands there twice."""
-
-    group_id: str
-    place: int
-    task_id: str
-
-
 class ResultKeys:
     """Makes the keys of one namespace."""
 
@@ -110,8 +102,8 @@ class ResultKeys:
     def parts(self, group_id: str) -> Range:
         return range_of(self.chord(group_id) + pack("part"))
 
-    def part(self, part: ChordPart) -> bytes:
-        return self.chord(part.group_id) + pack("part", part.place, part.task_id)
+    def part(self, group_id: str, place: int, task_id: str) -> bytes:
+        return self.chord(group_id) + pack("part", place, task_id)
 
     def split_part(self, group_id: str, key: bytes) -> tuple[int, str]:
         """The place and the task id of a part."""

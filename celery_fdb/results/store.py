@@ -80,7 +80,7 @@ class ResultStore:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def store(
-        self, task_id: str, state: str, payload: bytes, expires_ms: int, returned: chords.Return | None = None
+        self, task_id: str, state: str, payload: bytes, expires_ms: int, part: chords.ChordPart | None = None
     ) -> bool:
         """Set a task's state, unless it is a success, and add its part to a chord, in one transaction.
 
@@ -89,7 +89,7 @@ class ResultStore:
 
         def body(tr: Transaction) -> bool:
             self._replace(tr, "task", task_id, state, payload, expires_ms)
-            return returned is not None and chords.add(tr, self.keys, returned, self._now())
+            return part is not None and chords.add(tr, self.keys, part, self._now())
 
         return self._write(body)
 
@@ -157,11 +157,11 @@ class ResultStore:
         """``size``: how many header tasks there are; ``joined``: the id of one more."""
         self._write(lambda tr: chords.enlarge(tr, self.keys, group_id, size=size, joined=joined))
 
-    def add_part(self, returned: chords.Return) -> bool:
+    def add_part(self, part: chords.ChordPart) -> bool:
         """Add a part without storing a result. False if the chord is over."""
-        return self._write(lambda tr: chords.add(tr, self.keys, returned, self._now()))
+        return self._write(lambda tr: chords.add(tr, self.keys, part, self._now()))
 
-    def claim_chord(self, part: records.ChordPart) -> chords.ChordStep:
+    def claim_chord(self, part: chords.ChordPart) -> chords.ChordStep:
         """Claim the chord for the worker of a part. Returns what that worker is to do now."""
         return self._write(lambda tr: chords.claim(tr, self.keys, part, self._now()))
 
@@ -169,9 +169,9 @@ class ResultStore:
         """Keep the claim while the chord's error callbacks run."""
         self._write(lambda tr: chords.renew(tr, self.keys, group_id, self._now()))
 
-    def parts(self, group_id: str) -> list[chords.Return]:
+    def parts(self, group_id: str) -> list[chords.ChordPart]:
         """What the header tasks returned, in the order of the header. Raises ``ChordOver``."""
-        found: list[chords.Return] = []
+        found: list[chords.ChordPart] = []
         begin: bytes | None = b""
         while begin is not None:
             more, begin = self._read(partial(chords.parts, keys=self.keys, group_id=group_id, begin=begin))

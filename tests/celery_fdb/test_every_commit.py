@@ -27,8 +27,7 @@ from celery_fdb.inspection.schedules import KEPT_S, EntryReport, ScheduleStore, 
 from celery_fdb.results import chords, records
 from celery_fdb.results import records as results_layout
 from celery_fdb.results import store as results_store
-from celery_fdb.results.chords import Return
-from celery_fdb.results.records import ChordPart
+from celery_fdb.results.chords import ChordPart
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.keyspace.layout import unpack as unpack_key
 from kombu_fdb.model import SessionFacts, SessionId
@@ -166,8 +165,8 @@ def expires_of(kind: str, value: bytes) -> int:
     return chords._decode(value).expires_ms if kind == "chord" else records.decode(value).expires_ms
 
 
-def returned(chord: str, place: int, payload: bytes | None = b"1") -> Return:
-    return Return(ChordPart(chord, place, f"t{place}"), SUCCESS, payload, lifetime_ms=round(LIFE_S * 1000))
+def returned(chord: str, place: int, payload: bytes | None = b"1") -> ChordPart:
+    return ChordPart(chord, place, f"t{place}", SUCCESS, payload, lifetime_ms=round(LIFE_S * 1000))
 
 
 Verb = Callable[[Stage, Any], object]
@@ -185,7 +184,7 @@ VERBS: dict[str, Verb] = {
     "results.open_chord": lambda stage, of: [of.open_chord(each, b"", stage.clock.wall_ms() + 1) for each in "ab"],
     "results.enlarge_chord": lambda _, of: of.enlarge_chord("open", joined="another"),
     "results.add_part": lambda _, of: [of.add_part(returned("open", place, LARGE)) for place in (5, 6)],
-    "results.claim_chord": lambda _, of: of.claim_chord(returned("complete", 0).part),
+    "results.claim_chord": lambda _, of: of.claim_chord(returned("complete", 0)),
     "results.renew_claim": lambda _, of: of.renew_claim("complete"),
     "results.parts": lambda _, of: of.parts("complete"),
     "results.chord_body": lambda _, of: of.chord_body("complete"),

@@ -16,8 +16,8 @@ from celery.states import STARTED, SUCCESS
 from store_rows import mutated, replace, write_all
 
 from celery_fdb.results import chords
-from celery_fdb.results.chords import ChordOver, ChordStep, Return
-from celery_fdb.results.records import INLINE_BYTES, ChordPart
+from celery_fdb.results.chords import ChordOver, ChordPart, ChordStep
+from celery_fdb.results.records import INLINE_BYTES
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import unpack
@@ -82,9 +82,9 @@ def rows() -> list[KeyValue]:
 def fill(store: ResultStore, group_id: str, expires_ms: int) -> None:
     store.open_chord(group_id, LARGE if group_id == "complete" else b"body", expires_ms)
     store.enlarge_chord(group_id, size=9 if group_id == "open" else 3)
-    store.add_part(Return(ChordPart(group_id, 0, "t0"), SUCCESS, b"1"))
-    store.add_part(Return(ChordPart(group_id, 1, "t1"), SUCCESS, LARGE))
-    store.add_part(Return(ChordPart(group_id, 2, "t2"), SUCCESS, None))
+    store.add_part(ChordPart(group_id, 0, "t0", SUCCESS, b"1"))
+    store.add_part(ChordPart(group_id, 1, "t1", SUCCESS, LARGE))
+    store.add_part(ChordPart(group_id, 2, "t2", SUCCESS, None))
 
 
 def with_few_within(work: Callable[[], object]) -> None:
@@ -141,8 +141,8 @@ def more_parts(store: ResultStore) -> list[str]:
     for group_id in CHORDS:
         for place in (0, 3):
             with suppress(FormatError):
-                part = ChordPart(group_id, place, f"t{place}")
-                store.store(part.task_id, SUCCESS, b"1", 0, Return(part, SUCCESS, b"1"))
+                part = ChordPart(group_id, place, f"t{place}", SUCCESS, b"1")
+                store.store(part.task_id, SUCCESS, b"1", 0, part)
                 store.claim_chord(part)
     return []
 
@@ -161,10 +161,11 @@ def begin_anew(store: ResultStore, clock: ManualClock) -> None:
     for group_id in CHORDS:
         store.open_chord(group_id, b"anew", 0)
         store.enlarge_chord(group_id, size=2)
-        store.add_part(Return(ChordPart(group_id, 0, "t0"), SUCCESS, b"1"))
-        assert store.claim_chord(ChordPart(group_id, 0, "t0")) is ChordStep.NOTHING
-        store.add_part(Return(ChordPart(group_id, 1, "t1"), SUCCESS, LARGE))
-        assert store.claim_chord(ChordPart(group_id, 1, "t1")) is ChordStep.PUBLISH
+        first, last = (ChordPart(group_id, at, f"t{at}", SUCCESS, each) for at, each in enumerate((b"1", LARGE)))
+        store.add_part(first)
+        assert store.claim_chord(first) is ChordStep.NOTHING
+        store.add_part(last)
+        assert store.claim_chord(last) is ChordStep.PUBLISH
         assert [each.payload for each in store.parts(group_id)] == [b"1", LARGE]
         assert store.chord_body(group_id) == b"anew"
         store._write(store.finishing(group_id))

@@ -9,8 +9,7 @@ from celery.states import STARTED, SUCCESS
 from kit.costs import Cost, CountingDatabase
 
 from celery_fdb.results import chords
-from celery_fdb.results.chords import Return
-from celery_fdb.results.records import ChordPart
+from celery_fdb.results.chords import ChordPart
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -41,8 +40,8 @@ def paid(counted: CountingDatabase) -> Callable[[Callable[[], object]], Cost]:
 Paid = Callable[[Callable[[], object]], Cost]
 
 
-def returned(place: int) -> Return:
-    return Return(ChordPart("c", place, f"t{place}"), SUCCESS, b"1")
+def returned(place: int) -> ChordPart:
+    return ChordPart("c", place, f"t{place}", SUCCESS, b"1")
 
 
 def reads_and_writes(cost: Cost) -> tuple[int, int, int]:
@@ -85,8 +84,8 @@ def test_a_chord_of_any_size(store: ResultStore, paid: Paid, size: int) -> None:
     place = size - 1
     with_part = paid(lambda: store.store(f"t{place}", SUCCESS, b"1", LATER, returned(place)))
     assert reads_and_writes(with_part) == (3, 4, 4)  # as without, and: chord and part; part and number of parts
-    assert reads_and_writes(paid(lambda: store.claim_chord(ChordPart("c", 0, "other")))) == (4, 0, 2)
-    assert reads_and_writes(paid(lambda: store.claim_chord(ChordPart("c", place, f"t{place}")))) == (4, 3, 3)
+    assert reads_and_writes(paid(lambda: store.claim_chord(returned(0)._replace(task_id="other")))) == (4, 0, 2)
+    assert reads_and_writes(paid(lambda: store.claim_chord(returned(place)))) == (4, 3, 3)
     assert reads_and_writes(paid(lambda: store.load_group("c"))) == (1, 0, 2)  # is there a group in the header?
     pages = 1 + size // chords.PART_ROWS
     assert reads_and_writes(paid(lambda: store.parts("c"))) == (2 * pages, 0, 3 * pages)

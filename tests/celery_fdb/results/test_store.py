@@ -13,8 +13,8 @@ import pytest
 from celery.states import FAILURE, RETRY, STARTED, SUCCESS
 
 from celery_fdb.results import chords
-from celery_fdb.results.chords import ChordOver, ChordStep, Return
-from celery_fdb.results.records import INLINE_BYTES, ChordPart
+from celery_fdb.results.chords import ChordOver, ChordPart, ChordStep
+from celery_fdb.results.records import INLINE_BYTES
 from celery_fdb.results.store import SWEEP_ROWS, ResultStore
 from kombu_fdb.errors import CommitUnknown, FormatError, StoreUnavailable
 from kombu_fdb.keyspace.layout import pack
@@ -36,8 +36,8 @@ def done(payload: bytes = b"1", expires_ms: int = 0, state: str = SUCCESS) -> tu
     return state, payload, expires_ms
 
 
-def part(group_id: str, place: int, payload: bytes | None = b"1") -> Return:
-    return Return(ChordPart(group_id, place, f"t{place}"), SUCCESS, payload)
+def part(group_id: str, place: int, payload: bytes | None = b"1") -> ChordPart:
+    return ChordPart(group_id, place, f"t{place}", SUCCESS, payload)
 
 
 # -- results ---------------------------------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ def test_a_look_arms_a_watch_that_the_next_state_fires(store: ResultStore) -> No
 # -- chords: CHORD-ONCE, CHORD-SURE ----------------------------------------------------------------------------------
 
 
-def add(store: ResultStore, returned: Return) -> ChordStep:
+def add(store: ResultStore, returned: ChordPart) -> ChordStep:
     store.add_part(returned)
-    return store.claim_chord(returned.part)
+    return store.claim_chord(returned)
 
 
 def test_the_last_part_publishes(store: ResultStore) -> None:
@@ -173,9 +173,9 @@ def test_the_last_part_publishes(store: ResultStore) -> None:
     assert add(store, part("c", 1)) is ChordStep.NOTHING
     assert add(store, part("c", 0)) is ChordStep.NOTHING, "the size is not known yet"
     store.enlarge_chord("c", size=3)
-    assert store.claim_chord(ChordPart("c", 2, "t2")) is ChordStep.ADD
+    assert store.claim_chord(part("c", 2)) is ChordStep.ADD
     assert add(store, part("c", 2, b"x" * 200_000)) is ChordStep.PUBLISH
-    assert [(each.part.place, len(each.payload or b"")) for each in store.parts("c")] == [(0, 1), (1, 1), (2, 200_000)]
+    assert [(each.place, len(each.payload or b"")) for each in store.parts("c")] == [(0, 1), (1, 1), (2, 200_000)]
     assert store.chord_body("c") == b"body"
 
 
@@ -200,8 +200,8 @@ def test_a_part_counts_once_and_its_first_return_stays(store: ResultStore) -> No
 def test_a_frozen_signature_that_stands_twice_in_the_header_counts_twice(store: ResultStore) -> None:
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
-    assert add(store, Return(ChordPart("c", 0, "same"), SUCCESS, b"1")) is ChordStep.NOTHING
-    assert add(store, Return(ChordPart("c", 1, "same"), SUCCESS, b"1")) is ChordStep.PUBLISH
+    assert add(store, ChordPart("c", 0, "same", SUCCESS, b"1")) is ChordStep.NOTHING
+    assert add(store, ChordPart("c", 1, "same", SUCCESS, b"1")) is ChordStep.PUBLISH
 
 
 def test_only_the_part_that_claimed_it_goes_on_at_once(store: ResultStore) -> None:
@@ -229,7 +229,7 @@ def test_an_abandoned_chord_is_found(store: ResultStore, clock: ManualClock, cla
     store.enlarge_chord("c", size=1)
     store.add_part(part("c", 0))
     if claimed:
-        store.claim_chord(ChordPart("c", 0, "t0"))
+        store.claim_chord(part("c", 0))
     assert store.abandoned_chords() == []
     clock.advance(chords.CLAIM_MS / 1000)
     assert store.abandoned_chords() == ["c"]
@@ -324,7 +324,7 @@ def test_result_and_part_are_stored_together(store: ResultStore) -> None:
     store.enlarge_chord("c", size=1)
     store.store("t0", *done(b"meta"), part("c", 0))
     assert [each.payload for each in store.parts("c")] == [b"1"]
-    assert store.claim_chord(ChordPart("c", 0, "t0")) is ChordStep.PUBLISH
+    assert store.claim_chord(part("c", 0)) is ChordStep.PUBLISH
 
 
 def test_of_parts_that_return_at_the_same_time_one_publishes(running: ResultStore) -> None:
@@ -382,7 +382,7 @@ def test_every_verb_survives_a_lost_answer(faulty: ResultStore, faults: Faults, 
     strike()
     faulty.add_part(part("c", 1))
     strike()
-    assert faulty.claim_chord(ChordPart("c", 1, "t1")) is ChordStep.PUBLISH
+    assert faulty.claim_chord(part("c", 1)) is ChordStep.PUBLISH
     assert len(faulty.parts("c")) == 2
     strike()
     faulty.save_group("g", b"x", 5)
@@ -427,7 +427,7 @@ def test_chords_of_a_faulty_store_complete_exactly_once(seed: int) -> None:
         store.add_part(part("c", place))
         if rng.random() < 0.1:
             continue  # killed before it could look
-        if store.claim_chord(ChordPart("c", place, f"t{place}")) is ChordStep.PUBLISH and rng.random() < 0.5:
+        if store.claim_chord(part("c", place)) is ChordStep.PUBLISH and rng.random() < 0.5:
             _publish(store, published)  # else killed before it could publish
     for _ in range(20):  # a look whose answer is lost finds the chord again, later
         clock.advance(chords.CLAIM_MS / 1000)
@@ -462,7 +462,7 @@ def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(store: ResultStore
     store.open_chord("g", b"body", 0)
     store.enlarge_chord("g", size=1)
     store.add_part(part("g", 0))
-    assert store.claim_chord(ChordPart("g", 0, "t0")) is ChordStep.PUBLISH
+    assert store.claim_chord(part("g", 0)) is ChordStep.PUBLISH
     store._write(store.finishing("g"))
 
 
