@@ -274,7 +274,8 @@ class FailureStep(bootsteps.Step):
             if not isinstance(message.channel, Channel):
                 return decode_error(message, exc)
             _explain(message, exc, reason="malformed")
-            return decode_error(Undecodable(message), exc)
+            message.ack = message.reject  # Celery logs it and acknowledges it
+            return decode_error(message, exc)
 
         def on_unknown_task(body: Any, message: Any, exc: Any) -> Any:
             _explain(message, NotRegistered(str(exc)))
@@ -290,19 +291,6 @@ class FailureStep(bootsteps.Step):
 
         consumer.on_decode_error, consumer.on_unknown_task = on_decode_error, on_unknown_task
         consumer.on_unknown_message, consumer.on_invalid_task = on_unknown_message, on_invalid_task
-
-
-class Undecodable:
-    """A message whose acknowledgement is a rejection: Celery logs it and acknowledges it."""
-
-    def __init__(self, message: Any) -> None:
-        self._message = message
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._message, name)
-
-    def ack(self) -> None:
-        self._message.reject()
 
 
 def _explain(message: Any, exc: Any, reason: str = "rejected") -> None:
