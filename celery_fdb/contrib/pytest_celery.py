@@ -123,13 +123,9 @@ class FdbContainer(CeleryTestContainer):
         return READY
 
 
-class FdbTestBroker(CeleryTestBroker):
-    """The node that tests see."""
-
-
 @pytest.fixture
-def celery_fdb_broker(default_fdb_broker: FdbContainer) -> Iterator[FdbTestBroker]:
-    broker = FdbTestBroker(default_fdb_broker)
+def celery_fdb_broker(default_fdb_broker: FdbContainer) -> Iterator[CeleryTestBroker]:
+    broker = CeleryTestBroker(default_fdb_broker)
     yield broker
     broker.teardown()
 

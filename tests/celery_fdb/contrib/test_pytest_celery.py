@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("pytest_celery", reason="pytest-celery is not installed")
 
 from kombu import Connection
-from pytest_celery import CeleryBrokerCluster, RedisContainer
+from pytest_celery import CeleryBrokerCluster, CeleryTestBroker, RedisContainer
 
-from celery_fdb.contrib.pytest_celery import COMMAND, READY, FdbContainer, FdbTestBroker
+from celery_fdb.contrib.pytest_celery import COMMAND, READY, FdbContainer
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,7 +70,7 @@ def test_another_image_by_the_environment(monkeypatch):
 
 
 def test_a_node_configures_celery():
-    node = FdbTestBroker(Attributes("172.17.0.2"))
+    node = CeleryTestBroker(Attributes("172.17.0.2"))
     assert node.config()["url"] == "fdb://docker:docker@172.17.0.2:4500/0"
     assert node.config(vhost="7")["host_url"] == "fdb://docker:docker@172.17.0.2:4500/7"
     assert CeleryBrokerCluster(node).config()["urls"] == ["fdb://docker:docker@172.17.0.2:4500/0"]
