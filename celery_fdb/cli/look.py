@@ -15,18 +15,10 @@ from rich.live import Live
 from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
-from celery_fdb.inspection.overview import (
-    KeyView,
-    Overview,
-    QueueView,
-    SessionView,
-    find_keys,
-    look,
-    look_at_keys,
-)
+from celery_fdb.inspection.overview import Overview, QueueView, SessionView, find_keys, look, look_at_keys
 from celery_fdb.inspection.time_formats import age, rate
 from celery_fdb.inspection.time_formats import limit as written
-from kombu_fdb.model import is_internal
+from kombu_fdb.model import KeyLimits, is_internal
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
 
@@ -134,16 +126,17 @@ def keys(invocation: Invocation, *, queue: str, limit: int, prefix: str | None) 
         found = look_at_keys(invocation.broker, queue, top=limit)
     else:
         found = find_keys(invocation.broker, queue, limit, prefix=prefix)[0]
-    rows = [(view.key or NO_KEY, view.ready, view.leased, limits_of(view)) for view in found]
-    return Answer([dataclasses.asdict(each) for each in found], [table("key >ready >leased limits", rows)])
+    rows = [(key or NO_KEY, each.ready, each.leased, limits_of(each.limits)) for key, each in found.items()]
+    document = [{"key": key, **dataclasses.asdict(each)} for key, each in found.items()]
+    return Answer(document, [table("key >ready >leased limits", rows)])
 
 
-def limits_of(view: KeyView) -> str:
-    if view.limits is None:
+def limits_of(limits: KeyLimits | None) -> str:
+    if limits is None:
         return ""
     return ", ".join(
         name if value is True else f"{name}={written(value) if name == 'rate' else value}"
-        for name, value in view.limits.items()
+        for name, value in dataclasses.asdict(limits).items()
         if value not in (None, False)
     )
 
@@ -240,12 +233,12 @@ def _screen(overview: Overview, speeds: Speeds, by_key: KeySpeeds, silent_s: dic
     parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.own_queues, speeds)]
     rows = [
         (
-            *(queue.name, each.key or NO_KEY, each.ready, each.leased),
-            *key_speeds(by_key.get(queue.name, {}).get(each.key) if each.key else None),
-            "paused" if each.paused else "",
+            *(queue.name, key or NO_KEY, each.ready, each.leased),
+            *key_speeds(by_key.get(queue.name, {}).get(key) if key else None),
+            "paused" if each.limits and each.limits.paused else "",
         )
         for queue in overview.own_queues
-        for each in queue.keys
+        for key, each in queue.keys.items()
     ]
     if rows:
         parts += ["", table(f"queue key >ready >leased{KEY_SPEEDS} note", rows)]

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from celery_fdb.cli.look import known
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, table
-from celery_fdb.inspection.filters import Filter, Found
+from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.time_formats import age, moment, seconds_of
@@ -156,17 +156,18 @@ def _moment(name: str, text: str) -> str:
     return text if ago_s is None else moment(SystemClock().wall_ms() - ago_s * 1000).isoformat()
 
 
-def _search(find: Callable[..., Found], limit: int, most: int) -> tuple[list[Listed], int, bool]:
+def _search(
+    find: Callable[..., tuple[list[Listed], int, bytes | None]], limit: int, most: int
+) -> tuple[list[Listed], int, bool]:
     """Up to ``limit`` messages, how many were looked at, and whether those are all."""
     found: list[Listed] = []
-    looked_at, following = 0, b""
-    while True:
-        page = find(limit - len(found), after=following, most=most - looked_at)
-        found += page.messages
-        looked_at += page.looked_at
-        if page.following is None or len(found) >= limit or looked_at >= most:
-            return found, looked_at, page.following is None
-        following = page.following
+    looked_at = 0
+    following: bytes | None = b""
+    while following is not None and len(found) < limit and looked_at < most:
+        page, number, following = find(limit - len(found), after=following, most=most - looked_at)
+        found += page
+        looked_at += number
+    return found, looked_at, following is None
 
 
 def _described(invocation: Invocation, listed: Listed, *, body: bool) -> dict[str, Any]:

@@ -60,14 +60,6 @@ MOST_LOOKED_AT = 2_000
 PART = 200
 
 
-class Found(NamedTuple):
-    """The messages that match, how many were looked at, and where the next page begins; None at the end."""
-
-    messages: list[Listed]
-    looked_at: int
-    following: bytes | None
-
-
 def search(
     queue: Queue,
     wanted: Filter,
@@ -77,10 +69,10 @@ def search(
     reverse: bool = False,
     after: bytes = b"",
     most: int = sys.maxsize,
-) -> Found:
-    """Find up to ``limit`` messages behind ``after``, which is the ``following`` of the page before.
+) -> tuple[list[Listed], int, bytes | None]:
+    """Up to ``limit`` messages that match, how many were looked at, and where the next page begins; None at the end.
 
-    ``most``: how many messages to look at. ``reverse``: begin at the end of the queue.
+    ``after``: where this page begins. ``most``: how many messages to look at. ``reverse``: begin at the queue's end.
     """
     key = _subqueue(queue, wanted.key) if state == "ready" else None
     matching: list[Listed] = []
@@ -94,8 +86,8 @@ def search(
         if len(matching) >= limit or following is None or looked_at >= most:
             break
     if len(matching) > limit:
-        return Found(matching[:limit], looked_at, matching[limit - 1].position)
-    return Found(matching, looked_at, following)
+        return matching[:limit], looked_at, matching[limit - 1].position
+    return matching, looked_at, following
 
 
 def _subqueue(queue: Queue, key: str | None) -> str | None:

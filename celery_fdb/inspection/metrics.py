@@ -215,10 +215,10 @@ class BrokerCollector(Collector):
 
     def _of_keys(self, queues: Sequence[QueueView]) -> Iterator[tuple[tuple[str, ...], float]]:
         for queue in queues:
-            if not any(each.key for each in queue.keys):  # not a fair queue
+            if not any(queue.keys):  # not a fair queue
                 continue
             for state in ("ready", "leased"):
-                known = [(each.key, getattr(each, state)) for each in queue.keys if each.key != OTHER]
+                known = [(key, getattr(each, state)) for key, each in queue.keys.items() if key != OTHER]
                 yield from (((queue.name, key, state), number) for key, number in known)
                 rest = getattr(queue, state) - sum(number for _, number in known)
                 yield (queue.name, OTHER, state), max(rest, 0)

@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
+from itertools import islice
 from typing import Any
 
 from kombu_fdb import Broker
@@ -60,27 +61,13 @@ KEYS_PER_LOOK = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class KeyView:
-    """One fairness key of a queue; the key "" is that of messages without one."""
-
-    key: str
-    ready: int
-    leased: int
-    #: :class:`~kombu_fdb.model.KeyLimits`'s fields; None if it has no limits of its own.
-    limits: dict[str, Any] | None = None
-
-    @property
-    def paused(self) -> bool:
-        return bool(self.limits and self.limits["paused"])
-
-
-@dataclass(frozen=True, slots=True)
 class QueueView:
     """One queue. ``dead``: messages in ``<queue>.dead``, which is a queue of its own with this one as its ``dead_of``.
 
     ``oldest_age_s``: seconds since the oldest ready message was published or due, None without one; in a queue with
     very many keys, of the oldest among the keys next in turn. ``ready_bytes``: payloads of the ready messages.
-    ``keys``: the longest ones. ``keys`` and ``key_totals`` are empty unless they were asked for.
+    ``keys``: the longest ones; "" is the key of messages without one. ``keys`` and ``key_totals`` are empty unless they
+    were asked for.
     """
 
     name: str
@@ -103,7 +90,7 @@ class QueueView:
     ready_bytes: int = 0
     #: Messages that an older worker, which can't read them, keeps for a newer one.
     newer: int = 0
-    keys: list[KeyView] = field(default_factory=list)
+    keys: dict[str, KeyCounts] = field(default_factory=dict)
     #: ``totals`` by key, of the busiest keys; "" for its others together (``kombu_fdb/engine/metrics/totals.py``).
     key_totals: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -207,6 +194,7 @@ class Overview:
         document = dataclasses.asdict(self)
         for queue in document["queues"]:
             queue["arguments"] = {name: masked(name, value) for name, value in queue["arguments"].items()}
+            queue["keys"] = [{"key": key, **counts} for key, counts in queue["keys"].items()]
         return document
 
 
@@ -243,7 +231,7 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
             now_ms,
             totals=totals.get(name, {}),
             consumers=consumers[name],
-            keys=look_at_keys(broker, name, top=top_keys) if top_keys else [],
+            keys=look_at_keys(broker, name, top=top_keys) if top_keys else {},
             key_totals=by_key.get(name, {}),
         )
         for name in names
@@ -275,7 +263,7 @@ def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_
     )
 
 
-def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[KeyView]:
+def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> dict[str, KeyCounts]:
     """A queue's keys, the longest first. ``top``: how many, found among the first :data:`KEYS_READ` by name."""
     found: dict[str, KeyCounts] = {}
     after: str | None = None
@@ -283,24 +271,17 @@ def look_at_keys(broker: Broker, queue: str, *, top: int | None = None) -> list[
     while (top is None or len(found) < KEYS_READ) and (page := keys(after=after)):
         found |= page
         after = next(reversed(page))
-    longest = heapq.nsmallest(
-        len(found) if top is None else top, found.items(), key=lambda each: (-each[1].ready, -each[1].leased, each[0])
-    )
-    return [_key(*each) for each in longest]
+    most = len(found) if top is None else top
+    return dict(heapq.nsmallest(most, found.items(), key=lambda each: (-each[1].ready, -each[1].leased, each[0])))
 
 
 def find_keys(
     broker: Broker, queue: str, limit: int, *, prefix: str = "", after: str | None = None
-) -> tuple[list[KeyView], str | None]:
+) -> tuple[dict[str, KeyCounts], str | None]:
     """Up to ``limit`` keys with messages or limits, and the key behind which the next page begins; None at the end."""
-    found = [_key(*each) for each in broker.queue(queue).keys(after=after, limit=limit + 1, prefix=prefix).items()]
-    return found[:limit], found[limit - 1].key if len(found) > limit else None
-
-
-def _key(key: str, counts: KeyCounts) -> KeyView:
-    return KeyView(
-        key, counts.ready, counts.leased, None if counts.limits is None else dataclasses.asdict(counts.limits)
-    )
+    found = broker.queue(queue).keys(after=after, limit=limit + 1, prefix=prefix)
+    shown = dict(islice(found.items(), limit))
+    return shown, next(reversed(shown)) if len(found) > limit else None
 
 
 def _session(facts: SessionFacts) -> SessionView:

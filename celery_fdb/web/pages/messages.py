@@ -42,10 +42,11 @@ def messages(visit: Visit, broker: Broker) -> Response:
     """A queue's messages in one state that match the filter."""
     name, state = visit.asked("queue"), _state(visit)
     reverse, wanted = visit.asked("order") == "newest", wanted_of(visit)
-    size = visit.settings.page_size
-    found = search(broker.queue(name), wanted, size, state=state, reverse=reverse, after=_after(visit))
-    now_ms = visit.settings.clock.wall_ms()
-    rows = [MessageView.of(each, now_ms) for each in found.messages]
+    size, now_ms = visit.settings.page_size, visit.settings.clock.wall_ms()
+    found, looked_at, following = search(
+        broker.queue(name), wanted, size, state=state, reverse=reverse, after=_after(visit)
+    )
+    rows = [MessageView.of(each, now_ms) for each in found]
     kept = {"queue": name, "state": state, "order": "newest" if reverse else None, **wanted.fields()}
     return visit.page(
         "messages",
@@ -64,8 +65,8 @@ def messages(visit: Visit, broker: Broker) -> Response:
         },
         spoken=REASONS,
         reasons=known((*REASONS, wanted.reason, *(row.message.deaths[0].reason for row in rows if row.message.deaths))),
-        found=found,
-        following=None if found.following is None else found.following.hex(),
+        looked_at=looked_at,
+        following=None if following is None else following.hex(),
         reverse=reverse,
         actions=visit.allowed(offered(name, rows)),
         actions_on_all=_offered_on_all(name, rows),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from starlette.responses import Response
 
 from celery_fdb.inspection.overview import find_keys, look, look_at_keys
@@ -13,6 +15,7 @@ from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
+from kombu_fdb.model import KeyLimits
 from kombu_fdb.primitives.masking import masked
 
 #: The most queues on the first page; all are on the page of queues.
@@ -81,7 +84,7 @@ def queue(visit: Visit, broker: Broker) -> Response:
         drawn=charts_of(broker, visit.asked("span"), visit.settings.clock, seen, queue=name),
         arguments=sorted((each, masked(each, value)) for each, value in view.arguments.items()),
         control=broker.queue(name).control(),
-        keys=keys[:TOP_KEYS],
+        keys=dict(islice(keys.items(), TOP_KEYS)),
         actions=named(
             "resume" if view.paused else "pause", "limit", "unlimit", "publish", "move", "purge", "delete_queue"
         ),
@@ -107,5 +110,7 @@ def keys(visit: Visit, broker: Broker) -> Response:
     )
 
 
-def _offered_on_key(*, paused: bool, limited: bool) -> list[Action]:
-    return named("resume" if paused else "pause", "limit", *(["unlimit"] if limited and not paused else []), "move")
+def _offered_on_key(limits: KeyLimits | None) -> list[Action]:
+    if limits is not None and limits.paused:
+        return named("resume", "limit", "move")
+    return named("pause", "limit", *(["unlimit"] if limits is not None else []), "move")

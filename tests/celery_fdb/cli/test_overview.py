@@ -75,10 +75,13 @@ def test_keys_come_longest_first_and_over_many_pages(broker, monkeypatch):
         broker._engine.inspect, "key_page", lambda queue, *, limit, **kept: page(queue, limit=min(limit, 3), **kept)
     )
     found = look_at_keys(broker, "jobs")
-    assert [(each.key, each.ready) for each in found] == [*((f"k{n}", n + 1) for n in range(6, -1, -1)), ("idle", 0)]
-    assert found[-1].paused
-    assert [each.key for each in look_at_keys(broker, "jobs", top=2)] == ["k6", "k5"]
-    assert [each.key for each in view(look(broker, top_keys=1), "jobs").keys] == ["k6"]
+    assert [(key, each.ready) for key, each in found.items()] == [
+        *((f"k{n}", n + 1) for n in range(6, -1, -1)),
+        ("idle", 0),
+    ]
+    assert found["idle"].limits.paused
+    assert [*look_at_keys(broker, "jobs", top=2)] == ["k6", "k5"]
+    assert [*view(look(broker, top_keys=1), "jobs").keys] == ["k6"]
 
 
 def test_an_unknown_queue_is_refused(broker):

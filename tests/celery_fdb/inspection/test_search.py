@@ -18,7 +18,7 @@ from kombu_fdb import Broker, Queue
 from kombu_fdb.engine.dead_letters import LetterFilter
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.keyspace.codec import ATTEMPTS, PAYLOAD_HEAD, PAYLOAD_VERSION
-from kombu_fdb.model import Death, Listed, Peeked, Publication
+from kombu_fdb.model import Death, KeyLimits, Listed, Peeked, Publication
 
 HOUR_MS = 3_600_000
 TASKS = ["shop.charge", "shop.charge", "shop.mail", "", "news.send"]
@@ -49,14 +49,12 @@ def bury(broker: Broker, number: int, chance: random.Random) -> None:
 def everything(queue: Queue, wanted: Filter, limit: int = 3, **where: Any) -> list[Listed]:
     """All pages, one after the other."""
     found: list[Listed] = []
-    after = b""
-    while True:
-        page = search(queue, wanted, limit, after=after, **where)
-        assert len(page.messages) <= limit
-        found += page.messages
-        if page.following is None:
-            return found
-        after = page.following
+    following: bytes | None = b""
+    while following is not None:
+        page, _, following = search(queue, wanted, limit, after=following, **where)
+        assert len(page) <= limit
+        found += page
+    return found
 
 
 FILTERS = [
@@ -135,7 +133,7 @@ def test_a_task_is_found_by_the_name_that_its_publisher_gave_it_and_by_its_own(b
     """As the tasks of Django's, which are all run by one of Celery's."""
     publish(broker, *(Publication("", "q", envelope("django.run", shadow=each)) for each in ("shop.greet", None)))
     for wanted, found in (("shop.*", ["shop.greet"]), ("django.run", ["shop.greet", "django.run"])):
-        matching = search(broker.queue("q"), Filter(task=wanted), 10).messages
+        matching, *_ = search(broker.queue("q"), Filter(task=wanted), 10)
         assert [MessageView.of(each, 0).title for each in matching] == found
         assert [MessageView.of(each, 0).as_json()["task"] for each in matching] == found
 
@@ -149,7 +147,7 @@ def test_moments(broker: Broker) -> None:
         (Filter(until_ms=now_ms), 0),
         (Filter(until_ms=now_ms + 1), 1),
     ):
-        assert len(search(broker.queue("q"), wanted, 5).messages) == number
+        assert len(search(broker.queue("q"), wanted, 5)[0]) == number
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
@@ -194,8 +192,9 @@ def test_a_page_that_finds_nothing_reads_a_bounded_part_and_says_where_to_go_on(
     fill(broker, number)
     found = []
     paid = cost(counted, lambda: found.append(search(broker.queue("q"), Filter(task="rare"), 50)))
-    assert (found[0].messages, found[0].looked_at) == ([], 2_050)
-    assert found[0].following is not None
+    ((matching, looked_at, following),) = found
+    assert (matching, looked_at) == ([], 2_050)
+    assert following is not None
     assert (paid.rows, paid.point_reads, paid.commits) == (51 + 10 * 201, 0, 0)
     assert len(counted.transactions) == 11
 
@@ -253,7 +252,7 @@ def test_keys_by_prefix_in_pages(broker: Broker) -> None:
     broker.queue("q").limit("acme-2", weight=3, paused=True)
     broker.queue("q").limit("acme-9", rate=2)
     first, following = find_keys(broker, "q", 2, prefix="acme")
-    assert ([each.key for each in first], following) == (["acme-1", "acme-2"], "acme-2")
-    assert first[1].paused
+    assert ([*first], following) == (["acme-1", "acme-2"], "acme-2")
+    assert first["acme-2"].limits == KeyLimits(weight=3, paused=True)
     second, last = find_keys(broker, "q", 2, prefix="acme", after=following)
-    assert ([each.key for each in second], last) == (["acme-3", "acme-9"], None)
+    assert ([*second], last) == (["acme-3", "acme-9"], None)
