@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from celery_fdb.brokers import Holding, broker_of, open_existing
 from celery_fdb.inspection.overview import LOOPBACK, is_ours
 from celery_fdb.web.authentication import Authentication
-from celery_fdb.web.live import Stream
+from celery_fdb.web.live import streaming
 from celery_fdb.web.page import HEADERS, READING, Pages, ThreadPool, other_site
 from celery_fdb.web.pages import actions, messages, queues, schedules, tasks, workers
 from celery_fdb.web.settings import DashboardSettings, Login
@@ -166,7 +166,9 @@ def _assembled(settings: DashboardSettings) -> Starlette:
         """The answer after an error of ours, which the server logs."""
         return await pages.broken(request)
 
-    routes = _routes(pages, authentication, Stream(settings, authentication, holding, threads))
+    routes = _routes(pages, authentication)
+    stream = streaming(settings, authentication, holding, threads)
+    routes.append(Route(PATHS["events"], stream, methods=["GET"]))
     routes.append(Route(PATHS["workers"], pages.shows(workers.Workers().page, asking), methods=["GET"]))
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: nowhere, 405: otherwise, 500: broken})
 
@@ -177,12 +179,11 @@ def _methods(request: Request) -> set[str]:
     return {method for each in routes if isinstance(each, Route) for method in each.methods or ()} or {*READING}
 
 
-def _routes(pages: Pages, authentication: Authentication, stream: Stream) -> list[BaseRoute]:
+def _routes(pages: Pages, authentication: Authentication) -> list[BaseRoute]:
     shown = [Route(PATHS[name], pages.shows(view), methods=["GET"]) for name, view in SHOWN.items()]
     return [
         *shown,
         Route(PATHS["act"], pages.acts(actions.act), methods=["GET", "POST"]),
-        Route(PATHS["events"], stream.__call__, methods=["GET"]),
         Route(PATHS["login"], authentication.greet, methods=["GET"]),
         Route(PATHS["login"], pages.enters(authentication.admit), methods=["POST"]),
         Route(PATHS["logout"], pages.enters(authentication.dismiss), methods=["POST"]),

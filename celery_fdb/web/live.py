@@ -275,44 +275,34 @@ END_S = 1.0
 AGAIN_MS = 3_000
 
 
-class Stream:
-    """One feed for each event loop; a server has one loop."""
+def streaming(
+    settings: DashboardSettings, authentication: Authentication, holding: Holding, threads: ThreadPool
+) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """The endpoint of the stream, with one feed for each event loop; a server has one loop."""
+    feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = WeakKeyDictionary()
 
-    def __init__(
-        self, settings: DashboardSettings, authentication: Authentication, holding: Holding, threads: ThreadPool
-    ) -> None:
-        self._settings = settings
-        self._authentication = authentication
-        self._holding = holding
-        self._threads = threads
-        self._feeds: WeakKeyDictionary[asyncio.AbstractEventLoop, Feed] = WeakKeyDictionary()
+    async def look_once(vitals: LiveStats) -> dict[str, Any]:
+        """Raises ``KombuFDBError``."""
+        try:
+            return await threads.run(lambda: vitals.look_at(holding.broker()))
+        except Busy:
+            raise
+        except KombuFDBError:
+            holding.forget()
+            raise
 
-    async def __call__(self, request: Request) -> ASGIApp:
-        _, refusal = await self._authentication.visit(request)
+    async def stream(request: Request) -> ASGIApp:
+        _, refusal = await authentication.visit(request)
         if refusal is not None:
             return PlainTextResponse("log in first\n", 401)
         if request.method == "HEAD":
             return PlainTextResponse("", media_type="text/event-stream")
-        return _live(self.feed())
-
-    def feed(self) -> Feed:
-        """The feed of the running event loop."""
         loop = asyncio.get_running_loop()
-        found = self._feeds.get(loop)
-        if found is None:
-            interval_s, most = self._settings.interval_s, self._settings.most_streams
-            found = self._feeds[loop] = Feed(partial(self._look, LiveStats()), interval_s, most)
-        return found
+        if loop not in feeds:
+            feeds[loop] = Feed(partial(look_once, LiveStats()), settings.interval_s, settings.most_streams)
+        return _live(feeds[loop])
 
-    async def _look(self, vitals: LiveStats) -> dict[str, Any]:
-        """Look once. Raises ``KombuFDBError``."""
-        try:
-            return await self._threads.run(lambda: vitals.look_at(self._holding.broker()))
-        except Busy:
-            raise
-        except KombuFDBError:
-            self._holding.forget()
-            raise
+    return stream
 
 
 def _live(feed: Feed) -> ASGIApp:
