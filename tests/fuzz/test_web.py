@@ -25,6 +25,7 @@ from store_messages import NAMES, clear, fill, mutated
 from celery_fdb.history.options import History
 from celery_fdb.history.run import ENDED, Run
 from celery_fdb.history.store import HistoryStore
+from celery_fdb.operations.action import AUDIT_LOG
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.web import dashboard
 from celery_fdb.web.visit import PATHS
@@ -135,7 +136,7 @@ def test_no_page_answers_over_499_but_that_the_store_is_away(
     url: str, person: TestClient, fuzz: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = Broker.open(url)
-    caplog.set_level(logging.INFO, "celery_fdb.audit")
+    caplog.set_level(logging.INFO, AUDIT_LOG)
 
     def target(chance: random.Random) -> None:
         clear(broker)
@@ -154,8 +155,9 @@ def test_no_page_answers_over_499_but_that_the_store_is_away(
             data = {**fields, "form_token": person.cookies["celery_fdb_form"]}
             answer = person.post("/act", data=data, follow_redirects=False)
             assert answer.status_code < 500, (fields, answer.text[-2_000:])
-        begun = [each for each in caplog.messages if each.endswith("begun.")]
-        assert len(caplog.messages) == 2 * len(begun), "each action has two lines"
+        audited = [each.getMessage() for each in caplog.records if each.name == AUDIT_LOG]
+        begun = [each for each in audited if each.endswith("begun.")]
+        assert len(audited) == 2 * len(begun), "each action has two lines"
 
     fuzz(target)
     broker.close()
