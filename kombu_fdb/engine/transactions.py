@@ -23,7 +23,7 @@ from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Database, Transaction
-from kombu_fdb.store.retry import CommitTokens, Doubt, Patience, Retry
+from kombu_fdb.store.retry import Doubt, Patience, Retry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,8 +68,9 @@ class Transactions:
         #: As in ``Window``.
         self.fair_queues: set[str] = set()
         client = self.ids()
-        tokens = CommitTokens(lambda slot: self.keys.token(client, slot))
-        self.retry = Retry(database, self.clock, self.rng, Patience(self.clock), tokens)
+        self.retry = Retry(
+            database, self.clock, self.rng, Patience(self.clock), lambda slot: self.keys.token(client, slot)
+        )
         #: Whether the outcome of a commit may be unknown.
         self.may_be_unknown = database.commit_may_be_unknown
         #: Whether writers wait for each other, so that none runs in vain: then consumers need no line.

@@ -99,37 +99,6 @@ class Token:
         return self.value(_FENCE)
 
 
-class CommitTokens:
-    """A stack of token keys for one process: as many keys as transactions that ever ran at the same time.
-
-    ``list.append`` and ``list.pop`` are atomic, so no lock is needed.
-    """
-
-    def __init__(self, make_key: Callable[[int], bytes]) -> None:
-        self._make_key = make_key
-        self._free: list[Token] = []
-        self._made = 0
-
-    def take(self, now_s: float) -> Token:
-        """A token that no other run uses meanwhile, with a number it never had before."""
-        token = self._fresh(now_s)
-        token.number += 1
-        token.used_s = now_s
-        return token
-
-    def _fresh(self, now_s: float) -> Token:
-        while self._free:
-            token = self._free.pop()
-            if now_s - token.used_s < LONGEST_DOUBT_S:
-                return token
-        self._made += 1
-        return Token(self._make_key(self._made))
-
-    def give_back(self, token: Token) -> None:
-        """Return a token that no commit under way can write any more. Any other is abandoned, and cleared by age."""
-        self._free.append(token)
-
-
 @dataclass(slots=True)
 class Doubt(Generic[T]):
     """What a transaction may have done. Its caller makes it, :class:`~kombu_fdb.store.retry.Retry` fills it in."""
@@ -260,14 +229,18 @@ class Retry:
     Raises (from :meth:`__call__`): ``StoreUnavailable`` when the deadline passes or the store fails for good,
     ``CommitUnknown`` when it passes during a commit, ``LimitExceeded``, and whatever the body raises.
 
-    ``tokens``: not needed for :meth:`read` and :meth:`repeat`.
+    ``token_key``: makes the key of this process's n-th token; not needed for :meth:`read` and :meth:`repeat`.
     """
 
     database: Database
     clock: Clock
     pauses: Random
     patience: Patience = field(default_factory=Patience)
-    tokens: CommitTokens | None = None
+    token_key: Callable[[int], bytes] | None = None
+    #: The tokens that no run uses: as many as transactions ever ran at the same time, in all. No lock is needed, as
+    #: ``list.append`` and ``list.pop`` are atomic.
+    _free: list[Token] = field(default_factory=list)
+    _made: int = 0
 
     def __call__(
         self,
@@ -289,14 +262,9 @@ class Retry:
         try:
             return self.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict, doubt=doubt)
         finally:
-            if not doubt.is_open:
+            if not doubt.is_open:  # else a commit under way may still write it: it is abandoned, and cleared by age
                 token.before = doubt.landed or token.before
-                self._lender.give_back(token)
-
-    @property
-    def _lender(self) -> CommitTokens:
-        assert self.tokens is not None, "only reads and what may be repeated go without tokens"
-        return self.tokens
+                self._free.append(token)
 
     def _token_for(self, doubt: Doubt[T]) -> Token:
         """A new token, or an open doubt's own, by which its next run finds out about earlier ones."""
@@ -305,8 +273,25 @@ class Retry:
             token.number += 1
             return token
         assert not doubt.results, "what has been settled is another transaction's"
-        doubt.token = token = self._lender.take(self.clock.monotonic())
+        doubt.token = token = self._new_token()
         return token
+
+    def _new_token(self) -> Token:
+        """A token that no other run uses meanwhile, with a number it never had before."""
+        now_s = self.clock.monotonic()
+        token = self._free_token(now_s)
+        token.number += 1
+        token.used_s = now_s
+        return token
+
+    def _free_token(self, now_s: float) -> Token:
+        while self._free:
+            token = self._free.pop()
+            if now_s - token.used_s < LONGEST_DOUBT_S:
+                return token
+        assert self.token_key is not None, "only reads and what may be repeated go without tokens"
+        self._made += 1
+        return Token(self.token_key(self._made))
 
     def resolve(self, doubt: Doubt[T], *, timeout_s: float) -> bool | None:
         """Settle a doubt: True if it has happened (``doubt.result``), False if it has not, and never will.

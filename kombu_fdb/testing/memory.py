@@ -234,17 +234,6 @@ RANGE_BYTES = 24
 TRANSACTION_AGE_S = 5.0
 
 
-@dataclass(slots=True)
-class Reads:
-    """What a transaction read serializably."""
-
-    keys: set[bytes] = field(default_factory=set)
-    ranges: list[Range] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.keys or self.ranges)
-
-
 class MemoryTransaction:
     """One transaction; ended by ``commit`` or ``cancel``."""
 
@@ -259,7 +248,9 @@ class MemoryTransaction:
         #: Whose it is; a simulation's note.
         self.author: object = None
         self.read_version: int | None = None
-        self.reads = Reads()
+        #: What it read serializably.
+        self.keys_read: set[bytes] = set()
+        self.ranges_read: list[Range] = []
         self.writes = OwnWrites()
         #: Fired although the committer never got its answer.
         self.lost_watches: list[Watch] = []
@@ -267,6 +258,10 @@ class MemoryTransaction:
     @property
     def read_only(self) -> bool:
         return not self.writes.log
+
+    @property
+    def can_conflict(self) -> bool:
+        return bool(self.keys_read or self.ranges_read)
 
     # Reads
 
@@ -295,7 +290,7 @@ class MemoryTransaction:
                 begin, end = (last, end) if reverse else (begin, last + b"\0")
             self._refuse_unreadable(begin, end)
             if not snapshot:
-                self.reads.ranges += self.writes.unknown_parts(begin, end)
+                self.ranges_read += self.writes.unknown_parts(begin, end)
             return rows
 
     def _get(self, key: bytes, snapshot: bool) -> bytes | None:
@@ -304,7 +299,7 @@ class MemoryTransaction:
         if op is not None and op.independent:
             return op.over(None)
         if not snapshot:
-            self.reads.keys.add(key)
+            self.keys_read.add(key)
         stored = self._stored(key)
         return stored if op is None else op.over(stored)
 
@@ -411,12 +406,12 @@ class MemoryTransaction:
         check_key(key)
         op = self.writes.op(key)
         if op is None or not op.independent:
-            self.reads.keys.add(key)
+            self.keys_read.add(key)
 
     def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
         self._check_alive()
         if begin < end:
-            self.reads.ranges += self.writes.unknown_parts(begin, end)
+            self.ranges_read += self.writes.unknown_parts(begin, end)
 
     def watch(self, key: bytes) -> Watch:
         """Also reads the key serializably, as FoundationDB's watches do."""
@@ -425,7 +420,7 @@ class MemoryTransaction:
             self._ensure_read_version()
             op = self.writes.op(key)
             if op is None or not op.independent:
-                self.reads.keys.add(key)
+                self.keys_read.add(key)
         watch = Watch(key, self._db.disarm)
         self._watches.append(watch)
         return watch
@@ -447,7 +442,7 @@ class MemoryTransaction:
             db.after_answer()
 
     def _commit_writes(self) -> list[Watch]:
-        check_size(self._size + sum(2 * len(key) + RANGE_BYTES for key in self.reads.keys))
+        check_size(self._size + sum(2 * len(key) + RANGE_BYTES for key in self.keys_read))
         self._check_age()
         try:
             return self._db.commit(self)
@@ -511,12 +506,13 @@ class _Committed:
     keys: list[bytes]
     ranges: list[Range]
 
-    def touches(self, read: Reads) -> bool:
+    def touches(self, keys: set[bytes], ranges: Sequence[Range] = ()) -> bool:
+        """Whether it wrote something of these."""
         return (
-            any(key in read.keys for key in self.keys)
-            or any(_any_key_in(sorted(read.keys), begin, end) for begin, end in self.ranges)
-            or any(b < end and begin < e for begin, end in self.ranges for b, e in read.ranges)
-            or any(_any_key_in(self.keys, begin, end) for begin, end in read.ranges)
+            any(key in keys for key in self.keys)
+            or any(_any_key_in(sorted(keys), begin, end) for begin, end in self.ranges)
+            or any(b < end and begin < e for begin, end in self.ranges for b, e in ranges)
+            or any(_any_key_in(self.keys, begin, end) for begin, end in ranges)
         )
 
 
@@ -622,7 +618,7 @@ class MemoryDatabase:
         self._land_due()
         if transaction.read_version is not None:
             self._land([late for late in self._late if late.after_a_look])
-        fault = self.faults.next_at_commit(can_conflict=bool(transaction.reads))
+        fault = self.faults.next_at_commit(can_conflict=transaction.can_conflict)
         match fault:
             case None:
                 return self._apply(transaction)
@@ -649,7 +645,7 @@ class MemoryDatabase:
         landing = self.faults.landing()
         if landing is None:
             return
-        if transaction.reads and transaction.read_version is None:
+        if transaction.can_conflict and transaction.read_version is None:
             transaction.read_version = self.version
         lands_s = self.clock.monotonic() + landing.lateness_s
         if not transaction.is_too_old(lands_s):
@@ -677,12 +673,13 @@ class MemoryDatabase:
 
     def _check_conflicts(self, transaction: MemoryTransaction) -> None:
         version = transaction.read_version
-        if version is None or not transaction.reads:
+        if version is None or not transaction.can_conflict:
             return
         if version < self.recovered:
             raise TransactionTooOld
         first = bisect_right(self._log, version, key=lambda committed: committed.version)
-        if any(committed.touches(transaction.reads) for committed in islice(self._log, first, None)):
+        read = transaction.keys_read, transaction.ranges_read
+        if any(committed.touches(*read) for committed in islice(self._log, first, None)):
             raise Conflict
 
     def _next_version(self) -> int:
@@ -748,8 +745,7 @@ class MemoryDatabase:
         if watch.done:
             return True
         first = bisect_right(self._log, read_version, key=lambda committed: committed.version)
-        alone = Reads(keys={watch.key})
-        if any(committed.touches(alone) for committed in islice(self._log, first, None)):
+        if any(committed.touches({watch.key}) for committed in islice(self._log, first, None)):
             return False
         self._watches.setdefault(watch.key, []).append(watch)
         return True

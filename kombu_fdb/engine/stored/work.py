@@ -54,32 +54,6 @@ Happening = Literal["published", "claimed", "acked", "returned", "dead", "lost",
 Event = tuple[str, ...]
 
 
-class _OfKeys:
-    """Changes to messages with a key; most transactions have none."""
-
-    __slots__ = ("arrivals", "backlogs", "flights", "freed")
-
-    def __init__(self) -> None:
-        self.backlogs: dict[tuple[str, str], int] = {}
-        self.flights: dict[tuple[str, str], int] = {}
-        self.arrivals: set[tuple[str, str, Rank]] = set()
-        self.freed: set[tuple[str, str]] = set()
-
-    def write(self, tr: Transaction, keys: Keyspace) -> None:
-        for (queue, key), by in self.backlogs.items():
-            if by:
-                tr.add(keys.backlog(queue, key), by)
-        for (queue, key), by in self.flights.items():
-            if by:
-                tr.add(keys.flight(queue, key), by)
-        for queue, key, rank in self.arrivals:
-            tr.set(keys.arrival(queue, key, rank), b"")
-        for queue, key in self.freed:
-            tr.set(keys.freed(queue, key), b"")
-        for queue in {queue for queue, _, _ in self.arrivals}:
-            tr.set(keys.fair(queue), b"")
-
-
 def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> None:
     numbers[key] = numbers.get(key, 0) + by
 
@@ -87,7 +61,20 @@ def _add(numbers: dict[tuple[str, str], int], key: tuple[str, str], by: int) -> 
 class Effects:
     """Counts and bells of one transaction; also numbers its new messages."""
 
-    __slots__ = ("_alarm", "_amounts", "_bells", "_counts", "_keyed", "deleting", "events", "stamped", "unlimited")
+    __slots__ = (
+        "_alarm",
+        "_amounts",
+        "_arrivals",
+        "_backlogs",
+        "_bells",
+        "_counts",
+        "_flights",
+        "_freed",
+        "deleting",
+        "events",
+        "stamped",
+        "unlimited",
+    )
 
     def __init__(self, stamped: int = 0) -> None:
         """``stamped``: how many new messages are in the transaction already; counting goes on from there."""
@@ -102,7 +89,11 @@ class Effects:
         self._bells: set[str] = set()
         self._alarm = False
         self.stamped = stamped
-        self._keyed: _OfKeys | None = None
+        # Of messages with a key, by queue and key:
+        self._backlogs: dict[tuple[str, str], int] = {}
+        self._flights: dict[tuple[str, str], int] = {}
+        self._arrivals: set[tuple[str, str, Rank]] = set()
+        self._freed: set[tuple[str, str]] = set()
 
     def change(self, queue: str, state: Counted, by: int) -> None:
         """``by`` more (or fewer) messages of ``queue`` are in ``state``: delayed or leased."""
@@ -130,40 +121,33 @@ class Effects:
         """Have idle consumers look at the queue."""
         self._bells.add(queue)
 
-    @property
-    def _of_keys(self) -> _OfKeys:
-        if self._keyed is None:
-            self._keyed = _OfKeys()
-        return self._keyed
-
     def came(self, queue: str, key: str, rank: Rank) -> None:
         """A message with a key became ready: consumers must look at the key."""
-        of_keys = self._of_keys
-        _add(of_keys.backlogs, (queue, key), 1)
-        of_keys.arrivals.add((queue, key, rank))
+        _add(self._backlogs, (queue, key), 1)
+        self._arrivals.add((queue, key, rank))
 
     def coming(self, queue: str, key: str) -> int:
         """How many messages of the key this transaction has added."""
-        return self._of_keys.backlogs.get((queue, key), 0)
+        return self._backlogs.get((queue, key), 0)
 
     def went(self, queue: str, key: str, messages: int) -> None:
         """These messages with a key are no longer ready."""
-        _add(self._of_keys.backlogs, (queue, key), -messages)
+        _add(self._backlogs, (queue, key), -messages)
 
     def leased(self, queue: str, key: str) -> None:
         """A message with a key was leased. Guarantee KEY-LIMIT: counted whether the key is limited now or not."""
-        _add(self._of_keys.flights, (queue, key), 1)
+        _add(self._flights, (queue, key), 1)
 
     def freed(self, queue: str, key: str) -> None:
         """A lease on a message with a key ended: a parked key may have a slot again."""
-        _add(self._of_keys.flights, (queue, key), -1)
+        _add(self._flights, (queue, key), -1)
         self.spared(queue, key)
 
     def spared(self, queue: str, key: str) -> None:
         """A message was chosen and not leased: its key may be parked, waiting for a slot that is still free."""
         if queue in self.unlimited:
             return
-        self._of_keys.freed.add((queue, key))
+        self._freed.add((queue, key))
         self._bells.add(queue)
 
     def delayed(self, queue: str) -> None:
@@ -187,8 +171,19 @@ class Effects:
         for queue, by in self._amounts.items():
             if by:
                 tr.add(keys.count(queue, "ready"), by, width=AMOUNT_BYTES)
-        if self._keyed is not None:
-            self._keyed.write(tr, keys)
+        for (queue, key), by in self._backlogs.items():
+            if by:
+                tr.add(keys.backlog(queue, key), by)
+        for (queue, key), by in self._flights.items():
+            if by:
+                tr.add(keys.flight(queue, key), by)
+        if self._arrivals:
+            for queue, key, rank in self._arrivals:
+                tr.set(keys.arrival(queue, key, rank), b"")
+            for queue in {queue for queue, _, _ in self._arrivals}:
+                tr.set(keys.fair(queue), b"")
+        for queue, key in self._freed:
+            tr.set(keys.freed(queue, key), b"")
         for queue in self._bells:
             tr.set_versionstamped_value(keys.bell(queue))
         if self._alarm:

@@ -22,7 +22,7 @@ from kit.frames import keeps_frames
 from kombu_fdb.errors import Conflict, LimitExceeded, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, Database, Transaction, Watch
-from kombu_fdb.store.retry import CommitTokens, Retry
+from kombu_fdb.store.retry import Retry
 
 __all__ = ["TIMEOUT_S", "Capability", "Keys", "StoreConformance", "arm", "commit", "lacks", "retry_on"]
 
@@ -66,8 +66,12 @@ class Keys:
 
 
 def retry_on(database: Database, prefix: bytes) -> Retry:
-    tokens = CommitTokens(lambda number: prefix + b"token/" + struct.pack(">I", number))
-    return Retry(database, SystemClock(), random.Random(0), tokens=tokens)
+    return Retry(
+        database,
+        SystemClock(),
+        random.Random(0),
+        token_key=lambda number: prefix + b"token/" + struct.pack(">I", number),
+    )
 
 
 def commit(database: Database, body: Callable[[Transaction], T]) -> T:

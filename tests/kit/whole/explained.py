@@ -44,8 +44,9 @@ class _World:
     def __init__(self, engine: Engine, live: Collection[SessionId]) -> None:
         self.keys: Keyspace = engine.keys
         self.live = set(live)
-        tokens = engine.transactions.retry._lender
-        self.tokens = {tokens._make_key(number) for number in range(1, tokens._made + 1)}
+        retry = engine.transactions.retry
+        assert retry.token_key is not None
+        self.tokens = {retry.token_key(number) for number in range(1, retry._made + 1)}
         self.now_ms = engine.transactions.now()
         self.rows: list[KeyValue] = engine.upkeep.rows(range_of(self.keys.prefix))
         self.has = {key for key, _ in self.rows}

@@ -17,7 +17,7 @@ from kit.costs import CountingDatabase
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.process.duties import LEFT_TTL_S
 from kombu_fdb.store.protocol import Transaction
-from kombu_fdb.store.retry import LONGEST_DOUBT_S, CommitTokens, Doubt, Patience, Retry
+from kombu_fdb.store.retry import LONGEST_DOUBT_S, Doubt, Patience, Retry
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -33,8 +33,7 @@ class Bench:
         self.clock = ManualClock()
         self.database = MemoryDatabase(clock=self.clock, faults=self.faults)
         self.counted = CountingDatabase(self.database)
-        tokens = CommitTokens(lambda number: b"token/%d" % number)
-        self.retry = Retry(self.counted, self.clock, random.Random(0), tokens=tokens)
+        self.retry = Retry(self.counted, self.clock, random.Random(0), token_key=lambda number: b"token/%d" % number)
         self.runs = 0
 
     def add_one(self, tr: Transaction) -> int:
