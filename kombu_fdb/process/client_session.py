@@ -341,7 +341,7 @@ class ClientSession:
         self.threads.end()
         logger.warning(
             "this process was silent for longer than session_ttl (%g s) and was declared dead: what it held (%s) was "
-            "released, and what it has already started may run twice",
+            "released, and what it has started, or handed to its pool, may run twice",
             self._options.session_ttl,
             plural(len(self.known), "message"),
         )
