@@ -551,10 +551,12 @@ class FoundationTransaction:
             if not asks:
                 tr.set_read_version(latest)
             tr.commit().wait()
-        except self._fdb_error as error:
+        except BaseException as error:  # a signal handler's, too, whose traceback refers to the transaction
             db.recent_until = 0.0
             # A commit that still waits for its read version could get one after the doubt was settled.
             tr.reset()
+            if not isinstance(error, self._fdb_error):
+                raise
             raise (explain_commit(error) if self._wrote else explain(error)) from error
         if self._wrote:
             version = tr.get_committed_version()

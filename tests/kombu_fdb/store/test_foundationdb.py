@@ -379,6 +379,27 @@ class TestReadVersions:
             self.given(database, lambda tr: tr.add_read_conflict_key(self.KEY))
         other.close()
 
+    def test_a_commit_that_a_signal_handler_interrupts_does_not_go_on(self, database: FoundationDatabase) -> None:
+        """The traceback refers to the transaction, which could still get the read version that it waits for."""
+        calls: list[str] = []
+
+        class Waiting:
+            def __getattr__(self, name: str) -> Any:
+                return lambda *_: calls.append(name)
+
+            def commit(self) -> Any:
+                return self
+
+            def wait(self) -> None:
+                raise KeyboardInterrupt
+
+        tr = database.begin(timeout_s=TIMEOUT_S)
+        tr.set(self.KEY, b"x")
+        tr._tr = Waiting()
+        with pytest.raises(KeyboardInterrupt):
+            tr.commit()
+        assert calls[-1] == "reset"
+
     def test_threads_that_only_write_never_conflict(self, cluster: Cluster) -> None:
         """A token that one has given back is the next one's, with a version that has seen its last commit."""
         database = FoundationDatabase.open(cluster.cluster_file)
