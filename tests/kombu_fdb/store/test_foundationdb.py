@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
