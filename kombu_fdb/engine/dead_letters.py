@@ -272,7 +272,7 @@ def _take(work: Work, dead: str, messages: Sequence[Message[bytes]]) -> None:
 
 
 def _replay(work: Work, message: Message[bytes], record: Record, queue: str, payload: bytes | None = None) -> bool:
-    if record.expires_ms and record.expires_ms <= work.now_ms:
+    if record.has_expired(work.now_ms):
         drop_expired(work, message, record)
         return False
     forget(work, message)
@@ -307,7 +307,7 @@ def trim(work: Work, limit: int, queue: str) -> int:
     unkeyed, keyed = work.tr.get_ranges(ranges, snapshot=True)
     dropped: list[KeyValue] = []
     for row in (unkeyed + keyed)[:limit]:
-        if len(dropped) < excess or 0 < Record.known(row[1]).expires_ms <= work.now_ms:
+        if len(dropped) < excess or Record.known(row[1]).has_expired(work.now_ms):
             dropped.append(row)
     take_out(work, queue, dropped)
     for key, value in dropped:

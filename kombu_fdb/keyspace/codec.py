@@ -226,6 +226,10 @@ class Record(NamedTuple):
         except FormatError:
             return cls.unreadable(value)
 
+    def has_expired(self, now_ms: int) -> bool:
+        """By the clock; a lifetime of no length is over by every clock, also by one behind the publisher's."""
+        return 0 < self.expires_ms <= max(now_ms, self.published_ms)
+
     def encode(self) -> bytes:
         """The bytes to store, without a payload in chunks. Raises ``struct.error`` for what no record can hold."""
         has_extras = self.deaths or self.ttr_ms or self.priority or self.way

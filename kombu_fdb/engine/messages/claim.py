@@ -266,7 +266,7 @@ def take(
         return None
     if isinstance(record, FormatError):
         bury_malformed(work, Message(queue, key, value), record)
-    elif 0 < record.expires_ms <= work.now_ms:
+    elif record.expires_ms and record.has_expired(work.now_ms):
         drop_expired(work, Message(queue, key, value), record)
     else:
         work.effects.note(queue, "claimed", fair_key)

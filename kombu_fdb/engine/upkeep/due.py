@@ -186,11 +186,11 @@ def at_heads(work: Work, queues: Sequence[str]) -> tuple[dict[str, list[bytes]],
     next_ms = None
     for (queue, _key), rows in zip(places, work.tr.get_ranges(ranges, snapshot=True), strict=True):
         for row, value in rows:
-            expires_ms = Record.known(value).expires_ms
-            if 0 < expires_ms <= work.now_ms:
+            record = Record.known(value)
+            if record.has_expired(work.now_ms):
                 due.setdefault(queue, []).append(row)
-            elif expires_ms:
-                next_ms = expires_ms if next_ms is None else min(next_ms, expires_ms)
+            elif record.expires_ms:
+                next_ms = record.expires_ms if next_ms is None else min(next_ms, record.expires_ms)
     return due, next_ms
 
 
@@ -202,7 +202,7 @@ def drop_part(work: Work, limit: int, queue: str, cursor: bytes = b"") -> tuple[
     ranges = [range_of(work.keys.keyed(queue)), range_of(work.keys.ready(queue))]
     rows, following = rows_from(work, ranges, cursor, limit)
     found = [(row, read_or(None, Record.decode, row[1])) for row in rows]  # a claim buries unreadable ones
-    expired = [(row, record) for row, record in found if record is not None and 0 < record.expires_ms <= work.now_ms]
+    expired = [(row, record) for row, record in found if record is not None and record.has_expired(work.now_ms)]
     take_out(work, queue, [row for row, _ in expired])
     for row, record in expired:
         drop_expired(work, Message(queue, *row), record)

@@ -101,6 +101,15 @@ def test_a_message_expires_early_or_late_by_how_far_the_clocks_are_apart_at_most
         assert not found
 
 
+@pytest.mark.parametrize("behind_s", [0, 1, 86_400])
+def test_a_lifetime_of_no_length_is_over_by_every_clock(behind_s: float) -> None:
+    """A claim may have read its clock before the publish that it waited for."""
+    bench = Bench(MemoryDatabase())
+    publisher, consumer = Host(bench, 0), Host(bench, -behind_s)
+    publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=0)])
+    assert not consumer.engine.messages.claim(consumer.session, ["q"], 1)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(-900, 900), st.integers(-900, 900), st.integers(0, 1500))
 def test_a_delay_is_wrong_by_how_far_publisher_and_promoter_are_apart_at_most(
