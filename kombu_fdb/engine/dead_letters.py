@@ -282,14 +282,8 @@ def _replay(work: Work, message: Message[bytes], record: Record, queue: str, pay
     if payload is not None:
         record = with_payload(work, record, payload)
     kept = NO_PRIORITY if to.rank == work.keys.rank(priority) else priority
-    alive = record._replace(
-        expires_ms=0 if ttl_ms is None else work.now_ms + ttl_ms,
-        redeliveries=0,
-        seen=False,
-        priority=kept,
-        way=Way("", queue),
-    )
-    put_ready(work, to, alive)
+    record = record._replace(redeliveries=0, seen=False, priority=kept, way=Way("", queue))
+    put_ready(work, to, record.renewed(work.now_ms, ttl_ms))
     return True
 
 

@@ -230,6 +230,13 @@ class Record(NamedTuple):
         """By the clock; a lifetime of no length is over by every clock, also by one behind the publisher's."""
         return 0 < self.expires_ms <= max(now_ms, self.published_ms)
 
+    def renewed(self, now_ms: int, ttl_ms: int | None) -> Record:
+        """The same message with a new time to live, which begins now, whatever the publisher's clock said."""
+        if ttl_ms is None:
+            return self._replace(expires_ms=0)
+        published_ms = min(self.published_ms, now_ms) if ttl_ms else now_ms
+        return self._replace(published_ms=published_ms, expires_ms=now_ms + ttl_ms)
+
     def encode(self) -> bytes:
         """The bytes to store, without a payload in chunks. Raises ``struct.error`` for what no record can hold."""
         has_extras = self.deaths or self.ttr_ms or self.priority or self.way

@@ -362,7 +362,7 @@ def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes |
 def _put(work: Work, queue: str, row: KeyValue, due_ms: int, payload: bytes | None) -> None:
     key, value = row
     record = Record.decode(value)
-    if record.expires_ms and record.expires_ms <= max(due_ms, work.now_ms):
+    if record.has_expired(max(due_ms, work.now_ms)):
         raise QueueError(
             "the message expires before it is due",
             queue=queue,

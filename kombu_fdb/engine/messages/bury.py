@@ -111,12 +111,11 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     """Store a letter by its key and priority; ``<queue>.dead`` keeps the order of the deaths."""
     # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
     ttl_ms = work.routing.queue(work.tr, target).message_ttl_ms if declared else work.policy.dead_ttl_ms
-    expires_ms = 0 if ttl_ms is None else work.now_ms + ttl_ms
     if target.endswith(DEAD_SUFFIX):
         to = Subqueue(target, "", work.keys.rank(NO_PRIORITY))
     else:
         to = Subqueue.of(work, target, record.key, record.priority)
-    put_ready(work, to, record._replace(expires_ms=expires_ms))
+    put_ready(work, to, record.renewed(work.now_ms, ttl_ms))
 
 
 def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:

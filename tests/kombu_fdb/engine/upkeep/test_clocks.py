@@ -11,10 +11,13 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import KEPT_MS
+from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.transactions import Environment, Timeouts
-from kombu_fdb.model import Publication
+from kombu_fdb.errors import QueueError
+from kombu_fdb.model import Publication, Spot, View
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.duty_cycle import Duties
+from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -24,13 +27,14 @@ WINDOW_MS = 300_000
 class Host:
     """A process on a machine whose wall clock is wrong by ``error_s``."""
 
-    def __init__(self, bench: Bench, error_s: float) -> None:
+    def __init__(self, bench: Bench, error_s: float, policy: Policy | None = None) -> None:
         self.clock = ManualClock()
         self.clock.jump_wall(error_s)
         self.engine = Engine(
             bench.database,
             bench.namespace,
             Environment(self.clock, random_id, random.Random(1)),
+            policy,
             timeouts=Timeouts(call_s=30.0),
         )
         self.session = self.engine.sessions.open({})
@@ -108,6 +112,37 @@ def test_a_lifetime_of_no_length_is_over_by_every_clock(behind_s: float) -> None
     publisher, consumer = Host(bench, 0), Host(bench, -behind_s)
     publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=0)])
     assert not consumer.engine.messages.claim(consumer.session, ["q"], 1)
+
+
+def test_a_message_that_has_expired_by_every_clock_is_not_rescheduled() -> None:
+    bench = Bench(MemoryDatabase())
+    publisher, operator = Host(bench, 600), Host(bench, 0)
+    publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=0)])
+    (listed,) = operator.engine.inspect.page("q", View("ready"), 10).messages
+    with pytest.raises(QueueError, match="expires before it is due"):
+        operator.engine.messages.reschedule("q", Spot("ready", listed.position, listed.message.message_id), 0)
+
+
+@pytest.mark.parametrize("ttl_ms", [0, 60_000])
+def test_the_life_of_a_dead_letter_does_not_depend_on_its_publishers_clock(ttl_ms: int) -> None:
+    bench = Bench(MemoryDatabase(), Policy(dead_ttl_ms=ttl_ms))
+    publisher, consumer, behind = Host(bench, 600), Host(bench, 0, bench.policy), Host(bench, -10)
+    publisher.engine.publisher.publish([Publication("", "q", b"")])
+    (delivery,) = consumer.engine.messages.claim(consumer.session, ["q"], 1)
+    consumer.engine.messages.reject([delivery.lease])
+    assert len(behind.engine.messages.claim(behind.session, ["q.dead"], 1)) == bool(ttl_ms)
+
+
+@pytest.mark.parametrize("ttl_ms", [0, 60_000])
+def test_the_life_after_a_replay_does_not_depend_on_the_publishers_clock(ttl_ms: int) -> None:
+    bench = Bench(MemoryDatabase())
+    publisher, consumer, behind = Host(bench, 600), Host(bench, 0), Host(bench, -10)
+    publisher.engine.publisher.publish([Publication("", "q", b"")])
+    (delivery,) = consumer.engine.messages.claim(consumer.session, ["q"], 1)
+    consumer.engine.messages.reject([delivery.lease])
+    consumer.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": ttl_ms}))
+    assert consumer.engine.dead_letters.replay("q", 1) == 1
+    assert len(behind.engine.messages.claim(behind.session, ["q"], 1)) == bool(ttl_ms)
 
 
 @settings(max_examples=200, deadline=None)
