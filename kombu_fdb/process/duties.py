@@ -60,7 +60,8 @@ class _Failing:
     since_ms: int
     times: int = 0
     until: float = 0.0
-    shown_at: float = -SHOW_INTERVAL_S
+    #: When it was last shown in the store.
+    shown_at: float = -math.inf
 
 
 class Guard:
@@ -74,10 +75,14 @@ class Guard:
         #: By duty, when a full disk was last reported.
         self._full_logged_at: dict[str, float] = {}
 
+    def is_aside(self, duty: str, subject: str) -> bool:
+        """Whether it has just failed, and is left alone."""
+        failing = self._failing.get((duty, subject))
+        return failing is not None and self._clock.monotonic() < failing.until
+
     def attempt(self, duty: str, subject: str, step: Callable[[], T]) -> T | None:
         """The step's result; None if it failed, or is still set aside. Raises ``StoreError`` if the store is away."""
-        failing = self._failing.get((duty, subject))
-        if failing is not None and self._clock.monotonic() < failing.until:
+        if self.is_aside(duty, subject):
             return None
         try:
             result = step()
@@ -89,15 +94,14 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - no error may keep the other subjects from their turn
             self._set_aside(duty, subject, error)
             return None
-        if failing is not None:
-            del self._failing[duty, subject]
+        if self._failing.pop((duty, subject), None) is not None:
             self._upkeep.forget_aside(duty, subject)
         return result
 
     def _set_aside(self, duty: str, subject: str, error: Exception) -> None:
         failing = self._fail(duty, subject)
         now = self._clock.monotonic()
-        if failing.times == 1:
+        if failing.shown_at < 0:
             self._report(duty, subject, error)
         if now - failing.shown_at >= SHOW_INTERVAL_S:
             failing.shown_at = now
@@ -112,9 +116,11 @@ class Guard:
             self._report(duty, subject, error)
 
     def _fail(self, duty: str, subject: str) -> _Failing:
-        failing = self._failing.setdefault((duty, subject), _Failing(self._clock.wall_ms()))
+        now, failing = self._clock.monotonic(), self._failing.get((duty, subject))
+        if failing is None or now - failing.until >= LEFT_TTL_S:  # it was gone meanwhile, and so is what was shown
+            failing = self._failing[duty, subject] = _Failing(self._clock.wall_ms())
         failing.times += 1
-        failing.until = self._clock.monotonic() + ASIDE_PAUSE_S
+        failing.until = now + ASIDE_PAUSE_S
         return failing
 
 
@@ -183,7 +189,7 @@ class Duty:
 
     def _take_turns(self, budget: Budget) -> None:
         """Give each subject a step in turn, beginning after the last subject of the previous call."""
-        ordered = sorted(self._find())
+        ordered = sorted(each for each in self._find() if not self._guard.is_aside(self.name, each))
         first = bisect_right(ordered, self._last_subject)
         waiting = deque(ordered[first:] + ordered[:first])
         while waiting and budget.spend():

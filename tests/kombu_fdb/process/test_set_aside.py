@@ -1,0 +1,78 @@
+"""What fails is set aside: how soon a duty with such subjects is called again, and when a failure is reported."""
+
+from __future__ import annotations
+
+import pytest
+from kit.conformance.queue import Bench
+
+from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.errors import StoreFull
+from kombu_fdb.process.duties import ASIDE_PAUSE_S, LEFT_TTL_S, LOOK_S, Guard, routine
+from kombu_fdb.testing.memory import MemoryDatabase
+
+MANY = 100
+
+
+class Failures:
+    """A duty with many subjects, all of which fail with ``error``, if any."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.reported: list[str] = []
+        self._bench = Bench(MemoryDatabase())
+        guard = Guard(self._bench.engine.upkeep, self._bench.clock, lambda _duty, subject, _error: self._note(subject))
+        self._duty = routine("work", guard, lambda: [f"{number:03}" for number in range(MANY)], self._step, LOOK_S)
+
+    def _note(self, subject: str) -> None:
+        self.reported.append(subject)
+
+    def _step(self, _: str) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def run(self) -> float:
+        """A round after which all subjects had their turns. Returns the pause until the next one."""
+        for _ in range(2):
+            pause_s = self._duty.run(Budget(self._bench.clock, transactions=MANY * 2 // 3))
+        return pause_s
+
+    def later(self, seconds: float) -> None:
+        self._bench.later(seconds)
+
+
+def test_more_subjects_than_a_turn_has_transactions_do_not_keep_a_process_busy() -> None:
+    failures = Failures(ValueError())
+    assert failures.run() == LOOK_S
+    assert failures.run() == LOOK_S
+    assert len(failures.reported) == MANY
+
+
+@pytest.mark.parametrize(("pause_s", "times"), [(ASIDE_PAUSE_S, 1), (LEFT_TTL_S, 1), (ASIDE_PAUSE_S + LEFT_TTL_S, 2)])
+def test_what_fails_again_long_after_is_reported_again(pause_s: float, times: int) -> None:
+    """Its subject may have been gone meanwhile: a queue that was deleted and declared again."""
+    failures = Failures(ValueError())
+    failures.run()
+    failures.later(pause_s)
+    failures.run()
+    assert len(failures.reported) == MANY * times
+
+
+def test_what_has_recovered_is_reported_when_it_fails_again() -> None:
+    failures = Failures(ValueError())
+    for error in (ValueError(), None, ValueError()):
+        failures.error = error
+        failures.run()
+        failures.later(ASIDE_PAUSE_S)
+    assert len(failures.reported) == MANY * 2
+
+
+def test_a_full_disk_before_hides_no_failure() -> None:
+    full = StoreFull()
+    full.moves = True
+    failures = Failures(full)
+    failures.run()
+    assert failures.reported == ["000"], "once for all subjects"
+    failures.error = ValueError()
+    failures.later(ASIDE_PAUSE_S)
+    failures.run()
+    assert len(failures.reported) == 1 + MANY
