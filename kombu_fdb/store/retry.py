@@ -63,6 +63,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any, Generic, TypeVar
 
@@ -237,10 +238,10 @@ class Retry:
     pauses: Random
     patience: Patience = field(default_factory=Patience)
     token_key: Callable[[int], bytes] | None = None
-    #: The tokens that no run uses: as many as transactions ever ran at the same time, in all. No lock is needed, as
-    #: ``list.append`` and ``list.pop`` are atomic.
+    #: The tokens that no run uses: as many as transactions ever ran at the same time, in all. Then the numbers of new
+    #: ones. No lock is needed, as ``list.append``, ``list.pop`` and ``next`` are atomic.
     _free: list[Token] = field(default_factory=list)
-    _made: int = 0
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __call__(
         self,
@@ -290,8 +291,7 @@ class Retry:
             if now_s - token.used_s < LONGEST_DOUBT_S:
                 return token
         assert self.token_key is not None, "only reads and what may be repeated go without tokens"
-        self._made += 1
-        return Token(self.token_key(self._made))
+        return Token(self.token_key(next(self._numbers)))
 
     def resolve(self, doubt: Doubt[T], *, timeout_s: float) -> bool | None:
         """Settle a doubt: True if it has happened (``doubt.result``), False if it has not, and never will.

@@ -44,9 +44,7 @@ class _World:
     def __init__(self, engine: Engine, live: Collection[SessionId]) -> None:
         self.keys: Keyspace = engine.keys
         self.live = set(live)
-        retry = engine.transactions.retry
-        assert retry.token_key is not None
-        self.tokens = {retry.token_key(number) for number in range(1, retry._made + 1)}
+        self.token_key = engine.transactions.retry.token_key
         self.now_ms = engine.transactions.now()
         self.rows: list[KeyValue] = engine.upkeep.rows(range_of(self.keys.prefix))
         self.has = {key for key, _ in self.rows}
@@ -125,8 +123,9 @@ def _waits(world: _World, of: Elements, _key: bytes, _value: bytes) -> bool:
     return world.stays(of[0])
 
 
-def _token(world: _World, _of: Elements, key: bytes, _value: bytes) -> bool:
-    return key in world.tokens
+def _token(world: _World, of: Elements, key: bytes, _value: bytes) -> bool:
+    assert world.token_key is not None
+    return key == world.token_key(of[1])
 
 
 def _turns(world: _World, of: Elements, _key: bytes, _value: bytes) -> bool:

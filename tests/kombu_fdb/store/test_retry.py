@@ -6,7 +6,12 @@ import contextlib
 import contextvars
 import random
 import struct
+import sys
 import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -320,6 +325,28 @@ def test_a_token_unused_for_long_is_left_to_the_sweepers() -> None:
         bench.retry(bench.add_one, timeout_s=60)
         bench.clock.advance(pause_s)
     assert [key for key, _ in bench.database.items(b"token/", b"token0")] == [b"token/1", b"token/2"]
+
+
+def test_threads_that_begin_at_once_have_a_token_each() -> None:
+    """Also where a thread loses its turn between two lines, as under a debugger."""
+    bench = Bench()
+    tokens: list[bytes] = []
+
+    def give_way(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        if event == "line" and frame.f_code.co_name == "_free_token":
+            time.sleep(0.005)
+        return give_way
+
+    def run() -> None:
+        sys.settrace(give_way)
+        tokens.append(bench.retry._new_token().key)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(tokens) == [b"token/%d" % number for number in range(1, 5)]
 
 
 # -- one deadline for several ------------------------------------------------------------------------------------------
