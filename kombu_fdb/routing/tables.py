@@ -33,6 +33,7 @@ from kombu_fdb.keyspace.codec import control_of, decode_json, encode_json
 from kombu_fdb.keyspace.layout import Keyspace, read_or
 from kombu_fdb.model import URGENT, QueueControl
 from kombu_fdb.primitives.clock import Clock
+from kombu_fdb.primitives.ranges import LONGEST_MS
 from kombu_fdb.store.protocol import Transaction
 
 # -- patterns and headers ----------------------------------------------------------------------------------------------
@@ -195,8 +196,9 @@ class QueueDeclaration:
 
     @cached_property
     def message_ttl_ms(self) -> int | None:
-        """``x-message-ttl``."""
-        return self.arguments.get("x-message-ttl")
+        """``x-message-ttl``; what no queue can be declared with any more is read as the nearest value in range."""
+        ttl_ms = self.arguments.get("x-message-ttl")
+        return None if ttl_ms is None else min(max(ttl_ms, 0), LONGEST_MS)
 
     @cached_property
     def empties_itself(self) -> bool:

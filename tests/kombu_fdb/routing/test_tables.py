@@ -247,3 +247,17 @@ def test_an_alternate_exchange_counts_from_its_commit_on() -> None:
     assert bench.engine.inspect.route("e", "k") == ["q"]
     other.queues.delete_exchange("late")
     assert bench.engine.inspect.route("e", "k") == []
+
+
+@pytest.mark.parametrize("ttl_ms", [2**64, -1])
+def test_a_time_to_live_that_no_queue_can_be_declared_with_stops_no_claim(ttl_ms: int) -> None:
+    """An older version, or another program, has stored it for a queue of dead letters."""
+    bench = Bench(MemoryDatabase())
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "late"}
+    bench.engine.queues.declare(QueueDeclaration("q", arguments=arguments))
+    late = QueueDeclaration("late", arguments={"x-message-ttl": ttl_ms})
+    bench.write(lambda tr: tr.set(bench.engine.keys.queue("late"), late.encode()))
+    bench.put(b"expired", ttl_ms=0)
+    bench.put(b"good")
+    assert bench.payloads() == [b"good"]
+    assert bench.payloads(1, "late") == [b"expired"] * (ttl_ms > 0)
