@@ -40,7 +40,7 @@ from kombu_fdb.engine.messages.message import Subqueue, delete, forget, put_read
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
-from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, headers_of
+from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, end_of_life, headers_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, priority_of, range_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Peeked, Way
 from kombu_fdb.store.protocol import KeyValue
@@ -282,8 +282,14 @@ def _replay(work: Work, message: Message[bytes], record: Record, queue: str, pay
     if payload is not None:
         record = with_payload(work, record, payload)
     kept = NO_PRIORITY if to.rank == work.keys.rank(priority) else priority
-    record = record._replace(redeliveries=0, seen=False, priority=kept, way=Way("", queue))
-    put_ready(work, to, record.renewed(work.now_ms, ttl_ms))
+    alive = record._replace(
+        expires_ms=end_of_life(work.now_ms, ttl_ms),
+        redeliveries=0,
+        seen=False,
+        priority=kept,
+        way=Way("", queue),
+    )
+    put_ready(work, to, alive)
     return True
 
 

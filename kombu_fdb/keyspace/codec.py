@@ -57,6 +57,8 @@ from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST
 INLINE_BYTES = 2048
 #: FoundationDB's value limit is 100,000 B.
 CHUNK_BYTES = 90_000
+#: A moment that is over by every clock.
+OVER_MS = 1
 
 RECORD_VERSION = 2
 LEASE_VERSION = 1
@@ -227,15 +229,8 @@ class Record(NamedTuple):
             return cls.unreadable(value)
 
     def has_expired(self, now_ms: int) -> bool:
-        """By the clock; a lifetime of no length is over by every clock, also by one behind the publisher's."""
-        return 0 < self.expires_ms <= max(now_ms, self.published_ms)
-
-    def renewed(self, now_ms: int, ttl_ms: int | None) -> Record:
-        """The same message with a new time to live, which begins now, whatever the publisher's clock said."""
-        if ttl_ms is None:
-            return self._replace(expires_ms=0)
-        published_ms = min(self.published_ms, now_ms) if ttl_ms else now_ms
-        return self._replace(published_ms=published_ms, expires_ms=now_ms + ttl_ms)
+        """Whether its time to live is over by the clock that says ``now_ms``."""
+        return 0 < self.expires_ms <= now_ms
 
     def encode(self) -> bytes:
         """The bytes to store, without a payload in chunks. Raises ``struct.error`` for what no record can hold."""
@@ -319,6 +314,14 @@ class Record(NamedTuple):
             count = min(count, _SEEN - 1)
         head = bytes([max(value[0], 2)]) + _REDELIVERIES.pack(count | _SEEN)
         return head + value[len(head) :]
+
+
+def end_of_life(start_ms: int, ttl_ms: int | None) -> int:
+    """When this time to live is over; 0 if there is none.
+
+    One of no length is legal (RabbitMQ: unless consumed at once), and is over by every clock, also one that is behind.
+    """
+    return 0 if ttl_ms is None else start_ms + ttl_ms if ttl_ms else OVER_MS
 
 
 def chunks_of(payload: bytes) -> list[bytes]:

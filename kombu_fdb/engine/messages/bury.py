@@ -34,7 +34,7 @@ from kombu_fdb.engine.messages.message import Subqueue, delete_rest, forget, put
 from kombu_fdb.engine.stored import copies, newer
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
-from kombu_fdb.keyspace.codec import Message, Record, encode_json, published_by
+from kombu_fdb.keyspace.codec import Message, Record, encode_json, end_of_life, published_by
 from kombu_fdb.keyspace.layout import priority_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Way
 
@@ -115,7 +115,7 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
         to = Subqueue(target, "", work.keys.rank(NO_PRIORITY))
     else:
         to = Subqueue.of(work, target, record.key, record.priority)
-    put_ready(work, to, record.renewed(work.now_ms, ttl_ms))
+    put_ready(work, to, record._replace(expires_ms=end_of_life(work.now_ms, ttl_ms)))
 
 
 def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:

@@ -68,7 +68,7 @@ from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, LimitExceeded, StoreError
-from kombu_fdb.keyspace.codec import INLINE_BYTES, Message, Record
+from kombu_fdb.keyspace.codec import INLINE_BYTES, Message, Record, end_of_life
 from kombu_fdb.keyspace.layout import Keyspace, readable
 from kombu_fdb.model import LONGEST_KEY, LONGEST_NAME, LONGEST_TASK_ID, NO_PRIORITY, URGENT, Death, Publication
 from kombu_fdb.primitives.clock import Clock, IdSource
@@ -233,8 +233,8 @@ def dead_of(work: Work, queue: str, publication: Publication, deaths: Sequence[D
 
 
 def expires_at(start_ms: int, ttl_ms: int | None, expires_ms: int) -> int:
-    """The earlier of the two ends; 0 for never. A time to live of 0 is legal (RabbitMQ: unless consumed at once)."""
-    ends = [end for end in (expires_ms, None if ttl_ms is None else start_ms + ttl_ms) if end]
+    """The earlier of the two ends; 0 for never."""
+    ends = [end for end in (expires_ms, end_of_life(start_ms, ttl_ms)) if end]
     return min(ends, default=0)
 
 

@@ -20,6 +20,7 @@ from kit.simulation.ledgers.single import SingleLedger
 from kit.simulation.ledgers.tasks import TaskLedger
 from kit.simulation.process import Frame
 from kit.simulation.violation import Violation
+from kombu_fdb.engine.topology import VERSION_BYTES
 from kombu_fdb.keyspace.codec import decode_amount, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import SessionId
@@ -79,9 +80,12 @@ class Ledger:
         """Enter one commit. Raises ``Violation``."""
         tagged = [(self._tag(key), key, old, new) for key, old, new in changes]
         bodies = {self._body(key, old, new) for tag, key, old, new in tagged if tag == "body"}
-        for tag, key, _old, new in tagged:
+        for tag, key, old, new in tagged:
             if tag == "queue" and new is None:
                 self._queue_deleted(author, str(self.keys.unpack(key)[1]))
+            elif tag == "deleting" and (new or b"")[:VERSION_BYTES] > (old or b"")[:VERSION_BYTES]:
+                queue = str(self.keys.unpack(key)[1])
+                self.judge.doomed |= {row.record.message_id for row in self.rows.values() if row.queue == queue}
         self.turns.begin()
         touched: set[tuple[str, str]] = set()
         moves: dict[bytes, tuple[list[Row], list[Row]]] = {}

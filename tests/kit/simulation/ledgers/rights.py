@@ -85,6 +85,8 @@ class Judge:
         self.once: dict[str, Once] = {}
         self._windows: dict[tuple[str, str], tuple[int, int]] = {}
         self._handed_out: set[bytes] = set()
+        #: The ids of messages whose queue was deleted: one that a session held goes when it would come back.
+        self.doomed: set[bytes] = set()
 
     def moved(
         self,
@@ -198,17 +200,18 @@ class Judge:
             return
         expired = 0 < before.record.expires_ms <= author.latest_ms
         held = before.state == "leased"
+        doomed = held and before.record.message_id in self.doomed
         trimmed = not TRIMMED.isdisjoint(self._queues.get(queue, {}))
         may = {
             "claim": expired or held or author.no_ack,
             "serve": expired,
             "publish": trimmed,
             "repeat": trimmed,
-            "duties": queue.endswith(DEAD_SUFFIX) or trimmed or expired,
+            "duties": queue.endswith(DEAD_SUFFIX) or trimmed or expired or doomed,
             "replay": expired,
             "walk": expired,
             "move": False,
-            "release": queue.endswith(DEAD_SUFFIX),
+            "release": queue.endswith(DEAD_SUFFIX) or doomed,
             "reject": queue.endswith(DEAD_SUFFIX),
         }
         if not may.get(verb, True):

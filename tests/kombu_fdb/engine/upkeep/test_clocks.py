@@ -123,6 +123,17 @@ def test_a_message_that_has_expired_by_every_clock_is_not_rescheduled() -> None:
         operator.engine.messages.reschedule("q", Spot("ready", listed.position, listed.message.message_id), 0)
 
 
+def test_a_life_does_not_depend_on_the_clock_of_a_consumer_that_delayed_the_message() -> None:
+    bench = Bench(MemoryDatabase())
+    publisher, ahead, consumer = Host(bench, 0), Host(bench, 59), Host(bench, 0)
+    publisher.engine.publisher.publish([Publication("", "q", b"", ttl_ms=60_000)])
+    (delivery,) = ahead.engine.messages.claim(ahead.session, ["q"], 1)
+    ahead.engine.messages.release([delivery.lease], due_ms=ahead.clock.wall_ms() + 2_000)
+    pass_time([publisher, ahead, consumer], 2)
+    ahead.engine.upkeep.promote()
+    assert len(consumer.engine.messages.claim(consumer.session, ["q"], 1)) == 1
+
+
 @pytest.mark.parametrize("ttl_ms", [0, 60_000])
 def test_the_life_of_a_dead_letter_does_not_depend_on_its_publishers_clock(ttl_ms: int) -> None:
     bench = Bench(MemoryDatabase(), Policy(dead_ttl_ms=ttl_ms))
