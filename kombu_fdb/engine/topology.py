@@ -426,7 +426,9 @@ def add_consumer(work: Work, session_id: SessionId, queue: str, tag: str, *, dec
     session.require(work, session_id)
     if declared and work.tr.get(work.keys.queue(queue)) is None:
         raise QueueNotFound(queue=queue, fix="Declare it again.")
-    work.tr.set(work.keys.consumer(queue, session_id, tag), b"")
+    own = work.keys.consumer(queue, session_id, tag)
+    work.tr.add_read_conflict_key(own)  # its removal keeps a commit whose answer was lost from landing later
+    work.tr.set(own, b"")
 
 
 def remove_consumer(work: Work, session_id: SessionId, queue: str, tag: str) -> bytes | None:

@@ -421,7 +421,7 @@ class Channel(DeclaringChannel):
         self.closed = self._qos.ended = True
         receiver = self.transport.receiver_if_any  # don't wait for its thread, which may be in a claim
         held: Callable[[], list[Lease]] = list if receiver is None else receiver.fetcher.close
-        store.later(partial(settle_orphaned, store, (), self.consumers, held))
+        store.later(partial(settle_orphaned, store, (), self.give_up_consumers(), held))
         self.qos.orphan()
         self.leave()
 
@@ -430,14 +430,12 @@ class Channel(DeclaringChannel):
         waiting = self.credit.inbox.withdraw(lambda *_: True)
         return [*self.credit.held.leave(), *waiting]
 
-    @property
-    def consumers(self) -> list[tuple[SessionId, str, str]]:
-        """The consumers as the store knows them: session, queue, tag."""
-        return [
-            (each.session_id, each.queue, each.tag)
-            for each in self._subscriptions.values()
-            if each.session_id is not None
-        ]
+    def give_up_consumers(self) -> list[tuple[SessionId, str, str]]:
+        """Note that they leave. Returns them as the store knows them: session, queue, tag. Takes no lock."""
+        given_up = list(self._subscriptions.values())
+        for each in given_up:
+            each.leaves = True
+        return [(each.session_id, each.queue, each.tag) for each in given_up if each.session_id is not None]
 
     def disown(self) -> None:
         """In a forked child: forget what the channel held, as it is the parent's."""

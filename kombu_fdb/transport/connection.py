@@ -221,7 +221,10 @@ class BrokerConnection(virtual.Transport):
         if self._store is None or sys.is_finalizing() or self._store.pid != os.getpid():
             return
         leases = [lease for channel in self.channels for lease in channel.bequeath()]
-        consumers = [*(each for channel in self.channels for each in channel.consumers), *self._exclusive_queues]
+        consumers = [
+            *(each for channel in self.channels for each in channel.give_up_consumers()),
+            *self._exclusive_queues,
+        ]
         if leases or consumers:
             self._store.later(partial(settle_orphaned, self._store, leases, consumers))
         self._store.abandon(self)

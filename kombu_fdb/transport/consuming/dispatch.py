@@ -83,6 +83,8 @@ class Subscription:
     #: The session under which the store has registered this consumer; or may have, as long as it is not ``registered``.
     session_id: SessionId | None = None
     registered: bool = False
+    #: Whether it leaves, or has left: a registration that is still under way must be undone.
+    leaves: bool = False
     #: Its name in the store, unique in the process and so in the session.
     tag: str = field(init=False)
     #: Whether a claim deletes messages from the store: only without acks, and only from a queue that vanishes anyway.

@@ -332,6 +332,7 @@ class Fetcher:
 
     def leave(self, subscription: Subscription) -> None:
         """Have the store forget a cancelled consumer; its queue may vanish, or serve another one. Never raises."""
+        subscription.leaves = True  # first: a registration that begins later sees it
         if subscription.session_id is None:
             return
         consumer = subscription.session_id, subscription.queue, subscription.tag
@@ -664,6 +665,9 @@ class Fetcher:
                 raise
             # Its last other consumer has left meanwhile.
             raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
+        finally:
+            if subscription.leaves:  # another thread may have removed it before it was added
+                self.client.later(partial(self.leave, subscription))
 
     def _glance(self, session: ClientSession) -> None:
         """Read the watched keys, and look again if they have changed since the last glance.

@@ -173,7 +173,11 @@ class SimulatedTransport(BrokerConnection):
             self._consume_anew,
             transient,
         )
-        self.fetcher.subscribe(subscription, single=self.single_active(queue))
+        try:
+            self.fetcher.subscribe(subscription, single=self.single_active(queue))
+        except BaseException:
+            self.fetcher.cancel(subscription, leave=True)
+            raise
         self.subscriptions.append(subscription)
         self.bell.ring()
 

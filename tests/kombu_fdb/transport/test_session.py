@@ -169,6 +169,28 @@ def test_what_meets_a_fence_again_and_again_ends_at_its_deadline(
         verb(connection.default_channel)
 
 
+def test_consumers_of_a_connection_that_was_dropped_meanwhile_have_left(
+    connect: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn was registering them under a new session."""
+    dropped, other = connect(), connect()
+    dropped.Consumer([Queue("p"), Queue("q")]).consume()
+    engine, transport = other.default_channel.engine, dropped.transport
+    add_consumer = engine.queues.add_consumer
+
+    def add(*args: Any, **given: Any) -> None:
+        drop = threading.Thread(target=lambda: transport._collect(None))
+        drop.start()
+        drop.join()
+        add_consumer(*args, **given)
+
+    monkeypatch.setattr(engine.queues, "add_consumer", add)
+    take_for_dead(other)
+    with pytest.raises(dropped.connection_errors):
+        until(lambda: dropped.drain_events(timeout=60))
+    until(lambda: not any(map(engine.inspect.consumer_count, "pq")))
+
+
 def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> None:
     """The queue is gone with the session, so the consumer must declare it again: it gets a connection error."""
     connection.Consumer([Queue("q", auto_delete=True)]).consume()

@@ -7,12 +7,15 @@ store to be empty (DURABLE, FAIR): a message that no consumer gets is as good as
 
 from __future__ import annotations
 
+from functools import partial
+
 from kit.simulation.acts.consuming import work
 from kit.simulation.acts.owners import consumers_of, settle_again, take
 from kit.simulation.plan import Step
 from kit.simulation.process import Process
 from kit.simulation.violation import Violation
 from kit.simulation.world import BEAT_INTERVAL_S, DEAD_LENGTH, SESSION_TTL_S, SWEEP_INTERVAL_S, World
+from kombu_fdb.engine import topology
 
 __all__ = ["calm", "come_to_rest"]
 
@@ -52,6 +55,7 @@ def come_to_rest(world: World) -> None:
     _consume(world)
     calm(world)
     _consume(world)
+    _check_consumers(world)
     left = [f"{world.ledger.label(row)} {row}" for row in world.ledger.rows.values()]
     if left:
         raise Violation("DURABLE", f"no consumer gets {', '.join(sorted(left))}")
@@ -126,6 +130,18 @@ def _check_full(world: World) -> None:
         full = len(rows) > given.get("x-max-length", len(rows)) or size > given.get("x-max-length-bytes", size)
         if full and given.get("x-overflow", "drop-head") == "drop-head":
             raise Violation("BOUNDED", f"{queue} keeps {len(rows)} messages, {size} bytes")
+
+
+def _check_consumers(world: World) -> None:
+    """None in the store has left."""
+    transports = [process.connection for process in world.processes.values() if process.connection is not None]
+    own = {each.tag for every in transports for each in every.subscriptions}
+    for queue in world.profile.queues if transports else ():
+        with world.acting(Step("count", "limit", 0, 1)):
+            read = transports[0].store.engine.transactions.read
+            stored = read(partial(topology.consumer_tags, queue=queue))
+        if not own.issuperset(stored):
+            raise Violation("BOUNDED", f"{queue} keeps the consumers {sorted({*stored} - own)}, which have left")
 
 
 def _open_everything(world: World) -> None:

@@ -16,6 +16,8 @@ from kit.interruption import interrupt, runs_handlers
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.process import client_session, line_member
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming import dispatch, fetcher
 from kombu_fdb.transport.consuming.dispatch import Arrival
@@ -220,5 +222,41 @@ def test_a_consumer_that_a_new_session_registered_without_an_answer_leaves(monke
     assert bench.engine.inspect.consumer_count("q") == 1
     transport.fetcher.cancel(transport.subscriptions.pop(), leave=True)
     transport.fetcher.carry_out_cancels()
+    transport.store.keep_house()
+    assert bench.engine.inspect.consumer_count("q") == 0
+
+
+def test_a_registration_that_lands_after_its_consumer_has_left_is_void() -> None:
+    clock, faults = ManualClock(), Faults()
+    bench = Bench(MemoryDatabase(clock=clock, faults=faults))
+    bench.clock = clock
+    transport = Consumer(bench, []).transport
+    transport.store.session()
+    faults.at_commits(Fault.COMMIT_LATE)
+    faults.at_landings(1.0)
+    with pytest.raises(CommitUnknown):
+        transport.consume("q", "tag")
+    transport.fetcher.carry_out_cancels()
+    bench.later(2.0)
+    put(bench)
+    assert bench.engine.inspect.consumer_count("q") == 0
+
+
+def test_consumers_that_leave_while_a_new_session_registers_them_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when their channel closes, and has not waited for the turn that is under way."""
+    bench = Bench(MemoryDatabase())
+    consumer, turn = fenced(bench)
+    transport = consumer.transport
+    transport.consume("q", "another")
+    queues = transport.store.engine.queues
+    add_consumer = queues.add_consumer
+
+    def add(*args: Any, **given: Any) -> None:
+        while transport.subscriptions:
+            transport.fetcher.leave(transport.subscriptions.pop())
+        add_consumer(*args, **given)
+
+    monkeypatch.setattr(queues, "add_consumer", add)
+    turn()
     transport.store.keep_house()
     assert bench.engine.inspect.consumer_count("q") == 0
