@@ -318,9 +318,9 @@ class ClientSession:
             except SessionLost:
                 self.lose()
                 raise
-            self._suspects.discard(suspect)
             block = range(first, first + LEASES_PER_CLAIM)
             self.known.difference_update([lease for lease in list(self.known) if lease.number in block])
+            self._suspects.discard(suspect)
 
     def watch_claims(self) -> None:
         """Recover, also from claims under way for longer than they can last, which two exceptions at once have ended.

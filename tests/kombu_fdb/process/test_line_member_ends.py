@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.engine.scheduling.line import Standing
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
+from kombu_fdb.process import client_session
 from kombu_fdb.process.client_session import CLAIM_TIMEOUTS, ClientSession
 from kombu_fdb.process.line_member import LONELY, PATIENCE_S, Contention, LineMember
 from kombu_fdb.settings.options import Options
@@ -192,6 +194,34 @@ def test_an_interrupted_join_waits_no_longer(bench: Bench, monkeypatch: pytest.M
     assert not one.member.in_line
     one.client_session.recover()
     assert Consumer(bench).attend(), "no consumer stands before it"
+
+
+def test_an_interrupted_recovery_leaves_no_lease_that_the_process_seems_to_hold(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client would not close as long as it holds one."""
+    line, where = 0, "the first"
+    while where:
+        line += 1
+        one = Consumer(bench)
+        assert one.attend()
+        bench.put(b"a")
+        serve = one.engine.messages.serve
+
+        def serve_and_end(*args: object, serve: Any = serve, one: Consumer = one) -> object:
+            served = serve(*args)
+            one.member.abandon()
+            one.client_session.recover()
+            return served
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one.engine.messages, "serve", serve_and_end)
+            one.serve()
+        assert one.client_session.known
+        where = interrupt(one.client_session.recover, line, {client_session.__file__}, strikes=runs_handlers)
+        one.client_session.recover()
+        assert not one.client_session.known, where
+    assert line > 5
 
 
 @pytest.mark.parametrize("step", ["look", "serve", "leave"])
