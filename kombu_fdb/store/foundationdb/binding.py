@@ -89,7 +89,8 @@ def _wait_apart(impl: Any) -> None:
         if not future.is_ready():
             ready = Signal()
             future.on_ready(lambda _: ready.set())
-            ready.wait(None)
+            if not future.is_ready():  # else it was called in this thread, where a signal handler may have ended it
+                ready.wait(None)
 
     impl.Future.block_until_ready = block_until_ready
 
@@ -117,7 +118,8 @@ def _wait_in_greenlets(impl: Any) -> None:
         if not future.is_ready():
             ready = new_event()
             in_loop(future, ready.set, ref=True)
-            ready.wait()
+            if not future.is_ready():  # as in :func:`_wait_apart`
+                ready.wait()
 
     def on_ready(future: Any, callback: Callable[[Any], None]) -> None:
         # It must not keep the loop alive, and gets a greenlet of its own: the callback may wait for a lock.

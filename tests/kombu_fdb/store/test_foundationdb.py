@@ -254,6 +254,25 @@ def test_a_wait_that_a_signal_ends_does_not_cut_the_next_ones_short(
         database.close()
 
 
+def test_a_wait_whose_callback_a_signal_ends_is_over() -> None:
+    """Of an answer that came just before it was asked for: the library calls back at once, in the same thread."""
+
+    class Future:
+        came = False
+
+        def is_ready(self) -> bool:
+            return self.came
+
+        def on_ready(self, callback: Callable[[Any], None]) -> None:
+            self.came = callback is not None
+
+    binding._wait_apart(Mock(Future=Future))
+    waiter = threading.Thread(target=vars(Future)["block_until_ready"], args=(Future(),), daemon=True)
+    waiter.start()
+    waiter.join(TIMEOUT_S)
+    assert not waiter.is_alive()
+
+
 def test_an_exception_at_any_line_does_not_make_it_load_another_library(database: Database) -> None:
     """``Thread.is_alive`` takes the thread for dead then, though its library serves the open databases."""
     module, files = binding.binding(), {str(each.__file__) for each in (binding, threading)}
