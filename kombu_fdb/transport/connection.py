@@ -251,6 +251,10 @@ class BrokerConnection(virtual.Transport):
         self._stop_receiver(store, timeout_s=0)
         for channel in list(self.channels):
             channel.orphan(store)
+        exclusive = list(self._exclusive_queues)
+        if exclusive:
+            store.later(partial(settle_orphaned, store, (), exclusive))
+            self._exclusive_queues.forget()
         self._store = self._receiver = None
         store.detach(self)
 

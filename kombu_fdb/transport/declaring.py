@@ -267,7 +267,7 @@ class ExclusiveQueues:
         self._owners.clear()
 
     def forget(self) -> None:
-        """In a forked child: forget them, as they are the parent's."""
+        """Forget them: another thread ends them, or in a forked child they are the parent's."""
         self._owners.clear()
 
 

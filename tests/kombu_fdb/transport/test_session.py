@@ -191,6 +191,13 @@ def test_consumers_of_a_connection_that_was_dropped_meanwhile_have_left(
     until(lambda: not any(map(engine.inspect.consumer_count, "pq")))
 
 
+def test_the_exclusive_queue_of_a_connection_that_was_dropped_is_gone(connect: Any, until: Any) -> None:
+    dropped, other = connect(), connect()
+    dropped.default_channel.queue_declare("own", exclusive=True)
+    dropped.collect()
+    until(lambda: other.default_channel.engine.inspect.queue("own") is None)
+
+
 def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> None:
     """The queue is gone with the session, so the consumer must declare it again: it gets a connection error."""
     connection.Consumer([Queue("q", auto_delete=True)]).consume()
