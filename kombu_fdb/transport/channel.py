@@ -418,10 +418,10 @@ class Channel(DeclaringChannel):
 
     def orphan(self, store: Client) -> None:
         """After a lost connection: give up consuming without calling the store, keep what is being worked on."""
-        self.closed = self._qos.ended = True
         receiver = self.transport.receiver_if_any  # don't wait for its thread, which may be in a claim
         held: Callable[[], list[Lease]] = list if receiver is None else receiver.fetcher.close
         store.later(partial(settle_orphaned, store, (), self.give_up_consumers(), held))
+        self.closed = self._qos.ended = True  # only now: if interrupted, a close ends the consumers
         self.qos.orphan()
         self.leave()
 

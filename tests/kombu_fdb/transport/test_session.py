@@ -7,6 +7,7 @@ import sys
 import threading
 from itertools import count
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
@@ -196,6 +197,20 @@ def test_the_exclusive_queue_of_a_connection_that_was_dropped_is_gone(connect: A
     dropped.default_channel.queue_declare("own", exclusive=True)
     dropped.collect()
     until(lambda: other.default_channel.engine.inspect.queue("own") is None)
+
+
+def test_consumers_of_a_connection_whose_drop_was_interrupted_leave_with_its_close(
+    connect: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped, other = connect(), connect()
+    dropped.Consumer([Queue("q")]).consume()
+    engine = other.default_channel.engine
+    with monkeypatch.context() as patch:
+        patch.setattr(dropped.default_channel, "give_up_consumers", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            dropped.collect()
+    dropped.close()
+    until(lambda: engine.inspect.consumer_count("q") == 0)
 
 
 def test_fenced_with_a_temporary_queue(connection: Connection, until: Any) -> None:
