@@ -1,4 +1,4 @@
-"""docs/how-to/operate-cluster.md, as it stands: its commands in their order, while a client works."""
+"""docs/how-to/operate-cluster.md, as it stands: its commands in their order, while a Celery worker runs tasks."""
 
 from __future__ import annotations
 
@@ -41,24 +41,37 @@ TRIPLE = """
 ...Fault Tolerance        - 2 zones
 ...Replication health     - Healthy...
 """
-#: Publishes and takes one message for each line, and says how that went.
-CLIENT = """
+#: The fleet: a worker, and a program that sends it a task for each line and says how that went.
+FLEET = """
 import sys
-from kombu_fdb import Broker
+
+from celery import Celery
+from celery.exceptions import TimeoutError
+from kombu.exceptions import OperationalError
+
+from celery_fdb import install
 from kombu_fdb.errors import KombuFDBError
 
-with Broker.open(sys.argv[1], connect_timeout=60.0) as broker:
-    jobs = broker.queue(sys.argv[2])
+url, role = sys.argv[1:]
+app = install(Celery("fleet", broker=url, backend=url))
+app.conf.broker_connection_max_retries = None
+
+
+@app.task(name="echo")
+def echo(line: str) -> str:
+    return line
+
+
+if role == "worker":
+    app.worker_main(["worker", "--pool", "prefork", "--concurrency", "2"])
+else:
+    echo.delay("").get(timeout=60)
     print("ready", flush=True)
     for line in sys.stdin:
         try:
-            jobs.put(line)
-            job = jobs.take(timeout=30)
-            if job is not None:
-                job.ack()
-            print("nothing" if job is None else "served", flush=True)
-        except KombuFDBError as error:
-            print(repr(error), flush=True)
+            print("served" if echo.apply_async([line], retry=False).get(timeout=30) == line else "", flush=True)
+        except (OperationalError, KombuFDBError, TimeoutError) as error:
+            print(repr(error.__cause__ or error), flush=True)
 """
 
 
@@ -129,7 +142,7 @@ def operator() -> Iterator[Operator]:
         yield Operator(box, box.client("client"))
 
 
-def test_what_the_page_shows_is_what_happens_and_a_client_goes_on(operator: Operator) -> None:
+def test_what_the_page_shows_is_what_happens_and_the_fleet_goes_on(operator: Operator) -> None:
     box = operator.box
     third = box.servers[2]
 
@@ -166,7 +179,7 @@ def test_a_backup_of_a_fleet_at_work_is_restored(operator: Operator) -> None:
     """What was published before it is there, once, and comes before what is published after the restore."""
     during, restore = (commands_of(block) for block in BLOCK.findall(BACKUP))
     operator.machine.run([sys.executable, "-c", PUT, *"abc"], env=operator.environ)
-    with working(operator, "other") as says, ThreadPoolExecutor(1) as pool:
+    with working(operator) as says, ThreadPoolExecutor(1) as pool:
         for command, printed in during:
             typed = pool.submit(operator.type, command, printed)
             while not typed.done():
@@ -218,24 +231,29 @@ def test_triple_works_without_two_of_five_zones(operator: Operator) -> None:
 
 
 @contextmanager
-def working(operator: Operator, queue: str = "jobs") -> Iterator[Callable[[], str]]:
-    """How it goes for a client that publishes and takes another message."""
+def working(operator: Operator) -> Iterator[Callable[[], str]]:
+    """How it goes for a program that sends one task more, which a worker runs."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    program = [sys.executable, "-c", CLIENT, f"fdb:///{CLUSTER_FILE}", queue]
-    with operator.machine.popen(program, operator.environ, **pipes) as client:
-        assert client.stdin is not None
-        assert client.stdout is not None
-        assert client.stdout.readline() == "ready\n"
+    program = [sys.executable, "-c", FLEET, f"fdb:///{CLUSTER_FILE}"]
+    with (
+        operator.machine.popen([*program, "worker"], operator.environ) as worker,
+        operator.machine.popen([*program, "sender"], operator.environ, **pipes) as sender,
+    ):
+        assert sender.stdin is not None
+        assert sender.stdout is not None
+        assert sender.stdout.readline() == "ready\n"
 
         def says() -> str:
-            assert client.stdin is not None
-            assert client.stdout is not None
-            client.stdin.write("job\n")
-            return client.stdout.readline().strip()
+            assert sender.stdin is not None
+            assert sender.stdout is not None
+            sender.stdin.write("job\n")
+            return sender.stdout.readline().strip()
 
         yield says
-        client.stdin.close()
-        assert client.wait(60) == 0
+        sender.stdin.close()
+        assert sender.wait(60) == 0
+        worker.terminate()
+        assert worker.wait(60) == 0
 
 
 def install(box: Box) -> None:
