@@ -8,7 +8,6 @@ import random
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -329,24 +328,24 @@ def test_a_token_unused_for_long_is_left_to_the_sweepers() -> None:
 
 def test_threads_that_begin_at_once_have_a_token_each() -> None:
     """Also where a thread loses its turn between two lines, as under a debugger."""
-    bench = Bench()
-    tokens: list[bytes] = []
+    bench, tokens, many = Bench(), list[bytes](), 4
+    line = threading.Barrier(many, timeout=60)
 
-    def give_way(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+    def in_step(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         if event == "line" and frame.f_code.co_name == "_free_token":
-            time.sleep(0.005)
-        return give_way
+            line.wait()
+        return in_step
 
     def run() -> None:
-        sys.settrace(give_way)
+        sys.settrace(in_step)
         tokens.append(bench.retry._new_token().key)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
+    threads = [threading.Thread(target=run) for _ in range(many)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(tokens) == [b"token/%d" % number for number in range(1, 5)]
+    assert sorted(tokens) == [b"token/%d" % number for number in range(1, many + 1)]
 
 
 # -- one deadline for several ------------------------------------------------------------------------------------------
