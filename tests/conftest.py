@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,13 @@ from celery import _state
 from hypothesis import HealthCheck, settings
 from kit.conformance.queue import Bench
 from kit.order import spread
+from kit.processes import until
 
+from kombu_fdb import Broker
 from kombu_fdb.api.job import Job
-from kombu_fdb.process.client import close_clients
+from kombu_fdb.process.client import Client, close_clients
+from kombu_fdb.settings.location import locate, parse_url
+from kombu_fdb.settings.options import parse_options
 from kombu_fdb.testing.fdbserver import Cluster, fdb_unavailable_reason
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.testing.stores import MemoryStores
@@ -102,17 +106,59 @@ def bench() -> Iterator[Bench]:
     bench.check()
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
+FDB = pytest.param("fdb", marks=pytest.mark.foundationdb)
+
+
+def _url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"fdb+sqlite:///{tmp_path}/broker.db"
+    cluster = request.getfixturevalue("cluster")
+    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+
+
+@pytest.fixture(params=["sqlite", FDB])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store that other processes can open, of each kind."""
+    return _url(request, tmp_path)
+
+
+@pytest.fixture(params=["memory", "sqlite", FDB])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store, of each kind."""
-    if request.param == "fdb":
-        cluster = request.getfixturevalue("cluster")
-        yield f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
-    elif request.param == "sqlite":
-        yield f"fdb+sqlite:///{tmp_path}/broker.db"
-    else:
-        with MemoryStores():
-            yield f"fdb+memory://{os.urandom(6).hex()}"
+    if request.param != "memory":
+        yield _url(request, tmp_path)
+        return
+    with MemoryStores():
+        yield f"fdb+memory://{os.urandom(6).hex()}"
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Any]:
+    return until
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    with Broker.open(url) as broker:
+        yield broker
+
+
+@pytest.fixture
+def another(url: str) -> Iterator[Callable[..., Broker]]:
+    """Opens brokers, each as if in a process of its own; of the test's URL, or of another one.
+
+    No consumer is served by its safety look: what wakes one is a watch.
+    """
+    opened: list[Broker] = []
+
+    def another(other: str = url, **options: object) -> Broker:
+        parsed = parse_options({"poll_interval": 3600.0, **options})
+        opened.append(Broker(Client(locate(parse_url(other), parsed), parsed)))
+        return opened[-1]
+
+    yield another
+    for broker in opened:
+        broker.close()
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from kit.processes import until
+from kit.processes import DEADLINE_S, until
 from kit.starter import Forked, Starter
 
 from kombu_fdb.testing.fdbserver import Cluster
@@ -29,8 +28,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 #: Pools that patch the standard library, and so have to be there first.
 GREENLETS = {"gevent", "eventlet"}
-#: For what never comes; a busy machine needs a good part of it.
-DEADLINE_S = 240.0
 
 pytestmark = pytest.mark.process
 
@@ -109,7 +106,7 @@ class Worker:
         return text in self.log.read_text()
 
     def wait_ready(self) -> None:
-        until(lambda: self.said("ready.") or self.process.poll() is not None, DEADLINE_S)
+        until(lambda: self.said("ready.") or self.process.poll() is not None)
         assert self.process.poll() is None, self.log.read_text()
 
     def kill(self) -> None:
@@ -128,11 +125,6 @@ class Worker:
             return self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end:\n{self.log.read_text()}") from None
-
-
-@pytest.fixture(name="until")
-def _until() -> Callable[..., Any]:
-    return partial(until, timeout_s=DEADLINE_S)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])

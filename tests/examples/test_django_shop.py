@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.browser import chromium
+from kit.processes import DEADLINE_S, Programs, until
 
 django = pytest.importorskip("django", reason="Django is not installed")
 if django.VERSION < (5, 1):
@@ -28,37 +27,21 @@ if django.VERSION < (5, 1):
 
 ROOT = Path(__file__).parents[2]
 SHOP = ROOT / "examples" / "django_shop"
-DEADLINE_S = 300.0
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 #: How wide a page is, and what a form asks, does not depend on the store; the admin's own tests do all of it on each.
-on_sqlite = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
+on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 
 
-def until(condition: Callable[[], Any], say: Callable[[], Any] | None = None) -> Any:
-    """Wait until ``condition`` is true; its value."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain{': ' + str(say()) if say else ''}"
-        time.sleep(0.02)
-    return value
-
-
-class Shop:
+class Shop(Programs):
     """The project in a directory of its own, and its processes."""
 
     def __init__(self, directory: Path, broker: str) -> None:
-        self.directory = directory
-        self.env = {
-            **os.environ,
-            "SHOP_DIRECTORY": str(directory),
-            "CELERY_BROKER_URL": broker,
-            "PYTHONPATH": os.pathsep.join([str(SHOP), str(ROOT)]),
-            "PYTHONUNBUFFERED": "1",
-        }
-        self.env.pop("DJANGO_SETTINGS_MODULE", None)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        paths = os.pathsep.join([str(SHOP), str(ROOT)])
+        env = {**os.environ, "SHOP_DIRECTORY": str(directory), "CELERY_BROKER_URL": broker, "PYTHONPATH": paths}
+        env.pop("DJANGO_SETTINGS_MODULE", None)
+        super().__init__(directory, env, SHOP)
 
     def manage(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -73,37 +56,9 @@ class Shop:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def start(self, name: str, *arguments: str) -> Path:
-        """A process in the background; its log."""
-        log = self.directory / f"{name}.log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=SHOP,
-                env=self.env,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return log
-
     def start_worker(self, *arguments: str) -> None:
-        log = self.start(
-            "worker",
-            "-m",
-            "celery",
-            "-A",
-            "django_shop",
-            "worker",
-            "-n",
-            "worker@shop",
-            "-c",
-            "2",
-            "-l",
-            "INFO",
-            *arguments,
-        )
+        options = ("-n", "worker@shop", "-c", "2", "-l", "INFO", *arguments)
+        log = self.start("worker", "-m", "celery", "-A", "django_shop", "worker", *options)
         until(lambda: " ready." in log.read_text(), say=log.read_text)
 
     def start_server(self) -> str:
@@ -111,17 +66,6 @@ class Shop:
         log = self.start("server", "manage.py", "runserver", "--noreload", "127.0.0.1:0")
         found = until(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), say=log.read_text)
         return str(found[0])
-
-    def stop(self) -> None:
-        for process in self.processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-        for process in self.processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(10)
 
     def query(self, sql: str) -> list[Any]:
         with closing(sqlite3.connect(self.directory / "shop.sqlite3", timeout=20)) as connection:
@@ -135,13 +79,9 @@ class Shop:
         return "\n".join([str(self.states()), *(log.read_text()[-3000:] for log in self.directory.glob("*.log"))])
 
 
-@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
-    broker = f"fdb+sqlite:///{tmp_path}/broker.db"
-    if request.param == "fdb":
-        cluster = request.getfixturevalue("cluster")
-        broker = f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
-    shop = Shop(tmp_path, broker)
+@pytest.fixture
+def shop(url: str, tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path, url)
     yield shop
     shop.stop()
 

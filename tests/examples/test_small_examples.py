@@ -13,14 +13,6 @@ from kombu_fdb import Broker
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def url(request, tmp_path):
-    if request.param == "sqlite":
-        return f"fdb+sqlite:///{tmp_path}/broker.db"
-    cluster = request.getfixturevalue("cluster")
-    return f"fdb://{cluster.connection_string}/{tmp_path.name}"
-
-
 def run(*command, exit_code=0):
     done = subprocess.run(
         [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=100, check=False

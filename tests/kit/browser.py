@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-__all__ = ["NARROW", "WIDE", "Window", "chromium", "until"]
+from kit.processes import until
 
-DEADLINE_S = 300.0
+__all__ = ["NARROW", "WIDE", "Window", "chromium"]
+
 WIDE, NARROW = (1280, 860), (390, 844)
-
-
-def until(condition: Callable[[], Any], say: Callable[[], Any] | None = None) -> Any:
-    """Wait until ``condition`` is true; its value."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain{': ' + str(say()) if say else ''}"
-        time.sleep(0.02)
-    return value
 
 
 @contextmanager

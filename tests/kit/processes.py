@@ -5,18 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["DEADLINE_S", "Program", "fork", "in_child", "until"]
+__all__ = ["DEADLINE_S", "Program", "Programs", "fork", "in_child", "until"]
 
-DEADLINE_S = 60.0
+#: For what never comes; a busy machine needs a good part of it.
+DEADLINE_S = 240.0
 #: For the programs, too, the kit is a package.
 TESTS = Path(__file__).parents[1]
 _PYTHONPATH = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
@@ -67,6 +70,37 @@ class Program:
         return self.process.wait(DEADLINE_S)
 
 
+class Programs:
+    """Python programs in the background; each has a log in the same directory."""
+
+    def __init__(self, directory: Path, env: dict[str, str], cwd: Path | None = None) -> None:
+        self.directory, self.env, self.cwd = directory, {**env, "PYTHONUNBUFFERED": "1"}, cwd
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, *arguments: str) -> Path:
+        """Its log."""
+        log = self.directory / f"{name}.log"
+        with log.open("w") as output:
+            command = [sys.executable, *arguments]
+            self.processes.append(
+                subprocess.Popen(
+                    command, cwd=self.cwd, env=self.env, stdout=output, stderr=output, start_new_session=True
+                )
+            )
+        return log
+
+    def stop(self) -> None:
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
+
+
 def in_child(work: Callable[[], object]) -> None:
     """Run ``work`` in a forked child, and fail if it does."""
     child = fork(work)
@@ -87,6 +121,6 @@ def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S, say: Call
     """Wait for what has no event to wait for; its value. ``say``: what it looked like in the end."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, say() if say else "waited in vain"
+        assert time.monotonic() < deadline, f"waited in vain{f': {say()}' if say else ''}"
         time.sleep(0.005)
     return value

@@ -2,80 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kombu_fdb import Broker
-from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.transactions import Environment
-from kombu_fdb.primitives.clock import SystemClock, random_id
-from kombu_fdb.process.client import Client
-from kombu_fdb.settings.location import Location, SqliteLocation, locate, parse_url
-from kombu_fdb.settings.options import parse_options
-from kombu_fdb.testing.memory import MemoryDatabase
-
-#: No consumer is served by its safety look: what wakes one in these tests is a watch.
-OPTIONS = {"poll_interval": 3600.0, "session_ttl": 60.0}
-
-
-class SharedMemory(MemoryDatabase):
-    """Several brokers as if in several processes: one that closes must not close it for the others."""
-
-    def close(self) -> None:
-        pass
-
-
-class Store:
-    """Where the brokers of one test are."""
-
-    def __init__(self, url: str | None) -> None:
-        self.url = url
-        self.memory = SharedMemory() if url is None else None
-
-    @property
-    def location(self) -> Location:
-        if self.url is None:
-            return SqliteLocation(Path("/memory"))
-        return locate(parse_url(self.url), parse_options())
-
-    def broker(self, **options: Any) -> Broker:
-        """With a session of its own, as of another process."""
-        options = {**OPTIONS, **options}
-        if self.memory is None:
-            return Broker(Client(self.location, parse_options(options)))
-        engine = Engine(self.memory, "default", Environment(SystemClock(), random_id, random.Random(1)))
-        return Broker.on(self.location, engine, **options)
-
-
-@pytest.fixture(params=["memory", "sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "memory":
-        return Store(None)
-    if request.param == "sqlite":
-        return Store(f"fdb+sqlite:///{tmp_path}/broker.db")
-    cluster = request.getfixturevalue("cluster")
-    return Store(f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}")
 
 
 @pytest.fixture
-def another(store: Store) -> Iterator[Callable[..., Broker]]:
-    """Opens brokers, each as if in a process of its own."""
-    opened: list[Broker] = []
-
-    def another(**options: Any) -> Broker:
-        opened.append(store.broker(**options))
-        return opened[-1]
-
-    yield another
-    for broker in opened:
-        broker.close()
+def url(any_store: str) -> str:
+    return any_store
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,19 +12,6 @@ from celery_fdb.operations.action import ASKED_FIELD as FIELD
 from celery_fdb.operations.action import Outcome, Request, log_audit
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker, Spot
-
-
-@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "fdb":
-        return f"fdb://{request.getfixturevalue('cluster').connection_string}/{os.urandom(6).hex()}"
-    return f"fdb+sqlite:///{tmp_path}/broker.db"
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    with Broker.open(url) as broker:
-        yield broker
 
 
 @pytest.fixture

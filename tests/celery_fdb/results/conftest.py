@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,25 +19,11 @@ from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.memory import MemoryDatabase
-
-FDB = pytest.param("fdb", marks=pytest.mark.foundationdb)
 
 
-def make_url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if kind == "sqlite":
-        return f"fdb+sqlite:///{tmp_path}/results.db"
-    cluster = request.getfixturevalue("cluster")
-    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
-
-
-@pytest.fixture(params=["memory", "sqlite", FDB])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    if request.param == "memory":
-        database: Database = MemoryDatabase()
-    else:
-        location = locate(parse_url(make_url(request.param, request, tmp_path)), parse_options())
-        database = open_store(location, parse_options(), timeout_s=10.0).database
+@pytest.fixture
+def database(any_store: str) -> Iterator[Database]:
+    database = open_store(locate(parse_url(any_store), parse_options()), parse_options(), timeout_s=10.0).database
     yield database
     database.close()
 
@@ -61,11 +46,6 @@ def scan(store: ResultStore) -> list[bytes]:
 @pytest.fixture(name="scan")
 def _scan() -> Callable[[ResultStore], list[bytes]]:
     return scan
-
-
-@pytest.fixture(params=["sqlite", FDB])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return make_url(request.param, request, tmp_path)
 
 
 def add(x, y):

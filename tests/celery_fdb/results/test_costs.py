@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from celery.states import STARTED, SUCCESS
-from kit.costs import Cost, CountingDatabase
+from kit.costs import Cost, CountingDatabase, cost
 
 from celery_fdb.results import chords
 from celery_fdb.results.chords import ChordPart
@@ -29,12 +30,7 @@ def store(counted: CountingDatabase) -> ResultStore:
 
 @pytest.fixture
 def paid(counted: CountingDatabase) -> Callable[[Callable[[], object]], Cost]:
-    def paid(verb: Callable[[], object]) -> Cost:
-        counted.reset()
-        verb()
-        return counted.total()
-
-    return paid
+    return partial(cost, counted)
 
 
 Paid = Callable[[Callable[[], object]], Cost]

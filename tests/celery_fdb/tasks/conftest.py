@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +8,7 @@ from celery import Celery
 
 from celery_fdb import install
 from celery_fdb.tasks.task import _known
-from kombu_fdb import Broker
-
-
-@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A broker of its own for each test."""
-    if request.param == "sqlite":
-        return f"fdb+sqlite:///{tmp_path}/broker.db"
-    cluster = request.getfixturevalue("cluster")
-    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
+from kombu_fdb.engine.messages.publish import Publisher
 
 
 @pytest.fixture
@@ -30,12 +19,6 @@ def app(url: str) -> Iterator[Celery]:
     yield app
     app.pool.force_close_all()
     app.close()
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    with Broker.open(url) as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -52,3 +35,17 @@ def sent(app: Celery) -> Any:
         return found
 
     return sent
+
+
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages each publishing transaction had."""
+    sizes: list[int] = []
+    publish = Publisher.publish
+
+    def publish_and_tell(publisher: Publisher, publications: Any, **options: Any) -> Any:
+        sizes.append(len(publications))
+        return publish(publisher, publications, **options)
+
+    monkeypatch.setattr(Publisher, "publish", publish_and_tell)
+    return sizes

@@ -72,19 +72,6 @@ def hurry(monkeypatch):
     monkeypatch.setattr(module, "BACKOFF", "0s")
 
 
-@pytest.fixture
-def commits(monkeypatch):
-    """How many messages each publishing transaction had."""
-    sizes = []
-    publish = Publisher.publish
-    monkeypatch.setattr(
-        Publisher,
-        "publish",
-        lambda self, publications, **kw: sizes.append(len(publications)) or publish(self, publications, **kw),
-    )
-    return sizes
-
-
 def test_a_committed_task_is_published_once(box, database, sent):
     result = add(box, database)
     assert [box.relay(), box.relay()] == [1, 0]

@@ -7,20 +7,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from celery import Celery
+from kit.processes import DEADLINE_S, until
 
 from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox, clock_of, has_skip_locked, mark_of
 from celery_fdb.contrib.outbox.relay import Relay, is_about_the_table
 from celery_fdb.contrib.published import BrokerInTest
 
 ROOT = Path(__file__).parents[3]
-#: For what never comes; three processes that import Celery on a busy machine need a good part of it.
-DEADLINE_S = 240.0
 SHOP = """
 import os, signal, sqlite3
 from celery import Celery
@@ -115,14 +113,6 @@ def relay(tmp_path, url):
         if process.poll() is None:
             process.kill()
         process.wait(DEADLINE_S)
-
-
-def until(condition):
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return value
 
 
 def start(relay, *arguments):

@@ -13,7 +13,6 @@ from kombu.exceptions import OperationalError
 from celery_fdb import enqueue, publish_many
 from kombu_fdb import OptionError
 from kombu_fdb.engine.facade.queues import Queues
-from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.errors import CapacityExceeded, LimitExceeded, StoreUnavailable
 
 
@@ -24,19 +23,6 @@ def add(app):
         return sum(args)
 
     return app.tasks["add"]
-
-
-@pytest.fixture
-def commits(monkeypatch):
-    """How many messages each publishing transaction had."""
-    sizes = []
-    publish = Publisher.publish
-    monkeypatch.setattr(
-        Publisher,
-        "publish",
-        lambda self, publications, **kw: sizes.append(len(publications)) or publish(self, publications, **kw),
-    )
-    return sizes
 
 
 # -- publish_many ------------------------------------------------------------------------------------------------------

@@ -28,12 +28,6 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    with Broker.open(url) as broker:
-        yield broker
-
-
-@pytest.fixture
 def app(url: str) -> Iterator[Celery]:
     """A publisher of that broker."""
     app = Celery("tests", broker=url, set_as_current=False)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from celery import _state
-from kit.browser import NARROW, WIDE, Window, until
+from kit.browser import NARROW, WIDE, Window
+from kit.processes import Programs, until
 
 from kombu_fdb import Broker
 
@@ -28,11 +25,10 @@ AXE = HERE / "axe" / "axe-core-4.14.1.min.js"
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200), pytest.mark.xdist_group("dashboard in a browser")]
 
 
-class Shop:
+class Shop(Programs):
     """Its broker, and its processes."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
         self.url = f"fdb+sqlite:///{directory}/broker.db"
         os.environ["SHOP_BROKER"] = self.url
         spec = importlib.util.spec_from_file_location("shop", HERE / "shop.py")
@@ -42,16 +38,7 @@ class Shop:
         shared = set(_state._on_app_finalizers)
         spec.loader.exec_module(self.tasks)
         _state._on_app_finalizers &= shared  # its tasks are for no app of another test, which may come in between
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, name: str, *arguments: str) -> Path:
-        log = self.directory / f"{name}.log"
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]), "PYTHONUNBUFFERED": "1"}
-        with log.open("w") as output:
-            command = [sys.executable, *arguments]
-            process = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
-        self.processes.append(process)
-        return log
+        super().__init__(directory, {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])})
 
     def start_worker(self) -> None:
         options = ("-c", "4", "-P", "threads", "-l", "INFO", "-n", "worker1@shop")
@@ -64,17 +51,6 @@ class Shop:
         log = self.start("web", "-m", "celery", "-A", "shop", "fdb", "web", "--port", "0", *options)
         found = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", log.read_text()), say=log.read_text)
         return str(found[0])
-
-    def stop(self) -> None:
-        for process in self.processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-        for process in self.processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(10)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.browser import NARROW, Window, until
+from kit.browser import NARROW, Window
+from kit.processes import until
 
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run

@@ -36,6 +36,7 @@ from kombu_fdb.process.duty_cycle import ROLE_TTL_S
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
+from kombu_fdb.testing.memory import MemoryDatabase
 
 __all__ = ["Bench", "OnBench", "QueueConformance"]
 
@@ -63,6 +64,23 @@ class Bench:
             policy=self.policy,
             timeouts=Timeouts(call_s=30.0),
         )
+
+    def during(self, first: Callable[[], object], second: Callable[[], object]) -> object:
+        """Run ``second`` once, just before the first writing commit of ``first``."""
+        database = self.database
+        assert isinstance(database, MemoryDatabase)
+
+        def once() -> None:
+            database.before_commit = None
+            second()
+
+        database.before_commit = once
+        return first()
+
+    def warm_up(self) -> None:
+        """The first use reads the queue's declaration, which is then believed for a second."""
+        self.put(b"")
+        self.engine.queues.purge("q")
 
     def duties(self, session: SessionId | None = None) -> SingleDuties:
         return SingleDuties(

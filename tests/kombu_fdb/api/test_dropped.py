@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -18,17 +17,6 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 
 DEADLINE_S = 60.0
-
-
-@pytest.fixture
-def url(any_store: str) -> str:
-    return any_store
-
-
-@pytest.fixture
-def broker(url: str) -> Iterator[Broker]:
-    with Broker.open(url) as broker:
-        yield broker
 
 
 def placed(broker: Broker) -> tuple[int, int]:

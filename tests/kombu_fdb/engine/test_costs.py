@@ -21,8 +21,7 @@ TOKEN = 1
 @pytest.fixture
 def bench(counted: CountingDatabase) -> Bench:
     bench = Bench(counted)
-    bench.put(b"first use reads the queue's declaration, believed for a second")
-    bench.engine.queues.purge("q")
+    bench.warm_up()
     return bench
 
 

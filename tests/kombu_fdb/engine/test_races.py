@@ -39,24 +39,11 @@ def bench() -> Bench:
     return Bench(MemoryDatabase())
 
 
-def during(bench: Bench, first: Callable[[], object], second: Callable[[], object]) -> object:
-    """Run ``second`` once, just before the first writing commit of ``first``."""
-    database = bench.database
-    assert isinstance(database, MemoryDatabase)
-
-    def once() -> None:
-        database.before_commit = None
-        second()
-
-    database.before_commit = once
-    return first()
-
-
 def two_claims(bench: Bench) -> None:
     bench.put(b"a")
     taken: list[object] = []
     other, session = bench.another(), bench.engine.sessions.open({})
-    during(bench, lambda: taken.extend(bench.take()), lambda: taken.extend(other.messages.claim(session, ["q"], 1)))
+    bench.during(lambda: taken.extend(bench.take()), lambda: taken.extend(other.messages.claim(session, ["q"], 1)))
     assert len(taken) == 1
     check_counts(bench.engine)
 
@@ -68,7 +55,7 @@ def message_that_comes_back_between(bench: Bench) -> None:
     bench.engine.messages.release([one, three], counted=False)
     taken: list[Delivery] = []
     back = partial(bench.another().messages.release, [two], counted=False)
-    during(bench, lambda: taken.extend(bench.take()), back)
+    bench.during(lambda: taken.extend(bench.take()), back)
     assert [each.payload for each in taken] == [b"a", b"b", b"c"]
     check_counts(bench.engine)
 
@@ -76,15 +63,14 @@ def message_that_comes_back_between(bench: Bench) -> None:
 def claim_while_the_session_ends(bench: Bench) -> None:
     bench.put(b"a")
     with pytest.raises(SessionLost):
-        during(bench, bench.take, lambda: bench.another().sessions.close(bench.session))
+        bench.during(bench.take, lambda: bench.another().sessions.close(bench.session))
     assert bench.counts() == (1, 0, 0)
 
 
 def ack_while_swept(bench: Bench) -> None:
     bench.put(b"a")
     (delivery,) = bench.take()
-    acked = during(
-        bench,
+    acked = bench.during(
         lambda: bench.engine.messages.ack([delivery.lease]),
         lambda: bench.another().sessions.close(bench.session),
     )
@@ -97,8 +83,7 @@ def sweep_while_acked(bench: Bench) -> None:
     bench.put(b"a")
     (delivery,) = bench.take()
     bench.engine.sessions.fence(bench.session, bench.beats()[bench.session])
-    during(
-        bench,
+    bench.during(
         lambda: bench.engine.sessions.release(bench.session),
         lambda: bench.another().messages.ack([delivery.lease]),
     )
@@ -108,8 +93,7 @@ def sweep_while_acked(bench: Bench) -> None:
 
 def fence_while_beating(bench: Bench) -> None:
     stale = bench.beats()[bench.session]
-    fenced = during(
-        bench,
+    fenced = bench.during(
         lambda: bench.engine.sessions.fence(bench.session, stale),
         lambda: bench.another().sessions.beat(bench.session),
     )
@@ -120,7 +104,7 @@ def fence_while_beating(bench: Bench) -> None:
 def two_promoters(bench: Bench) -> None:
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
     bench.later(1)
-    during(bench, bench.engine.upkeep.promote, bench.another().upkeep.promote)
+    bench.during(bench.engine.upkeep.promote, bench.another().upkeep.promote)
     assert bench.counts() == (1, 0, 0)
     assert len(messages(bench.engine)) == 1
 
@@ -130,7 +114,7 @@ def delay_while_the_last_delayed_is_promoted(bench: Bench) -> None:
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
     bench.later(1)
     due_ms = bench.clock.wall_ms() + 1000
-    during(bench, bench.engine.upkeep.promote, lambda: bench.put(b"b", due_ms=due_ms))
+    bench.during(bench.engine.upkeep.promote, lambda: bench.put(b"b", due_ms=due_ms))
     bench.later(2)
     bench.engine.upkeep.promote()
     assert bench.payloads() == [b"a", b"b"]
@@ -139,8 +123,7 @@ def delay_while_the_last_delayed_is_promoted(bench: Bench) -> None:
 def consume_while_the_queue_expires(bench: Bench) -> None:
     bench.engine.queues.declare(QueueDeclaration("q", arguments={"x-expires": 1000}))
     ((_, last_use, _),) = bench.engine.queues.expiring()
-    during(
-        bench,
+    bench.during(
         lambda: bench.engine.queues.expire("q", last_use),
         lambda: bench.another().queues.add_consumer(bench.session, "q", "tag"),
     )
@@ -193,7 +176,7 @@ def test_no_publish_falls_between_the_deletion_of_a_queue_and_that_of_its_messag
 def test_a_message_that_comes_while_its_queue_is_deleted_is_not_forgotten(bench: Bench) -> None:
     """Its arrival must not be cleared with those of the queue that is gone."""
     bench.put(b"old", key="a")
-    during(bench, lambda: bench.engine.queues.delete("q"), lambda: bench.another().publisher.publish(one_of("b")))
+    bench.during(lambda: bench.engine.queues.delete("q"), lambda: bench.another().publisher.publish(one_of("b")))
     assert_nothing_is_stranded(bench)
 
 
@@ -205,8 +188,8 @@ def claim_while_purged(bench: Bench) -> None:
     bench.put(b"a")
     taken: list[object] = []
     other, session = bench.another(), bench.engine.sessions.open({})
-    purged = during(
-        bench, lambda: bench.engine.queues.purge("q"), lambda: taken.extend(other.messages.claim(session, ["q"], 1))
+    purged = bench.during(
+        lambda: bench.engine.queues.purge("q"), lambda: taken.extend(other.messages.claim(session, ["q"], 1))
     )
     assert (purged, len(taken)) == (0, 1)
     check_counts(bench.engine)
@@ -252,7 +235,7 @@ def release_while_the_key_is_emptied(bench: Bench) -> None:
         bench.engine.messages.release([leased.lease], counted=False)
         assert [each.key for each in bench.take(1)] == ["b"]
 
-    during(bench, lambda: claim_second_turn(bench), meanwhile)
+    bench.during(lambda: claim_second_turn(bench), meanwhile)
     assert_nothing_is_stranded(bench)
 
 
@@ -265,7 +248,7 @@ def ack_while_the_key_is_parked(bench: Bench) -> None:
         bench.engine.messages.ack([leased.lease])
         assert [each.key for each in bench.take(1)] == ["b"]
 
-    during(bench, lambda: claim_second_turn(bench), meanwhile)
+    bench.during(lambda: claim_second_turn(bench), meanwhile)
     assert_nothing_is_stranded(bench)
 
 
@@ -277,8 +260,7 @@ def two_claims_of_a_limited_key(bench: Bench) -> None:
     bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=2))
     taken: list[object] = []
     other = bench.another()
-    during(
-        bench,
+    bench.during(
         lambda: taken.extend(claim_second_turn(bench)),
         lambda: taken.extend(other.messages.claim(bench.session, ["q"], 1)),
     )
@@ -290,7 +272,7 @@ def first_limit_of_a_queue_while_claimed(bench: Bench) -> None:
     bench.put(b"1", b"2")
     taken: list[object] = []
     limits = KeyLimits(paused=True)
-    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().queues.limit("q", "", limits))
+    bench.during(lambda: taken.extend(bench.take()), lambda: bench.another().queues.limit("q", "", limits))
     assert not taken
 
 
@@ -304,14 +286,14 @@ def ack_while_its_queue_gets_its_first_limit(bench: Bench) -> None:
         bench.engine.queues.limit("q", "a", KeyLimits(max_in_flight=1))
         assert not bench.take()
 
-    during(bench, lambda: rival.join(held.lease), meanwhile)
+    bench.during(lambda: rival.join(held.lease), meanwhile)
     assert_nothing_is_stranded(bench)
 
 
 def pause_while_claimed(bench: Bench) -> None:
     bench.put(b"1")
     taken: list[object] = []
-    during(bench, lambda: taken.extend(bench.take()), lambda: bench.another().queues.change_control("q", paused=True))
+    bench.during(lambda: taken.extend(bench.take()), lambda: bench.another().queues.change_control("q", paused=True))
     assert not taken
 
 
@@ -320,7 +302,7 @@ def arrival_while_a_rival_admits_it(bench: Bench) -> None:
     bench.put(b"1", b"2", key="c")
     bench.take(1)
     bench.put(b"3", b"4", key="a")
-    during(bench, lambda: bench.take(1), lambda: claim_second_turn(bench))
+    bench.during(lambda: bench.take(1), lambda: claim_second_turn(bench))
     assert_one_turn_a_key(bench)
 
 
@@ -329,7 +311,7 @@ def message_without_a_key_while_a_rival_admits_it(bench: Bench) -> None:
     bench.put(b"1", b"2", key="c")
     bench.take(1)
     bench.put(b"3", b"4")
-    during(bench, lambda: bench.take(1), lambda: claim_second_turn(bench))
+    bench.during(lambda: bench.take(1), lambda: claim_second_turn(bench))
     assert_one_turn_a_key(bench)
 
 
@@ -366,8 +348,7 @@ def test_who_loses_the_race_for_the_only_place_does_not_stand_in_a_line(bench: B
     consumers = Consumers(bench)
     bench.put(b"a", b"b")
     terms = ClaimTerms(consumers={"q": "one"}, gives_way=True)
-    found = during(
-        bench,
+    found = bench.during(
         lambda: bench.engine.messages.claim(consumers.sessions["one"], ["q"], 1, terms=terms),
         lambda: consumers.take("two"),
     )
@@ -378,8 +359,7 @@ def test_who_loses_another_race_may_give_way(bench: Bench) -> None:
     bench.put(b"a", b"b")
     other, session = bench.another(), bench.engine.sessions.open({})
     with pytest.raises(Outrun):
-        during(
-            bench,
+        bench.during(
             lambda: bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(gives_way=True)),
             lambda: other.messages.claim(session, ["q"], 1),
         )
@@ -393,7 +373,7 @@ def two_consumers_become_active(bench: Bench) -> None:
         bench.put(b"a", b"b")
         assert len(consumers.take("two")) == 1
 
-    during(bench, lambda: consumers.take("one"), meanwhile)
+    bench.during(lambda: consumers.take("one"), meanwhile)
     assert consumers.active == "two"
 
 
@@ -405,7 +385,7 @@ def cancel_while_another_takes_over(bench: Bench) -> None:
         consumers.engines["two"].queues.leave(consumers.sessions["one"], ["one"])
         consumers.take("two")
 
-    during(bench, lambda: consumers.cancel("one"), meanwhile)
+    bench.during(lambda: consumers.cancel("one"), meanwhile)
     assert consumers.active == "two"
 
 
@@ -418,7 +398,7 @@ def session_ends_while_another_takes_over(bench: Bench) -> None:
         consumers.engines["two"].sessions.release(consumers.sessions["one"])
         consumers.take("two")
 
-    during(bench, lambda: bench.engine.sessions.release(consumers.sessions["one"]), meanwhile)
+    bench.during(lambda: bench.engine.sessions.release(consumers.sessions["one"]), meanwhile)
     assert consumers.active == "two"
 
 
@@ -426,8 +406,7 @@ def expired_while_moved(bench: Bench) -> None:
     """By a process whose clock is behind."""
     bench.put(b"a", ttl_ms=1)
     bench.later(1)
-    during(
-        bench,
+    bench.during(
         lambda: bench.engine.upkeep.drop_expired_part("q"),
         lambda: bench.another().messages.move("q", "elsewhere"),
     )
@@ -440,7 +419,7 @@ def ghost_while_it_comes_back(bench: Bench) -> None:
     bench.engine.queues.delete("q")
     bench.engine.messages.ack([each.lease for each in held])
     ((kind, name), bell), *_ = bench.engine.upkeep.ghosts().items()
-    during(bench, lambda: bench.engine.upkeep.clear_ghost(kind, name, bell), lambda: bench.put(b"b", key="k"))
+    bench.during(lambda: bench.engine.upkeep.clear_ghost(kind, name, bell), lambda: bench.put(b"b", key="k"))
     assert bench.payloads() == [b"b"]
 
 
@@ -455,7 +434,7 @@ def burial_while_its_copy_is_cleared(bench: Bench) -> None:
     while not bench.engine.transactions.copy_part(missing, "two", b"c" * 16, bench.clock.monotonic() + 30, 16):
         pass
     (copy,) = bench.engine.upkeep.rows(bench.engine.keys.all_copies)
-    during(bench, lambda: bench.engine.messages.reject([held.lease]), lambda: bench.another().upkeep.clear_copy(copy))
+    bench.during(lambda: bench.engine.messages.reject([held.lease]), lambda: bench.another().upkeep.clear_copy(copy))
     assert [len(each.payload) for each in bench.take(2, "one", "two")] == [3_000_000] * 2
 
 
@@ -464,7 +443,7 @@ def newer_messages_brought_back_by_two(bench: Bench) -> None:
     make_newer(bench)
     bench.take()
     with upgraded():
-        during(bench, bench.engine.upkeep.regain_part, lambda: take_it(bench, bench.another()))
+        bench.during(bench.engine.upkeep.regain_part, lambda: take_it(bench, bench.another()))
         assert bench.counts() == (0, 0, 1)
         check_counts(bench.engine)
 
@@ -485,14 +464,14 @@ def two_in_line(bench: Bench) -> tuple[Rival, Rival]:
 def leave_while_the_line_is_served(bench: Bench) -> None:
     one, two = two_in_line(bench)
     seen = one.look()
-    during(bench, lambda: one.serve(seen), lambda: two.engine.messages.leave(two.demand))
+    bench.during(lambda: one.serve(seen), lambda: two.engine.messages.leave(two.demand))
     assert bench.counts() == (1, 0, 1), "the message granted to the other one is not known to it"
 
 
 def session_ends_while_the_line_is_served(bench: Bench) -> None:
     one, two = two_in_line(bench)
     seen = one.look()
-    during(bench, lambda: one.serve(seen), lambda: two.engine.sessions.fence(two.session, bench.beats()[two.session]))
+    bench.during(lambda: one.serve(seen), lambda: two.engine.sessions.fence(two.session, bench.beats()[two.session]))
     assert bench.counts() == (1, 0, 1), "a session that has ended was given a lease"
 
 
@@ -514,7 +493,7 @@ def test_two_that_serve(bench: Bench) -> None:
         two.engine.messages.evict(two.demand, two.look().first)
         found.extend(each.payload for each in two.serve().deliveries)
 
-    served = during(bench, lambda: one.serve(seen), meanwhile)
+    served = bench.during(lambda: one.serve(seen), meanwhile)
     assert isinstance(served, Served)
     assert served.ended
     assert (found, bench.counts()) == ([b"a"], (1, 0, 1))

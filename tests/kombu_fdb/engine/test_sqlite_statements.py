@@ -36,8 +36,7 @@ def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
 @pytest.fixture
 def bench(database: SqliteDatabase) -> Bench:
     bench = Bench(database)
-    bench.put(b"first use reads the queue's declaration, believed for a second")
-    bench.engine.queues.purge("q")
+    bench.warm_up()
     return bench
 
 

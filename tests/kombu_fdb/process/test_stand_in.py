@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.processes import Program, until
 
 from kombu_fdb.api.broker import Broker
-from kombu_fdb.testing.fdbserver import Cluster
 
 pytestmark = [
     pytest.mark.process,
@@ -37,14 +34,6 @@ with Broker.open(sys.argv[1], session_ttl=1.5) as broker:
     sys.stdin.readline()
 print("closed")
 """
-
-
-@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"fdb+sqlite:///{tmp_path}/broker.db"
-    cluster: Cluster = request.getfixturevalue("cluster")
-    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
 
 
 def beat_of(broker: Broker, session: str) -> bytes:

@@ -1,27 +1,14 @@
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.processes import until
+from kit.processes import DEADLINE_S
 from kombu import Connection
 
 from kombu_fdb.process import duty_cycle
-
-DEADLINE_S = 60.0
-
-
-@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A broker of its own for each test."""
-    if request.param == "sqlite":
-        return f"fdb+sqlite:///{tmp_path}/broker.db"
-    cluster = request.getfixturevalue("cluster")
-    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
 
 
 @pytest.fixture
@@ -53,11 +40,6 @@ def connection(connect: Callable[..., Connection]) -> Connection:
 @pytest.fixture
 def channel(connection: Connection) -> Any:
     return connection.default_channel
-
-
-@pytest.fixture(name="until")
-def _until() -> Callable[..., Any]:
-    return until
 
 
 @pytest.fixture

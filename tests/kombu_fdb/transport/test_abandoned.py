@@ -203,14 +203,6 @@ class TestBeforeTheFirstDrain:
 
 
 class TestCollected:
-    @pytest.fixture(autouse=True)
-    def _what_was_there_before(self) -> Iterator[None]:
-        """Is left out of each collection: after thousands of tests there is so much that looking for an end is slow."""
-        gc.collect()
-        gc.freeze()
-        yield
-        gc.unfreeze()
-
     def test_its_messages_go_back_in_order_and_uncounted(
         self, abandoned: Any, watcher: Connection, engine: Engine, until: Any
     ) -> None:

@@ -10,7 +10,6 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from kombu import Producer, Queue
 
-from kombu_fdb import Broker
 from kombu_fdb.transport import batched
 from kombu_fdb.transport.envelope import dedup_of, task_id_of
 
@@ -26,12 +25,6 @@ def app(url):
 
     yield app
     app.close()
-
-
-@pytest.fixture
-def broker(url):
-    with Broker.open(url) as broker:
-        yield broker
 
 
 def test_a_celery_task_is_found_and_cancelled_by_its_id(app, broker):

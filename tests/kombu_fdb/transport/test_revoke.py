@@ -8,8 +8,6 @@ import pytest
 from celery import Celery, chord
 from celery.exceptions import ChordError, TaskRevokedError
 
-from kombu_fdb import Broker
-
 
 @pytest.fixture
 def app(url):
@@ -22,12 +20,6 @@ def app(url):
 
     yield app
     app.close()
-
-
-@pytest.fixture
-def broker(url):
-    with Broker.open(url) as broker:
-        yield broker
 
 
 def depth(broker):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 import types
@@ -50,14 +49,6 @@ def database() -> Iterator[None]:
     with transaction.atomic():
         yield
         transaction.set_rollback(True)
-
-
-@pytest.fixture(params=["sqlite", pytest.param("fdb", marks=pytest.mark.foundationdb)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"fdb+sqlite:///{tmp_path}/broker.db"
-    cluster = request.getfixturevalue("cluster")
-    return f"fdb://{cluster.connection_string}/{os.urandom(6).hex()}"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.costs import Cost, CountingDatabase
+from kit.costs import CountingDatabase, cost
 
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.errors import QueueError
@@ -205,12 +205,6 @@ def test_an_unreadable_message_is_shown_as_its_bytes(bench: Bench) -> None:
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
-
-
-def cost(counted: CountingDatabase, verb: Any) -> Cost:
-    counted.reset()
-    verb()
-    return counted.total()
 
 
 @pytest.mark.parametrize("database", ["memory"], indirect=True)  # counted above the store

@@ -38,25 +38,12 @@ def change(bench: Bench, seen: Spot, payload: bytes) -> Callable[[], object]:
     return partial(letters.replay_at, "q.dead", seen.position, seen.message_id, payload=payload)
 
 
-def during(bench: Bench, first: Callable[[], object], second: Callable[[], object]) -> object:
-    """Run ``second`` once, just before the first writing commit of ``first``."""
-    database = bench.database
-    assert isinstance(database, MemoryDatabase)
-
-    def once() -> None:
-        database.before_commit = None
-        second()
-
-    database.before_commit = once
-    return first()
-
-
 @pytest.mark.parametrize("key", ["", "alice"])
 @pytest.mark.parametrize("payload", [None, b"y", LARGE])
 def test_a_message_that_is_claimed_meanwhile_is_the_workers(bench: Bench, key: str, payload: bytes | None) -> None:
     bench.put(b"x", key=key)
     verb = partial(bench.another().messages.reschedule, "q", spot(bench), SOON_MS, payload=payload)
-    assert not during(bench, verb, bench.take)
+    assert not bench.during(verb, bench.take)
     assert bench.counts() == (0, 0, 1)
     assert len(messages(bench.engine)) == 1
 
@@ -66,7 +53,7 @@ def test_a_message_that_is_promoted_meanwhile_has_moved(bench: Bench) -> None:
     seen = spot(bench, "delayed")
     bench.later(1)
     verb = partial(bench.another().messages.reschedule, "q", seen, SOON_MS * 2, payload=b"y")
-    assert not during(bench, verb, bench.engine.upkeep.promote)
+    assert not bench.during(verb, bench.engine.upkeep.promote)
     assert bench.payloads() == [b"x"]
 
 
@@ -76,7 +63,7 @@ def test_of_two_who_reschedule_at_once_one_does(bench: Bench) -> None:
     ours, theirs = (
         partial(bench.another().messages.reschedule, "q", seen, 0, payload=payload) for payload in (LARGE, b"theirs")
     )
-    assert not during(bench, ours, theirs)
+    assert not bench.during(ours, theirs)
     assert bench.payloads() == [b"theirs"]
 
 
@@ -84,7 +71,7 @@ def test_of_two_who_change_a_dead_letter_one_does(bench: Bench) -> None:
     bench.put(LARGE)
     die(bench)
     seen = spot(bench, queue="q.dead")
-    assert during(bench, change(bench, seen, LARGE + b"!"), change(bench, seen, b"theirs")) is None
+    assert bench.during(change(bench, seen, LARGE + b"!"), change(bench, seen, b"theirs")) is None
     assert bench.payloads() == [b"theirs"]
 
 
@@ -93,7 +80,7 @@ def test_a_dead_letter_that_is_discarded_meanwhile_does_not_come_back(bench: Ben
     die(bench)
     seen, letters = spot(bench, queue="q.dead"), bench.engine.dead_letters
     discard = partial(letters.discard_part, letters.walk("q.dead"), b"", 10)
-    assert during(bench, change(bench, seen, b"y"), discard) is None
+    assert bench.during(change(bench, seen, b"y"), discard) is None
     assert messages(bench.engine) == {}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from kit.conformance.invariants import check_counts, check_whereabouts, messages
 from kit.conformance.queue import Bench
@@ -38,17 +36,6 @@ def stored(number: int) -> tuple[bytes, StoredMessage]:
     return mark, StoredMessage(
         "q", state, b"%d" % number, 3, due_ms, "k", number % 2 == 0, message_id=mark, task_id=f"t{number}"
     )
-
-
-def during(bench: Bench, first: Callable[[], object], second: Callable[[], object]) -> object:
-    """Run ``second`` once, just before the first commit of ``first``."""
-
-    def once() -> None:
-        bench.database.before_commit = None
-        second()
-
-    bench.database.before_commit = once
-    return first()
 
 
 def fill(bench: Bench, number: int = 3) -> None:
@@ -98,8 +85,7 @@ def test_a_message_that_is_claimed_meanwhile_is_not_moved(bench):
     fill(bench)
     other, taken = bench.another(), []
     session = other.sessions.open({})
-    during(
-        bench,
+    bench.during(
         lambda: bench.engine.messages.move("q", "other"),
         lambda: taken.extend(other.messages.claim(session, ["q"], 1)),
     )
@@ -111,7 +97,7 @@ def test_a_message_that_is_claimed_meanwhile_is_not_moved(bench):
 def test_two_moves_at_once_move_each_message_once(bench):
     fill(bench)
     rival = bench.another()
-    during(bench, lambda: bench.engine.messages.move("q", "here", 2), lambda: rival.messages.move("q", "there", 2))
+    bench.during(lambda: bench.engine.messages.move("q", "here", 2), lambda: rival.messages.move("q", "there", 2))
     assert bench.counts("here")[0] == bench.counts("there")[0] == 2
     assert len(messages(bench.engine)) == 7
 
@@ -119,9 +105,7 @@ def test_two_moves_at_once_move_each_message_once(bench):
 def test_two_restores_at_once_store_each_message_once(bench):
     batch = [stored(number) for number in range(4)]
     rival = bench.another().transfer
-    assert (
-        during(bench, lambda: bench.engine.transfer.restore(IMPORT, batch), lambda: rival.restore(IMPORT, batch)) == 0
-    )
+    assert bench.during(lambda: bench.engine.transfer.restore(IMPORT, batch), lambda: rival.restore(IMPORT, batch)) == 0
     assert bench.counts() == (2, 2, 0)
 
 
