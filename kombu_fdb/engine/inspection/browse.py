@@ -49,7 +49,7 @@ from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored.batches import ByteBudget
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, QueueError
-from kombu_fdb.keyspace.codec import Message, Record, control_of, decode_round
+from kombu_fdb.keyspace.codec import OVER_MS, Message, Record, control_of, decode_round
 from kombu_fdb.keyspace.layout import (
     STAMP_BYTES,
     Keyspace,
@@ -133,6 +133,7 @@ def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
     key, value = row
     state, owner = _state(keys, queue, key)
     place: bytes = Message.of_lease(value).place if state == "leased" else key
+    due_ms: int = read_or((0, b""), keys.split_delayed, queue, key)[0] if state == "delayed" else 0
     return Peeked(
         message_id=record.message_id,
         queue=queue,
@@ -141,12 +142,12 @@ def show(keys: Keyspace, queue: str, row: KeyValue, record: Record) -> Peeked:
         key=record.key,
         redeliveries=record.redeliveries,
         published_ms=record.published_ms,
-        expires_ms=record.expires_ms,
+        expires_ms=(due_ms or record.published_ms) if record.expires_ms == OVER_MS else record.expires_ms,
         deaths=record.deaths,
         owner=owner,
         task_id=record.task_id,
         priority=record.priority or priority_of(place),
-        due_ms=read_or((0, b""), keys.split_delayed, queue, key)[0] if state == "delayed" else 0,
+        due_ms=due_ms,
     )
 
 
@@ -362,7 +363,8 @@ def reschedule(work: Work, queue: str, spot: Spot, due_ms: int, payload: bytes |
 def _put(work: Work, queue: str, row: KeyValue, due_ms: int, payload: bytes | None) -> None:
     key, value = row
     record = Record.decode(value)
-    if record.has_expired(max(due_ms, work.now_ms)):
+    begins_when_due = record.expires_ms == OVER_MS and key.startswith(work.keys.delayed(queue))
+    if record.has_expired(max(due_ms, work.now_ms)) and not begins_when_due:
         raise QueueError(
             "the message expires before it is due",
             queue=queue,

@@ -116,6 +116,22 @@ class OperatorsConformance(OnBench):
         (after,) = listed(bench, "delayed")
         assert after.message.expires_ms == now_ms + 60_000
 
+    def test_a_life_of_no_length_begins_when_the_message_is_due(self, bench: Bench) -> None:
+        """As RabbitMQ's delayed messages reach their queue, and expire there, once their delay is over."""
+        now_ms = bench.clock.wall_ms()
+        bench.put(b"x", due_ms=now_ms + 60_000, ttl_ms=0)
+        for due_ms in (now_ms + 120_000, now_ms + 30_000):
+            assert bench.engine.messages.reschedule("q", spot(bench, "delayed"), due_ms)
+            (after,) = listed(bench, "delayed")
+            assert (after.due_ms, after.message.expires_ms) == (due_ms, due_ms)
+        bench.later(30)
+        bench.engine.upkeep.promote()
+        (after,) = listed(bench)
+        assert after.message.expires_ms == after.message.published_ms == now_ms + 30_000
+        with pytest.raises(QueueError, match="expires before"):
+            bench.engine.messages.reschedule("q", after.spot, 0)
+        assert bench.payloads() == []
+
     def test_a_payload_over_the_maximum_changes_nothing(self, bench: Bench) -> None:
         bench.put(b"x")
         seen, large = spot(bench), b"y" * (bench.policy.max_message_size + 1)
