@@ -16,6 +16,7 @@ version; the process that holds the role does the other duties (``duty_cycle.py`
 
 from __future__ import annotations
 
+import logging
 import math
 from bisect import bisect_right
 from collections import deque
@@ -37,6 +38,8 @@ from kombu_fdb.store.protocol import KeyValue
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 # -- the guard ---------------------------------------------------------------------------------------------------------
 
 
@@ -51,6 +54,11 @@ STORE_FAILURES = (CommitUnknown, Conflict, StoreUnavailable, TransactionTooOld)
 def is_of_one(error: Exception) -> TypeGuard[StoreFull]:
     """Whether a full disk has refused this step because of what it adds; other steps may add nothing."""
     return isinstance(error, StoreFull) and bool(error.fills or error.moves)
+
+
+def about(duty: str, subject: str) -> str:
+    """Both, as the log names them."""
+    return f"{duty!r} of {subject!r}" if subject else f"{duty!r}"
 
 
 @dataclass(slots=True)
@@ -94,8 +102,12 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - no error may keep the other subjects from their turn
             self._set_aside(duty, subject, error)
             return None
-        if self._failing.pop((duty, subject), None) is not None:
+        failing = self._failing.get((duty, subject))
+        if failing is not None:
             self._upkeep.forget_aside(duty, subject)
+            del self._failing[duty, subject]  # only now: if the store did not answer, it is forgotten the next time
+            if failing.shown_at >= 0:
+                logger.warning("the duty %s succeeded again", about(duty, subject))
         return result
 
     def _set_aside(self, duty: str, subject: str, error: Exception) -> None:

@@ -522,5 +522,5 @@ class Duties:
 
 
 def _warn(duty: str, subject: str, error: Exception) -> None:
-    about = f"{duty!r} of {subject!r}" if subject else f"{duty!r}"
-    logger.warning("the duty %s failed, is set aside and will be retried: %s", about, error, exc_info=error)
+    which = duties.about(duty, subject)
+    logger.warning("the duty %s failed, is set aside and will be retried: %s", which, error, exc_info=error)

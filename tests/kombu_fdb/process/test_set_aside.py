@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.errors import StoreFull
+from kombu_fdb.errors import StoreFull, StoreUnavailable
 from kombu_fdb.process.duties import ASIDE_PAUSE_S, LEFT_TTL_S, LOOK_S, Guard, routine
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -20,7 +22,8 @@ class Failures:
         self.error = error
         self.reported: list[str] = []
         self._bench = Bench(MemoryDatabase())
-        guard = Guard(self._bench.engine.upkeep, self._bench.clock, lambda _duty, subject, _error: self._note(subject))
+        self.upkeep = self._bench.engine.upkeep
+        guard = Guard(self.upkeep, self._bench.clock, lambda _duty, subject, _error: self._note(subject))
         self._duty = routine("work", guard, lambda: [f"{number:03}" for number in range(MANY)], self._step, LOOK_S)
 
     def _note(self, subject: str) -> None:
@@ -64,6 +67,22 @@ def test_what_has_recovered_is_reported_when_it_fails_again() -> None:
         failures.run()
         failures.later(ASIDE_PAUSE_S)
     assert len(failures.reported) == MANY * 2
+
+
+def test_the_log_tells_what_has_recovered(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the store did not answer when its entry was to be cleared; it then stays until it is."""
+    failures = Failures(ValueError())
+    failures.run()
+    failures.error = None
+    failures.later(ASIDE_PAUSE_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(failures.upkeep, "forget_aside", Mock(side_effect=StoreUnavailable))
+        with pytest.raises(StoreUnavailable):
+            failures.run()
+    assert len(failures.upkeep.asides()) == MANY
+    failures.run()
+    assert not failures.upkeep.asides()
+    assert caplog.messages == [f"the duty 'work' of '{number:03}' succeeded again" for number in [*range(1, MANY), 0]]
 
 
 def test_a_full_disk_before_hides_no_failure() -> None:
