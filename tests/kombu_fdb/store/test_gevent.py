@@ -77,6 +77,23 @@ print(os.waitpid(pid, 0)[1], read(database, b"gevent"))
 """
 )
 
+INTERRUPTED = """
+from gevent import monkey; monkey.patch_all()
+import gevent
+from unittest.mock import Mock
+from kombu_fdb.store.foundationdb import binding
+class Future:
+    came = False
+    def is_ready(self):
+        return self.came
+    def on_ready(self, callback):
+        self.came = True
+binding._wait_in_greenlets(Mock(Future=Future))
+with gevent.Timeout(20):
+    Future().block_until_ready()
+print("over")
+"""
+
 HOLDER = """
 import sys
 from kombu_fdb.store.sqlite.database import SqliteDatabase
@@ -117,4 +134,11 @@ def test_foundationdb(cluster: Cluster) -> None:
         assert patched.hear() == "50"
         assert patched.hear() == "woken"
         assert patched.hear() == "0 None"
+        assert patched.end() == 0
+
+
+def test_a_wait_for_foundationdb_whose_callback_a_signal_ends_is_over() -> None:
+    """As in ``test_foundationdb.py``."""
+    with Program(INTERRUPTED) as patched:
+        assert patched.hear() == "over"
         assert patched.end() == 0
