@@ -27,7 +27,7 @@ from kombu.utils.uuid import uuid
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import FormatError, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
-from kombu_fdb.model import LONGEST_NAME, Death, Delivery, Lease, Publication, SessionId
+from kombu_fdb.model import LONGEST_NAME, Death, Delivery, Lease, Publication
 from kombu_fdb.primitives.ranges import check_text
 from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
@@ -37,7 +37,7 @@ from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.consuming.dispatch import Credit, Subscription, next_tag
-from kombu_fdb.transport.declaring import DeclaringChannel, one_call, settle_orphaned
+from kombu_fdb.transport.declaring import DeclaringChannel, one_call
 from kombu_fdb.transport.envelope import encode, now_ms, open_delivery, payload_of, whole_of, without_deaths
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
 from kombu_fdb.transport.unacked import Message, QoS
@@ -416,12 +416,9 @@ class Channel(DeclaringChannel):
                     receiver.fetcher.leave(subscription)
             self.leave()
 
-    def orphan(self, store: Client) -> None:
+    def orphan(self) -> None:
         """After a lost connection: give up consuming without calling the store, keep what is being worked on."""
-        receiver = self.transport.receiver_if_any  # don't wait for its thread, which may be in a claim
-        held: Callable[[], list[Lease]] = list if receiver is None else receiver.fetcher.close
-        store.later(partial(settle_orphaned, store, (), self.give_up_consumers(), held))
-        self.closed = self._qos.ended = True  # only now: if interrupted, a close ends the consumers
+        self.closed = self._qos.ended = True
         self.qos.orphan()
         self.leave()
 
@@ -429,13 +426,6 @@ class Channel(DeclaringChannel):
         """The leases of all that a collected channel holds. Takes no lock."""
         waiting = self.credit.inbox.withdraw(lambda *_: True)
         return [*self.credit.held.leave(), *waiting]
-
-    def give_up_consumers(self) -> list[tuple[SessionId, str, str]]:
-        """Note that they leave. Returns them as the store knows them: session, queue, tag. Takes no lock."""
-        given_up = list(self._subscriptions.values())
-        for each in given_up:
-            each.leaves = True
-        return [(each.session_id, each.queue, each.tag) for each in given_up if each.session_id is not None]
 
     def disown(self) -> None:
         """In a forked child: forget what the channel held, as it is the parent's."""

@@ -35,6 +35,7 @@ from kombu.transport import virtual
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
+from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
@@ -221,15 +222,17 @@ class BrokerConnection(virtual.Transport):
         if self._store is None or sys.is_finalizing() or self._store.pid != os.getpid():
             return
         leases = [lease for channel in self.channels for lease in channel.bequeath()]
-        consumers = [
-            *(each for channel in self.channels for each in channel.give_up_consumers()),
-            *self._exclusive_queues,
-        ]
+        consumers = self._give_up_consumers()
         if leases or consumers:
             self._store.later(partial(settle_orphaned, self._store, leases, consumers))
         self._store.abandon(self)
         if self._receiver is not None:
             self._receiver.abandon()
+
+    def _give_up_consumers(self) -> list[tuple[SessionId, str, str]]:
+        """Note that they leave. Returns them, and what stands for the exclusive queues, as the store knows them."""
+        own = [] if self._receiver is None else self._receiver.fetcher.give_up_consumers()
+        return [*own, *self._exclusive_queues]
 
     def _settle(self, store: Client) -> None:
         run_all([*(channel.close for channel in self.channels), store.flush_acks, self._disclaim])
@@ -249,12 +252,13 @@ class BrokerConnection(virtual.Transport):
             return
         self._leave_loop()
         self._stop_receiver(store, timeout_s=0)
+        consumers = self._give_up_consumers()
+        if consumers:  # first: if interrupted, a close still finds all channels open
+            held: Callable[[], list[Lease]] = list if self._receiver is None else self._receiver.fetcher.close
+            store.later(partial(settle_orphaned, store, (), consumers, held))
         for channel in list(self.channels):
-            channel.orphan(store)
-        exclusive = list(self._exclusive_queues)
-        if exclusive:
-            store.later(partial(settle_orphaned, store, (), exclusive))
-            self._exclusive_queues.forget()
+            channel.orphan()
+        self._exclusive_queues.forget()
         self._store = self._receiver = None
         store.detach(self)
 

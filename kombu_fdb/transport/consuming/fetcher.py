@@ -264,6 +264,10 @@ class Fetcher:
         #: The session under which all consumers are registered in the store; None if that must be done again.
         self._entered: ClientSession | None = None
         self._cancels: deque[tuple[Subscription, bool, Signal]] = deque()
+        #: Consumers that the store may know, until it has forgotten them, or another thread has it forget them.
+        self._known: set[Subscription] = set()
+        #: Whether the connection has ended: a registration that is still under way must be undone.
+        self._given_up = False
         #: Consumers that ended with their queues, and have not been notified.
         self.ended: deque[Subscription] = deque()
         self._first_ack: float | None = None
@@ -346,6 +350,12 @@ class Fetcher:
         except errors.StoreError:
             self.client.suspect()
             self.client.later(remove)
+        self._known.discard(subscription)  # only now: if interrupted, the connection's end removes it
+
+    def give_up_consumers(self) -> list[tuple[SessionId, str, str]]:
+        """Note that all leave. Returns them as the store knows them: session, queue, tag. Takes no lock."""
+        self._given_up = True  # first: a registration that begins later sees it
+        return [(each.session_id, each.queue, each.tag) for each in list(self._known) if each.session_id is not None]
 
     def _withdraw(self, subscription: Subscription) -> list[Lease]:
         self.dispatch.remove(subscription)
@@ -648,6 +658,7 @@ class Fetcher:
 
     def _register(self, subscription: Subscription, session: ClientSession) -> None:
         """Register the consumer in the store, so that its queue does not vanish. Raises ``QueueNotFound``."""
+        self._known.add(subscription)
         subscription.registered, subscription.session_id = False, session.session_id
         try:
             self.client.engine.queues.add_consumer(
@@ -666,7 +677,7 @@ class Fetcher:
             # Its last other consumer has left meanwhile.
             raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
         finally:
-            if subscription.leaves:  # another thread may have removed it before it was added
+            if subscription.leaves or self._given_up:  # another thread may have removed it before it was added
                 self.client.later(partial(self.leave, subscription))
 
     def _glance(self, session: ClientSession) -> None:

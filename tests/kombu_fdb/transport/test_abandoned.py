@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kit.interruption import interrupt, runs_handlers
@@ -27,7 +28,7 @@ from kombu_fdb.transport import batched, unacked
 from kombu_fdb.transport import channel as channel_module
 from kombu_fdb.transport import connection as connection_module
 from kombu_fdb.transport.consuming import dispatch as dispatch_module
-from kombu_fdb.transport.consuming import receiver
+from kombu_fdb.transport.consuming import fetcher, receiver
 
 DEADLINE_S = 60.0
 #: Seconds after which a connection counts as not drained, where a test waits for that.
@@ -275,6 +276,24 @@ class TestCollected:
         with watcher.Consumer([single], on_message=received.append):
             until(lambda: watcher.drain_events(timeout=DEADLINE_S) or len(received) == 3)
         assert [message.payload for message in received] == [0, 1, 2]
+
+    def test_its_consumer_whose_end_was_interrupted_ends(
+        self, abandoned: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And no turn of the receiver has ended it yet."""
+        keeper = abandoned()
+        keeper.default_channel.client.session()  # the same one, which goes on
+        monkeypatch.setattr(fetcher.Fetcher, "carry_out_cancels", lambda _: None)
+
+        def forget() -> None:
+            connection = abandoned()
+            connection.Consumer([Queue("q")], on_message=print).consume()
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(connection.default_channel, "_end", Mock(side_effect=KeyboardInterrupt))
+                connection.default_channel.close()
+
+        forget()
+        until(lambda: collect() is None and engine.inspect.consumer_count("q") == 0)
 
     def test_fifty_leave_nothing_behind(
         self, abandoned: Any, watcher: Connection, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch

@@ -206,7 +206,7 @@ def test_consumers_of_a_connection_whose_drop_was_interrupted_leave_with_its_clo
     dropped.Consumer([Queue("q")]).consume()
     engine = other.default_channel.engine
     with monkeypatch.context() as patch:
-        patch.setattr(dropped.default_channel, "give_up_consumers", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(dropped.transport, "_give_up_consumers", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             dropped.collect()
     dropped.close()
