@@ -26,6 +26,7 @@ import math
 import os
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from time import monotonic
@@ -38,7 +39,7 @@ from celery.backends.base import BaseBackend
 from celery.canvas import _chain, chord, group, maybe_signature
 from celery.exceptions import ChordError, TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import GroupResult, allow_join_result, result_from_tuple
+from celery.result import AsyncResult, GroupResult, allow_join_result, result_from_tuple
 from celery.signals import worker_ready, worker_shutting_down
 from celery.utils.functional import _regen
 from celery.utils.log import get_logger
@@ -642,6 +643,22 @@ class FdbBackend(BaseBackend):
         if on_interval is not None and meta["status"] in states.PROPAGATE_STATES:
             on_interval()  # raises the error of a parent, such as a header task of a chord, not what follows from it
         return result.maybe_throw(propagate=propagate, callback=callback)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a group calls what its ``then`` was given: when all of its results have called theirs."""
+        return True
+
+    def iter_native(self, result: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """Yield ``(id, meta)`` of each result as it becomes ready. The result object has it by then."""
+        waiting: dict[str, list[AsyncResult]] = defaultdict(list)
+        for each in result.results or ():
+            if isinstance(each, AsyncResult):
+                waiting[each.id].append(each)
+        for task_id, meta in super().iter_native(result, *args, **kwargs):
+            for each in waiting[task_id]:
+                each._maybe_set_cache(meta)
+            yield task_id, meta
 
     # -- expiry ------------------------------------------------------------------------------------------------------
 

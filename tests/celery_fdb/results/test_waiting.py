@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, states
+from celery.app.task import Context
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, GroupResult
 
@@ -148,3 +149,28 @@ def test_results_come_in_the_order_they_are_ready(app: Celery, backend: FdbBacke
     backend.mark_as_done("a", 1)
     assert next(found)[0] == "a"
     assert list(found) == []
+
+
+def test_a_group_calls_back_when_all_of_its_results_were_found(app: Celery, backend: FdbBackend) -> None:
+    called: list[str] = []
+    inner = GroupResult("inner", [app.AsyncResult("c"), app.AsyncResult("d")], app=app)
+    result = GroupResult("g", [app.AsyncResult("a"), app.AsyncResult("b"), inner], app=app)
+    for each in (result[0], inner, result):
+        each.then(lambda found: called.append(found.id))
+    for task_id in ("a", "b", "c"):
+        backend.mark_as_done(task_id, task_id)
+    with pytest.raises(CeleryTimeoutError):
+        app.AsyncResult("d").get(timeout=0)
+    backend.mark_as_done("d", "d")
+    assert called == []
+    assert result.get(timeout=20) == ["a", "b", ["c", "d"]]
+    assert sorted(called) == ["a", "g", "inner"]
+
+
+def test_what_a_group_yields_has_its_children_as_results(app: Celery, backend: FdbBackend) -> None:
+    request = Context(id="a")
+    request.children.append(AsyncResult("child", app=app))
+    backend.mark_as_done("a", 1, request=request)
+    result = GroupResult("g", [app.AsyncResult("a"), app.AsyncResult("a")], app=app)
+    [(_, meta)] = result.iter_native(timeout=20)
+    assert meta["children"] == [AsyncResult("child", app=app)] == result[0].children == result[1].children
