@@ -568,8 +568,8 @@ class FdbBackend(BaseBackend):
 
         ``interval``: how often ``on_interval`` is called, as long as the store answers.
 
-        ``on_message`` is told of every change of state. Raises Celery's ``TimeoutError``, as
-        :class:`TimeoutUnanswered` if the store did not answer when it was last asked.
+        ``on_message`` is told of each state that is found: one that was replaced at once is not. Raises Celery's
+        ``TimeoutError``, as :class:`TimeoutUnanswered` if the store did not answer when it was last asked.
         """
         deadline = None if timeout is None else monotonic() + timeout
         ids = {_text(task_id) for task_id in task_ids}
