@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,13 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 
 DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def broker(url: str) -> Iterator[Broker]:
+    """This one drops it, so it is neither face's."""
+    with Broker.open(url) as broker:
+        yield broker
 
 
 def placed(broker: Broker) -> tuple[int, int]:
