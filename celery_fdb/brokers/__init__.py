@@ -13,7 +13,7 @@ from kombu.utils.url import maybe_sanitize_url
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.model import SessionFacts
-from kombu_fdb.settings.location import SCHEMES, SqliteLocation, locate, parse_url
+from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def ours(configured: Any) -> str:
     """The first of the configured URLs that is a celery-fdb broker. Raises ``OptionError``."""
     urls = urls_of(configured)
     for url in urls:
-        if url.partition("://")[0] in SCHEMES:
+        if url.partition("://")[0] in {*SCHEMES, MEMORY_SCHEME}:
             return url
     raise OptionError(
         "the broker is not a celery-fdb broker" if urls else "the Celery app names no broker",

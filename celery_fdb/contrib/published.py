@@ -6,6 +6,7 @@ Nothing here is a mock. Messages go through the transport into a store, and stay
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -117,11 +118,13 @@ def _refuse_environment() -> None:
 
 
 def _forget_connections(app: Celery) -> None:
-    """Have the app make its pools anew, with the current settings, as Celery does after a fork."""
+    """Have the app make its pools anew, with the current settings, as Celery does after a fork; and Django's pages."""
     pool = app.__dict__.get("_pool")
     if pool is not None:
         pool.force_close_all()
     app._after_fork()
+    if django := sys.modules.get("celery_fdb.contrib.django.conf"):
+        django.holding.close()
 
 
 def _published(peeked: Peeked) -> Published:

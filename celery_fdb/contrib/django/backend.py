@@ -43,6 +43,7 @@ from celery.exceptions import Reject
 from celery.utils import uuid
 from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's name
 from django.core.exceptions import ImproperlyConfigured
+from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
 from celery_fdb.contrib.django import conf
@@ -143,13 +144,14 @@ class CeleryBackend(BaseTaskBackend):
         urgency = (task.priority + 100) * 9 // 200
         most_urgent_is_zero = (app.conf.broker_transport_options or {}).get("priority_order") == "redis"
         result = _result(task, uuid(), list(args), kwargs, self.alias, enqueued_at=now)
+        due = task.run_after
         app.send_task(
             conf.RUN,
             (task.module_path, result.args, result.kwargs, self.alias, now.isoformat()),
             task_id=result.id,
             shadow=task.module_path,  # the name that logs, pages and commands show
             queue=task.queue_name,
-            eta=task.run_after,
+            eta=timezone.make_aware(due) if due is not None and timezone.is_naive(due) else due,
             priority=9 - urgency if most_urgent_is_zero else urgency,
             ignore_result=False,
             headers={} if self._fair_key is None else {"fair_key": self._fair_key},

@@ -1,6 +1,6 @@
 """Models for what is in the store, to which Django attaches permissions, admin pages and log entries.
 
-``managed = False`` and no migrations: there are no tables, so never query them. ``migrate`` creates the permissions.
+``managed = False`` and no migrations: there are no tables. ``migrate`` creates the permissions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,29 @@ def allows(request: HttpRequest, permission: Permission) -> bool:
     return bool(user.has_perm(f"celery_fdb.{permission}"))
 
 
-class Queue(models.Model):
+class NoRows(models.Manager[models.Model]):
+    """Finds nothing, without a query: ``dumpdata`` asks every model for its rows, also those without a table."""
+
+    def get_queryset(self) -> models.QuerySet[models.Model]:
+        return super().get_queryset().none()
+
+
+class InStore(models.Model):
+    objects: ClassVar = NoRows()
+
+    class Meta:
+        abstract = True
+        managed = False
+        base_manager_name = "objects"
+        default_permissions: tuple[str, ...] = ()
+
+
+class Queue(InStore):
     """A queue of the broker."""
 
     name: models.CharField[str, str] = models.CharField(_("name"), max_length=255, primary_key=True)
 
-    class Meta:
-        managed = False
+    class Meta(InStore.Meta):
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
         default_permissions = ("view",)
@@ -44,27 +60,23 @@ class Queue(models.Model):
         return str(self.name)
 
 
-class DeadLetter(models.Model):
+class DeadLetter(InStore):
     """The admin's entry for the queues of dead letters; permissions are those of :class:`Queue`."""
 
-    class Meta:
-        managed = False
+    class Meta(InStore.Meta):
         verbose_name = _("dead letter")
         verbose_name_plural = _("dead letters")
-        default_permissions = ()
 
     def __str__(self) -> str:
         return str(self.pk)
 
 
-class Session(models.Model):
+class Session(InStore):
     """A consumer process; permissions are those of :class:`Queue`."""
 
-    class Meta:
-        managed = False
+    class Meta(InStore.Meta):
         verbose_name = _("session")
         verbose_name_plural = _("sessions")
-        default_permissions = ()
 
     def __str__(self) -> str:
         return str(self.pk)

@@ -18,6 +18,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.middleware.csrf import get_token
+from django.urls import get_script_prefix
 from django.utils import timezone
 from django.views.static import serve
 from starlette.requests import Request
@@ -103,13 +104,14 @@ def page(
 
 
 def _visit(request: HttpRequest, path: str) -> Visit:
-    root = request.path.removesuffix(path).rstrip("/")
+    here = get_script_prefix().rstrip("/") + request.path_info  # ASGI's request.path lacks FORCE_SCRIPT_NAME
+    root = here.removesuffix(path).rstrip("/")
     asked = Request(
         {
             "type": "http",
             "method": request.method,
             "scheme": request.scheme,
-            "path": request.path,
+            "path": here,
             "root_path": root,
             "query_string": request.GET.urlencode().encode(),
             "headers": [

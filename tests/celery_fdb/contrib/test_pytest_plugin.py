@@ -128,6 +128,33 @@ def test_each_test_has_an_empty_broker_and_the_app_gets_its_own_back(project):
     )
 
 
+def test_djangos_pages_show_the_broker_of_the_test(project):
+    pytest.importorskip("django")
+    project(
+        """
+        import django
+        import pytest
+        from django.conf import settings
+
+        from shop import app, charge
+
+        installed = ["django.contrib.auth", "django.contrib.contenttypes", "celery_fdb.contrib.django"]
+        settings.configure(INSTALLED_APPS=installed, CELERY_FDB={"APP": "shop:app"})
+        django.setup()
+        from celery_fdb.contrib.django.conf import holding
+
+
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_it(fdb_broker, number):
+            with fdb_broker.use(app):
+                for _ in range(number):
+                    charge.delay("acme")
+                assert holding.broker().queue("celery").stats().ready == number
+        """,
+        outcome="2 passed",
+    )
+
+
 def test_what_is_not_json_is_not_decoded(project):
     project(
         """

@@ -11,11 +11,13 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
+from django.contrib.auth import get_user
 
 from celery_fdb.contrib.django import conf
 from celery_fdb.operations.actions import ACTIONS
@@ -436,3 +438,25 @@ def test_under_asgi_as_under_wsgi(jobs: Any, operator: Any, root: str) -> None:
     fields = {"csrfmiddlewaretoken": token, "action": "pause", "queue": "q", "back": root}
     assert async_to_sync(client.post)(f"{root}act", fields).headers["location"] == root
     assert jobs.control().paused
+
+
+def test_links_have_the_prefix_of_the_settings_under_asgi(jobs: Any, operator: Any, configure: Any) -> None:
+    """Where a proxy removes the prefix, Django's own links have it, and ``request.path`` has not."""
+    from django.core.handlers.asgi import ASGIRequest
+    from django.core.handlers.asgi import get_script_prefix as prefix_of
+    from django.urls import set_script_prefix
+
+    from celery_fdb.contrib.django.pages import page
+
+    configure(FORCE_SCRIPT_NAME="/shop")
+    scope = {"type": "http", "method": "GET", "path": f"{OWN}queues", "query_string": b"", "headers": []}
+    request = ASGIRequest(scope, BytesIO())
+    request.user, request.session = get_user(operator), operator.session
+    set_script_prefix(prefix_of(scope))
+    try:
+        seen = page(request, "queues").content.decode()
+    finally:
+        set_script_prefix("/")
+    links = set(re.findall(r'(?:href|src)="(/[^"]*)"', seen))
+    assert links, seen
+    assert {each for each in links if not each.startswith(f"/shop{OWN}")} == set()

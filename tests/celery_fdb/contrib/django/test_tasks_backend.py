@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from celery_fdb.contrib.django.conf import RUN
 from celery_fdb.inspection.message import describe
 from kombu_fdb import Broker
 from kombu_fdb.model import View
+from kombu_fdb.transport.envelope import open_peeked
 
 assert celery_fdb.contrib.django.tasks
 
@@ -175,6 +176,15 @@ def test_run_after_waits_in_the_store_and_priority_goes_first(broker: Broker, ta
     listed = broker._engine.inspect.page("mail", View("ready"), 10).messages
     order = [(each.message.task_id, each.priority) for each in listed]
     assert order == [(ids[2], 9), (ids[3], 6), (ids[0], 4), (ids[4], 2), (ids[1], 0)]
+
+
+def test_a_time_to_run_without_a_zone_is_djangos(broker: Broker, tasks: Any, configure: Callable[..., None]) -> None:
+    configure(USE_TZ=False, TIME_ZONE="Asia/Tokyo")
+    tasks.add.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(1)
+    (waiting,) = broker.queue("default").each("delayed")
+    assert abs(
+        datetime.fromisoformat(open_peeked(waiting)["headers"]["eta"]) - datetime.now(UTC) - timedelta(hours=1)
+    ) < timedelta(minutes=1)
 
 
 def test_the_most_urgent_goes_first_where_that_is_zero(app: Celery, broker: Broker, tasks: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import django
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 
 from celery_fdb.contrib.django import checks
 
@@ -68,3 +69,9 @@ def test_without_the_admin_there_are_pages_and_a_warning() -> None:
     """Its models can't be imported then."""
     ran = subprocess.run([sys.executable, "-c", WITHOUT_ADMIN], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("['celery_fdb.W009']\n", "")
+
+
+def test_dumpdata_finds_no_rows_of_models_without_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    for which in ([], ["--all"]):
+        call_command("dumpdata", "celery_fdb", *which)
+        assert capsys.readouterr().out.strip() == "[]"
