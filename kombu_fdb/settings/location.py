@@ -270,7 +270,7 @@ def _one_of(name: str, from_url: str | None, from_options: str | None) -> str | 
             name=name,
             url=masked_url(from_url),
             option=masked_url(from_options),
-            fix="Remove one of them.",
+            fix="Remove it from the URL or from the transport options.",
         )
     if name == "namespace" and from_url is not None and len(from_url.encode()) > LONGEST_NAMESPACE:
         raise OptionError("the namespace is too long", fix=f"At most {LONGEST_NAMESPACE} bytes.")

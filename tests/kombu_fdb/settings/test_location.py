@@ -141,7 +141,7 @@ def test_cluster(url, given, expected):
         ("fdb://d:i@10.0.0.1:4500:tls/shop", {}, "unusable address .*cluster_file"),
         ("fdb://d:i@10.0.0.1:4500", {"cluster_file": "/a"}, "two clusters named"),
         ("fdb:////a.cluster", {"cluster_file": "/b.cluster"}, "the URL and an option disagree"),
-        ("fdb:///shop", {"namespace": "store"}, "the URL and an option disagree"),
+        ("fdb:///shop", {"namespace": "store"}, "Remove it from the URL or from the transport options"),
         (f"fdb:///{'x' * 256}", {}, "the namespace is too long"),
     ],
 )
