@@ -132,6 +132,8 @@ class OutboxTable:
         if self.skip_locked:
             query += " FOR UPDATE SKIP LOCKED"
         with self._transaction() as cursor:
+            if not self.skip_locked:  # SQLite refuses the claim if it has read when another program writes
+                self._run(cursor, "UPDATE celery_outbox SET due_ms = due_ms WHERE id = ''")
             now_ms = self._now(cursor)
             self._run(cursor, query, now_ms, *ids, limit)
             found = [ClaimedRow._make((*values, now_ms + lease_ms)) for values in cursor.fetchall()]

@@ -6,7 +6,7 @@ import os
 import signal
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -16,7 +16,7 @@ from kit.processes import fork
 from kombu.exceptions import OperationalError
 
 from celery_fdb.contrib import outbox as module
-from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox, OutboxTable
+from celery_fdb.contrib.outbox import DDL, INDEX_DDL, Outbox, OutboxTable, clock_of, in_transaction
 from celery_fdb.contrib.published import BrokerInTest
 from kombu_fdb import InvalidArgument
 from kombu_fdb.engine.facade.queues import Queues
@@ -78,6 +78,26 @@ def test_a_committed_task_is_published_once(box, database, sent):
     ((name, args, _, headers),) = sent()
     assert (name, args, headers["id"]) == ("add", [1, 2], result.id)
     assert rows(database) == []
+
+
+def test_no_other_program_writes_within_a_claim(box, connect, database):
+    """As Django begins a transaction, SQLite would end one that has read before another program wrote."""
+
+    @contextmanager
+    def begun():
+        database.execute("BEGIN")
+        with in_transaction(database) as cursor:
+            yield cursor
+
+    class Table(OutboxTable):
+        def _move(self, *claimed):
+            with closing(connect()) as other, pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("PRAGMA busy_timeout = 0")
+                other.execute("UPDATE celery_outbox SET attempts = 9")
+            return super()._move(*claimed)
+
+    add(box, database)
+    assert len(Table(begun, "?", clock_of(database)).claim(1, 1000)) == 1
 
 
 def test_a_rolled_back_one_is_not(box, database):
