@@ -16,7 +16,6 @@ version; the process that holds the role does the other duties (``duty_cycle.py`
 
 from __future__ import annotations
 
-import logging
 import math
 from bisect import bisect_right
 from collections import deque
@@ -38,8 +37,6 @@ from kombu_fdb.store.protocol import KeyValue
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
-
 # -- the guard ---------------------------------------------------------------------------------------------------------
 
 
@@ -56,11 +53,6 @@ def is_of_one(error: Exception) -> TypeGuard[StoreFull]:
     return isinstance(error, StoreFull) and bool(error.fills or error.moves)
 
 
-def about(duty: str, subject: str) -> str:
-    """Both, as the log names them."""
-    return f"{duty!r} of {subject!r}" if subject else f"{duty!r}"
-
-
 @dataclass(slots=True)
 class _Failing:
     """One subject that is set aside."""
@@ -75,7 +67,8 @@ class _Failing:
 class Guard:
     """Runs steps, and sets aside those that fail."""
 
-    def __init__(self, upkeep: Upkeep, clock: Clock, report: Callable[[str, str, Exception], None]) -> None:
+    def __init__(self, upkeep: Upkeep, clock: Clock, report: Callable[[str, str, Exception | None], None]) -> None:
+        """``report``: told the duty, its subject, and the error; or None once that is over."""
         self._upkeep = upkeep
         self._clock = clock
         self._report = report
@@ -107,7 +100,7 @@ class Guard:
             self._upkeep.forget_aside(duty, subject)
             del self._failing[duty, subject]  # only now: if the store did not answer, it is forgotten the next time
             if failing.shown_at >= 0:
-                logger.warning("the duty %s succeeded again", about(duty, subject))
+                self._report(duty, subject, None)
         return result
 
     def _set_aside(self, duty: str, subject: str, error: Exception) -> None:

@@ -433,9 +433,9 @@ class Duties:
         session_id: SessionId,
         *,
         sweep_interval_s: float,
-        report: Callable[[str, str, Exception], None] | None = None,
+        report: Callable[[str, str, Exception | None], None] | None = None,
     ) -> None:
-        """``report`` gets, once, what is set aside: duty, subject and error; by default it goes to the log."""
+        """``report``: as the guard's (``duties.py``), once for what is set aside; by default it goes to the log."""
         guard = duties.Guard(engine.upkeep, clock, report or _warn)
         self._clock = clock
         self.sweep_duty = Sweep(engine, clock, guard, session_id, sweep_interval_s)
@@ -521,6 +521,9 @@ class Duties:
         self._role.leave()
 
 
-def _warn(duty: str, subject: str, error: Exception) -> None:
-    which = duties.about(duty, subject)
+def _warn(duty: str, subject: str, error: Exception | None) -> None:
+    which = f"{duty!r} of {subject!r}" if subject else f"{duty!r}"
+    if error is None:
+        logger.warning("the duty %s succeeded again", which)
+        return
     logger.warning("the duty %s failed, is set aside and will be retried: %s", which, error, exc_info=error)

@@ -9,6 +9,7 @@ import re
 from typing import Any, ClassVar, Literal
 
 from django.db import models
+from django.db.models.manager import EmptyManager
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
@@ -24,15 +25,10 @@ def allows(request: HttpRequest, permission: Permission) -> bool:
     return bool(user.has_perm(f"celery_fdb.{permission}"))
 
 
-class NoRows(models.Manager[models.Model]):
-    """Finds nothing, without a query: ``dumpdata`` asks every model for its rows, also those without a table."""
+class Unmanaged(models.Model):
+    """A model without a table, and so without rows: ``dumpdata`` asks every model for them."""
 
-    def get_queryset(self) -> models.QuerySet[models.Model]:
-        return super().get_queryset().none()
-
-
-class InStore(models.Model):
-    objects: ClassVar = NoRows()
+    objects: ClassVar = EmptyManager(models.Model)
 
     class Meta:
         abstract = True
@@ -41,12 +37,12 @@ class InStore(models.Model):
         default_permissions: tuple[str, ...] = ()
 
 
-class Queue(InStore):
+class Queue(Unmanaged):
     """A queue of the broker."""
 
     name: models.CharField[str, str] = models.CharField(_("name"), max_length=255, primary_key=True)
 
-    class Meta(InStore.Meta):
+    class Meta(Unmanaged.Meta):
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
         default_permissions = ("view",)
@@ -60,10 +56,10 @@ class Queue(InStore):
         return str(self.name)
 
 
-class DeadLetter(InStore):
+class DeadLetter(Unmanaged):
     """The admin's entry for the queues of dead letters; permissions are those of :class:`Queue`."""
 
-    class Meta(InStore.Meta):
+    class Meta(Unmanaged.Meta):
         verbose_name = _("dead letter")
         verbose_name_plural = _("dead letters")
 
@@ -71,10 +67,10 @@ class DeadLetter(InStore):
         return str(self.pk)
 
 
-class Session(InStore):
+class Session(Unmanaged):
     """A consumer process; permissions are those of :class:`Queue`."""
 
-    class Meta(InStore.Meta):
+    class Meta(Unmanaged.Meta):
         verbose_name = _("session")
         verbose_name_plural = _("sessions")
 

@@ -267,7 +267,7 @@ class World:
                 self.perform_as(slot, "beat")
 
 
-def _no_aside(duty: str, subject: str, error: Exception) -> None:
+def _no_aside(duty: str, subject: str, error: Exception | None) -> None:
     """Nothing here is a reason to set something aside, and nothing may be hidden by it."""
     if isinstance(error, Violation):
         raise error

@@ -119,7 +119,7 @@ class Stage:
             self.observer.messages.release(held, counted=False)
 
 
-def _raise(duty: str, subject: str, error: Exception) -> None:
+def _raise(duty: str, subject: str, error: Exception | None) -> None:
     raise AssertionError(f"{duty} of {subject!r} was set aside") from error
 
 
