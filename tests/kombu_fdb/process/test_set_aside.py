@@ -10,6 +10,7 @@ from kit.conformance.queue import Bench
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.errors import StoreFull, StoreUnavailable
 from kombu_fdb.process.duties import ASIDE_PAUSE_S, LEFT_TTL_S, LOOK_S, Guard, routine
+from kombu_fdb.process.duty_cycle import _warn
 from kombu_fdb.testing.memory import MemoryDatabase
 
 MANY = 100
@@ -68,6 +69,15 @@ def test_what_has_recovered_is_reported_when_it_fails_again() -> None:
         failures.run()
         failures.later(ASIDE_PAUSE_S)
     assert len(failures.reported) == MANY * 2
+
+
+def test_the_log_names_the_duty_and_its_subject(caplog: pytest.LogCaptureFixture) -> None:
+    _warn("work", "q", ValueError("damaged"))
+    _warn("work", "q", None)
+    assert caplog.messages == [
+        "the duty 'work' of 'q' failed, is set aside and will be retried: damaged",
+        "the duty 'work' of 'q' succeeded again",
+    ]
 
 
 def test_what_has_recovered_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
