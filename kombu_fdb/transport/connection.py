@@ -209,10 +209,10 @@ class BrokerConnection(virtual.Transport):
             except BaseException:  # a signal handler's
                 for channel in list(self.channels):
                     channel.abandon()
-                store.later(partial(settle_orphaned, store, (), list(self._exclusive_queues)))
                 raise
             finally:
                 self._store = None  # first: a thread that makes a receiver now sees that it is closed
+                self._end_consumers_later(store)
                 self._stop_receiver(store, timeout_s=store.patience.allow(self.options.operation_timeout))
                 self._receiver = None
                 store.detach(self)
@@ -232,7 +232,15 @@ class BrokerConnection(virtual.Transport):
     def _give_up_consumers(self) -> list[tuple[SessionId, str, str]]:
         """Note that they leave. Returns them, and what stands for the exclusive queues, as the store knows them."""
         own = [] if self._receiver is None else self._receiver.fetcher.give_up_consumers()
-        return [*own, *self._exclusive_queues]
+        return [*own, *self._exclusive_queues.give_up()]
+
+    def _end_consumers_later(self, store: Client) -> None:
+        """Have another thread end the consumers and the exclusive queues that are left."""
+        consumers = self._give_up_consumers()
+        if consumers:
+            held: Callable[[], list[Lease]] = list if self._receiver is None else self._receiver.fetcher.close
+            store.later(partial(settle_orphaned, store, (), consumers, held))
+        self._exclusive_queues = ExclusiveQueues()  # kombu may establish this connection again
 
     def _settle(self, store: Client) -> None:
         run_all([*(channel.close for channel in self.channels), store.flush_acks, self._disclaim])
@@ -252,13 +260,9 @@ class BrokerConnection(virtual.Transport):
             return
         self._leave_loop()
         self._stop_receiver(store, timeout_s=0)
-        consumers = self._give_up_consumers()
-        if consumers:  # first: if interrupted, a close still finds all channels open
-            held: Callable[[], list[Lease]] = list if self._receiver is None else self._receiver.fetcher.close
-            store.later(partial(settle_orphaned, store, (), consumers, held))
+        self._end_consumers_later(store)  # first: if interrupted, a close still finds all channels open
         for channel in list(self.channels):
             channel.orphan()
-        self._exclusive_queues.forget()
         self._store = self._receiver = None
         store.detach(self)
 

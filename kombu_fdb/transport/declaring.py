@@ -240,10 +240,13 @@ class ExclusiveQueues:
 
     def __init__(self) -> None:
         self._owners: dict[str, tuple[SessionId, str, str]] = {}
+        #: Whether the connection has ended: a declaration that is still under way must be undone.
+        self._given_up = False
 
-    def __iter__(self) -> Iterator[tuple[SessionId, str, str]]:
-        """The entries that stand for the connection: session, queue, tag."""
-        return iter(list(self._owners.values()))
+    def give_up(self) -> list[tuple[SessionId, str, str]]:
+        """Note that all end. Returns the entries that stand for the connection: session, queue, tag."""
+        self._given_up = True  # first: a declaration that begins later sees it
+        return list(self._owners.values())
 
     def declare(self, client: Client, declaration: QueueDeclaration) -> None:
         """Declare a queue for this connection alone. Raises what the engine's ``declare`` raises."""
@@ -259,15 +262,18 @@ class ExclusiveQueues:
         except (QueueError, InvalidArgument):  # after other errors it may have been declared
             self._owners.pop(queue, None)
             raise
+        finally:
+            if self._given_up:  # another thread may have removed the entry before it was added
+                client.later(partial(client.remove_consumer, *owner))
 
     def leave(self, client: Client) -> None:
         """End the connection's queues. Raises a ``StoreError``."""
-        for owner in self:
+        for owner in list(self._owners.values()):
             client.engine.queues.remove_consumer(*owner)
-        self._owners.clear()
+            self._owners.pop(owner[1], None)  # no other: another thread may be declaring it
 
     def forget(self) -> None:
-        """Forget them: another thread ends them, or in a forked child they are the parent's."""
+        """Forget them: in a forked child they are the parent's."""
         self._owners.clear()
 
 

@@ -22,6 +22,7 @@ from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
 
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.process import session_threads
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import batched, unacked
@@ -633,3 +634,55 @@ class TestPrograms:
         forget()
         assert engine.inspect.queue("reply")
         until(lambda: collect() is None and engine.inspect.queue("reply") is None)
+
+
+class TestEndedMeanwhile:
+    """A connection that ends while another connection keeps the process's session."""
+
+    def test_an_exclusive_queue_ends_where_the_store_does_not_answer_the_close(
+        self, watcher: Connection, connect: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connection = connect(ack_delay_ms=2.5)
+        connection.default_channel.queue_declare("own", exclusive=True)
+        queues = connection.transport.engine.queues
+        remove_consumer, failures = queues.remove_consumer, [1]
+
+        def fail_once(*args: Any, **kwargs: Any) -> Any:
+            if failures:
+                failures.pop()
+                raise StoreUnavailable("the store is away")
+            return remove_consumer(*args, **kwargs)
+
+        monkeypatch.setattr(queues, "remove_consumer", fail_once)
+        connection.close()
+        assert not failures
+        until(lambda: engine.inspect.queue("own") is None)
+
+    @pytest.mark.parametrize("end", ["close", "collect"])
+    def test_an_exclusive_queue_ends_that_is_being_declared(
+        self, watcher: Connection, connect: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch, end: str
+    ) -> None:
+        connection = connect(ack_delay_ms=2.5)
+        channel, queues = connection.channel(), connection.transport.engine.queues
+        declare = queues.declare
+
+        def declare_late(*args: Any, **kwargs: Any) -> Any:
+            getattr(connection, end)()  # as another thread does
+            return declare(*args, **kwargs)
+
+        monkeypatch.setattr(queues, "declare", declare_late)
+        with contextlib.suppress(connection.recoverable_connection_errors):
+            channel.queue_declare("own", exclusive=True)
+        until(lambda: engine.inspect.queue("own") is None)
+
+    def test_the_consumer_of_a_channel_that_was_closed_meanwhile_ends_with_the_connection(
+        self, watcher: Connection, connect: Any, engine: Engine, until: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connection = connect(ack_delay_ms=2.5)
+        channel = connection.channel()
+        channel.queue_declare("passing", auto_delete=True)
+        monkeypatch.setattr(channel, "_require_open", channel.close)  # another thread closes it after the check
+        channel.basic_consume("passing", False, lambda _: None)
+        assert engine.inspect.queue("passing")
+        connection.close()
+        until(lambda: engine.inspect.queue("passing") is None)
