@@ -82,6 +82,8 @@ SUSPECT_TIMEOUT_S = 1.0
 _ANY_CONNECT_TIMEOUT = 5.0
 #: Leases settled in one transaction.
 MOST_LEASES = 500
+#: With so many deferred calls, as where a full disk refuses rejections, consumers get no further messages.
+MOST_DEFERRED = 500
 
 #: The details in the death record of a message that was overdue too often.
 OVERDUE = {"error": "its time to run (ttr) has passed"}
@@ -314,6 +316,11 @@ class Client:
         session = self._session
         return session is not None and not session.lost and bool(session.known)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether too many calls are deferred: then nothing more is claimed."""
+        return len(self._deferred_calls) >= MOST_DEFERRED
+
     def _run_deferred(self) -> None:
         """Called about once a second, and on :meth:`nudge`, from the duties thread."""
         failure: Exception | None = None
@@ -429,12 +436,12 @@ class Client:
         self.settled(leases, self.engine.messages.reject(leases, reason=reason, **details))
 
     def refuse(self, delivery: Delivery, error: str, **details: str) -> None:
-        """Dead-letter a message that no consumer can handle; if the store does not answer, release it later."""
+        """Dead-letter a message that no consumer can handle; if the store refuses that, as soon as it does not."""
         logger.error("dead-lettered message %s of queue %s: %s", delivery.message_id.hex(), delivery.queue, error)
         try:
             self.reject([delivery.lease], reason="malformed", error=error, **details)
         except StoreError:
-            self.release_later([delivery.lease])
+            self.settle_later(delivery.lease, {"error": error, **details}, reason="malformed", requeue=False)
 
     def settle_later(self, lease: Lease, details: dict[str, Any], *, reason: str, requeue: bool) -> None:
         """Reject a message, or requeue it, as soon as the store answers. Until then it stays leased. Never blocks."""

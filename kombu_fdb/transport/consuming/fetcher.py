@@ -499,6 +499,8 @@ class Fetcher:
             watch_set.arm(self.client.engine, unknown, session.session_id, dispatch.consumers)
         plan = dispatch.plan(watch_set.hungry - left_alone, now)
         self._room_waits = plan.again_s is not None
+        if plan.queues and self.client.is_behind:
+            plan = Plan(again_s=LONGEST_REST_S)
         if plan.queues:
             claiming.choose(plan)
             return self._hand_over() if dispatch.arriving else self._claim(session, plan)

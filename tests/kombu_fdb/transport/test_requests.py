@@ -22,7 +22,9 @@ from kit.processes import until
 from kombu import Consumer, Producer, Queue
 from kombu.asynchronous.timer import Entry
 
-from kombu_fdb.errors import LimitExceeded, StoreUnavailable
+from kombu_fdb import Broker
+from kombu_fdb.errors import LimitExceeded, StoreFull, StoreUnavailable
+from kombu_fdb.process import client
 from kombu_fdb.transport.worker import free_cancelled_timers, guard_pool, keep_started_tasks, receive
 
 UNSTORABLE = LimitExceeded("the key is too large")
@@ -264,6 +266,55 @@ def test_what_can_t_be_rejected_at_all_comes_back(channel, request_of, monkeypat
     message.reject_log_error(logging.getLogger(), (StoreUnavailable,))
     until(lambda: channel.engine.inspect.counts("q").ready)
     assert channel.basic_get("q").headers["x-delivery-count"] == 1, "the attempt counts"
+
+
+class Full(StoreFull):
+    """A disk that has no room for what a dead letter adds, and takes whatever adds nothing."""
+
+    fills = True
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise Full
+
+
+def test_a_disk_without_room_for_dead_letters_bounds_how_many_wait(connection, channel, monkeypatch):
+    """BOUNDED: the worker took each message of the queue, and tried all rejections anew in each second."""
+    for number in range(12):
+        Producer(channel).publish(number, routing_key="q")
+    got: list[Any] = []
+
+    def fail(message: Any) -> None:
+        got.append(message.payload)
+        message.reject_log_error(logging.getLogger(), (StoreUnavailable,))
+
+    channel.basic_qos(0, 2, False)
+    with Consumer(channel, [Queue("q")], on_message=fail):
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "MOST_DEFERRED", 3)
+            patch.setattr(channel.client, "reject", refuse)
+            with pytest.raises(TimeoutError):
+                while True:
+                    connection.drain_events(timeout=2)
+            assert 3 <= len(got) < 3 + 2 + 2, "what was claimed before is handed out"
+        while len(got) < 12:
+            connection.drain_events(timeout=60)
+    assert got == [*range(12)]
+    until(lambda: channel.engine.inspect.counts("q.dead").ready == 12)
+
+
+def test_a_disk_without_room_for_dead_letters_keeps_no_consumer_busy(connection, channel, url, monkeypatch, caplog):
+    """A message that makes no sense was released, claimed and released again, with a line in the log each time."""
+    with Broker.open(url) as broker, Consumer(channel, [Queue("q")], on_message=print):
+        with monkeypatch.context() as patch:
+            patch.setattr(channel.client, "reject", refuse)
+            broker.queue("q").put(b"no task")
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=1)
+            assert channel.engine.inspect.counts("q").leased == 1
+            assert caplog.text.count("not a message of this transport") == 1
+        (letter,) = until(lambda: channel.engine.inspect.peek("q.dead", 2))
+    assert letter.deaths[0].reason == "malformed"
 
 
 @pytest.mark.parametrize("is_green", [False, True])
