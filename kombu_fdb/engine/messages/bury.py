@@ -110,7 +110,9 @@ def _rest(work: Work, message: Message[bytes], record: Record) -> None:
 def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     """Store a letter by its key and priority; ``<queue>.dead`` keeps the order of the deaths."""
     # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
-    ttl_ms = work.routing.queue(work.tr, target).message_ttl_ms if declared else work.policy.dead_ttl_ms
+    ttl_ms = work.routing.queue(work.tr, target).message_ttl_ms
+    if ttl_ms is None and not declared:
+        ttl_ms = work.policy.dead_ttl_ms
     if target.endswith(DEAD_SUFFIX):
         to = Subqueue(target, "", work.keys.rank(NO_PRIORITY))
     else:

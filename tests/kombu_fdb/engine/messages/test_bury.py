@@ -140,6 +140,20 @@ def test_a_letter_in_a_working_queue_is_one_of_its_key_again(bench: Bench, targe
     bench.check()
 
 
+@pytest.mark.parametrize("arguments", [{}, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q.dead"}])
+def test_a_letter_lives_for_as_long_as_its_queue_is_declared_to_keep_it(
+    bench: Bench, arguments: dict[str, str]
+) -> None:
+    """Where no exchange was set, the one of a ``<queue>.dead`` that a program had declared did not count."""
+    for queue, given in (("q", arguments), ("q.dead", {"x-message-ttl": 0})):
+        bench.engine.queues.declare(QueueDeclaration(queue, arguments=given))
+    bench.put(b"x")
+    bench.engine.messages.reject([each.lease for each in bench.take(1, "q")])
+    assert bench.engine.inspect.counts("q.dead").ready == 1
+    assert not bench.take(1, "q.dead")
+    bench.check()
+
+
 def test_a_death_that_comes_again_knows_its_first_time_and_its_last(bench: Bench) -> None:
     """The first one is what RabbitMQ tells; the last one is what "older than" asks for."""
     bench.engine.queues.declare(
