@@ -36,6 +36,7 @@ from kombu.transport import virtual
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.model import Lease, SessionId
+from kombu_fdb.primitives.threads import surely
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
@@ -202,20 +203,14 @@ class BrokerConnection(virtual.Transport):
             return
         self._leave_loop()
         with store.patience.ending():
-            try:
-                self._settle(store)
-            except KombuFDBError as error:
-                logger.warning("the connection did not close cleanly: %s", error)
-            except BaseException:  # a signal handler's
-                for channel in list(self.channels):
-                    channel.abandon()
-                raise
-            finally:
-                self._store = None  # first: a thread that makes a receiver now sees that it is closed
-                self._end_consumers_later(store)
-                self._stop_receiver(store, timeout_s=store.patience.allow(self.options.operation_timeout))
-                self._receiver = None
-                store.detach(self)
+            surely(partial(self._settle, store), partial(self._detach, store))
+
+    def _detach(self, store: Client) -> None:
+        self._store = None  # first: a thread that makes a receiver now sees that it is closed
+        self._end_consumers_later(store)
+        self._stop_receiver(store, timeout_s=store.patience.allow(self.options.operation_timeout))
+        self._receiver = None
+        store.detach(self)
 
     def __del__(self) -> None:
         """Collected without having been closed. Runs in any thread at any moment: takes no lock and never waits."""
@@ -243,7 +238,14 @@ class BrokerConnection(virtual.Transport):
         self._exclusive_queues = ExclusiveQueues()  # kombu may establish this connection again
 
     def _settle(self, store: Client) -> None:
-        run_all([*(channel.close for channel in self.channels), store.flush_acks, self._disclaim])
+        try:
+            run_all([*(channel.close for channel in self.channels), store.flush_acks, self._disclaim])
+        except KombuFDBError as error:
+            logger.warning("the connection did not close cleanly: %s", error)
+        except BaseException:  # a signal handler's
+            for channel in list(self.channels):
+                channel.abandon()
+            raise
 
     def _disclaim(self) -> None:
         """End the exclusive queues, consumed or not: they belong to the connection that declared them."""
