@@ -72,6 +72,7 @@ class Guard:
         self._upkeep = upkeep
         self._clock = clock
         self._report = report
+        #: In the order of their last failures.
         self._failing: dict[tuple[str, str], _Failing] = {}
         #: By duty, when a full disk was last reported.
         self._full_logged_at: dict[str, float] = {}
@@ -121,11 +122,13 @@ class Guard:
             self._report(duty, subject, error)
 
     def _fail(self, duty: str, subject: str) -> _Failing:
-        now, failing = self._clock.monotonic(), self._failing.get((duty, subject))
-        if failing is None or now - failing.until >= LEFT_TTL_S:  # it was gone meanwhile, and so is what was shown
-            failing = self._failing[duty, subject] = _Failing(self._clock.wall_ms())
+        now = self._clock.monotonic()
+        while self._failing and now - next(iter(self._failing.values())).until >= LEFT_TTL_S:
+            del self._failing[next(iter(self._failing))]  # it is gone, and so is what was shown
+        failing = self._failing.pop((duty, subject), None) or _Failing(self._clock.wall_ms())
         failing.times += 1
         failing.until = now + ASIDE_PAUSE_S
+        self._failing[duty, subject] = failing  # behind those that have failed before
         return failing
 
 

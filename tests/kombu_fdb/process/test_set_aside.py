@@ -62,6 +62,15 @@ def test_what_fails_again_long_after_is_reported_again(pause_s: float, times: in
     assert len(failures.reported) == MANY * times
 
 
+def test_a_subject_that_is_gone_is_forgotten() -> None:
+    bench = Bench(MemoryDatabase())
+    guard = Guard(bench.engine.upkeep, bench.clock, lambda *_: None)
+    for subject in ("deleted", "still there"):
+        guard.attempt("work", subject, Mock(side_effect=ValueError))
+        bench.later(ASIDE_PAUSE_S + LEFT_TTL_S)
+    assert [*guard._failing] == [("work", "still there")]
+
+
 def test_what_has_recovered_is_reported_when_it_fails_again() -> None:
     failures = Failures(ValueError())
     for error in (ValueError(), None, ValueError()):
