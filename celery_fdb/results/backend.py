@@ -650,12 +650,20 @@ class FdbBackend(BaseBackend):
         return True
 
     def iter_native(self, result: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Yield ``(id, meta)`` of each result as it becomes ready. The result object has it by then."""
+        """Yield ``(id, meta)`` of each result as it becomes ready. The result object has it by then.
+
+        What a result object has already is not looked up: an ``EagerResult`` is not in the store.
+        """
+        self._ensure_not_eager()
         waiting: dict[str, list[AsyncResult]] = defaultdict(list)
         for each in result.results or ():
-            if isinstance(each, AsyncResult):
+            if not isinstance(each, AsyncResult):
+                yield each.id, each.results
+            elif each._cache:
+                yield each.id, each._cache
+            else:
                 waiting[each.id].append(each)
-        for task_id, meta in super().iter_native(result, *args, **kwargs):
+        for task_id, meta in self.get_many(waiting, *args, **kwargs):
             for each in waiting[task_id]:
                 each._maybe_set_cache(meta)
             yield task_id, meta

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, states
 from celery.app.task import Context
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import AsyncResult, GroupResult
+from celery.result import AsyncResult, EagerResult, GroupResult, ResultSet
 
 from celery_fdb.results import FdbBackend
 from celery_fdb.results.waiting import MOST_WATCHES, Waiting
@@ -179,3 +179,13 @@ def test_what_a_group_yields_has_its_children_as_results(app: Celery, backend: F
     result = GroupResult("g", [app.AsyncResult("a"), app.AsyncResult("a")], app=app)
     [(_, meta)] = result.iter_native(timeout=20)
     assert meta["children"] == [AsyncResult("child", app=app)] == result[0].children == result[1].children
+
+
+def test_a_group_does_not_look_up_what_its_results_have_already(app: Celery, backend: FdbBackend) -> None:
+    found, other = AsyncResult("found", app=app), AsyncResult("other", app=app)
+    backend.mark_as_done("found", 1)
+    assert found.get(timeout=20) == 1
+    backend.store.forget("found")
+    backend.mark_as_done("other", 3)
+    result = ResultSet([found, EagerResult("eager", 2, states.SUCCESS), other], app=app)
+    assert result.get(timeout=1) == [1, 2, 3]
