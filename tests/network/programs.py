@@ -12,6 +12,9 @@ from kit.history.record import Recorder
 
 __all__ = ["work"]
 
+#: How often the main thread looks whether a signal has come, in seconds.
+LOOK_S = 1.0
+
 
 def work(recorder: Recorder, jobs: Iterable[Callable[[threading.Event], None]]) -> None:
     """Run each in a thread of its own, with the event that tells it to end. An error of one ends the process."""
@@ -33,6 +36,9 @@ def work(recorder: Recorder, jobs: Iterable[Callable[[threading.Event], None]]) 
     for each in threads:
         each.start()
     print("begun", flush=True)
+    # If the signal comes while the process is stopped, any thread may get it, and only this one runs the handler.
+    while not over.wait(LOOK_S):
+        pass
     for each in threads:
         each.join()
     if failed.is_set():

@@ -109,12 +109,16 @@ def stalled(at_s: float, seconds: float, who: str = "w") -> list[Event]:
     return [at(at_s, who, "stall", seconds=seconds)]
 
 
-def stopped(begin_s: float, end_s: float, who: str = "w") -> list[Event]:
-    return called("stop", begin_s, end_s, who="runner", target=who)
+def stopped(begin_s: float, end_s: float, outcome: str = "ok") -> list[Event]:
+    return called("stop", begin_s, end_s, outcome, who="runner", target="w")
 
 
 def locked(begin_s: float, end_s: float) -> list[Event]:
     return fault("locked", begin_s, end_s)
+
+
+#: A take that the store has not answered.
+UNANSWERED = called("take", 1, 4.2, "info", queue="q")
 
 
 def final(*messages: tuple[str, str, str], **fields: Any) -> list[Event]:
@@ -235,6 +239,30 @@ CASES: dict[str, tuple[checks.Check, list[list[Event]], list[list[Event]]]] = {
         checks.doubled,
         [published("m", 1), ran("m", 2, 3), stopped(4, 5), locked(2, 4.5), ran("m", 9, 10, "v")],
         [published("m", 1), ran("m", 2, 3), stopped(4, 5), locked(2, 8), ran("m", 9, 10, "v")],
+    ),
+    "ended while the store answered others": (
+        checks.doubled,
+        [
+            published("m", 1),
+            ran("m", 2, 3),
+            stopped(4, 5),
+            UNANSWERED,
+            took(None, 2, 4.5, outcome=None),
+            ran("m", 9, 10, "v"),
+        ],
+        [
+            published("m", 1),
+            ran("m", 2, 3),
+            stopped(4, 5),
+            UNANSWERED,
+            took(None, 2, 5.5, outcome=None),
+            ran("m", 9, 10, "v"),
+        ],
+    ),
+    "ended by itself": (
+        checks.doubled,
+        [published("m", 1), ran("m", 2, 3), stopped(4, 5, "ok"), ran("m", 9, 10, "v")],
+        [published("m", 1), ran("m", 2, 3), stopped(4, 5, "info"), ran("m", 9, 10, "v")],
     ),
     "dead, and back without a replay": (
         checks.doubled,

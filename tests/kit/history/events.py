@@ -38,6 +38,8 @@ SETTLED = {
 COMMON = ("who", "clock", "mono_s", "wall_s", "kind", "pid", "number")
 #: Faults in which the store answers, and takes no writes.
 REFUSING = {"locked", "disk full"}
+#: What only the store can answer, and how long it answers none of that, in seconds, if it does not answer at all.
+ASKING, SILENT_S = ("take", "ack", "release"), 5.0
 #: A session beats six times in its TTL.
 BEATS = 6
 
@@ -249,8 +251,8 @@ class History:
         """When its owner may have lost the message without knowing, if it may.
 
         A severe fault counts while it holds the message, and shortly before: what its process had claimed by then it
-        still begins. So does its end, where the store refused what it had to say of its messages. A process of the
-        release with which the run began may lose any: its prefork worker forgets what a child has just begun.
+        still begins. So does its end, if it could not settle its messages. A process of the release with which the run
+        began may lose any: its prefork worker forgets what a child has just begun.
         """
         before_s = delivery.begun.mono_s - 2 * self.ttl_s
         excuses = [
@@ -259,22 +261,34 @@ class History:
             if (over := self.ends(each)) is None or over.clock != delivery.begun.clock or over.mono_s > before_s
         ]
         excuses += [delivery.begun] * (delivery.owner in self.released)
-        excuses += [
-            stop.answered
-            for stop in self.calls["stop"]
-            if stop.answered is not None and stop.invoked["target"] == delivery.owner and self._refused(stop)
-        ]
+        excuses += self.ended_in_vain.get(delivery.owner, ())
         return min(excuses, key=lambda each: each.mono_s, default=None)
 
-    def _refused(self, call: Call) -> bool:
-        """Whether the store took no writes for as long as the call lasted."""
-        assert call.answered is not None
-        return any(
-            each.name in REFUSING
-            and each.begun.precedes(call.invoked)
-            and (each.over is None or call.answered.precedes(each.over))
-            for each in self.faults
-        )
+    @cached_property
+    def ended_in_vain(self) -> dict[str, list[Event]]:
+        """When processes ended that could not settle their messages: killed as they did not end, or left by the store.
+
+        It took no writes for as long as the end lasted, or answered no consumer then and shortly before.
+        """
+        answers = [each.answered for op in ASKING for each in self.calls[op] if each.answered is not None]
+        found = defaultdict[str, list[Event]](list)
+        for stop in self.calls["stop"]:
+            ended = stop.answered
+            if ended is None:
+                continue
+            since_s = stop.invoked.mono_s - SILENT_S
+            outcomes = {
+                each.kind for each in answers if each.clock == ended.clock and since_s <= each.mono_s <= ended.mono_s
+            }
+            refused = any(
+                each.name in REFUSING
+                and each.begun.precedes(stop.invoked)
+                and (each.over is None or ended.precedes(each.over))
+                for each in self.faults
+            )
+            if stop.outcome == "info" or outcomes == {"info"} or refused:
+                found[stop.invoked["target"]].append(ended)
+        return found
 
     @cached_property
     def stored(self) -> dict[str, list[tuple[str, str]]]:
