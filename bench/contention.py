@@ -47,7 +47,7 @@ MESSAGES = 60_000
 #: Consumers begin one after another, as processes that are started together do; then each finds out that it has rivals.
 BEGINNING_S, LEARNING_S = 2.0, 5.0
 #: Pings of the latency, of which the first are not counted: the consumers learn that they have rivals.
-PINGS, LEARNING = 150, 30
+PINGS, LEARNING = 400, 30
 
 
 class Tally(NamedTuple):
