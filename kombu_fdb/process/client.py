@@ -82,8 +82,6 @@ SUSPECT_TIMEOUT_S = 1.0
 _ANY_CONNECT_TIMEOUT = 5.0
 #: Leases settled in one transaction.
 MOST_LEASES = 500
-#: With so many deferred calls, as where a full disk refuses rejections, consumers get no further messages.
-MOST_DEFERRED = 500
 
 #: The details in the death record of a message that was overdue too often.
 OVERDUE = {"error": "its time to run (ttr) has passed"}
@@ -160,7 +158,7 @@ class Client:
         #: Late acknowledgements that changed nothing, since the process started.
         self.lost_acks = 0
         self._returns: deque[Lease] = deque()
-        self._deferred_calls = DeferredCalls()
+        self.deferred_calls = DeferredCalls()
         self._deferred_thread = OnDemandThread(self._run_without_session)
         self._users: weakref.WeakSet[Hashable] = weakref.WeakSet()
         #: For changes of what is open; its holder does not call the store.
@@ -203,7 +201,7 @@ class Client:
                 self._look_whether_idle()
             raise
         self._suspect = False
-        if self._deferred_calls:  # left from before the store was closed
+        if self.deferred_calls:  # left from before the store was closed
             self.nudge()
 
     def _open(self, timeout_s: float) -> Engine:
@@ -316,15 +314,10 @@ class Client:
         session = self._session
         return session is not None and not session.lost and bool(session.known)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether too many calls are deferred: then nothing more is claimed."""
-        return len(self._deferred_calls) >= MOST_DEFERRED
-
     def _run_deferred(self) -> None:
         """Called about once a second, and on :meth:`nudge`, from the duties thread."""
         failure: Exception | None = None
-        for step in (self.flush_acks, self._release_pending, self._deferred_calls.run):
+        for step in (self.flush_acks, self._release_pending, self.deferred_calls.run):
             try:
                 step()
             except STORE_FAILURES:
@@ -537,7 +530,7 @@ class Client:
 
     def later(self, call: Callable[[], object]) -> None:
         """Have another thread make this call, and repeat it until the store answers. Never blocks."""
-        self._deferred_calls.add(call)
+        self.deferred_calls.add(call)
         self.nudge()
 
     def make_deferred_calls(self) -> None:
@@ -545,13 +538,13 @@ class Client:
         patience_s = self.patience.allow(self.options.operation_timeout)
         for _ in range(2):  # the second time for those that failed in another thread meanwhile
             try:
-                self._deferred_calls.run()
+                self.deferred_calls.run()
             except STORE_FAILURES as error:
                 if not is_of_one(error):
                     raise
             except Exception as error:  # noqa: BLE001 - the duties thread makes it again, and reports it
                 logger.debug("a deferred call failed: %s", error)
-            self._deferred_calls.wait(patience_s)
+            self.deferred_calls.wait(patience_s)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -565,7 +558,7 @@ class Client:
         if not if_idle:
             self._finish()
         with self._lock:  # no longer than this: the session's threads need it in order to end
-            if if_idle and (self._users or self.owes or self._returns or self._deferred_calls):
+            if if_idle and (self._users or self.owes or self._returns or self.deferred_calls):
                 return
             session, self._session = self._session, None
             engine, self.engine_if_open = self.engine_if_open, None
@@ -587,9 +580,9 @@ class Client:
             if self._session is not None:
                 self._session.stop()
             try:
-                self._deferred_calls.run()
+                self.deferred_calls.run()
             except Exception as error:  # noqa: BLE001 - whatever a call raises, the others must end too
-                logger.warning("%d deferred call(s) are not done: %s", len(self._deferred_calls), error)
+                logger.warning("%d deferred call(s) are not done: %s", len(self.deferred_calls), error)
 
     def _close(self, engine: Engine, session: ClientSession | None) -> None:
         try:

@@ -58,16 +58,16 @@ class DeferredCalls:
 
     def __init__(self) -> None:
         #: The open calls, in the order in which they were added.
-        self._open: dict[partial[object], None] = {}
+        self.open: dict[partial[object], None] = {}
         #: The calls that are being made, each with a signal that is set when it has returned, and its thread.
         self._underway: dict[partial[object], tuple[Signal, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.open)
 
     def add(self, do: Callable[[], object]) -> None:
         """``do`` is repeated until it raises nothing, so it must be harmless to repeat."""
-        self._open[partial(do)] = None  # equal only to itself, however often the same ``do`` is added
+        self.open[partial(do)] = None  # equal only to itself, however often the same ``do`` is added
 
     def run(self) -> None:
         """Make each call that no other thread is making, once. One that fails for a reason of its own delays no other.
@@ -76,7 +76,7 @@ class DeferredCalls:
         """
         failure = failed = None
         try:
-            for call in list(self._open):
+            for call in list(self.open):
                 failed = self._make(call)
                 failure = failure or failed
             if failure is not None:
@@ -101,9 +101,9 @@ class DeferredCalls:
         mine = Signal(), threading.get_ident()
 
         def make() -> None:
-            if self._underway.setdefault(call, mine) is mine and call in self._open:  # else another thread was faster
+            if self._underway.setdefault(call, mine) is mine and call in self.open:  # else another thread was faster
                 call()
-                self._open.pop(call, None)
+                self.open.pop(call, None)
 
         def end() -> None:
             if self._underway.get(call) is mine:

@@ -67,6 +67,8 @@ from kombu_fdb.transport.consuming.watch_set import Drain, IdleTracker, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
 from kombu_fdb.transport.poison import is_workers
 
+#: With so many deferred calls, as where a full disk refuses rejections, nothing more is claimed.
+MOST_DEFERRED = 500
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
 LINE_FIRST_S = 0.25
 
@@ -499,7 +501,7 @@ class Fetcher:
             watch_set.arm(self.client.engine, unknown, session.session_id, dispatch.consumers)
         plan = dispatch.plan(watch_set.hungry - left_alone, now)
         self._room_waits = plan.again_s is not None
-        if plan.queues and self.client.is_behind:
+        if plan.queues and len(self.client.deferred_calls.open) >= MOST_DEFERRED:
             plan = Plan(again_s=LONGEST_REST_S)
         if plan.queues:
             claiming.choose(plan)

@@ -94,7 +94,7 @@ def test_a_settled_job_is_left_alone(broker: Broker, settle: str) -> None:
     jobs.put(b"x")
     job = jobs.take(timeout=DEADLINE_S)
     getattr(job, settle)()
-    calls = broker._client._deferred_calls
+    calls = broker._client.deferred_calls
     del job
     assert not calls
 

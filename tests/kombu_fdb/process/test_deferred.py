@@ -187,13 +187,13 @@ def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None
     call.may_end.set()
     end(closing)
     assert counts == [0]
-    assert not own._deferred_calls
+    assert not own.deferred_calls
 
 
 def test_what_is_left_at_the_end_is_done(broker: Broker) -> None:
     counts: list[int] = []
     own = broker._client
-    own._deferred_calls.add(lambda: counts.append(own.engine.inspect.counts("q").ready))
+    own.deferred_calls.add(lambda: counts.append(own.engine.inspect.counts("q").ready))
     own.close()
     assert counts == [0]
 
@@ -202,7 +202,7 @@ def test_an_end_with_a_hopeless_call(broker: Broker, caplog: pytest.LogCaptureFi
     def hopeless() -> None:
         raise LimitExceeded
 
-    broker._client._deferred_calls.add(hopeless)
+    broker._client.deferred_calls.add(hopeless)
     broker._client.close()
     assert "1 deferred call(s) are not done" in caplog.text
     assert broker._client.engine_if_open is None
@@ -223,6 +223,6 @@ def test_a_thread_that_was_asked_for_and_has_not_begun_is_waited_for(monkeypatch
 def test_a_declaration_within_a_deferred_call_does_not_wait_for_itself(broker: Broker) -> None:
     """As that of a signal handler, which has interrupted the call."""
     client = broker._client
-    client._deferred_calls.add(client.make_deferred_calls)
+    client.deferred_calls.add(client.make_deferred_calls)
     client._run_deferred()
-    assert not client._deferred_calls
+    assert not client.deferred_calls

@@ -96,7 +96,7 @@ def held(broker: Broker) -> int:
 
 def settle_down(broker: Broker) -> None:
     """What the duties thread does."""
-    in_another_thread(broker._client._deferred_calls.run)
+    in_another_thread(broker._client.deferred_calls.run)
     in_another_thread(broker._client._release_pending)
 
 
@@ -240,7 +240,7 @@ def test_a_rejection_for_later_that_is_interrupted_anywhere_happens_once(tokens:
 
         def look() -> None:
             settle_down(broker)
-            until(lambda: not broker._client._deferred_calls)  # the duties thread may be making it
+            until(lambda: not broker._client.deferred_calls)  # the duties thread may be making it
             is_held = own.qos.holds(got[-1].delivery_tag)
             assert is_held <= queue.stats().leased
             if is_held:

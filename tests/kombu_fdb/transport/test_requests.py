@@ -24,7 +24,7 @@ from kombu.asynchronous.timer import Entry
 
 from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreFull, StoreUnavailable
-from kombu_fdb.process import client
+from kombu_fdb.transport.consuming import fetcher
 from kombu_fdb.transport.worker import free_cancelled_timers, guard_pool, keep_started_tasks, receive
 
 UNSTORABLE = LimitExceeded("the key is too large")
@@ -291,7 +291,7 @@ def test_a_disk_without_room_for_dead_letters_bounds_how_many_wait(connection, c
     channel.basic_qos(0, 2, False)
     with Consumer(channel, [Queue("q")], on_message=fail):
         with monkeypatch.context() as patch:
-            patch.setattr(client, "MOST_DEFERRED", 3)
+            patch.setattr(fetcher, "MOST_DEFERRED", 3)
             patch.setattr(channel.client, "reject", refuse)
             with pytest.raises(TimeoutError):
                 while True:

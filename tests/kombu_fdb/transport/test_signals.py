@@ -65,4 +65,4 @@ def test_connections_that_only_publish_and_are_forgotten_leave_nothing() -> None
             connection.Producer().publish("x", routing_key="q")
             assert connection.transport.store is broker._client
             del connection
-            assert not broker._client._deferred_calls
+            assert not broker._client.deferred_calls
