@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,10 +59,14 @@ def test_verbs(tmp_path: Path) -> None:
     assert all(len(verb["seconds"]) == 3 for verb in verbs.values())
 
 
-def test_the_curves_of_the_page_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def scaling(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("rich")
     monkeypatch.syspath_prepend(str(BENCH))
-    scaling = importlib.import_module("scaling")
+    return importlib.import_module("scaling")
+
+
+def test_the_curves_of_the_page_are_those_of_the_model(scaling: Any) -> None:
     page = (DOCS / "how-to" / "capacity.md").read_text()
     workers = [10, 50, 100, 500, 1000, 5000]
     assert "| 10 workers | 50 | 100 | 500 | 1,000 | 5,000 |" in page
@@ -92,3 +97,16 @@ def test_help(script: str) -> None:
     command = [sys.executable, str(BENCH / f"{script}.py"), "--help"]
     found = subprocess.run(command, capture_output=True, text=True, check=False, env=KIT)
     assert found.returncode == 0, found.stderr
+
+
+def test_with_no_more_distance_the_model_gives_what_was_measured(scaling: Any) -> None:
+    for workers, messages in ((1, 10.0), (8, 35.0), (50, 250.0), (200, 74.0)):
+        assert scaling.at_distance(3000.0, messages, "no keys", workers, 0.0) == pytest.approx(3000.0)
+        assert scaling.at_distance(3000.0, messages, "no keys", workers, 0.005) < 3000.0
+
+
+def test_services_grow_with_the_distance(scaling: Any) -> None:
+    """As more workers have come back to the line when the next one begins, which makes up for most of the distance."""
+    few, many = (scaling.at_distance(4000.0, 74.0, "no keys", workers, 0.005) for workers in (8, 200))
+    assert few < 2000.0
+    assert many > 3000.0
