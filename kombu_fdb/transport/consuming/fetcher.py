@@ -469,6 +469,9 @@ class Fetcher:
         self.asleep = not self.idle_tracker.attended
         if self.asleep:
             return self._sleep(now)
+        if len(self.client.deferred_calls.open) >= MOST_DEFERRED:
+            self._sleep(now)
+            return LONGEST_REST_S
         try:
             session = self.client.session()
             if session is not self._entered:
@@ -501,8 +504,6 @@ class Fetcher:
             watch_set.arm(self.client.engine, unknown, session.session_id, dispatch.consumers)
         plan = dispatch.plan(watch_set.hungry - left_alone, now)
         self._room_waits = plan.again_s is not None
-        if plan.queues and len(self.client.deferred_calls.open) >= MOST_DEFERRED:
-            plan = Plan(again_s=LONGEST_REST_S)
         if plan.queues:
             claiming.choose(plan)
             return self._hand_over() if dispatch.arriving else self._claim(session, plan)
@@ -512,7 +513,7 @@ class Fetcher:
         return self._pause(now, line_again_s, plan.again_s, self._next_look - now, next_look_s)
 
     def _sleep(self, now: float) -> float | None:
-        """The program does not drain."""
+        """The program does not drain, or the store refuses what it has rejected: leave the messages to others."""
         self._watch_set.disarm()
         self._watch_set.hungry.update(self.dispatch.queues)
         self._fruitless, self._room_waits = 0, False

@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,12 @@ from celery.concurrency.thread import TaskPool
 from celery.exceptions import TaskRevokedError, WorkerLostError, WorkerShutdown
 from celery.worker import state
 from kit.processes import until
-from kombu import Consumer, Producer, Queue
+from kombu import Connection, Consumer, Message, Producer, Queue
 from kombu.asynchronous.timer import Entry
 
 from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreFull, StoreUnavailable
+from kombu_fdb.process import line_member
 from kombu_fdb.transport.consuming import fetcher
 from kombu_fdb.transport.worker import free_cancelled_timers, guard_pool, keep_started_tasks, receive
 
@@ -301,6 +303,25 @@ def test_a_disk_without_room_for_dead_letters_bounds_how_many_wait(connection, c
             connection.drain_events(timeout=60)
     assert got == [*range(12)]
     until(lambda: channel.engine.inspect.counts("q.dead").ready == 12)
+
+
+def test_a_worker_whose_rejections_wait_leaves_the_messages_to_others(connection, channel, url, monkeypatch):
+    """On a cluster, it stood in the line: granted messages by the others, and first, it served none."""
+    monkeypatch.setattr(line_member, "LONELY", 1000)  # both stay in the line
+    monkeypatch.setattr(fetcher, "MOST_DEFERRED", 1)
+    got: list[Any] = []
+    channel.client.deferred_calls.add(refuse)
+    channel.basic_qos(0, 2, False)
+    options = {"operation_timeout": 7.0}  # so it has a client of its own
+    with Connection(url, transport_options=options) as another, Consumer(channel, [Queue("q")], on_message=got.append):
+        with Consumer(another, [Queue("q")], on_message=Message.ack):
+            for number in range(20):
+                Producer(channel).publish(number, routing_key="q")
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=0.01)
+                another.drain_events(timeout=60)
+                assert not connection.transport.receiver.fetcher._claiming.member.in_line
+        assert not got
 
 
 def test_a_disk_without_room_for_dead_letters_keeps_no_consumer_busy(connection, channel, url, monkeypatch, caplog):
