@@ -6,9 +6,8 @@ transactions as the store's limits allow: usually one, so all or none of them. W
 before the failed one are stored; whether the failed one is depends on the error, which is the cause of the
 ``BatchPublishError`` (only after ``CommitUnknown`` it may be). By kombu's contract, the caller does not retry.
 
-:func:`batched_atomically` and :func:`batched_into` choose two other kinds of batch: an :class:`AtomicBatch` is one
-transaction or an error before anything is stored; a :class:`JoinedBatch` writes into a transaction of the caller's and
-does not commit.
+:func:`batched_atomically` and :func:`batched_into` choose two other kinds of batch: the one is one transaction, or an
+error before anything is stored; the other writes into a transaction of the caller's and does not commit.
 
 Kombu has had batches since 5.7. From then on, the producer keeps the batch, one per thread, and gets it from the
 channel. An older producer knows no batches, and calls ``basic_publish`` for each message, so there the channel keeps
@@ -32,6 +31,7 @@ from kombu.messaging import Producer
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts, weight
 from kombu_fdb.errors import KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Publication
+from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import now_ms
 from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
@@ -84,12 +84,25 @@ class _Entry(NamedTuple):
         return self.copies, self.copies * size
 
 
-class PublishBatch:
-    """The batch of one outermost ``with producer.batch()``. Used by one thread."""
+#: How many messages a caller's transaction already has; kept over its retries, where it does no harm.
+_stamped: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
-    def __init__(self, channel: Channel, max_size: int) -> None:
+
+class PublishBatch:
+    """The batch of one outermost ``with producer.batch()``. Used by one thread.
+
+    ``atomic``: all in one transaction, when its context ends, whatever ``max_size`` says. ``joined``: a transaction of
+    the caller's, and the same for the engine: stored when and if the caller commits it. An error of FoundationDB passes
+    through as it is, for the caller's retry loop.
+    """
+
+    def __init__(
+        self, channel: Channel, max_size: int, *, atomic: bool = False, joined: tuple[Any, Transaction] | None = None
+    ) -> None:
         self.channel = channel
         self.max_size = max_size
+        self._atomic = atomic
+        self._joined = joined
         self._entries: list[_Entry] = []
         self._copies = 0
         self._routes: dict[tuple[str, str], int] = {}
@@ -134,7 +147,18 @@ class PublishBatch:
         return self._routes[key]
 
     def flush(self) -> None:
-        """Publish what is buffered. Raises ``BatchPublishError``; then the batch can't be used any more."""
+        """Publish what is buffered. Raises ``BatchPublishError``; then the batch can't be used any more.
+
+        Raises ``LimitExceeded``, with nothing stored, if it is atomic and one transaction can't hold all.
+        """
+        transactions = sum(1 for _ in parts(self._entries, _Entry.weight)) if self._atomic else 1
+        if transactions > 1:
+            raise LimitExceeded(
+                "the messages do not fit into one transaction",
+                messages=self._copies,
+                transactions=transactions,
+                fix=f"It holds {BATCH_MESSAGES:,} messages with {BATCH_BYTES:,} bytes in all: publish fewer at a time.",
+            )
         self._check_usable()
         entries, self._entries, self._copies = self._entries, [], 0
         stored = 0
@@ -151,7 +175,12 @@ class PublishBatch:
                     self.channel.on_unroutable(entry.message, entry.publication, entry.mandatory)
 
     def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
-        return self.channel.engine.publisher.publish(publications)
+        publisher = self.channel.engine.publisher
+        if self._joined is None:
+            return publisher.publish(publications)
+        tr, transaction = self._joined
+        reached, _stamped[tr] = publisher.publish_in(transaction, publications, stamped=_stamped.get(tr, 0))
+        return reached
 
     @property
     def aborted(self) -> bool:
@@ -172,46 +201,6 @@ class PublishBatch:
             raise BatchPublishError(self._unusable) from self._cause
         if self._unusable is not None:
             raise RuntimeError(self._unusable)
-
-
-class AtomicBatch(PublishBatch):
-    """All in one transaction, when its context ends, whatever ``max_size`` says."""
-
-    def flush(self) -> None:
-        """Raises ``LimitExceeded``, with nothing stored, if one transaction can't hold all."""
-        transactions = sum(1 for _ in parts(self._entries, _Entry.weight))
-        if transactions > 1:
-            raise LimitExceeded(
-                "the messages do not fit into one transaction",
-                messages=self._copies,
-                transactions=transactions,
-                fix=f"It holds {BATCH_MESSAGES:,} messages with {BATCH_BYTES:,} bytes in all: publish fewer at a time.",
-            )
-        super().flush()
-
-
-#: How many messages a caller's transaction already has; kept over its retries, where it does no harm.
-_stamped: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-
-class JoinedBatch(AtomicBatch):
-    """A batch in the caller's own FoundationDB transaction ``tr``: stored when and if the caller commits it.
-
-    An error of FoundationDB passes through as it is, for the caller's retry loop. Raises ``OptionError`` if ``tr`` is
-    not a transaction of the broker's cluster.
-    """
-
-    def __init__(self, channel: Channel, max_size: int, tr: Any) -> None:
-        super().__init__(channel, max_size)
-        self._tr = tr
-        self._joined = channel.join(tr)
-
-    def _store(self, publications: Sequence[Publication]) -> list[list[str]]:
-        before = _stamped.get(self._tr, 0)
-        reached, _stamped[self._tr] = self.channel.engine.publisher.publish_in(
-            self._joined, publications, stamped=before
-        )
-        return reached
 
 
 # -- the channel's part ------------------------------------------------------------------------------------------------
@@ -293,13 +282,20 @@ CHANNEL = BatchingChannel if KOMBU_HAS_BATCHES else BatchKeepingChannel
 
 
 def batched_atomically(producer: Producer) -> AbstractContextManager[None]:
-    """``with producer.batch()``, as an :class:`AtomicBatch`. Raises ``OptionError`` for another broker."""
-    return _batched_as(producer, AtomicBatch)
+    """``with producer.batch()``, in one transaction: all or nothing. Raises ``OptionError`` for other brokers."""
+    return _batched_as(producer, partial(PublishBatch, atomic=True))
 
 
 def batched_into(producer: Producer, tr: Any) -> AbstractContextManager[None]:
-    """``with producer.batch()``, as a :class:`JoinedBatch` in ``tr``. Raises ``OptionError`` for another broker."""
-    return _batched_as(producer, partial(JoinedBatch, tr=tr))
+    """``with producer.batch()``, in ``tr``, the caller's transaction.
+
+    Raises ``OptionError`` if it is not one of the broker's cluster, or for other brokers.
+    """
+
+    def join(channel: Channel, max_size: int) -> PublishBatch:
+        return PublishBatch(channel, max_size, atomic=True, joined=(tr, channel.join(tr)))
+
+    return _batched_as(producer, join)
 
 
 @contextmanager
