@@ -73,6 +73,8 @@ class Bench:
         self.figures: Figures = defaultdict(lambda: defaultdict(list))
         #: By keys, number of consumers, and distance.
         self.rivals: dict[tuple[str, int, float], list[Tally]] = defaultdict(list)
+        #: Seconds of a round trip, by distance: the switch between client and servers takes some, too.
+        self.trips: dict[float, list[float]] = defaultdict(list)
 
     def go_away(self, round_trip_ms: float) -> None:
         pairs = combinations(ZONES, 2) if self._zones else [(self._client, self._box.servers)]
@@ -104,6 +106,7 @@ class Bench:
         self.figures["naps"][distance].append(measured["rate"])
 
     def measure_rivals(self, distance: float) -> None:
+        self.trips[distance].append(self._run("verbs.py", "trip", count=self._many(100))["seconds"])
         for keys in READS:
             for number in RIVALS:
                 asked = ["--keys", keys, "--consumers", str(number), "--seconds", str(RIVALS_S)]
@@ -163,8 +166,10 @@ def programs(bench: Bench, distances: Sequence[float]) -> Table:
     return shown
 
 
-def rivals(points: Mapping[tuple[str, int, float], Sequence[Tally]], distances: Sequence[float]) -> Table:
+def rivals(points: Mapping[tuple[str, int, float], Sequence[Tally]], trips: Mapping[float, Sequence[float]]) -> Table:
     """What was measured, and the model over it, which is fed with the first distance."""
+    distances = list(trips)
+    further = {distance: min(trips[distance]) - min(trips[distances[0]]) for distance in distances[1:]}
     shown = Table(title="consumers of one queue, messages/s (model / measured)")
     shown.add_column("keys")
     for title in ("consumers", *(f"{distance:g} ms" for distance in distances)):
@@ -173,8 +178,8 @@ def rivals(points: Mapping[tuple[str, int, float], Sequence[Tally]], distances: 
         first, *others = (median(points[keys, number, distance]) for distance in distances)
         here, messages = first.messages / RIVALS_S, WINDOW * first.claims / max(1, first.services or first.claims)
         cells = [f"{here:,.0f}"]
-        for distance, found in zip(distances[1:], others, strict=True):
-            there = at_distance(here, messages, keys, number, (distance - distances[0]) / 1e3)
+        for trip, found in zip(further.values(), others, strict=True):
+            there = at_distance(here, messages, keys, number, trip)
             cells.append(f"{found.messages / RIVALS_S:,.0f} ({there * RIVALS_S / found.messages:.2f})")
         shown.add_row(keys, str(number), *cells)
     return shown
@@ -226,7 +231,7 @@ def main() -> None:
     if bench.figures:
         console.print(programs(bench, sorted({each for name in wanted for each in where[name]})))
     if bench.rivals:
-        console.print(rivals(bench.rivals, distances))
+        console.print(rivals(bench.rivals, bench.trips))
         console.print(curves(bench.rivals, distances[0]))
 
 

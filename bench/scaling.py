@@ -20,8 +20,9 @@ service takes at most 512 messages:
 The throughput is b w / service(b). A consumer without rivals claims by itself: b = 1, without looks and joins.
 
 The check: on one machine all processes share a few cores, and what they take of a service is not known beforehand. So
-it is taken from what was measured with no distance, ``w c`` as well: the model adds the round trips. For a cluster,
-whose workers have a core each, it has to know nothing but round trip, commit, ``s`` and ``c``.
+it is taken from what was measured with no distance, ``w c`` as well: the model adds the round trips, as long as the
+fastest transaction of one row shows them to be. For a cluster, whose workers have a core each, it has to know nothing
+but round trip, commit, ``s`` and ``c``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long each verb takes from here, and its round trips: ``python verbs.py verbs|threads URL --count N``.
+"""How long each verb takes from here, and its round trips: ``python verbs.py verbs|trip|threads URL --count N``.
 
 Run by ``distances.py`` on a machine that is so and so far from its cluster. Prints one JSON object: of each verb its
 times in seconds and the round trips that were counted below the engine.
@@ -135,6 +135,14 @@ def all_verbs(url: str, times: int) -> dict[str, dict[str, Any]]:
         return found | measured(verbs, times, opened)
 
 
+def trip(url: str, times: int) -> float:
+    """Seconds of a round trip, and half of what the server works for a row: the fastest of so many times."""
+    opened = counting()
+    with Broker.open(url):
+        found = measured({"one row": lambda: one_row(opened[0])}, times, opened)["one row"]
+    return float(min(found["seconds"]) / found["trips"])
+
+
 def threads(url: str, times: int, number: int) -> dict[str, float]:
     """Messages per second that so many threads of one process publish one by one, each on a channel of its own."""
     with Connection(url) as connection:
@@ -172,13 +180,15 @@ def threads(url: str, times: int, number: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["verbs", "threads"])
+    parser.add_argument("what", choices=["verbs", "trip", "threads"])
     parser.add_argument("url")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     if given.what == "verbs":
         print(json.dumps(all_verbs(given.url, given.count)))
+    elif given.what == "trip":
+        print(json.dumps({"seconds": trip(given.url, given.count)}))
     else:
         print(json.dumps(threads(given.url, given.count, given.threads)))
 
