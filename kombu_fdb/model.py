@@ -333,7 +333,10 @@ class QueueControl:
 
 @dataclass(frozen=True, slots=True)
 class KeyCounts:
-    """One key of a queue: its messages and whether it is limited."""
+    """One key of a queue: its messages and whether it is limited.
+
+    ``ready``: messages without a key are not counted; of all that are ready, they are those that no key has.
+    """
 
     ready: int = 0
     leased: int = 0

@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
-from celery_fdb.inspection.overview import Overview, QueueView, SessionView, find_keys, look, look_at_keys
+from celery_fdb.inspection.overview import Overview, QueueView, SessionView, find_keys, key_as_json, look, look_at_keys
 from celery_fdb.inspection.time_formats import age, rate
 from celery_fdb.inspection.time_formats import limit as written
-from kombu_fdb.model import KeyLimits, is_internal
+from kombu_fdb.model import KeyCounts, KeyLimits, is_internal
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
 
@@ -126,9 +126,13 @@ def keys(invocation: Invocation, *, queue: str, limit: int, prefix: str | None) 
         found = look_at_keys(invocation.broker, queue, top=limit)
     else:
         found = find_keys(invocation.broker, queue, limit, prefix=prefix)[0]
-    rows = [(key or NO_KEY, each.ready, each.leased, limits_of(each.limits)) for key, each in found.items()]
-    document = [{"key": key, **dataclasses.asdict(each)} for key, each in found.items()]
+    rows = [(*_counts(key, each), limits_of(each.limits)) for key, each in found.items()]
+    document = [key_as_json(key, dataclasses.asdict(each)) for key, each in found.items()]
     return Answer(document, [table("key >ready >leased limits", rows)])
+
+
+def _counts(key: str, counts: KeyCounts) -> tuple[str, int | None, int]:
+    return key or NO_KEY, counts.ready if key else None, counts.leased
 
 
 def limits_of(limits: KeyLimits | None) -> str:
@@ -233,7 +237,7 @@ def _screen(overview: Overview, speeds: Speeds, by_key: KeySpeeds, silent_s: dic
     parts: list[RenderableType] = [*summary(overview), "", queue_table(overview.own_queues, speeds)]
     rows = [
         (
-            *(queue.name, key or NO_KEY, each.ready, each.leased),
+            *(queue.name, *_counts(key, each)),
             *key_speeds(by_key.get(queue.name, {}).get(key) if key else None),
             "paused" if each.limits and each.limits.paused else "",
         )

@@ -218,7 +218,7 @@ class BrokerCollector(Collector):
             if not any(queue.keys):  # not a fair queue
                 continue
             for state in ("ready", "leased"):
-                known = [(key, getattr(each, state)) for key, each in queue.keys.items() if key != OTHER]
+                known = [(key, getattr(each, state)) for key, each in queue.keys.items() if key not in {"", OTHER}]
                 yield from (((queue.name, key, state), number) for key, number in known)
                 rest = getattr(queue, state) - sum(number for _, number in known)
                 yield (queue.name, OTHER, state), max(rest, 0)

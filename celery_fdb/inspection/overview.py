@@ -194,8 +194,13 @@ class Overview:
         document = dataclasses.asdict(self)
         for queue in document["queues"]:
             queue["arguments"] = {name: masked(name, value) for name, value in queue["arguments"].items()}
-            queue["keys"] = [{"key": key, **counts} for key, counts in queue["keys"].items()]
+            queue["keys"] = [key_as_json(key, counts) for key, counts in queue["keys"].items()]
         return document
+
+
+def key_as_json(key: str, counts: dict[str, Any]) -> dict[str, Any]:
+    """``counts``: the fields of its ``KeyCounts``."""
+    return {"key": key, **counts, **({} if key else {"ready": None})}
 
 
 def _speeds(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> dict[str, float]:

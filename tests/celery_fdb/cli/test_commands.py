@@ -115,8 +115,10 @@ def test_messages_without_a_key_are_called_so(run, broker):
     broker.queue("jobs").put("a", key="x")  # else the queue has no keys at all
     broker.queue("jobs").put("b")
     jobs = [broker.queue("jobs").take(0) for _ in range(2)]
-    assert re.search(r"^\(no key\) +0 +1 *$", run("keys", "jobs").out, re.MULTILINE)
-    assert re.search(r"^jobs +\(no key\) +0 +1 ", run("top", "--once").out, re.MULTILINE)
+    assert re.search(r"^\(no key\) +1 *$", run("keys", "jobs").out, re.MULTILINE)
+    assert re.search(r"^jobs +\(no key\) +1 ", run("top", "--once").out, re.MULTILINE)
+    for document in (run("keys", "jobs", "--json").json, look(broker, top_keys=9).as_json()["queues"][0]["keys"]):
+        assert [(each["key"], each["ready"], each["leased"]) for each in document] == [("", None, 1), ("x", 0, 1)]
     for job in jobs:
         job.release()
 

@@ -106,6 +106,22 @@ def test_the_series_of_keys_are_bounded_and_lose_no_message(url, broker):
     assert value(found, "celery_fdb_key_messages", queue="jobs", key=OTHER, state="ready") == 37 - 15
 
 
+def test_messages_without_a_key_are_among_the_other_keys(collector, broker):
+    jobs = broker.queue("jobs")
+    jobs.put("a", key="k")
+    jobs.put_many("bc")
+    jobs.limit_every_key(max_in_flight=1)
+    held = jobs.take_many(2, 0)
+    found = samples(collector)
+    numbers = {
+        (dict(labels)["key"], dict(labels)["state"]): number
+        for (name, labels), number in found.items()
+        if name == "celery_fdb_key_messages"
+    }
+    assert len(held) == 2
+    assert numbers == {("k", "ready"): 0, ("k", "leased"): 1, (OTHER, "ready"): 1, (OTHER, "leased"): 1}
+
+
 def test_what_happened_is_counted_by_key(collector, broker, another, sweep):
     jobs = broker.queue("jobs")
     jobs.put_many("abcd", key="k")

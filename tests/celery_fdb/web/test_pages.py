@@ -22,7 +22,7 @@ from celery_fdb.operations.action import Action
 from celery_fdb.web import application
 from celery_fdb.web.pages import actions, messages, queues, workers
 from celery_fdb.web.settings import DashboardSettings
-from celery_fdb.web.visit import PATHS
+from celery_fdb.web.visit import NOTHING, PATHS
 from kombu_fdb import Broker
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreUnavailable
 from kombu_fdb.testing.clock import ManualClock
@@ -135,6 +135,17 @@ def test_a_queues_page_has_its_keys_limits_and_arguments(viewer: Any, broker: Br
     for text in ("acme", "rate ≤ 2.5/s", "in flight ≤ 3", "77"):
         assert text in page
     assert "hidden</code>" not in page
+
+
+@pytest.mark.parametrize("path", ["/queue", "/keys"])
+def test_messages_without_a_key_have_no_number_that_nothing_counts(viewer: Any, broker: Broker, path: str) -> None:
+    jobs = broker.queue("jobs")
+    jobs.limit_every_key(max_in_flight=1)
+    jobs.put_many("abc")
+    with jobs.take(0):
+        row = re.search(r">\(no key\)<.*", viewer.see(path, queue="jobs"))
+        assert row is not None
+        assert re.findall(r'class="n[^"]*">([^<]*)<', row[0]) == [NOTHING, "1"]
 
 
 def test_sessions_show_who_is_alive(viewer: Any, broker: Broker) -> None:
