@@ -50,6 +50,7 @@ from kombu_fdb.primitives.threads import surely
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import LineMember
+from kombu_fdb.process.session_threads import MOST_DEFERRED
 from kombu_fdb.store.protocol import Watch
 
 # -- taking ------------------------------------------------------------------------------------------------------------
@@ -225,6 +226,9 @@ class Take(NamedTuple):
             _ = connection.engine  # of an open broker
             connection.taken = True
             connection.arriving[id(found)] = found
+            deferred = connection.client.deferred_calls
+            if len(deferred.open) >= MOST_DEFERRED:
+                self.in_time(deferred.run)
             self.in_time(claim)
             if found and not connection.hold(found):
                 connection.let_go([each.lease for each in found])

@@ -52,6 +52,9 @@ from kombu_fdb.settings.options import Options
 
 T = TypeVar("T")
 
+#: With so many deferred calls, as where a full disk refuses rejections, nothing more is claimed.
+MOST_DEFERRED = 500
+
 
 class DeferredCalls:
     """The deferred calls of one client. Thread-safe; true while one is open."""

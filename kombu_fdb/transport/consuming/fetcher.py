@@ -62,13 +62,12 @@ from kombu_fdb.primitives.wakeup import Bell, weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import Contention, LineMember
+from kombu_fdb.process.session_threads import MOST_DEFERRED
 from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Plan, Room, Subscription
 from kombu_fdb.transport.consuming.watch_set import Drain, IdleTracker, WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
 from kombu_fdb.transport.poison import is_workers
 
-#: With so many deferred calls, as where a full disk refuses rejections, nothing more is claimed.
-MOST_DEFERRED = 500
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
 LINE_FIRST_S = 0.25
 

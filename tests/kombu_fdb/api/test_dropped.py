@@ -13,11 +13,22 @@ import pytest
 from kit.processes import until
 
 from kombu_fdb import Broker
-from kombu_fdb.errors import StoreError, StoreUnavailable
+from kombu_fdb.api import consumer
+from kombu_fdb.errors import StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 
 DEADLINE_S = 60.0
+
+
+class Full(StoreFull):
+    """A disk that has no room for what a dead letter adds, and takes whatever adds nothing."""
+
+    fills = True
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise Full
 
 
 @pytest.fixture
@@ -86,6 +97,30 @@ def test_a_job_that_is_dropped_again_and_again_is_a_dead_letter(url: str) -> Non
         assert (
             jobs.dead_letters.list()[0].deaths[0].details["error"] == "its consumer had dropped it without settling it"
         )
+
+
+def test_a_disk_without_room_for_dead_letters_bounds_how_many_wait(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BOUNDED: a loop took each job of the queue, and the process held them all."""
+    jobs = broker.declare("jobs", arguments={"x-delivery-limit": 0})
+    jobs.put_many([b"x"] * 5)
+    monkeypatch.setattr(consumer, "MOST_DEFERRED", 3)
+
+    def work() -> None:
+        for job in jobs.consume(timeout=DEADLINE_S, limit=5):
+            with suppress(ZeroDivisionError), job:
+                raise ZeroDivisionError
+
+    with monkeypatch.context() as full:
+        full.setattr(broker.connection.engine.messages, "release", refuse)
+        for _ in range(2):
+            with pytest.raises(Full):
+                work()
+        assert placed(broker) == (2, 3)
+    for job in jobs.consume(timeout=DEADLINE_S, limit=2):
+        job.ack()
+    until(lambda: jobs.dead_letters.count().total() == 3)
 
 
 @pytest.mark.parametrize("settle", ["ack", "release", "bury"])
