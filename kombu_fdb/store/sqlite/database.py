@@ -79,9 +79,11 @@ MOST_PARAMETERS, FEW = 500, 8
 #: The statements fix the query plan: after an ``ANALYZE`` of a broker that holds little, as most do, SQLite would from
 #: then on find some keys by scanning the table. The index of the keys has this name in files of either schema.
 KV = "kv INDEXED BY sqlite_autoindex_kv_1"
-GET = f"SELECT v FROM {KV} WHERE k=?"
-RANGE = f"SELECT k, v FROM {KV} WHERE k>=? AND k<? ORDER BY k LIMIT ?"
-RANGE_REVERSE = f"SELECT k, v FROM {KV} WHERE k>=? AND k<? ORDER BY k DESC LIMIT ?"
+#: A flipped bit, or another program, may have made text or a number of a value. As bytes, it is unreadable.
+BYTES = "CAST(v AS BLOB)"
+GET = f"SELECT {BYTES} FROM {KV} WHERE k=?"
+RANGE = f"SELECT k, {BYTES} FROM {KV} WHERE k>=? AND k<? ORDER BY k LIMIT ?"
+RANGE_REVERSE = f"SELECT k, {BYTES} FROM {KV} WHERE k>=? AND k<? ORDER BY k DESC LIMIT ?"
 SET = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v"
 CLEAR = f"DELETE FROM {KV} WHERE k=?"
 CLEAR_RANGE = f"DELETE FROM {KV} WHERE k>=? AND k<?"
@@ -92,6 +94,7 @@ MUTATION_BYTES = 64
 STAMP_BYTES = 10
 #: The key of the row that holds the version; see ``open_file.SCHEMA``.
 VERSION = 0
+MENDED = "Open the store anew, with `python -m kombu_fdb.doctor URL`: that mends it"
 #: The type in which keys and values are passed to SQLite: for ``bytes``, Python first looks up an adapter
 #: (https://docs.python.org/3/library/sqlite3.html#sqlite3-adapters), which takes as long as all the rest.
 blob = bytearray
@@ -104,7 +107,7 @@ def _get_so_many(number: int) -> str:
     """The statement for this many keys. For a few keys it returns one row: the value of each, or NULL."""
     if number <= FEW:
         return f"SELECT {','.join([f'({GET})'] * number)}"
-    return f"SELECT k, v FROM {KV} WHERE k IN ({','.join('?' * number)})"
+    return f"SELECT k, {BYTES} FROM {KV} WHERE k IN ({','.join('?' * number)})"
 
 
 def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
@@ -296,7 +299,8 @@ class SqliteTransaction:
         rows, sums, stamped, stamps = self._rows, self._sums, self._stamped, self._stamps
         self._rows, self._sums, self._stamped, self._stamps = {}, {}, [], {}
         asked: list[bytes | int] = [*sums]
-        if not self._stamp and (stamped or stamps):
+        is_first = not self._stamp and bool(stamped or stamps)
+        if is_first:
             asked.append(VERSION)
         try:
             if asked[1:] == [VERSION]:  # most messages ask for one counter and the version
@@ -305,9 +309,15 @@ class SqliteTransaction:
             else:
                 stored = self._stored(asked)
             kept: list[tuple[bytearray | int, bytearray | int]] = []
-            if (version := stored.get(VERSION)) is not None:
-                kept.append((VERSION, version + 1))
-                self._stamp = _pack_stamp(version + 1, 0)
+            if is_first:
+                digits = stored.get(VERSION) or b""
+                if not digits.isdigit() or len(digits) > open_file.VERSION_DIGITS:
+                    raise StoreUnavailable(
+                        "the database has lost count of its commits", path=self._file.path, fix=MENDED
+                    )
+                version = int(digits) + 1
+                kept.append((VERSION, version))
+                self._stamp = _pack_stamp(version, 0)
             stamp = self._stamp
             for prefix, suffix, value in stamped:
                 kept.append((blob(prefix + stamp + suffix), blob(value)))

@@ -279,9 +279,14 @@ CREATE TABLE kv (k BLOB NOT NULL PRIMARY KEY, v BLOB NOT NULL);
 INSERT INTO kv VALUES (0, 0);
 """
 
-#: A damaged file that was saved by ``.recover`` may lack the version, and without one all new messages would get the
-#: same key. The number of microseconds since 1970 exceeds any number of commits, so new messages come after all others.
-MEND_VERSION = "INSERT INTO kv SELECT 0, ? WHERE NOT EXISTS (SELECT 1 FROM kv WHERE k=0)"
+#: A damaged file may lack the version, as one that ``.recover`` has saved, or have a number that nothing counts up to.
+#: The number of microseconds since 1970 exceeds any number of commits, so new messages come after all others.
+VERSION_DIGITS = 18
+MEND_VERSION = (
+    "INSERT INTO kv SELECT 0, ? WHERE NOT EXISTS "
+    f"(SELECT 1 FROM kv WHERE k=0 AND typeof(v)='integer' AND v BETWEEN 0 AND 1e{VERSION_DIGITS - 1}) "
+    "ON CONFLICT (k) DO UPDATE SET v=excluded.v"
+)
 
 
 def connect(path: str, *, writer: bool) -> sqlite3.Connection:

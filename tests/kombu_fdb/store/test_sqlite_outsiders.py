@@ -17,6 +17,8 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb import Broker
+from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, View
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.sqlite import open_file
@@ -190,6 +192,50 @@ def test_a_busy_broker_goes_on(path: str, tmp_path: Path, outsider: Callable[[sq
             bench.engine = bench.another()
             bench.check()
             assert 50 <= bench.counts()[0] <= 52
+
+
+def outside(path: str, sql: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
+        connection.execute(sql)
+
+
+@pytest.mark.parametrize("value", ["'text'", "12", "1.5", "CAST(v AS TEXT)"])
+def test_a_value_that_is_no_bytes_any_more_hinders_no_other(path: str, value: str) -> None:
+    """A flipped bit makes text of bytes: to claim from such a queue was a TypeError, for good."""
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        bench = Bench(database)
+        bench.put(*[b"%d" % number for number in range(12)])
+        keys = bench.engine.keys
+        outside(path, f"UPDATE kv SET v={value} WHERE k>=x'{keys.ready('q').hex()}' AND k<x'{keys.ready('r').hex()}'")
+        tr = database.begin(timeout_s=60)
+        rows = tr.get_range(*range_of(keys.ready("q")))
+        assert rows == tr.get_range(*range_of(keys.ready("q")), reverse=True)[::-1]
+        found = [each for _, each in rows]
+        names = [each for each, _ in rows]
+        assert found == tr.get_many(names) == tr.get_many(names[:2]) + [tr.get(each) for each in names[2:]]
+        assert len(found) == 12
+        assert all(isinstance(each, bytes) for each in found)
+        tr.cancel()
+        bench.put(b"good")
+        assert bench.payloads()[-1:] == [b"good"]
+        assert bench.counts() == (0, 0, 1 if value[0] != "C" else 13)
+
+
+@pytest.mark.parametrize("damage", ["DELETE FROM kv", *(f"UPDATE kv SET v={each}" for each in ("'a'", "-5", 1 << 62))])
+def test_without_a_count_of_commits_nothing_is_lost_silently(path: str, damage: str) -> None:
+    """A message was confirmed, and stored where no consumer found it."""
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        bench = Bench(database)
+        bench.put(b"first")
+        outside(path, f"{damage} WHERE k=0")
+        with pytest.raises(StoreUnavailable, match=r"lost count of its commits.*doctor"):
+            bench.put(b"refused")
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        bench.database = database
+        bench.engine = bench.another()
+        bench.put(b"second")
+        bench.session = bench.engine.sessions.open({})
+        assert bench.payloads() == [b"first", b"second"]
 
 
 def test_no_tracer_that_wraps_connect_sees_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
