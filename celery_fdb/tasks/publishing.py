@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import repeat
 from typing import Any
 
 from celery import Celery, Task, current_app
@@ -102,18 +103,21 @@ class InBatch:
     """A producer that repeats no publish: a repetition gets another channel, which does not have the batch.
 
     Not an option of the signatures: it would go into a chord's messages, and the worker would not repeat its body.
+
+    ``headers``: further ones of each message in turn.
     """
 
-    def __init__(self, producer: Any) -> None:
+    def __init__(self, producer: Any, headers: Iterator[dict[str, Any]] | None = None) -> None:
         self._producer = producer
+        self._headers = headers or repeat({})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def publish(self, body: Any, **options: Any) -> Any:
+    def publish(self, body: Any, headers: dict[str, Any] | None = None, **options: Any) -> Any:
         if self.connection.transport.driver_type == "fdb":
             options["retry"] = False
-        return self._producer.publish(body, **options)
+        return self._producer.publish(body, headers={**(headers or {}), **next(self._headers)}, **options)
 
 
 def _consult_producers(app: Celery) -> None:

@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -408,7 +409,7 @@ def send(app: Celery, rows: Iterable[ClaimedRow]) -> None:
     try:
         with app.producer_pool.acquire(block=True) as producer, batched(producer, BATCH_MESSAGES):
             for row in rows:
-                once = _Once(producer, row.id)
+                once = InBatch(producer, _ids(row.id))
                 with everywhere(app, once):
                     _signature(app, row).apply_async(producer=once)
     finally:
@@ -426,15 +427,7 @@ def is_brokers(app: Celery, error: BaseException) -> bool:
     return isinstance(error, kinds) or isinstance(error.__cause__, kinds)
 
 
-class _Once(InBatch):
-    """A producer that gives each message an id made from its row's."""
-
-    def __init__(self, producer: Any, row_id: str) -> None:
-        super().__init__(producer)
-        self._row_id = row_id
-        self._published = 0
-
-    def publish(self, body: Any, headers: dict[str, Any] | None = None, **options: Any) -> Any:
-        self._published += 1
-        ids = {"once_id": f"outbox:{self._row_id}:{self._published}", "once_window": DEDUP_WINDOW_S}
-        return super().publish(body, headers={**(headers or {}), **ids}, **options)
+def _ids(row_id: str) -> Iterator[dict[str, Any]]:
+    """The headers by which the store knows each of a row's messages again."""
+    for number in count(1):
+        yield {"once_id": f"outbox:{row_id}:{number}", "once_window": DEDUP_WINDOW_S}
