@@ -25,10 +25,16 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
 
     #: The entry's page, among the dashboard's.
     page = ""
+    #: Addresses of earlier versions, with their names, the pages of today, and the fields of these pages' queries.
+    old: tuple[tuple[str, str, str, dict[str, str]], ...] = ()
 
     def get_urls(self) -> list[URLPattern]:
-        name = f"celery_fdb_{self.opts.model_name}_changelist"
-        return [path("", self._view(self._leads_to(self.page)), name=name)]
+        addresses = [("", "changelist", self.page, dict[str, str]()), *self.old]
+        entry = f"celery_fdb_{self.opts.model_name}"
+        return [
+            path(address, self._view(self._leads_to(page, **given)), name=f"{entry}_{name}")
+            for address, name, page, given in addresses
+        ]
 
     def _view(self, view: View) -> Any:
         """For staff only, with CSRF protection, as all pages of the admin; the page says what a browser keeps."""
@@ -69,24 +75,21 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic whe
         return False
 
 
-#: Addresses of earlier versions, with their names, and the pages of today.
-OLD: tuple[tuple[str, str, str, dict[str, str]], ...] = (
-    ("find/", "find", "task", {}),
-    ("<str:name>/change/", "change", "queue", {"name": "queue"}),
-    ("<str:name>/keys/", "keys", "keys", {"name": "queue"}),
-    ("<str:name>/messages/", "messages", "messages", {"name": "queue"}),
-    ("<str:name>/groups/", "groups", "dead", {"name": "queue"}),
-    ("<str:name>/message/<str:spot>/", "message", "message", {"name": "queue", "spot": "spot"}),
-)
-
-
 @admin.register(Queue)
 class QueueAdmin(StoreAdmin):
+    """The entry at whose addresses the dashboard is."""
+
+    old = (
+        ("find/", "find", "task", {}),
+        ("<str:name>/change/", "change", "queue", {"name": "queue"}),
+        ("<str:name>/keys/", "keys", "keys", {"name": "queue"}),
+        ("<str:name>/messages/", "messages", "messages", {"name": "queue"}),
+        ("<str:name>/groups/", "groups", "dead", {"name": "queue"}),
+        ("<str:name>/message/<str:spot>/", "message", "message", {"name": "queue", "spot": "spot"}),
+    )
+
     def get_urls(self) -> list[URLPattern]:
-        old = [
-            path(address, self._view(self._leads_to(page, **given)), name=f"celery_fdb_queue_{name}")
-            for address, name, page, given in OLD
-        ]
+        _, *old = super().get_urls()
         history = path("<str:object_id>/history/", self._view(self._history), name="celery_fdb_queue_history")
         pages = re_path(r"^(?P<path>.*)$", self._view(self._page), name="celery_fdb_queue_pages")
         first = path("", self._view(self._page), {"path": ""}, name="celery_fdb_queue_changelist")
@@ -113,18 +116,8 @@ class QueueAdmin(StoreAdmin):
         return Queue(name=object_id or "(no name)")
 
 
-@admin.register(DeadLetter)
-class DeadLetterAdmin(StoreAdmin):
-    page = "dead"
-
-    def get_urls(self) -> list[URLPattern]:
-        causes = path("causes/", self._view(self._leads_to("causes")), name="celery_fdb_deadletter_causes")
-        return [*super().get_urls(), causes]
-
-
-@admin.register(Session)
-class SessionAdmin(StoreAdmin):
-    page = "sessions"
+admin.site.register(DeadLetter, StoreAdmin, page="dead", old=(("causes/", "causes", "causes", {}),))
+admin.site.register(Session, StoreAdmin, page="sessions")
 
 
 #: Spellings in an address that ``quote`` does not give: of an empty name, and of a dot in a name of dots only.

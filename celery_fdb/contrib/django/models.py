@@ -36,6 +36,9 @@ class Unmanaged(models.Model):
         base_manager_name = "objects"
         default_permissions: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return str(self.pk)
+
 
 class Queue(Unmanaged):
     """A queue of the broker."""
@@ -43,8 +46,6 @@ class Queue(Unmanaged):
     name: models.CharField[str, str] = models.CharField(_("name"), max_length=255, primary_key=True)
 
     class Meta(Unmanaged.Meta):
-        verbose_name = _("queue")
-        verbose_name_plural = _("queues")
         default_permissions = ("view",)
         permissions: ClassVar = [
             ("manage_queue", _("Can pause and resume queues, cancel messages, replay and discard dead letters")),
@@ -52,30 +53,13 @@ class Queue(Unmanaged):
             ("view_body", _("Can see the bodies and arguments of messages")),
         ]
 
-    def __str__(self) -> str:
-        return str(self.name)
-
 
 class DeadLetter(Unmanaged):
     """The admin's entry for the queues of dead letters; permissions are those of :class:`Queue`."""
 
-    class Meta(Unmanaged.Meta):
-        verbose_name = _("dead letter")
-        verbose_name_plural = _("dead letters")
-
-    def __str__(self) -> str:
-        return str(self.pk)
-
 
 class Session(Unmanaged):
     """A consumer process; permissions are those of :class:`Queue`."""
-
-    class Meta(Unmanaged.Meta):
-        verbose_name = _("session")
-        verbose_name_plural = _("sessions")
-
-    def __str__(self) -> str:
-        return str(self.pk)
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
