@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from celery_fdb.history.layout import Counters
-from celery_fdb.history.views.runs import HistoryOff, SlotView, look_at_series
+from celery_fdb.history.views.runs import HistoryOff, Slot, look_at_series
 from celery_fdb.inspection.overview import Overview
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
@@ -139,11 +139,11 @@ def _until_now(kept: list[Sample], seen: Overview, clock: Clock, series: Series)
     return [*(kept[:-1] if is_of_now else kept), Sample(now_ms, queues)]
 
 
-def _plot(series: Series, clock: Clock, samples: Sequence[Sample], slots: Sequence[SlotView] = ()) -> _Plot:
+def _plot(series: Series, clock: Clock, samples: Sequence[Sample], slots: Sequence[Slot] = ()) -> _Plot:
     """The plot of the period, or of its known part: from a slot with runs, or a step before the first sample."""
     end, step_s = clock.wall_ms() / 1000, series.step_s
     first = samples[0].taken_ms / 1000 if samples else end
-    ended = [float(each.begin_s) for each in slots if each.counted and each.begin_s + each.seconds <= first]
+    ended = [begin for begin, until, counted in slots if counted and until <= first]
     known = min([first - step_s if samples else end, *ended])
     begin = end - series.span_ms // 1000
     is_young = begin < known < end
@@ -222,19 +222,19 @@ def _done(was: Mapping[str, QueueSample], now: Mapping[str, QueueSample], event:
     return sum(max(now[name].totals.get(event, 0) - was[name].totals.get(event, 0), 0) for name in names)
 
 
-def _of_runs(plot: _Plot, slots: Sequence[SlotView], sampled: Sequence[float]) -> list[Chart]:
-    length_s = slots[0].seconds
+def _of_runs(plot: _Plot, slots: Sequence[Slot], sampled: Sequence[float]) -> list[Chart]:
+    first, following, _ = slots[0]
+    length_s = following - first
     #: From when to when each is drawn; in how many seconds it was counted, and what.
     drawn: list[tuple[float, float, float, Counters | None]] = []
-    for each in slots:
-        end = each.begin_s + each.seconds
-        begin = max(float(each.begin_s), plot.begin)
+    for slot_begin, end, counted in slots:
+        begin = max(slot_begin, plot.begin)
         if end - begin < LEAST_OF_A_SLOT * length_s:
             continue
-        at = bisect_left(sampled, each.begin_s)
-        was_there = at < len(sampled) and sampled[at] < each.begin_s + length_s
-        seconds = end - begin if plot.is_young else each.seconds
-        drawn.append((begin, end, seconds, each.counted or (Counters() if was_there else None)))
+        at = bisect_left(sampled, slot_begin)
+        was_there = at < len(sampled) and sampled[at] < slot_begin + length_s
+        seconds = end - (begin if plot.is_young else slot_begin)
+        drawn.append((begin, end, seconds, counted or (Counters() if was_there else None)))
     plot = plot._replace(gap_s=2 * length_s)
 
     def curve(label: str, tone: str, value: Callable[[Counters, float], float | None]) -> Curve:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from celery_fdb.history.layout import SLOTS, Counters
 from celery_fdb.history.reading import Cursor, Wanted
@@ -180,12 +179,8 @@ class TasksView:
     tasks: list[TaskView]
 
 
-class SlotView(NamedTuple):
-    """The counters of all tasks in one slot of a period, which is ``seconds`` long so far; None if no run ended."""
-
-    begin_s: int
-    seconds: float
-    counted: Counters | None
+#: When a slot begins, when it ends or how far it is, and the counters of all tasks in it; None if no run ended.
+Slot = tuple[float, float, Counters | None]
 
 
 def look_at_tasks(
@@ -205,12 +200,12 @@ def look_at_tasks(
     return TasksView(seconds, sorted(tasks, key=lambda each: (-each.runs, each.task)))
 
 
-def look_at_series(broker: Broker, *, period_s: int = HOUR_S, clock: Clock | None = None) -> list[SlotView]:
+def look_at_series(broker: Broker, *, period_s: int = HOUR_S, clock: Clock | None = None) -> list[Slot]:
     """The counters of all tasks together, slot by slot, the oldest first. Raises ``HistoryOff``."""
     length_s, begin_s, now_s = _period(period_s, clock)
     found = kept_by(broker).series(length_s, begin_s, int(now_s) + 1)
     begins = range(begin_s, int(now_s) + 1, length_s)
-    return [SlotView(each, min(length_s, now_s - each), found.get(each)) for each in begins]
+    return [(each, min(each + length_s, now_s), found.get(each)) for each in begins]
 
 
 def _period(period_s: int, clock: Clock | None) -> tuple[int, int, float]:

@@ -581,10 +581,10 @@ def test_a_series_of_all_tasks(broker: Broker, keep: Keep, run: Make, clock: Man
     keep(run(task="a", ago_s=9 * 86_400))
     found = look_at_series(broker, period_s=period_s, clock=clock)
     now_s = clock.wall_ms() / 1000
-    assert found[0].begin_s <= now_s - period_s
-    assert found[-1].begin_s + found[-1].seconds == now_s
-    assert {each.seconds for each in found[:-1]} == {300 if period_s == HOUR_S else 3_600}
-    (counted,) = (each.counted for each in found if each.counted)
+    assert found[0][0] <= now_s - period_s
+    assert found[-1][1] == now_s
+    assert {end - begin for begin, end, _ in found[:-1]} == {300 if period_s == HOUR_S else 3_600}
+    (counted,) = (each for _, _, each in found if each)
     assert (counted.runs, counted.failed) == (2, 1)
 
 
