@@ -14,9 +14,8 @@ from typing import Any
 from celery import Celery
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,7 +23,7 @@ from celery_fdb.brokers import Holding, broker_of, open_existing
 from celery_fdb.inspection.overview import LOOPBACK, is_ours
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.live import streaming
-from celery_fdb.web.page import HEADERS, READING, Pages, ThreadPool, other_site
+from celery_fdb.web.page import HEADERS, Pages, ThreadPool, other_site
 from celery_fdb.web.pages import actions, messages, queues, schedules, tasks, workers
 from celery_fdb.web.settings import DashboardSettings, Login
 from celery_fdb.web.visit import HERE, PATHS
@@ -156,27 +155,12 @@ def _assembled(settings: DashboardSettings) -> Starlette:
         threads.close()
         asking.close()
 
-    async def nowhere(request: Request, _: Exception) -> Response:
-        return await pages.nowhere(request)
-
-    async def otherwise(request: Request, _: Exception) -> Response:
-        return await pages.otherwise(request, _methods(request))
-
-    async def broken(request: Request, _: Exception) -> Response:
-        """The answer after an error of ours, which the server logs."""
-        return await pages.broken(request)
-
     routes = _routes(pages, authentication)
     stream = streaming(settings, authentication, holding, threads)
     routes.append(Route(PATHS["events"], stream, methods=["GET"]))
     routes.append(Route(PATHS["workers"], pages.shows(workers.Workers().page, asking), methods=["GET"]))
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: nowhere, 405: otherwise, 500: broken})
-
-
-def _methods(request: Request) -> set[str]:
-    """The methods that an address takes; a static file is only read."""
-    routes = [each for each in request.app.routes if each.matches(request.scope)[0] != Match.NONE]
-    return {method for each in routes if isinstance(each, Route) for method in each.methods or ()} or {*READING}
+    errors = {404: pages.nowhere, 405: pages.otherwise, 500: pages.broken}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=errors)
 
 
 def _routes(pages: Pages, authentication: Authentication) -> list[BaseRoute]:

@@ -31,7 +31,7 @@ import hmac
 import logging
 import os
 import struct
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -40,6 +40,7 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Match, Route
 
 from celery_fdb.brokers import Holding, NoBrokerYet
 from celery_fdb.web.authentication import Authentication
@@ -193,27 +194,26 @@ class Pages:
         visit, refusal = await self._authentication.visit(request)
         return refusal if refusal is not None else await self._run(view, threads, visit)
 
-    async def nowhere(self, request: Request) -> Response:
+    async def nowhere(self, request: Request, _: Exception) -> Response:
         """The answer for an address that does not exist."""
-        visit, refusal = await self._authentication.visit(request)
-        if refusal is not None:
-            return refusal
-        return visit.page("error", 404, title="Not here", text="There is no such page.")
+        return await self._error(request, 404, "Not here", "There is no such page.")
 
-    async def otherwise(self, request: Request, methods: Collection[str]) -> Response:
-        """The answer for a method that an address does not take. ``methods``: those that it takes."""
-        visit, refusal = await self._authentication.visit(request)
-        allow = ", ".join(sorted(methods))
-        made = refusal or visit.page("error", 405, title="Method not allowed", text=f"This address takes {allow} only.")
+    async def otherwise(self, request: Request, _: Exception) -> Response:
+        """The answer for a method that an address does not take; a static file is only read."""
+        routes = [each for each in request.app.routes if each.matches(request.scope)[0] != Match.NONE]
+        takes = {method for each in routes if isinstance(each, Route) for method in each.methods or ()} or READING
+        allow = ", ".join(sorted(takes))
+        made = await self._error(request, 405, "Method not allowed", f"This address takes {allow} only.")
         made.headers["allow"] = allow
         return made
 
-    async def broken(self, request: Request) -> Response:
-        """The answer after an error that no code here expects."""
+    async def broken(self, request: Request, _: Exception) -> Response:
+        """The answer after an error that no code here expects, and the server logs."""
+        return await self._error(request, 500, "Internal error", "The server's log has the details.")
+
+    async def _error(self, request: Request, status: int, title: str, text: str) -> Response:
         visit, refusal = await self._authentication.visit(request)
-        if refusal is not None:
-            return refusal
-        return visit.page("error", 500, title="Internal error", text="The server's log has the details.")
+        return refusal or visit.page("error", status, title=title, text=text)
 
     async def _run(self, view: View, threads: ThreadPool, visit: Visit) -> Response:
         try:
