@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -23,7 +24,7 @@ from celery_fdb.brokers import Holding, broker_of, open_existing
 from celery_fdb.inspection.overview import LOOPBACK, is_ours
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.live import streaming
-from celery_fdb.web.page import HEADERS, Pages, ThreadPool, other_site
+from celery_fdb.web.page import HEADERS, Pages, Shared, ThreadPool, other_site
 from celery_fdb.web.pages import actions, messages, queues, schedules, tasks, workers
 from celery_fdb.web.settings import DashboardSettings, Login
 from celery_fdb.web.visit import HERE, PATHS
@@ -157,8 +158,9 @@ def _assembled(settings: DashboardSettings) -> Starlette:
 
     routes = _routes(pages, authentication)
     stream = streaming(settings, authentication, holding, threads)
+    asked = partial(workers.workers, Shared(waits=True))
     routes.append(Route(PATHS["events"], stream, methods=["GET"]))
-    routes.append(Route(PATHS["workers"], pages.shows(workers.Workers().page, asking), methods=["GET"]))
+    routes.append(Route(PATHS["workers"], pages.shows(asked, asking), methods=["GET"]))
     errors = {404: pages.nowhere, 405: pages.otherwise, 500: pages.broken}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=errors)
 

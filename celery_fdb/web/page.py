@@ -34,7 +34,8 @@ import struct
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from threading import Lock
+from typing import Generic, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
@@ -54,6 +55,7 @@ from kombu_fdb.errors import (
     StoreError,
     StoreUnavailable,
 )
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.masking import masked_text
 
 logger = logging.getLogger(__name__)
@@ -134,6 +136,32 @@ class ThreadPool:
     def close(self) -> None:
         """Drop the calls that have not begun. The others end by themselves."""
         self._pool().shutdown(wait=False, cancel_futures=True)
+
+
+class Shared(Generic[T]):
+    """An answer that is asked for once for all visitors who come within some seconds. Thread-safe.
+
+    ``waits``: a visitor who comes while another's question is open waits for its answer. Otherwise such a visitor gets
+    the last answer, if there is one: so a store that hangs blocks one thread only.
+    """
+
+    def __init__(self, *, waits: bool) -> None:
+        self._waits = waits
+        self._lock = Lock()
+        self._answer: T | None = None
+        self._until_s = 0.0
+
+    def get(self, ask: Callable[[], T], clock: Clock, seconds: float) -> T:
+        """The last answer, or a new one if that is older than so many seconds. Raises what ``ask`` raises."""
+        if self._lock.acquire(blocking=self._waits or self._answer is None):
+            try:
+                if self._answer is None or clock.monotonic() >= self._until_s:
+                    self._answer = ask()
+                    self._until_s = clock.monotonic() + seconds
+            finally:
+                self._lock.release()
+        assert self._answer is not None
+        return self._answer
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import tzinfo
-from threading import Lock
+from functools import partial
 from typing import Any
 
 from django.apps import apps
@@ -29,7 +29,7 @@ from celery_fdb.contrib.django.models import Queue, allows, fit
 from celery_fdb.operations.action import Audit, log_audit
 from celery_fdb.web.application import A_YEAR, SHOWN
 from celery_fdb.web.live import LiveStats
-from celery_fdb.web.page import HEADERS, READING, answer, other_site
+from celery_fdb.web.page import HEADERS, READING, Shared, answer, other_site
 from celery_fdb.web.pages import actions, workers
 from celery_fdb.web.settings import DashboardSettings, User
 from celery_fdb.web.visit import HERE, PATHS, READ_ONLY, Visit, fields_of
@@ -37,30 +37,18 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
 
 
-class Poll:
+def poll(stats: LiveStats, told: Shared[dict[str, Any]], visit: Visit, broker: Broker) -> Response:
     """The same numbers for pages that poll, on servers that can't stream. One look serves all pages of a process."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._vitals = LiveStats()
-        self._told: dict[str, Any] = {}
-        self._until: float | None = None
-
-    def __call__(self, visit: Visit, broker: Broker) -> Response:
-        clock, interval_s = visit.settings.clock, visit.settings.interval_s
-        is_fresh = self._until is not None and clock.monotonic() < self._until
-        # While one page looks, the others show the last numbers: a store that hangs blocks one thread only.
-        if not is_fresh and self._lock.acquire(blocking=not self._told):
-            try:
-                self._told = self._vitals.look_at(broker)
-                self._until = clock.monotonic() + interval_s / 2
-            finally:
-                self._lock.release()
-        return JSONResponse(self._told)
+    settings = visit.settings
+    return JSONResponse(told.get(lambda: stats.look_at(broker), settings.clock, settings.interval_s / 2))
 
 
 VIEWS = {PATHS[name]: view for name, view in SHOWN.items()}
-VIEWS |= {PATHS["events"]: Poll(), PATHS["workers"]: workers.Workers().page, PATHS["act"]: actions.act}
+VIEWS |= {
+    PATHS["events"]: partial(poll, LiveStats(), Shared(waits=False)),
+    PATHS["workers"]: partial(workers.workers, Shared(waits=True)),
+    PATHS["act"]: actions.act,
+}
 STATIC = f"{PATHS['static']}/".lstrip("/")
 #: Seconds between two looks of a page.
 INTERVAL_S = 5.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 from celery import Celery
@@ -21,6 +20,7 @@ from celery_fdb.control import ask_workers
 from celery_fdb.inspection.overview import SessionView, look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
+from celery_fdb.web.page import Shared
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.model import controlled_worker, is_internal
@@ -78,23 +78,12 @@ class Worker:
     active: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Workers:
-    """The page of workers. Thread-safe: requests that come at the same time wait for the same answer."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._seen: list[Worker] = []
-        self._fresh_until: float | None = None
-
-    def page(self, visit: Visit, broker: Broker) -> Response:
-        del broker  # remote control uses the app's own connection
-        app, clock = visit.settings.app, visit.settings.clock
-        with self._lock:
-            if app is not None and (self._fresh_until is None or clock.monotonic() > self._fresh_until):
-                self._seen = ask(app, clock.wall_ms() / 1000)
-                self._fresh_until = clock.monotonic() + FRESH_S
-        found = None if app is None else self._seen
-        return visit.page("workers", workers=found, offered=_offered)
+def workers(told: Shared[list[Worker]], visit: Visit, broker: Broker) -> Response:
+    """The page of workers. ``told``: their answers, which the dashboard's visitors share."""
+    del broker  # remote control uses the app's own connection
+    app, clock = visit.settings.app, visit.settings.clock
+    found = None if app is None else told.get(lambda: ask(app, clock.wall_ms() / 1000), clock, FRESH_S)
+    return visit.page("workers", workers=found, offered=_offered)
 
 
 #: Pools that can be resized while they run, and pools that enforce both time limits.

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -111,19 +112,20 @@ def test_numbers_are_polled(jobs: Any, viewer: Any, root: str) -> None:
 
 def test_pages_that_poll_share_one_look(jobs: Any, viewer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none waits for another's: a store that hangs holds one thread of the server."""
-    from celery_fdb.contrib.django.pages import VIEWS, Poll
+    from celery_fdb.contrib.django.pages import VIEWS, poll
     from celery_fdb.web.live import LiveStats
+    from celery_fdb.web.page import Shared
 
-    poll = Poll()
-    monkeypatch.setitem(VIEWS, "/events", poll)
+    told: Shared[dict[str, Any]] = Shared(waits=False)
+    monkeypatch.setitem(VIEWS, "/events", partial(poll, LiveStats(), told))
     looks: list[dict[str, Any]] = []
     look = LiveStats.look_at
     monkeypatch.setattr(LiveStats, "look_at", lambda *given: looks.append(look(*given)) or looks[-1])
     for _ in range(3):
         see(viewer, f"{ADMIN}events")
     assert len(looks) == 1
-    poll._until = None
-    with poll._lock:
+    told._until_s = 0.0
+    with told._lock:
         assert json.loads(see(viewer, f"{ADMIN}events")) == looks[0]
     assert len(looks) == 1
     see(viewer, f"{ADMIN}events")
