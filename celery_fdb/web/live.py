@@ -73,12 +73,9 @@ class LiveStats:
     def told(self, look: Overview, runs: Runs | None = None) -> dict[str, Any]:
         """The event for all open pages, ready for JSON. ``runs``: None without a history."""
         with self._lock:
-            return self._told(look, runs)
-
-    def _told(self, look: Overview, runs: Runs | None) -> dict[str, Any]:
-        recent = [each for each in self._looks if 0 <= look.taken_ms - each[0].taken_ms <= WINDOW_MS]
-        self._looks = [*recent, (look, runs)]
-        before, runs_before = self._looks[0]
+            recent = [each for each in self._looks if 0 <= look.taken_ms - each[0].taken_ms <= WINDOW_MS]
+            self._looks = [*recent, (look, runs)]
+            before, runs_before = self._looks[0]
         speeds = look.rates(before)
         live = look.own_queues
         summary = _summary(look, live, speeds)
