@@ -144,7 +144,7 @@ class Filter:
     def of(cls, fields: Mapping[str, str], zone: tzinfo = UTC) -> Filter:
         """Read the filter from fields. ``zone``: that of moments which name none. Raises ``InvalidArgument``."""
         texts = {name: fields.get(name, "").strip() for name in TEXTS}
-        since_ms, until_ms = (_moment_ms(name, fields.get(name, ""), zone) for name in ("since", "until"))
+        since_ms, until_ms = (moment_ms(name, fields.get(name, ""), zone) for name in ("since", "until"))
         cause = _cause(fields.get("cause"))
         return cls(**texts, key=fields.get("key"), since_ms=since_ms, until_ms=until_ms, cause=cause)
 
@@ -258,7 +258,7 @@ def _is_task(found: str, wanted: str) -> bool:
     return found == _wanted(wanted)
 
 
-def _moment_ms(name: str, text: str, zone: tzinfo) -> int | None:
+def moment_ms(name: str, text: str, zone: tzinfo) -> int | None:
     """A moment in milliseconds since 1970; None for an empty text."""
     if not text.strip():
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from celery.states import FAILURE, IGNORED, READY_STATES, REJECTED, SUCCESS
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from celery_fdb.history.run import ACTIVE, FAILED, LOST, STATES
 from celery_fdb.history.views.runs import HistoryOff, look_at_tasks, page_of_runs
 from celery_fdb.history.views.timeline import TaskUnknown, Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, page_of_workflows, workflow_of
-from celery_fdb.inspection.filters import Filter
+from celery_fdb.inspection.filters import moment_ms
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
@@ -53,21 +54,30 @@ def tasks(visit: Visit, broker: Broker) -> Response:
 
 def runs(visit: Visit, broker: Broker) -> Response:
     """Runs that have ended, the newest first, or active ones, the longest first."""
-    given = {name: visit.asked(name)[:LONGEST] for name in FILTERS}
-    ended = Filter.of({name: given[name] for name in ("since", "until")}, visit.zone)
-    task, state, key, queue, worker = (given[name] for name in FILTERS[:5])
-    arguments = visit.asked_arguments()[:LONGEST]
-    wanted = Wanted(task, state, key, queue, worker, ended.since_ms or 0, ended.until_ms or 0, arguments)
+    given, wanted = _wanted(visit, FILTERS)
     try:
         found = page_of_runs(broker, wanted, limit=visit.settings.page_size, cursor=visit.asked("cursor") or None)
     except HistoryOff:
         return visit.page("no_history", title="Runs", here="tasks")
-    kept = {name: value for name, value in given.items() if value}
     choices = {
         "task": visit.tasks(*(each.task for each in found.runs)),
         **{name: known(getattr(each, name) for each in found.runs) for name in ("key", "queue", "worker")},
     }
-    return visit.page("runs", found=found, wanted=wanted, given=given, kept=kept, states=STATES, choices=choices)
+    return visit.page("runs", found=found, wanted=wanted, given=given, states=STATES, choices=choices)
+
+
+def _wanted(visit: Visit, names: Sequence[str]) -> tuple[dict[str, str], Wanted]:
+    """The fields of a filter in the address that are not empty, and the filter.
+
+    Raises ``InvalidArgument``, and ``NotThere`` for arguments that the user may not see.
+    """
+    given = {name: text[:LONGEST] for name in names if (text := visit.asked(name))}
+    fields: dict[str, Any] = dict(given)
+    for name in ("since", "until"):
+        fields[f"{name}_ms"] = moment_ms(name, fields.pop(name, ""), visit.zone) or 0
+    if "arguments" in fields:
+        fields["arguments"] = visit.asked_arguments()[:LONGEST]
+    return given, Wanted(**fields)
 
 
 def task(visit: Visit, broker: Broker) -> Response:
@@ -138,11 +148,7 @@ class Branch:
 
 def workflows(visit: Visit, broker: Broker) -> Response:
     """The workflows: first those that are running, then the newest."""
-    given = {name: visit.asked(name)[:LONGEST] for name in WORKFLOW_FILTERS if visit.asked(name)}
-    ended = Filter.of({name: given[name] for name in ("since", "until") if name in given}, visit.zone)
-    wanted = Wanted(
-        given.get("task", ""), given.get("state", ""), since_ms=ended.since_ms or 0, until_ms=ended.until_ms or 0
-    )
+    given, wanted = _wanted(visit, WORKFLOW_FILTERS)
     try:
         found, following = page_of_workflows(broker, wanted, cursor=visit.asked("cursor") or None)
     except HistoryOff:
