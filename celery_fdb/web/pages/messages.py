@@ -22,7 +22,7 @@ from celery_fdb.inspection.filters import (
     search,
 )
 from celery_fdb.inspection.message import MessageView
-from celery_fdb.inspection.overview import look
+from celery_fdb.inspection.overview import QueueView, look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known, spot_of
@@ -151,21 +151,24 @@ def dead(visit: Visit, broker: Broker) -> Response:
         name = visit.asked("queue")
         found = group(broker, [name], wanted_of(visit))
         return _causes(visit, found, queue=name, home=name.removesuffix(DEAD_SUFFIX))
-    seen = look(broker)
-    homes = dead_queues(broker, seen)
-    held = [each for each in seen.queues if each.name in homes]
-    held.sort(key=lambda each: (-each.ready, each.name))
-    shown = [(each, ", ".join(sorted(homes[each.name]))) for each in held[:MOST_SHOWN]]
+    held = _held(broker)
+    shown = [(each, ", ".join(sorted(homes))) for each, homes in held[:MOST_SHOWN]]
     return visit.page("dead", queues=shown, total=len(held))
 
 
 def causes(visit: Visit, broker: Broker) -> Response:
     """The causes in all queues of dead letters, the longest queue first."""
+    queues = [each.name for each, _ in _held(broker) if each.ready]
+    found = group(broker, queues, wanted_of(visit), only_dead=True)
+    return _causes(visit, found, queue=None, home="all queues")
+
+
+def _held(broker: Broker) -> list[tuple[QueueView, set[str]]]:
+    """The queues of dead letters, the longest first, each with the queues whose letters it holds."""
     seen = look(broker)
     homes = dead_queues(broker, seen)
-    held = sorted((each for each in seen.queues if each.name in homes), key=lambda each: (-each.ready, each.name))
-    found = group(broker, [each.name for each in held if each.ready], wanted_of(visit), only_dead=True)
-    return _causes(visit, found, queue=None, home="all queues")
+    held = [(each, homes[each.name]) for each in seen.queues if each.name in homes]
+    return sorted(held, key=lambda each: (-each[0].ready, each[0].name))
 
 
 def _causes(visit: Visit, found: LetterGroups, *, queue: str | None, home: str) -> Response:
