@@ -181,8 +181,9 @@ def _closed(opened: Envelope) -> bytes:
 # -- publish -----------------------------------------------------------------------------------------------------------
 
 
+TASK = Field("task", "Task", "task", "Its name, as shop.tasks.charge.", required=True)
 PUBLISH = (
-    Field("task", "Task", "task", "Its name, as shop.tasks.charge.", required=True),
+    TASK,
     Field("args", "Arguments", "json", "A JSON list.", "[]"),
     Field("kwargs", "Keyword arguments", "json", "A JSON object.", "{}"),
     Field("fair_key", "Fairness key"),
@@ -196,16 +197,23 @@ ANSWER_S = 1.0
 def publish(broker: Broker, request: Request) -> Outcome:
     """Publish a task, as Celery would publish it."""
     given = {each.name: request.fields.get(each.name, "").strip() or each.value for each in PUBLISH}
-    if not given["task"]:
-        raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
+    task = task_of(request)
     arguments = (read_json("args", given["args"], list), read_json("kwargs", given["kwargs"], dict))
     (view,) = look(broker, queues=[request.queue]).queues
     task_id, key = str(UUID(bytes=random_id())), given["fair_key"]
-    payload = make(view.name, given["task"], arguments, task_id, [("fair_key", key)] if key else [])
+    payload = make(view.name, task, arguments, task_id, [("fair_key", key)] if key else [])
     broker.queue(view.name).put(
         payload, key=key, task_id=task_id, delay=_delay_s(given["delay"]), priority=_priority(given["priority"])
     )
-    return Outcome(f"Published {given['task']} {task_id} to {view.name}.")
+    return Outcome(f"Published {task} {task_id} to {view.name}.")
+
+
+def task_of(request: Request) -> str:
+    """The name in the field :data:`TASK`. Raises ``InvalidArgument``."""
+    name = request.fields.get(TASK.name, "").strip()
+    if not name:
+        raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
+    return name
 
 
 def unknown(request: Request) -> str:

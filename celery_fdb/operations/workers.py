@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from celery import Celery
 from celery.beat import Scheduler
 
 from celery_fdb.control import ask_workers
 from celery_fdb.inspection.schedules import BROKEN, configured, entry_of, schedule_of
 from celery_fdb.inspection.time_formats import seconds_of
-from celery_fdb.operations import queues
+from celery_fdb.operations import messages, queues
 from celery_fdb.operations.action import Action, Field, Outcome, Request
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, QueueError
@@ -56,7 +57,7 @@ def _resize(request: Request, verb: str) -> Outcome:
 
 
 def _limit(_: Broker, request: Request) -> Outcome:
-    task, rate = _task(request), request.fields.get("rate", "").strip() or "0"
+    task, rate = messages.task_of(request), request.fields.get("rate", "").strip() or "0"
     if rate != "0":
         queues.read_rate(rate)
     return _answered(
@@ -65,20 +66,13 @@ def _limit(_: Broker, request: Request) -> Outcome:
 
 
 def _time_limit(_: Broker, request: Request) -> Outcome:
-    task, texts = _task(request), [request.fields.get(name, "").strip() for name in ("soft", "hard")]
+    task, texts = messages.task_of(request), [request.fields.get(name, "").strip() for name in ("soft", "hard")]
     soft, hard = (seconds_of(each) if each else None for each in texts)
     if any(each and not seconds for each, seconds in zip(texts, (soft, hard), strict=True)):
         raise InvalidArgument("not a time limit", given=shown(" ".join(texts)), fix="Write a time such as 90s or 10m.")
     return _answered(
         request, lambda control, where: control.time_limit(task, soft, hard, where, reply=True, timeout=TIMEOUT_S)
     )
-
-
-def _task(request: Request) -> str:
-    name = request.fields.get("task", "").strip()
-    if not name:
-        raise InvalidArgument("a task has a name", fix="Write the name that it has in the workers.")
-    return name
 
 
 def _quiet(_: Broker, request: Request) -> Outcome:
@@ -140,12 +134,15 @@ def _answered(request: Request, call: Callable[[Any, list[str]], Any]) -> Outcom
 
 
 def _asked(request: Request, call: Callable[[Any, list[str]], Any]) -> Any:
+    return ask_workers(_app(request), lambda control: call(control, [request.queue]))
+
+
+def _app(request: Request) -> Celery:
     if request.app is None:
         raise QueueError("no Celery app is known here", fix=request.fix_app or None)
-    return ask_workers(request.app, lambda control: call(control, [request.queue]))
+    return request.app
 
 
-_TASK = Field("task", "Task", "task", "Its name, as shop.tasks.charge.", required=True)
 _BY = (Field("by", "Processes", "number", "How many more or fewer.", "1", required=True),)
 ON_WORKERS = (
     Action(
@@ -165,7 +162,7 @@ ON_WORKERS = (
         "Limit how often {target} runs a task? It holds until the worker ends.",
         _limit,
         fields=(
-            _TASK,
+            messages.TASK,
             Field("rate", "Rate", help="10/s, 100/m or 1000/h; 0 for no limit.", value="0", required=True),
         ),
         on_workers=True,
@@ -176,7 +173,7 @@ ON_WORKERS = (
         "Limit how long {target} lets a task run? It holds from its next run on, until the worker ends.",
         _time_limit,
         fields=(
-            _TASK,
+            messages.TASK,
             Field("soft", "Soft limit", help="Raises SoftTimeLimitExceeded: 90s, 10m, 2h; empty for the worker's own."),
             Field("hard", "Hard limit", help="Ends the process that runs it; empty for the worker's own."),
         ),
@@ -235,15 +232,14 @@ def resume_entry(broker: Broker, request: Request) -> Outcome:
 
 def run_entry(_: Broker, request: Request) -> Outcome:
     """Publish the entry's task now, besides its ticks and whether or not it is paused."""
-    if request.app is None:
-        raise QueueError("no Celery app is known here", fix=request.fix_app or None)
-    written = configured(request.app).get(request.queue)
+    app = _app(request)
+    written = configured(app).get(request.queue)
     if written is None:
         fix = "Only entries of beat_schedule can be published from here."
         raise QueueError("the app does not configure this entry", entry=request.queue, fix=fix)
     try:
-        entry = entry_of(request.app, request.queue, written)
-        result = Scheduler(request.app, lazy=True).apply_async(entry, advance=False)
+        entry = entry_of(app, request.queue, written)
+        result = Scheduler(app, lazy=True).apply_async(entry, advance=False)
     except BROKEN as error:
         raise QueueError("the entry could not be published", entry=request.queue, reason=str(error)[:500]) from error
     return Outcome(f"Published {entry.task} {result.id} of {request.queue}.")
