@@ -67,8 +67,7 @@ class MessageView:
     @property
     def id(self) -> str:
         """Celery's task id if the message has one, else the store's id."""
-        headers = self.envelope.headers if self.envelope else {}
-        return str(headers.get("id") or self.message.message_id.hex())
+        return str(self._headers.get("id") or self.message.message_id.hex())
 
     @property
     def title(self) -> str:
@@ -80,8 +79,12 @@ class MessageView:
     @property
     def task(self) -> Any:
         """The task's name as Celery logs it: its ``shadow`` if the publisher has set one. None for no task."""
-        headers = {} if self.envelope is None else self.envelope.headers
+        headers = self._headers
         return headers.get("task") and (headers.get("shadow") or headers["task"])
+
+    @property
+    def _headers(self) -> dict[str, Any]:
+        return {} if self.envelope is None else self.envelope.headers
 
     @property
     def age_s(self) -> float:
@@ -150,11 +153,10 @@ class MessageView:
 
     def headers(self, *, with_arguments: bool) -> list[tuple[str, str]]:
         """The headers by name, for reading; secrets masked, and the arguments left out unless they may be seen."""
-        headers = {} if self.envelope is None else self.envelope.headers
         hidden = frozenset() if with_arguments else ARGUMENT_HEADERS
         return [
             (name, "(shown with the body)" if name in hidden else _text_of(masked(name, value)))
-            for name, value in sorted(headers.items())
+            for name, value in sorted(self._headers.items())
             if value is not None
         ]
 
@@ -194,7 +196,7 @@ class MessageView:
 
         ``body``: add headers, properties and the body itself, as ``content``.
         """
-        message, headers = self.message, {} if self.envelope is None else self.envelope.headers
+        message, headers = self.message, self._headers
         found: dict[str, Any] = {
             "id": message.message_id.hex(),
             "queue": message.queue,
