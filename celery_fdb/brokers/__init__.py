@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median_low
 from typing import Any
 
@@ -13,7 +13,7 @@ from kombu.utils.url import maybe_sanitize_url
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.model import SessionFacts
-from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, SqliteLocation, locate, parse_url
+from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, Location, SqliteLocation, locate, parse_url
 from kombu_fdb.settings.options import parse_options
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
@@ -31,9 +31,14 @@ def broker_of(app: Celery) -> tuple[str, dict[str, Any]]:
     return ours(app.conf.broker_read_url or app.conf.broker_url), options
 
 
-def absent(url: str, options: dict[str, Any]) -> SqliteLocation | None:
+def location_of(url: str, options: Mapping[str, Any]) -> Location:
+    """Where a broker's store is. Touches neither files nor network. Raises ``OptionError``."""
+    return locate(parse_url(url), parse_options(options))
+
+
+def absent(url: str, options: Mapping[str, Any]) -> SqliteLocation | None:
     """The location of the broker's file if the file does not exist, else None. Raises ``OptionError``."""
-    location = locate(parse_url(url), parse_options(options))
+    location = location_of(url, options)
     return location if isinstance(location, SqliteLocation) and location.is_absent else None
 
 

@@ -11,8 +11,7 @@ import click
 from celery_fdb import brokers
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
-from kombu_fdb.settings.location import Location, SqliteLocation, locate, parse_url
-from kombu_fdb.settings.options import parse_options
+from kombu_fdb.settings.location import Location, SqliteLocation
 
 NAME_IT = "Name it with --broker fdb+sqlite:////path/broker.db, or use celery -A with an app whose broker_url it is."
 
@@ -53,8 +52,7 @@ class Where:
 
     def location(self) -> Location:
         """Raises ``OptionError``."""
-        url, options = self.resolve()
-        return locate(parse_url(url), parse_options(options))
+        return brokers.location_of(*self.resolve())
 
     @property
     def absent(self) -> SqliteLocation | None:

@@ -16,11 +16,10 @@ from celery import Celery
 from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
+from celery_fdb.brokers import location_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, OptionError
 from kombu_fdb.model import Peeked, State, is_internal
-from kombu_fdb.settings.location import locate, parse_url
-from kombu_fdb.settings.options import parse_options
 from kombu_fdb.transport.envelope import open_peeked
 
 STATES: tuple[State, ...] = ("ready", "delayed", "leased")
@@ -76,7 +75,7 @@ class BrokerInTest:
         self.options = {"session_ttl": 5.0, **options}
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {locate(parse_url(self.url), parse_options(self.options))}>"
+        return f"<{type(self).__name__} {location_of(self.url, self.options)}>"
 
     @property
     def config(self) -> dict[str, Any]:

@@ -30,14 +30,12 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_fdb.brokers import Holding
+from celery_fdb.brokers import Holding, location_of
 from celery_fdb.inspection.overview import Overview, QueueView, look
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
-from kombu_fdb.settings.location import locate, parse_url
-from kombu_fdb.settings.options import parse_options
 
 # -- counters of keys --------------------------------------------------------------------------------------------------
 
@@ -147,7 +145,7 @@ def make_collector(url: str, *, keys: int = KEYS, **options: Any) -> BrokerColle
 
     ``options``: as in ``broker_transport_options``. Raises ``OptionError``.
     """
-    locate(parse_url(url), parse_options(options))  # a mistake is an error now, an unreachable store at each scrape
+    location_of(url, options)  # a mistake is an error now, an unreachable store at each scrape
     return BrokerCollector(lambda: Broker.open(url, **options), keys=keys)
 
 

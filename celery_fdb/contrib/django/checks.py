@@ -40,7 +40,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's name
 from django.db import connections
 
-from celery_fdb.brokers import NoBrokerYet
+from celery_fdb.brokers import NoBrokerYet, location_of
 from celery_fdb.contrib.django import conf
 from celery_fdb.results.backend import settings_of
 from kombu_fdb import doctor
@@ -51,10 +51,7 @@ from kombu_fdb.settings.location import (
     Location,
     SqliteLocation,
     default_cluster_file,
-    locate,
-    parse_url,
 )
-from kombu_fdb.settings.options import parse_options
 from kombu_fdb.transport.worker import without_effect
 
 Messages = Iterator[CheckMessage]
@@ -266,7 +263,7 @@ def _read() -> tuple[conf.DjangoSettings | None, dict[str, Location], list[Check
         wrong.append(_told(Warning, error, "W001"))
     else:
         try:
-            locations[BROKER] = locate(parse_url(url), parse_options(options))
+            locations[BROKER] = location_of(url, options)
         except OptionError as error:
             wrong.append(_told(Error, error, "E002"))
     if app is not None and str(app.conf.result_backend).startswith(tuple(f"{each}://" for each in SCHEMES)):

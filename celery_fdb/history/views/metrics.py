@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from celery_fdb.brokers import Holding
+from celery_fdb.brokers import Holding, location_of
 from celery_fdb.history.layout import Counters
 from celery_fdb.history.run import ENDED
 from celery_fdb.history.store import HistoryStore
@@ -30,8 +30,6 @@ from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.metrics import OTHER
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.settings.location import locate, parse_url
-from kombu_fdb.settings.options import parse_options
 
 #: Tasks with series of their own.
 TASKS = 100
@@ -53,7 +51,7 @@ def make_collector(url: str, **options: Any) -> TaskCollector:
 
     Raises ``OptionError``.
     """
-    locate(parse_url(url), parse_options(options))
+    location_of(url, options)
     return TaskCollector(lambda: Broker.open(url, **options))
 
 
