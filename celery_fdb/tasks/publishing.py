@@ -43,8 +43,8 @@ def publish_many(
         return [each.apply_async() for each in listed]
     with chosen.producer_or_acquire(producer) as acquired:
         batch = batched_atomically(acquired) if atomic else batched(acquired, BATCH_MESSAGES)
-        with batch, everywhere(chosen, in_batch := InBatch(acquired)):
-            return [each.apply_async(producer=in_batch) for each in listed]
+        with batch, unrepeated(chosen, acquired) as once:
+            return [each.apply_async(producer=once) for each in listed]
 
 
 def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -78,9 +78,9 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
         app.producer_or_acquire(options.pop("producer", None)) as producer,
         _the_reason(),
         batched_into(producer, tr),
-        everywhere(app, in_batch := InBatch(producer)),
+        unrepeated(app, producer) as once,
     ):
-        return signature.apply_async(**options, producer=in_batch)
+        return signature.apply_async(**options, producer=once)
 
 
 #: The producer that publishes a batch, by application: chains and chords don't hand on the one they are given.
@@ -88,28 +88,30 @@ _producers: ContextVar[dict[int, Any]] = ContextVar("_producers", default={})  #
 
 
 @contextmanager
-def everywhere(app: Celery, producer: Any) -> Iterator[None]:
-    """Send everything that this thread publishes with ``app`` through ``producer``."""
+def unrepeated(app: Celery, producer: Any, headers: Iterator[dict[str, Any]] | None = None) -> Iterator[Any]:
+    """Send everything that this thread publishes with ``app`` through ``producer``, and repeat no publish.
+
+    Gives the producer that does so. ``headers``: further ones of each message in turn.
+    """
     if "producer_or_acquire" not in vars(app):
         _consult_producers(app)
-    token = _producers.set({**_producers.get(), id(app): producer})
+    once = _Unrepeated(producer, headers or repeat({}))
+    token = _producers.set({**_producers.get(), id(app): once})
     try:
-        yield
+        yield once
     finally:
         _producers.reset(token)
 
 
-class InBatch:
+class _Unrepeated:
     """A producer that repeats no publish: a repetition gets another channel, which does not have the batch.
 
     Not an option of the signatures: it would go into a chord's messages, and the worker would not repeat its body.
-
-    ``headers``: further ones of each message in turn.
     """
 
-    def __init__(self, producer: Any, headers: Iterator[dict[str, Any]] | None = None) -> None:
+    def __init__(self, producer: Any, headers: Iterator[dict[str, Any]]) -> None:
         self._producer = producer
-        self._headers = headers or repeat({})
+        self._headers = headers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)

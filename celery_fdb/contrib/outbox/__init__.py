@@ -48,7 +48,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
 from celery_fdb.results.chords import PERHAPS_AGAIN
-from celery_fdb.tasks.publishing import InBatch, everywhere
+from celery_fdb.tasks.publishing import unrepeated
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import OptionError
@@ -409,8 +409,7 @@ def send(app: Celery, rows: Iterable[ClaimedRow]) -> None:
     try:
         with app.producer_pool.acquire(block=True) as producer, batched(producer, BATCH_MESSAGES):
             for row in rows:
-                once = InBatch(producer, _ids(row.id))
-                with everywhere(app, once):
+                with unrepeated(app, producer, _ids(row.id)) as once:
                     _signature(app, row).apply_async(producer=once)
     finally:
         PERHAPS_AGAIN.reset(again)
