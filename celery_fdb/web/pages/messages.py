@@ -15,7 +15,6 @@ from celery_fdb.inspection.filters import (
     FIELDS,
     REASONS,
     Filter,
-    LetterGroups,
     dead_queues,
     died_elsewhere,
     group,
@@ -149,8 +148,7 @@ def dead(visit: Visit, broker: Broker) -> Response:
     """Dead letters: with ``queue`` by their causes, without it the queues that hold them."""
     if "queue" in visit.request.query_params:
         name = visit.asked("queue")
-        found = group(broker, [name], wanted_of(visit))
-        return _causes(visit, found, queue=name, home=name.removesuffix(DEAD_SUFFIX))
+        return _causes(visit, broker, [name], queue=name)
     held = _held(broker)
     shown = [(each, ", ".join(sorted(homes))) for each, homes in held[:MOST_SHOWN]]
     return visit.page("dead", queues=shown, total=len(held))
@@ -158,9 +156,7 @@ def dead(visit: Visit, broker: Broker) -> Response:
 
 def causes(visit: Visit, broker: Broker) -> Response:
     """The causes in all queues of dead letters, the longest queue first."""
-    queues = [each.name for each, _ in _held(broker) if each.ready]
-    found = group(broker, queues, wanted_of(visit), only_dead=True)
-    return _causes(visit, found, queue=None, home="all queues")
+    return _causes(visit, broker, [each.name for each, _ in _held(broker) if each.ready], queue=None)
 
 
 def _held(broker: Broker) -> list[tuple[QueueView, set[str]]]:
@@ -171,12 +167,13 @@ def _held(broker: Broker) -> list[tuple[QueueView, set[str]]]:
     return sorted(held, key=lambda each: (-each[0].ready, each[0].name))
 
 
-def _causes(visit: Visit, found: LetterGroups, *, queue: str | None, home: str) -> Response:
-    """The page of causes. ``queue``: None for all."""
+def _causes(visit: Visit, broker: Broker, queues: Sequence[str], *, queue: str | None) -> Response:
+    """The page of causes in these queues. ``queue``: the only one, None for all."""
+    found = group(broker, queues, wanted_of(visit), only_dead=queue is None)
     return visit.page(
         "causes",
         queue=queue,
-        home=home,
+        home="all queues" if queue is None else queue.removesuffix(DEAD_SUFFIX),
         found=found,
         groups=found.groups[:MOST_GROUPS],
         hidden=max(len(found.groups) - MOST_GROUPS, 0),
