@@ -67,14 +67,12 @@ def install(app: Celery, *, claim_free_slots_only: bool = False, history: bool |
 
 def _keep_history(app: Celery, bounds: History) -> None:
     """Have the workers keep a history. A further call replaces the bounds."""
-    from celery_fdb.history.recorder import Keeper, step
+    from celery_fdb.history.recorder import keep_history
 
     if app.amqp_cls == CELERYS_AMQP:
         app.amqp_cls = OUR_AMQP
         app.__dict__.pop("amqp", None)
-    steps = app.steps["consumer"]
-    steps -= {each for each in steps if isinstance(each, type) and issubclass(each, Keeper)}
-    steps.add(step(bounds))
+    keep_history(app, bounds)
 
 
 def _is_users(name: str, task: Task) -> bool:

@@ -65,7 +65,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded
-from celery import bootsteps, states
+from celery import Celery, bootsteps, states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import worker_shutdown
 from celery.utils.log import get_logger
@@ -688,6 +688,8 @@ class Keeper(bootsteps.StartStopStep):
         self._client.detach(self.recorder)
 
 
-def step(bounds: History) -> type[Keeper]:
-    """The step for ``app.steps["consumer"]``."""
-    return type("Keeper", (Keeper,), {"recorder": Recorder(bounds)})
+def keep_history(app: Celery, bounds: History) -> None:
+    """Have the app's workers keep a history. A further call replaces the bounds."""
+    steps = app.steps["consumer"]
+    steps -= {each for each in steps if isinstance(each, type) and issubclass(each, Keeper)}
+    steps.add(type("Keeper", (Keeper,), {"recorder": Recorder(bounds)}))

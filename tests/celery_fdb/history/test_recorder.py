@@ -16,7 +16,7 @@ from kombu import Connection
 from celery_fdb.history import recorder as module
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.recorder import INTERVAL_S, HistoryDuty, Recorder, step
+from celery_fdb.history.recorder import INTERVAL_S, HistoryDuty, Keeper, Recorder
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
@@ -148,7 +148,7 @@ def test_a_worker_that_ends_is_patient_once_for_all_it_does(any_store: str, monk
         consumer = SimpleNamespace(
             app=Celery("x", set_as_current=False), task_consumer=SimpleNamespace(channel=channel)
         )
-        keeper = step(History())(consumer)
+        keeper = type("Keeper", (Keeper,), {"recorder": Recorder(History())})(consumer)
         keeper.start(consumer)
         patience = channel.client.patience
         assert keeper.recorder._store is not None
