@@ -259,17 +259,17 @@ class Done(NamedTuple, Generic[T]):
     missed: int
     late: int
 
-    @property
-    def spots(self) -> list[Spot]:
-        return [spot for spot, _ in self.results]
-
-    def outcome(self, text: str) -> Outcome:
-        """The outcome, with a sentence about the others."""
+    def outcome(self, request: Request, text: str, told: str = "") -> Outcome:
+        """The outcome: a text, the names of the messages, what else is told, and sentences about the others."""
+        names = [request.names.get(spot.message_id) or spot.message_id.hex() for spot, _ in self.results]
+        sentences = [f"{text}: {', '.join(names)}." if names else f"{text}."]
+        if told:
+            sentences.append(told)
         if self.missed:
-            text += f" Left alone: {plural(self.missed, 'message')} that had moved meanwhile."
+            sentences.append(f"Left alone: {plural(self.missed, 'message')} that had moved meanwhile.")
         if self.late:
-            text += f" Not reached in time: {plural(self.late, 'message')}; select them again to go on."
-        return Outcome(text, self.missed)
+            sentences.append(f"Not reached in time: {plural(self.late, 'message')}; select them again to go on.")
+        return Outcome(" ".join(sentences), self.missed)
 
 
 def _each_selected(request: Request, act: Callable[[Spot], T | None]) -> Done[T]:
@@ -285,12 +285,6 @@ def _each_selected(request: Request, act: Callable[[Spot], T | None]) -> Done[T]
     return Done(results, len(request.spots) - len(results), 0)
 
 
-def _names(request: Request, spots: Sequence[Spot]) -> str:
-    """A colon and the names of the messages; nothing for none."""
-    found = [request.names.get(each.message_id) or each.message_id.hex() for each in spots]
-    return f": {', '.join(found)}" if found else ""
-
-
 # -- cancel ------------------------------------------------------------------------------------------------------------
 
 
@@ -301,9 +295,8 @@ PART, MOST_AT_ONCE = 200, 20
 def cancel(broker: Broker, request: Request) -> Outcome:
     """Cancel the selected messages."""
     done = _delete(broker, request)
-    text = f"Cancelled {plural(len(done.spots), 'message')} of {request.queue}"
-    told = _tell(request, [message for _, message in done.results])
-    return done.outcome(f"{text}{_names(request, done.spots)}. {told}")
+    text = f"Cancelled {plural(len(done.results), 'message')} of {request.queue}"
+    return done.outcome(request, text, _tell(request, [message for _, message in done.results]))
 
 
 def cancel_all(broker: Broker, request: Request) -> Outcome:
@@ -364,14 +357,13 @@ def replay(broker: Broker, request: Request) -> Outcome:
     done = _each_selected(request, act)
     queues = ", ".join(sorted({death.queue for _, listed in done.results for death in listed.message.deaths[:1]}))
     text = f"Replayed {plural(len(done.results), 'dead letter')}" + (f" to {queues}" if queues else "")
-    return done.outcome(f"{text}{_names(request, done.spots)}.")
+    return done.outcome(request, text)
 
 
 def discard(broker: Broker, request: Request) -> Outcome:
     """Discard the selected letters for good."""
     done = _each_selected(request, lambda spot: broker.queue(request.queue).delete(spot) or None)
-    text = f"Discarded {plural(len(done.spots), 'dead letter')} of {request.queue}{_names(request, done.spots)}."
-    return done.outcome(text)
+    return done.outcome(request, f"Discarded {plural(len(done.results), 'dead letter')} of {request.queue}")
 
 
 def replay_all(broker: Broker, request: Request) -> Outcome:
@@ -491,14 +483,15 @@ def _written(value: Any) -> str:
 def edit(broker: Broker, request: Request) -> Outcome:
     """Replay with the arguments in the JSON fields ``args`` and ``kwargs``; a missing field changes nothing."""
     listed = _look(broker, request)
-    missed: Done[None] = Done([], 1, 0)
+    missed = Done[None]([], 1, 0).outcome(request, f"Replayed nothing of {request.queue}")
     if listed is None:
-        return missed.outcome(f"Replayed nothing of {request.queue}.")
+        return missed
     payload = with_arguments(listed.message.payload, _given(request, arguments_of(listed.message.payload)))
     if not broker.dead_letters(request.queue).replay_changed(listed.spot, payload):
-        return missed.outcome(f"Replayed nothing of {request.queue}.")
+        return missed
     home = listed.message.deaths[0].queue if listed.message.deaths else request.queue.removesuffix(DEAD_SUFFIX)
-    return Outcome(f"Replayed 1 dead letter to {home} with other arguments{_names(request, [listed.spot])}.")
+    done = Done([(listed.spot, payload)], 0, 0)
+    return done.outcome(request, f"Replayed 1 dead letter to {home} with other arguments")
 
 
 def _given(request: Request, old: Arguments) -> Arguments:
@@ -530,9 +523,7 @@ def in_an_hour(_: Broker, request: Request) -> Mapping[str, str]:
 def run_now(broker: Broker, request: Request) -> Outcome:
     """Make the selected messages ready at once."""
     done = _each(broker, request, None)
-    return done.outcome(
-        f"Made {plural(len(done.spots), 'message')} of {request.queue} ready{_names(request, done.spots)}."
-    )
+    return done.outcome(request, f"Made {plural(len(done.results), 'message')} of {request.queue} ready")
 
 
 def reschedule(broker: Broker, request: Request) -> Outcome:
@@ -540,8 +531,8 @@ def reschedule(broker: Broker, request: Request) -> Outcome:
     due_ms = _due_ms(request, request.clock.wall_ms())
     done = _each(broker, request, due_ms)
     at = f"{moment(due_ms).astimezone(request.zone):%Y-%m-%d %H:%M:%S %Z}"
-    number = plural(len(done.spots), "message")
-    return done.outcome(f"Rescheduled {number} of {request.queue} to {at}{_names(request, done.spots)}.")
+    number = plural(len(done.results), "message")
+    return done.outcome(request, f"Rescheduled {number} of {request.queue} to {at}")
 
 
 def _each(broker: Broker, request: Request, due_ms: int | None) -> Done[bool]:
