@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -72,12 +72,7 @@ class Relay:
 
     def run_once(self) -> int:
         """Publish the rows that are due. Returns the exit code: 1 if some rows could not be published."""
-        try:
-            with self._outbox.opened() as table:
-                while table.has_due():
-                    self.published += self._outbox.relay_some(table, self._limit)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._complain(error)
+        if self._asked(self._relay_due) is None:
             return UNREACHABLE
         logger.info("%d published", self.published)
         failed = self._failed()
@@ -85,14 +80,25 @@ class Relay:
 
     def retry_poison(self) -> bool:
         """Have the rows that failed for good tried again. False if the table can't be read."""
-        try:
-            with self._outbox.opened() as table:
-                number = table.retry_poison()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._complain(error)
+        number = self._asked(OutboxTable.retry_poison)
+        if number is None:
             return False
         logger.info("to be retried: %s", plural(number, "row"))
         return True
+
+    def _asked(self, call: Callable[[OutboxTable], int]) -> int | None:
+        """What the call returns; None, with a line in the log, if the database or the broker does not answer."""
+        try:
+            with self._outbox.opened() as table:
+                return call(table)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._complain(error)
+            return None
+
+    def _relay_due(self, table: OutboxTable) -> int:
+        while table.has_due():
+            self.published += self._outbox.relay_some(table, self._limit)
+        return self.published
 
     def _work(self, table: OutboxTable) -> None:
         while not self._is_stopped:
@@ -112,12 +118,7 @@ class Relay:
 
     def _failed(self) -> int | None:
         """How many rows have failed; None if the table can't be read."""
-        try:
-            with self._outbox.opened() as table:
-                number = table.count_failed()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._complain(error)
-            return None
+        number = self._asked(OutboxTable.count_failed)
         if number:
             logger.warning("could not be published, see the column error: %s", plural(number, "row"))
         return number
