@@ -93,7 +93,6 @@ class HistoryKeys:
         self.prefix = pack("celery-fdb", namespace, "history")
         self.settings = self.prefix + pack("settings")
         self.dropped = self.prefix + pack("dropped")
-        self.everything = range_of(self.prefix)
         self.segments = range_of(self.prefix + pack("segment"))
         self.totals = range_of(self.prefix + pack("total"))
         self.all_active = range_of(self.prefix + pack("active"))

@@ -139,10 +139,6 @@ class ResultKeys:
         """The group's id of an entry."""
         return str(unpack_as(key[len(self.prefix) :], str, int, str)[-1])
 
-    @property
-    def everything(self) -> Range:
-        return range_of(self.prefix)
-
 
 # -- expiry ------------------------------------------------------------------------------------------------------------
 

@@ -205,10 +205,6 @@ class Feed:
         finally:
             self._places -= 1
 
-    @property
-    def is_watching(self) -> bool:
-        return self._watch is not None
-
     async def events(self, welcome: str = "") -> AsyncGenerator[str]:
         """The events for one client, until it disconnects. ``welcome``: sent before anything else."""
         inbox: asyncio.Queue[str] = asyncio.Queue(1)

@@ -16,6 +16,8 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import GroupResult
 from kit.celery_versions import CELERY
 
+from kombu_fdb.keyspace.layout import range_of
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 #: No deadline of these tests is tight; what is measured is measured.
 LONG_S = 90.0
@@ -23,7 +25,7 @@ LONG_S = 90.0
 
 def keys_left(tasks: Any) -> list[bytes]:
     store = tasks.app.backend.store
-    return [key for key, _ in store._read(lambda tr: tr.get_range(*store.keys.everything))]
+    return [key for key, _ in store._read(lambda tr: tr.get_range(*range_of(store.keys.prefix)))]
 
 
 # -- states and results ----------------------------------------------------------------------------------------------

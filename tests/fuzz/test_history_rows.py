@@ -37,6 +37,7 @@ from celery_fdb.history.views.runs import (
 from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
 from celery_fdb.history.views.workflows import workflow_of
 from kombu_fdb import Broker
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.testing.stores import MemoryStores
@@ -74,7 +75,7 @@ def rows() -> list[KeyValue]:
             keep(store, run(f"t{number}"), run(f"t{number}", state=FAILURE, root="t0", group="g", parent="t1"))
         keep(store, run("first", followers=(("second", "b"),)))
         store.activity(b"s" * 16, {1: run("active", state=STARTED, end_ms=0)}, dropped=2)
-        return store._read(lambda tr: tr.get_range(*store.keys.everything))
+        return store._read(lambda tr: tr.get_range(*range_of(store.keys.prefix)))
 
 
 def run(id_: str, **fields: object) -> Run:

@@ -20,7 +20,7 @@ from celery_fdb.results.chords import ChordOver, ChordPart, ChordStep
 from celery_fdb.results.records import INLINE_BYTES
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.errors import FormatError
-from kombu_fdb.keyspace.layout import unpack
+from kombu_fdb.keyspace.layout import range_of, unpack
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -76,7 +76,7 @@ def rows() -> list[KeyValue]:
     for group_id in (*CHORDS, "safe"):
         fill(store, group_id, 0 if group_id == "safe" else soon)
     with_few_within(lambda: [store.enlarge_chord("many", joined=f"j{number}") for number in range(JOINED)])
-    return store._read(lambda tr: tr.get_range(*store.keys.everything))
+    return store._read(lambda tr: tr.get_range(*range_of(store.keys.prefix)))
 
 
 def fill(store: ResultStore, group_id: str, expires_ms: int) -> None:

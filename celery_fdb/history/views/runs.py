@@ -153,7 +153,7 @@ def active_runs(broker: Broker, wanted: Wanted | None = None, *, limit: int = 50
 # -- by task -----------------------------------------------------------------------------------------------------------
 
 
-HOUR_S, DAY_S, WEEK_S = 3_600, 86_400, 7 * 86_400
+HOUR_S, DAY_S = 3_600, 86_400
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_fdb.results import FdbBackend
 from celery_fdb.results.store import ResultStore
+from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.process.connect import open_store
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
@@ -40,7 +41,7 @@ def store(database: Database, clock: ManualClock) -> ResultStore:
 
 def scan(store: ResultStore) -> list[bytes]:
     """Every key of the results."""
-    return [key for key, _ in store._read(lambda tr: tr.get_range(*store.keys.everything))]
+    return [key for key, _ in store._read(lambda tr: tr.get_range(*range_of(store.keys.prefix)))]
 
 
 @pytest.fixture(name="scan")

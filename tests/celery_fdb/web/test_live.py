@@ -56,8 +56,8 @@ def test_all_clients_share_one_look_and_it_ends_with_them() -> None:
             await anext(other)
             first = await data(one, "look")
             assert (await data(other, "look"))["number"] - first["number"] <= 1
-            assert feed.is_watching
-        assert not feed.is_watching
+            assert feed._watch is not None
+        assert feed._watch is None
         seen = looks.number
         await asyncio.sleep(0.05)
         assert looks.number == seen
