@@ -233,8 +233,8 @@ class FdbBackend(BaseBackend):
         moments = (expires, self.chord_expires) if part is not None else (expires,)
         expires_ms = self._moment(*moments)
 
-        def store() -> bool:
-            return self.store.store(task_id, state, payload, expires_ms, part)
+        def store() -> bool:  # ``update_state(meta=...)`` gives no state
+            return self.store.store(task_id, str(state), payload, expires_ms, part)
 
         counted = store() if request is None else self.ensure(store)
         if counted:

@@ -130,6 +130,13 @@ def test_states_and_results(app: Celery, backend: FdbBackend) -> None:
     assert result.successful()
 
 
+def test_a_state_need_not_be_text(app: Celery, backend: FdbBackend) -> None:
+    for state in (None, 7):
+        backend.store_result("a", {"done": 1}, state)
+        result = app.AsyncResult("a")
+        assert (result.state, result.info, result.ready()) == (state, {"done": 1}, False)
+
+
 def test_a_failure_is_raised_where_it_is_asked_for(app: Celery, backend: FdbBackend) -> None:
     backend.mark_as_failure("a", KeyError("missing"), traceback="File ...")
     result = app.AsyncResult("a")
