@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from celery.states import READY_STATES, SUCCESS
+from celery.states import READY_STATES, RETRY, SUCCESS
 
 from celery_fdb.brokers import common_ms
 from celery_fdb.results import chords, records
@@ -82,7 +82,7 @@ class ResultStore:
     def store(
         self, task_id: str, state: str, payload: bytes, expires_ms: int, part: chords.ChordPart | None = None
     ) -> bool:
-        """Set a task's state, unless it is a success, and add its part to a chord, in one transaction.
+        """Set a task's state, unless the stored one lasts, and add its part to a chord, in one transaction.
 
         ``expires_ms``: moment by the wall clock, 0 for never. Returns whether the part was added to its open chord.
         """
@@ -98,7 +98,9 @@ class ResultStore:
         key = self.keys.record(kind, id_)
         value = tr.get(key)
         old = None if value is None else records.readable(value)
-        if old is not None and old.state == SUCCESS and kind == "task":
+        # A retry is published before its RETRY is stored, and may have ended by then.
+        lasting = READY_STATES if state == RETRY else {SUCCESS}
+        if old is not None and old.state in lasting and kind == "task":
             return
         if value is not None and (old is None or old.chunks):
             tr.clear_range(*range_of(key))

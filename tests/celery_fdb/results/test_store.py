@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from celery.states import FAILURE, RETRY, STARTED, SUCCESS
+from celery.states import FAILURE, RETRY, REVOKED, STARTED, SUCCESS
 
 from celery_fdb.results import chords
 from celery_fdb.results.chords import ChordOver, ChordPart, ChordStep
@@ -80,6 +80,13 @@ def test_every_other_state_is(store: ResultStore, early: str) -> None:
     store.store("a", *done(b"early", state=early))
     store.store("a", *done(b"late"))
     assert store.load("a").payload == b"late"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("end", [FAILURE, REVOKED])
+def test_the_retry_of_an_attempt_before_does_not_replace_an_end(store: ResultStore, end: str) -> None:
+    store.store("a", *done(b"end", state=end))
+    store.store("a", *done(b"before", state=RETRY))
+    assert store.load("a").payload == b"end"  # type: ignore[union-attr]
 
 
 def test_ids_that_begin_alike_do_not_touch_each_other(store: ResultStore) -> None:
