@@ -36,6 +36,7 @@ from typing import IO, Any, TypeVar
 
 from kombu_fdb import Broker
 from kombu_fdb.api.queue import Queue
+from kombu_fdb.doctor import read_cluster_file
 from kombu_fdb.engine.messages.publish import parts
 from kombu_fdb.engine.transfer import MOST_RESTORED
 from kombu_fdb.errors import FormatError, KombuFDBError, QueueError
@@ -53,7 +54,7 @@ from kombu_fdb.model import (
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.primitives.ranges import LATEST_MS, MOST, check_text, is_whole, moment
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
-from kombu_fdb.settings.location import SqliteLocation
+from kombu_fdb.settings.location import ClusterLocation, Location, SqliteLocation, default_cluster_file
 
 # -- lines -------------------------------------------------------------------------------------------------------------
 
@@ -314,9 +315,11 @@ def broker_source(broker: Broker, *, leased: bool = False) -> Source:
     if not leased:
         _check_at_rest(broker, sum(each.leased for each in counts))
     number = sum(each.ready + each.delayed + leased * each.leased for each in counts)
-    place = name_of(broker)
+    place, location = name_of(broker), _resolved(broker.location)
+    # By the path of a cluster file: coordinators may move before an interrupted import goes on.
+    named = f"{location} namespace {location.namespace}"
     expected = min(max(0, number), MOST)  # a damaged counter may have any value
-    header = Header(hashlib.sha256(place.encode()).digest()[:16], place, SystemClock().wall_ms(), expected)
+    header = Header(hashlib.sha256(named.encode()).digest()[:16], place, SystemClock().wall_ms(), expected)
     return header, lambda: _entries(broker, leased=leased)
 
 
@@ -371,11 +374,18 @@ def _asked(ask: Callable[[], T], queue: str) -> T:
 
 
 def name_of(broker: Broker) -> str:
-    """The broker's location and namespace, with secrets masked; the same for every path to the same file."""
-    location = broker.location
-    if isinstance(location, SqliteLocation):
-        location = dataclasses.replace(location, path=location.path.resolve())
+    """The broker's location and namespace, with secrets masked; the same for every path to the same file or cluster."""
+    location = _resolved(broker.location)
+    if isinstance(location, ClusterLocation) and location.connection_string is None:
+        _, named = read_cluster_file(location.cluster_file or default_cluster_file(os.environ))
+        location = dataclasses.replace(location, connection_string=named)
     return f"{location} namespace {location.namespace}"
+
+
+def _resolved(location: Location) -> Location:
+    if isinstance(location, SqliteLocation):
+        return dataclasses.replace(location, path=location.path.resolve())
+    return location
 
 
 def _check_at_rest(broker: Broker, leased: int) -> None:

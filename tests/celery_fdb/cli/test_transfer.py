@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,7 @@ from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Death, KeyLimits, StoredMessage
 from kombu_fdb.primitives.ranges import MOST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.settings.location import ClusterLocation
 
 ROOT = Path(__file__).parents[3]
 
@@ -289,6 +291,32 @@ def test_into_itself_by_another_path_is_refused(run, filled, source_url, tmp_pat
     link.symlink_to(source_url.removeprefix("fdb+sqlite:///"))
     result = run("import", "--from", f"fdb+sqlite:///{link}", broker=source_url)
     assert (result.code, "same store" in result.err) == (1, True)
+
+
+def test_a_cluster_has_one_name_whatever_file_names_it(tmp_path, monkeypatch):
+    """An import into itself by another file doubled all messages. The id is a secret."""
+    contents = "shop:S3cret@10.0.0.1:4500,10.0.0.2:4500"
+    files = [tmp_path / name for name in ("a.cluster", "b.cluster")]
+    for file in files:
+        file.write_text(f"# ours: me@home\n{contents}\n")
+    monkeypatch.setenv("FDB_CLUSTER_FILE", str(files[0]))
+    locations = [ClusterLocation("n", file) for file in (*files, None)] + [ClusterLocation("n", None, contents)]
+    names = {module.name_of(Mock(location=each)) for each in locations}
+    assert len(names) == 1
+    assert "S3cret" not in str(names)
+    files[1].write_text(contents.replace("shop", "another"))
+    assert module.name_of(Mock(location=locations[1])) not in names
+
+
+def test_an_import_goes_on_when_coordinators_have_moved(tmp_path):
+    """The marks of what is imported are found by the id; a new id would import all messages once more."""
+    file, ids = tmp_path / "fdb.cluster", []
+    for port in (4500, 4501):
+        file.write_text(f"shop:S3cret@10.0.0.1:{port}\n")
+        source = Mock(location=ClusterLocation("n", file))
+        source.queues.return_value = {}
+        ids.append(broker_source(source, leased=True)[0].id)
+    assert ids[0] == ids[1]
 
 
 def marks(broker):
