@@ -277,7 +277,8 @@ def _counts_gets_as_consumers(difference: Difference, seen: Seen) -> bool:
 def _was_returned_without_an_attempt(difference: Difference, seen: Seen) -> bool:
     is_kept = _is_place("queue", None, "ready")(difference, seen) and (difference.theirs or 0) < (difference.ours or 0)
     is_limited = is_kept and "x-delivery-limit" in seen.arguments(difference.place[1])
-    return is_limited and any(each.verb.startswith("close_") for each in [*seen.before, seen.step])
+    is_closed = any(each.verb.startswith("close_") for each in [*seen.before, seen.step])
+    return is_limited and (is_closed or seen.errors()[0] is not None)  # an error closes as well
 
 
 def _drops_least_urgent(difference: Difference, seen: Seen) -> bool:
