@@ -65,28 +65,28 @@ def test_a_smaller_result_leaves_nothing_of_the_larger_one(store: ResultStore, s
     assert len(scan(store)) > 5
     store.store("a", *done(b"small"))
     assert scan(store) == [store.keys.task("a")]
-    assert store.load("a").payload == b"small"  # type: ignore[union-attr]
+    assert store.load("a").payload == b"small"  # type: ignore[union-attr]  # it was stored
 
 
 @pytest.mark.parametrize("late", [STARTED, RETRY, FAILURE, SUCCESS])
 def test_a_success_is_not_overwritten(store: ResultStore, late: str) -> None:
     store.store("a", *done(b"first"))
     store.store("a", *done(b"late", state=late))
-    assert store.load("a").payload == b"first"  # type: ignore[union-attr]
+    assert store.load("a").payload == b"first"  # type: ignore[union-attr]  # it was stored
 
 
 @pytest.mark.parametrize("early", [STARTED, RETRY, FAILURE])
 def test_every_other_state_is(store: ResultStore, early: str) -> None:
     store.store("a", *done(b"early", state=early))
     store.store("a", *done(b"late"))
-    assert store.load("a").payload == b"late"  # type: ignore[union-attr]
+    assert store.load("a").payload == b"late"  # type: ignore[union-attr]  # it was stored
 
 
 @pytest.mark.parametrize("end", [FAILURE, REVOKED])
 def test_the_retry_of_an_attempt_before_does_not_replace_an_end(store: ResultStore, end: str) -> None:
     store.store("a", *done(b"end", state=end))
     store.store("a", *done(b"before", state=RETRY))
-    assert store.load("a").payload == b"end"  # type: ignore[union-attr]
+    assert store.load("a").payload == b"end"  # type: ignore[union-attr]  # it was stored
 
 
 def test_ids_that_begin_alike_do_not_touch_each_other(store: ResultStore) -> None:
