@@ -467,9 +467,7 @@ def _distance(engine: Engine, timeout_s: float, clock: Clock) -> tuple[float, fl
 
 
 def _failure(what: str, error: KombuFDBError) -> Finding:
-    fix = error.attributes.get("fix", "")
-    text = str(error).removesuffix(fix).rstrip(". ") if fix else str(error)
-    return Finding("fail", what, text, fix)
+    return Finding("fail", what, error.diagnosis, error.attributes.get("fix") or "")
 
 
 # -- all of it -----------------------------------------------------------------------------------------------------

@@ -69,8 +69,6 @@ class KombuFDBError(Exception):
     """Root of all errors raised by this package."""
 
     text = "celery-fdb failed"
-    #: Name of the attribute that says what to do about it; printed last, as a sentence of its own.
-    _advice = "fix"
     #: Attributes that are not printed: they may be large, or private.
     _unprinted = frozenset({"item"})
 
@@ -85,14 +83,16 @@ class KombuFDBError(Exception):
         except KeyError:
             raise AttributeError(name) from None
 
-    def __str__(self) -> str:
-        shown = {
-            k: v for k, v in self.attributes.items() if k not in self._unprinted | {self._advice} and v is not None
-        }
+    @property
+    def diagnosis(self) -> str:
+        """What happened, in one line, without the next step (``fix``)."""
+        shown = {k: v for k, v in self.attributes.items() if k not in self._unprinted | {"fix"} and v is not None}
         details = ", ".join(f"{name.replace('_', ' ')}: {_plain(value)}" for name, value in shown.items())
-        line = f"{self.text} ({details})" if details else self.text
-        advice = self.attributes.get(self._advice)
-        return f"{line}. {advice}" if advice else line
+        return f"{self.text} ({details})" if details else self.text
+
+    def __str__(self) -> str:
+        fix = self.attributes.get("fix")
+        return f"{self.diagnosis}. {fix}" if fix else self.diagnosis
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.text, self.attributes)

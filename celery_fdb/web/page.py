@@ -338,9 +338,7 @@ def _unreadable(visit: Visit, reason: str) -> Response:
 
 
 def _unavailable(visit: Visit, error: KombuFDBError) -> Response:
-    fix = error.attributes.get("fix")
-    text = str(error).removesuffix(str(fix)).rstrip(". ") if fix else str(error)
-    title = "The store is away"
+    title, text, fix = "The store is away", error.diagnosis, error.attributes.get("fix")
     if isinstance(error, NoBrokerYet):
         title, text = "Nothing here yet", f"{error.text.capitalize()} at {error.attributes['path']}"
     return visit.page("unavailable", 503, title=title, text=text, fix=fix, acted=visit.request.method == "POST")

@@ -278,8 +278,6 @@ def _read() -> tuple[conf.DjangoSettings | None, dict[str, Location], list[Check
 
 def _told(kind: type[Error | Warning], error: KombuFDBError, number: str, *, whose: str = "") -> CheckMessage:
     """A check's message for an error: what happened, and the next step."""
-    fix = str(error.attributes.get("fix") or "")
-    text = str(error).removesuffix(fix).rstrip(". ")
-    text = f"{whose}: {text}" if whose else text
-    hint = fix or "Run python -m kombu_fdb.doctor with the broker's URL to see what is wrong."
+    text = f"{whose}: {error.diagnosis}" if whose else error.diagnosis
+    hint = error.attributes.get("fix") or "Run python -m kombu_fdb.doctor with the broker's URL to see what is wrong."
     return kind(f"{text[:1].upper()}{text[1:]}.", hint=hint, id=f"celery_fdb.{number}")

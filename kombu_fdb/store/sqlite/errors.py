@@ -33,6 +33,10 @@ _MEANINGS: dict[int, tuple[str, str]] = {
     sqlite3.SQLITE_IOERR: ("the disk failed", "Check the system's log and the disk of {path}"),
     sqlite3.SQLITE_PROTOCOL: ("the database's lock protocol failed", "Put {path} on a local file system"),
 }
+#: What is left is mostly a table that another program has dropped, renamed or given a trigger.
+_OTHERWISE = (
+    "`sqlite3 {path} .schema` should show the table kv alone: undo what another program changed, or restore a backup"
+)
 
 
 def explain(error: sqlite3.Error, path: str) -> StoreError:
@@ -40,7 +44,7 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF == sqlite3.SQLITE_TOOBIG:
         return LimitExceeded("over a limit of SQLite", reason=str(error))
-    name = getattr(error, "sqlite_errorname", None)
+    reason = getattr(error, "sqlite_errorname", None) or str(error)
     primary = (code or 0) & 0xFF
     try:
         disk = os.statvfs(os.path.dirname(path))
@@ -51,14 +55,16 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
     # No inodes for the log or its index; some file systems count none.
     elif primary == sqlite3.SQLITE_CANTOPEN and disk and disk.f_files > 0 and disk.f_favail == 0:
         advice = f"Delete files on the file system of {path}: it has no inode left (`df -i`)"
-        return StoreFull(path=path, reason=name or str(error), fix=advice)
-    text, advice = _MEANINGS.get(primary, ("SQLite failed", ""))
+        return StoreFull(path=path, reason=reason, fix=advice)
+    if primary not in _MEANINGS:
+        reason = str(error)
+    text, advice = _MEANINGS.get(primary, ("SQLite failed", _OTHERWISE))
     fix = None
     if primary in _REFUSED:
         path = _in_the_way(path) or path
         fix = to_be_let_in(path)
     kind = StoreFull if primary == sqlite3.SQLITE_FULL else StoreUnavailable
-    return kind(text, path=path, reason=name or str(error), fix=fix or advice.format(path=path) or None)
+    return kind(text, path=path, reason=reason, fix=fix or advice.format(path=path))
 
 
 _REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})

@@ -238,6 +238,26 @@ def test_without_a_count_of_commits_nothing_is_lost_silently(path: str, damage: 
         assert bench.payloads() == [b"first", b"second"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE kv",
+        "ALTER TABLE kv ADD COLUMN more",
+        "CREATE TRIGGER t BEFORE INSERT ON kv BEGIN SELECT RAISE(ABORT, 'mine'); END",
+    ],
+)
+def test_a_changed_schema_is_named_with_its_fix(path: str, change: str) -> None:
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        bench = Bench(database)
+        outside(path, change)
+        with pytest.raises(
+            StoreUnavailable, match=r"(no such table: kv|2 values|mine).*\.schema.* restore a backup"
+        ) as told:
+            bench.put(b"refused")
+        assert "fix" in told.value.attributes
+        assert ".schema" not in told.value.diagnosis
+
+
 def test_no_tracer_that_wraps_connect_sees_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ddtrace and opentelemetry-instrumentation-sqlite3 do: each statement would be a span."""
     for module in (sqlite3, sqlite3.dbapi2):
