@@ -438,4 +438,5 @@ def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> None:
     if in_doubt and not isinstance(error, CommitUnknown):
         raise CommitUnknown("the outcome of the commit is unknown, and the store has failed since") from error
     if error.retryable and not isinstance(error, (CommitUnknown, StoreUnavailable)):
-        raise StoreUnavailable("the deadline passed while retrying", attempts=attempts) from error
+        told = {"reason": error.text, **error.attributes}
+        raise StoreUnavailable("the deadline passed while retrying", attempts=attempts, **told) from error

@@ -70,6 +70,8 @@ TOO_OLD, CONFLICT, UNKNOWN_RESULT, CANCELLED, TIMED_OUT = 1007, 1020, 1021, 1025
 UNREADABLE, CLUSTER_CHANGED, OPERATION_CANCELLED = 1036, 1039, 1101
 TOO_LARGE = (2101, 2102, 2103)
 
+ADVICE = "Run `fdbcli --exec status`"
+
 #: The message of an abandoned future.
 ABANDONED = (CANCELLED, OPERATION_CANCELLED)
 
@@ -91,14 +93,12 @@ def explain(error: Any) -> StoreError:
     if code in TOO_LARGE:
         return LimitExceeded(_description(error))
     if code == TIMED_OUT:
-        return StoreUnavailable(
-            "the cluster did not answer within the deadline", code=code, fix="Run `fdbcli --exec status`"
-        )
+        return StoreUnavailable("the cluster did not answer within the deadline", code=code, fix=ADVICE)
     if code == UNREADABLE:
         return StoreError("can't read what depends on this transaction's own versionstamp")
     if binding().predicates.is_retryable(error):
-        return ClusterBusy(reason=_description(error), code=code)
-    return StoreUnavailable("FoundationDB failed", reason=_description(error), code=code)
+        return ClusterBusy(reason=_description(error), code=code, fix=ADVICE)
+    return StoreUnavailable("FoundationDB failed", reason=_description(error), code=code, fix=ADVICE)
 
 
 def explain_commit(error: Any) -> StoreError:

@@ -168,6 +168,7 @@ def test_what_the_errors_of_a_commit_mean() -> None:
         error = explain_commit(fdb.FDBError(code))
         assert type(error) is expected
         assert error.attributes.get("in_flight") == in_flight
+        assert ("fdbcli" in str(error)) == (expected in (ClusterBusy, StoreUnavailable))
         assert type(pickle.loads(pickle.dumps(error))) is expected
 
 

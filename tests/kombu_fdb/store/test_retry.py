@@ -141,6 +141,7 @@ def test_the_deadline_ends_it() -> None:
         bench.retry(bench.add_one, timeout_s=10)
     assert isinstance(ended.value.__cause__, Conflict)
     assert ended.value.attempts > 5
+    assert ended.value.reason == Conflict.text
     assert 9 <= bench.clock.monotonic() - 1000 <= 10
 
 
