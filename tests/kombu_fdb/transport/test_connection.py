@@ -38,6 +38,7 @@ from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, OptionError, StoreUnavailable
 from kombu_fdb.settings.location import parse_url
+from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.transport import Transport
 from kombu_fdb.transport import connection as connection_module
 from kombu_fdb.transport.connection import url_parts_of
@@ -467,11 +468,19 @@ class TestUrls:
         with Connection(good) as connection:
             assert connection.default_channel._size("q") == 1
 
-    def test_publish_fails_over(self, tmp_path: Path) -> None:
+    def test_publish_fails_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        opening = SqliteDatabase.open
+
+        def open_b(path: str, **options: Any) -> SqliteDatabase:
+            if path.endswith("a.db"):  # kombu before 5.7 tries it again, and then the other one
+                raise StoreUnavailable("the test switched it off")
+            return opening(path, **options)
+
         urls = [f"fdb+sqlite:///{tmp_path}/{name}.db" for name in "ab"]
         with Connection(urls) as connection:
             producer = connection.Producer()
             producer.publish(1, routing_key="q")
+            monkeypatch.setattr(SqliteDatabase, "open", open_b)
             with outage(connection):
                 producer.publish(2, routing_key="q", retry=True, retry_policy={"interval_start": 0, "max_retries": 3})
         with Connection(urls[1]) as connection:

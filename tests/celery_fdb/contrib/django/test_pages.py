@@ -434,18 +434,22 @@ def test_under_asgi_as_under_wsgi(jobs: Any, operator: Any, root: str) -> None:
 
     client: Any = AsyncClient()
     client.cookies = operator.cookies
-    for page in PAGES:
-        assert async_to_sync(client.get)(root + page).status_code == 200, page
-    token = client.cookies["csrftoken"].value
-    fields = {"csrfmiddlewaretoken": token, "action": "pause", "queue": "q", "back": root}
-    assert async_to_sync(client.post)(f"{root}act", fields).headers["location"] == root
+
+    @async_to_sync
+    async def visit() -> str:
+        for page in PAGES:
+            assert (await client.get(root + page)).status_code == 200, page
+        token = client.cookies["csrftoken"].value
+        fields = {"csrfmiddlewaretoken": token, "action": "pause", "queue": "q", "back": root}
+        return (await client.post(f"{root}act", fields)).headers["location"]
+
+    assert visit() == root
     assert jobs.control().paused
 
 
 def test_links_have_the_prefix_of_the_settings_under_asgi(jobs: Any, operator: Any, configure: Any) -> None:
     """Where a proxy removes the prefix, Django's own links have it, and ``request.path`` has not."""
     from django.core.handlers.asgi import ASGIRequest
-    from django.core.handlers.asgi import get_script_prefix as prefix_of
     from django.urls import set_script_prefix
 
     from celery_fdb.contrib.django.pages import page
@@ -454,7 +458,7 @@ def test_links_have_the_prefix_of_the_settings_under_asgi(jobs: Any, operator: A
     scope = {"type": "http", "method": "GET", "path": f"{OWN}queues", "query_string": b"", "headers": []}
     request = ASGIRequest(scope, BytesIO())
     request.user, request.session = get_user(operator), operator.session
-    set_script_prefix(prefix_of(scope))
+    set_script_prefix("/shop")
     try:
         seen = page(request, "queues").content.decode()
     finally:
