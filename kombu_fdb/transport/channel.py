@@ -26,7 +26,7 @@ from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.errors import FormatError, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
+from kombu_fdb.errors import ExchangeNotFound, FormatError, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 from kombu_fdb.model import LONGEST_NAME, Death, Delivery, Lease, Publication
 from kombu_fdb.primitives.ranges import check_text
 from kombu_fdb.primitives.wakeup import weakly
@@ -39,7 +39,7 @@ from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.consuming.dispatch import Credit, Subscription, next_tag
 from kombu_fdb.transport.declaring import DeclaringChannel, one_call
 from kombu_fdb.transport.envelope import encode, now_ms, open_delivery, payload_of, whole_of, without_deaths
-from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
+from kombu_fdb.transport.errors import ExchangeVanished, amqp_errors, not_found, raise_as_amqp
 from kombu_fdb.transport.unacked import Message, QoS
 
 #: How many expired messages a direct get may meet.
@@ -140,6 +140,8 @@ class Channel(DeclaringChannel):
         except KombuFDBError as error:
             if isinstance(error, StoreError) and not isinstance(error, LimitExceeded):
                 self.transport.suspect()
+            if isinstance(error, ExchangeNotFound) and self.transport.forget_declared():
+                raise not_found(str(error), "basic_publish", ExchangeVanished) from error
             raise_as_amqp(error, "basic_publish")
         if not queues:
             self.on_unroutable(message, publication, mandatory)

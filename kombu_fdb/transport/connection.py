@@ -193,6 +193,13 @@ class BrokerConnection(virtual.Transport):
         if self._store is not None:
             self._store.suspect()
 
+    def forget_declared(self) -> bool:
+        """Have kombu declare again what it publishes to. Returns whether it had declared anything."""
+        declared: set[int] = self._kombu.declared_entities
+        had_any = bool(declared)
+        declared.clear()
+        return had_any
+
     def close_connection(self, connection: BrokerConnection) -> None:
         """Release everything at once. Idempotent; leaves nothing behind, even if the store fails meanwhile."""
         store = self._store

@@ -40,6 +40,10 @@ class SessionLost(RecoverableConnectionError):
     """The process was taken for dead, and its temporary queues are gone with its session: declare and consume anew."""
 
 
+class ExchangeVanished(NotFound):
+    """An exchange is gone, with others perhaps, though kombu may believe that it has declared it: declare it anew."""
+
+
 class MessageNacked(CapacityExceeded, amqp.MessageNacked):
     """py-amqp's error for a message that a full queue has refused, with the attributes of ``CapacityExceeded``."""
 
@@ -104,5 +108,5 @@ def operational_errors() -> Iterator[None]:
         raise kind(error.text, **error.attributes) from error
 
 
-def not_found(what: str, method: str) -> NotFound:
-    return NotFound(f"NOT_FOUND - {what}", (50, 10), f"Channel.{method}")
+def not_found(what: str, method: str, kind: type[NotFound] = NotFound) -> NotFound:
+    return kind(f"NOT_FOUND - {what}", (50, 10), f"Channel.{method}")

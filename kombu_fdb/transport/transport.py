@@ -13,7 +13,12 @@ from kombu.transport import virtual
 
 from kombu_fdb.transport.batch import CHANNEL
 from kombu_fdb.transport.connection import BrokerConnection
-from kombu_fdb.transport.errors import CHANNEL_ERRORS, CONNECTION_ERRORS, RECOVERABLE_CONNECTION_ERRORS
+from kombu_fdb.transport.errors import (
+    CHANNEL_ERRORS,
+    CONNECTION_ERRORS,
+    RECOVERABLE_CONNECTION_ERRORS,
+    ExchangeVanished,
+)
 from kombu_fdb.transport.worker import join_workers
 
 
@@ -30,7 +35,7 @@ class Transport(BrokerConnection):
     connection_errors = CONNECTION_ERRORS  # type: ignore[assignment]  # kombu declares a narrower type than it accepts
     channel_errors = CHANNEL_ERRORS  # type: ignore[assignment]  # kombu declares a narrower type than it accepts
     recoverable_connection_errors = RECOVERABLE_CONNECTION_ERRORS
-    recoverable_channel_errors: tuple[type[BaseException], ...] = ()
+    recoverable_channel_errors = (ExchangeVanished,)
     implements = virtual.Transport.implements.extend(
         asynchronous=True,
         batch_publish=True,

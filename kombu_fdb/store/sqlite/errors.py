@@ -31,6 +31,10 @@ _MEANINGS: dict[int, tuple[str, str]] = {
         "Stop all processes that use it, then restore a backup, or save what `.recover` of sqlite.org's sqlite3 finds",
     ),
     sqlite3.SQLITE_IOERR: ("the disk failed", "Check the system's log and the disk of {path}"),
+    sqlite3.SQLITE_IOERR_SHORT_READ: (
+        "the database was deleted, replaced or cut short while it was in use",
+        "Restart every process that uses {path} (`fuser {path}-shm`), and then this one, or restore a backup",
+    ),
     sqlite3.SQLITE_PROTOCOL: ("the database's lock protocol failed", "Put {path} on a local file system"),
 }
 #: What is left is mostly a table that another program has dropped, renamed or given a trigger.
@@ -56,6 +60,8 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
     elif primary == sqlite3.SQLITE_CANTOPEN and disk and disk.f_files > 0 and disk.f_favail == 0:
         advice = f"Delete files on the file system of {path}: it has no inode left (`df -i`)"
         return StoreFull(path=path, reason=reason, fix=advice)
+    elif code == sqlite3.SQLITE_IOERR_SHORT_READ:
+        primary = code
     if primary not in _MEANINGS:
         reason = str(error)
     text, advice = _MEANINGS.get(primary, ("SQLite failed", _OTHERWISE))

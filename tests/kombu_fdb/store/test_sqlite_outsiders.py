@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -256,6 +258,15 @@ def test_a_changed_schema_is_named_with_its_fix(path: str, change: str) -> None:
             bench.put(b"refused")
         assert "fix" in told.value.attributes
         assert ".schema" not in told.value.diagnosis
+
+
+def test_a_database_that_was_deleted_while_in_use_is_not_called_a_bad_disk(path: str) -> None:
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        Bench(database).put(b"first")
+        Path(path).unlink()
+        doctor = [sys.executable, "-m", "kombu_fdb.doctor", f"fdb+sqlite:///{path}"]
+        said = subprocess.run(doctor, capture_output=True, text=True, check=False).stdout
+    assert re.search(r"was deleted.*SHORT_READ.*\n.*Restart every process", said), said
 
 
 def test_no_tracer_that_wraps_connect_sees_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

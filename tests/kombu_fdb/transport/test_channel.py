@@ -153,6 +153,24 @@ class TestDelete:
         with pytest.raises(NotFound):
             channel.exchange_declare("e", passive=True)
 
+    def test_a_retry_declares_a_vanished_exchange_again(self, channel: Any) -> None:
+        """All workers of a namespace died when its rows were cleared: RabbitMQ's live on without their vhost's."""
+        queue = Queue("q", Exchange("e"), "k")
+        producer = Producer(channel.connection.client)
+        policy = {"max_retries": 1, "interval_start": 0}
+        for number in range(4):
+            if number == 2:
+                channel.exchange_delete("e")
+                with pytest.raises(NotFound, match="no such exchange"):
+                    producer.publish("lost", exchange="e", routing_key="k", declare=[queue])
+            elif number == 3:
+                channel.exchange_delete("e")
+            producer.publish(number, exchange="e", routing_key="k", declare=[queue], retry=True, retry_policy=policy)
+        assert [channel.basic_get("q").payload for _ in range(4)] == [0, 1, 2, 3]
+        channel.exchange_delete("e")
+        with pytest.raises(NotFound, match="no such exchange"):  # it is not declared with the message
+            producer.publish("lost", exchange="e", routing_key="k", retry=True, retry_policy=policy)
+
     def test_purge_leaves_what_is_held(self, channel: Any) -> None:
         for number in range(3):
             Producer(channel).publish(number, routing_key="q")
