@@ -132,10 +132,10 @@ class _Maker:
             found["x-overflow"] = rng.choice(["reject-publish", "reject-publish-dlx"])
         elif found and rng.random() < 0.7:
             found["x-overflow"] = rng.choice(["drop-head", "reject-publish", "reject-publish-dlx"])
-        if not found.get("x-max-length", 1) and found.get("x-overflow", "drop-head") == "drop-head":
-            found["x-max-length"] = (
-                1  # a consumer that waits gets what comes to a queue of none, or not: queue-arguments.md
-            )
+        if found.get("x-overflow", "drop-head") == "drop-head":
+            # A consumer that waits gets what is too much for the queue alone, or not: queue-arguments.md.
+            least = {"x-max-length": 1, "x-max-length-bytes": 2 * LARGE_BYTES + LARGE_BYTES // 2}
+            found |= {name: max(found[name], limit) for name, limit in least.items() if name in found}
         return found
 
     def _dead_letters(self, queue: str) -> dict[str, Any]:
