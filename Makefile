@@ -54,7 +54,7 @@ parity: $(TOX) ## random programs, and Celery in 200 situations, on real brokers
 	$(TOX) run -q -e parity -- $(or $(SEEDS),0 500) $(ARGS)
 
 fuzz: $(TOX) ## made-up input for minutes, from a random seed: make fuzz ROUNDS=20000 SEED=0
-	FUZZ_ROUNDS=$(or $(ROUNDS),5000) FUZZ_SEED=$(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom)) $(TOX) run -q -e fuzz -- $(ARGS)
+	FUZZ_ROUNDS=$(or $(ROUNDS),5000) FUZZ_SEED=$(or $(SEED),$(strip $(shell od -An -N4 -tu4 /dev/urandom))) $(TOX) run -q -e fuzz -- $(ARGS)
 
 storm: $(TOX) ## real processes killed, frozen and forked, a full disk, a cluster: make storm ARGS="kills --rounds 50"
 	$(TOX) run -q -e storm -- $(ARGS)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kit.parity.broker import Observation
-from kit.parity.program import CHANNELS, LARGE_BYTES, SHORT_MS, Step, step
+from kit.parity.program import CHANNELS, LARGE_BYTES, QUEUES, SHORT_MS, Step, step
 
 __all__ = ["RULES", "Difference", "Rule", "Seen", "documented", "explain"]
 
@@ -302,7 +302,10 @@ def _enters_a_full_queue(difference: Difference, seen: Seen) -> bool:
         return False
     arguments = seen.arguments(place[1])
     full = arguments.get("x-max-length") == theirs or "x-max-length-bytes" in arguments
-    return bool(full and ours > theirs and str(arguments.get("x-overflow")).startswith("reject-publish"))
+    refuses = full and str(arguments.get("x-overflow")).startswith("reject-publish")
+    before = [each for queue in QUEUES if (each := seen.arguments(queue)).get(_DYING_KEY) == place[1]]
+    has_expired = any({"x-message-ttl", "x-overflow"} <= each.keys() for each in before)  # there, once it had entered
+    return bool(ours > theirs and (refuses or has_expired))
 
 
 def _goes_on_from_a_full_queue(difference: Difference, seen: Seen) -> bool:
