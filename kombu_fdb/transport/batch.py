@@ -206,15 +206,23 @@ class PublishBatch:
 # -- the channel's part ------------------------------------------------------------------------------------------------
 
 
+class _OfThread(threading.local):
+    """A thread's part of a channel: the kind of batch that it makes, see :func:`_batched_as`, and the one that is open."""
+
+    batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
+    batch: PublishBatch | None = None
+
+
 class BatchingChannel(Channel):
     """A channel that makes batches for ``Producer.batch()``."""
 
-    #: What it makes; see :func:`_batched_as`.
-    batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.of_thread = _OfThread()
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """For ``Producer.batch()``."""
-        return self.batch_kind(self, max_size)
+        return self.of_thread.batch_kind(self, max_size)
 
 
 class BatchKeepingChannel(BatchingChannel):
@@ -224,14 +232,6 @@ class BatchKeepingChannel(BatchingChannel):
     flushed when the outermost one ends, and discarded when any of them ends by an exception. Other threads on the same
     channel publish at once, and so does what a flush itself publishes.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._threads = threading.local()
-
-    @property
-    def _batch(self) -> PublishBatch | None:
-        return getattr(self._threads, "batch", None)
 
     def basic_publish(
         self,
@@ -243,25 +243,25 @@ class BatchKeepingChannel(BatchingChannel):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        batch = self._batch
+        batch = self.of_thread.batch
         publish = super().basic_publish if batch is None else batch.publish
         publish(message, exchange, routing_key, mandatory, immediate=immediate, timeout=timeout, **kwargs)
 
     @contextmanager
     def batched(self, max_size: int) -> Iterator[PublishBatch]:
         """Store what this thread publishes when the outermost of these ends, or nothing after an exception."""
-        outer = self._batch
+        outer = self.of_thread.batch
         with self._outermost(max_size) if outer is None else _within(outer) as batch:
             yield batch
 
     @contextmanager
     def _outermost(self, max_size: int) -> Iterator[PublishBatch]:
-        batch = self._threads.batch = self.create_publish_batch(max_size)
+        batch = self.of_thread.batch = self.create_publish_batch(max_size)
         try:
             try:
                 yield batch
             finally:
-                self._threads.batch = None
+                self.of_thread.batch = None
             if not batch.aborted:
                 batch.flush()
         finally:
@@ -300,16 +300,17 @@ def batched_into(producer: Producer, tr: Any) -> AbstractContextManager[None]:
 
 @contextmanager
 def _batched_as(producer: Producer, kind: Callable[[Channel, int], PublishBatch]) -> Iterator[None]:
-    channel: Any = producer.channel
-    if not hasattr(channel, "batch_kind"):
+    channel = producer.channel
+    if not isinstance(channel, BatchingChannel):
         raise OptionError(
             "this broker has no transactions",
             transport=producer.connection.transport.driver_name,
             fix="Set broker_url to fdb:// or fdb+sqlite://.",
         )
-    before, channel.batch_kind = channel.batch_kind, kind
+    mine = channel.of_thread
+    before, mine.batch_kind = mine.batch_kind, kind
     try:
         with batched(producer, sys.maxsize):
             yield
     finally:
-        channel.batch_kind = before
+        mine.batch_kind = before

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from amqp.exceptions import PreconditionFailed
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport.virtual.base import UndeliverableWarning
 
+from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.transport import BatchPublishError, Transport, batched
 from kombu_fdb.transport import batch as batch_module
-from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES, BatchKeepingChannel
+from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES, BatchKeepingChannel, batched_atomically
 
 KEEPERS = ["producer", "channel"] if KOMBU_HAS_BATCHES else ["channel"]
 
@@ -122,6 +125,23 @@ def test_other_threads_publish_at_once(producer: Producer) -> None:
         assert size(producer) == 1
 
 
+def test_a_kind_of_batch_is_its_threads(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_module, "parts", partial(parts, most=(2, BATCH_BYTES)))
+
+    def publish(number: int) -> None:
+        with batched(producer):
+            for each in range(number):
+                producer.publish(each, routing_key="q")
+
+    with batched_atomically(producer):
+        other = Thread(target=publish, args=(5,))
+        other.start()
+        other.join()
+        assert size(producer) == 5
+        publish(2)
+    assert size(producer) == 7
+
+
 def test_what_reaches_no_queue_goes_where_it_is_said(connect: Any) -> None:
     connection = connect(deadletter_queue="lost")
     connection.default_channel.exchange_declare("e", "direct")
@@ -143,11 +163,15 @@ def test_a_broker_without_batches_publishes_at_once(batches: str) -> None:
 
 
 def test_split_over_the_limits(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_module, "BATCH_BYTES", 50_000)
+    monkeypatch.setattr(batch_module, "parts", partial(parts, most=(BATCH_MESSAGES, 50_000)))
+    publisher = producer.channel.engine.publisher
+    publish = Mock(side_effect=publisher.publish)
+    monkeypatch.setattr(publisher, "publish", publish)
     with batched(producer):
         for _ in range(20):
             producer.publish("x" * 10_000, routing_key="q")
     assert size(producer) == 20
+    assert [len(publications) for (publications,), _ in publish.call_args_list] == [4] * 5
 
 
 def test_large_batches(producer: Producer) -> None:
