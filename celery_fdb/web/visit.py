@@ -68,7 +68,7 @@ NAVIGATION = (
 )
 
 
-def url_of(root: str, page: str, **query: object) -> str:
+def url_of(root: str, page: str, /, **query: object) -> str:
     """The address of a page, under the prefix at which the dashboard is mounted. Leaves out fields that are None."""
     given = {name: value for name, value in query.items() if value is not None}
     path = root.rstrip("/") + PATHS[page]

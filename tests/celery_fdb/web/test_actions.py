@@ -280,6 +280,11 @@ def test_a_question_with_too_long_an_address_is_shown_at_once(operator: Any, bro
     assert "Delete 0 waiting messages of jobs" in answer.text
 
 
+def test_fields_of_any_name_lead_to_the_question(operator: Any) -> None:
+    question = operator.submit("/act", action="purge", queue="jobs", page="1", root="/elsewhere", template="x")
+    assert "Delete 0 waiting messages of jobs" in question
+
+
 # -- who may not -------------------------------------------------------------------------------------------------------
 
 
