@@ -207,7 +207,7 @@ class PublishBatch:
 
 
 class _OfThread(threading.local):
-    """A thread's part of a channel: the kind of batch that it makes, see :func:`_batched_as`, and the one that is open."""
+    """A thread's part of a channel: the kind of batch it makes, see :func:`_batched_as`, and the one that is open."""
 
     batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
     batch: PublishBatch | None = None

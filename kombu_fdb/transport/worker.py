@@ -304,23 +304,28 @@ def prepare_worker(sender: Any, **_: Any) -> None:
 
 
 def free_cancelled_timers(consumer: Any) -> None:
-    """When a worker loses its connection, release the messages of tasks that wait in Celery's timer.
+    """When a worker loses its connection, release the messages of tasks that wait in Celery's timer, or have.
 
     Celery (5.7, ``Consumer.on_close``) cancels the timer's entries, "since the broker may redeliver", but still refers
     to an entry until its time has come, and until the next lost connection. The entry's arguments refer to the message,
     so the message's channel assumes that its task is still under way (``unacked.py``, *orphaned*). Therefore the entry
-    is emptied here, and Celery finds none to cancel. With eventlet, an entry is a greenlet: once killed, it holds the
-    frames from which it was killed, and the error that was handled there, until Python's garbage collector finds the
-    cycle. Celery kills the heartbeat's greenlet, too. As that error, or one in its chain, may have come out of a
-    delivery, the frames of the whole chain are cleared.
+    is emptied here, and Celery finds none to cancel. The entry of a task whose time has come, and which waits for a
+    place in the pool, refers to the task, and the task to the entry, until the garbage collector comes. With eventlet,
+    an entry is a greenlet: once killed, it holds the frames from which it was killed, and the error that was handled
+    there, until Python's garbage collector finds the cycle. Celery kills the heartbeat's greenlet, too. As that error,
+    or one in its chain, may have come out of a delivery, the frames of the whole chain are cleared.
     """
     on_close, state = consumer.on_close, sys.modules["celery.worker.state"]
 
     def free_and_close() -> None:
-        for request in [*getattr(state, "scheduled_requests", ())]:
+        scheduled = getattr(
+            state, "scheduled_requests", None
+        )  # before 5.7 there are none, and no references to entries
+        for request in () if scheduled is None else [*scheduled, *state.reserved_requests]:
             entry, request._eta_timer_entry = request._eta_timer_entry, None
-            entry = getattr(entry, "entry", entry)
-            entry.fun, entry.args = lambda: None, ()
+            if entry is not None:
+                entry = getattr(entry, "entry", entry)
+                entry.fun, entry.args = lambda: None, ()
         error, cleared = sys.exc_info()[1], list[BaseException]()
         while error is not None and error not in cleared:
             clear_frames(error.__traceback__)

@@ -351,6 +351,31 @@ def test_what_celery_cancels_with_a_connection_refers_to_nothing(monkeypatch, is
     assert (entry(), entry.args, cancelled) == (None, (), [None])
 
 
+def test_a_task_whose_time_has_come_goes_with_its_connection(monkeypatch):
+    """Its entry and it refer to each other: its message stayed with the worker until garbage was collected."""
+    message = Entry(print)
+    request = SimpleNamespace(message=message)
+    request._eta_timer_entry = Entry(print, (request,))
+    reserved, gone = [request, SimpleNamespace(_eta_timer_entry=None)], weakref.ref(message)
+    del message, request
+    monkeypatch.setattr(state, "scheduled_requests", [], raising=False)
+    monkeypatch.setattr(state, "reserved_requests", reserved)
+    consumer = SimpleNamespace(on_close=reserved.clear)
+    free_cancelled_timers(consumer)
+    consumer.on_close()
+    assert gone() is None
+
+
+def test_requests_of_celery_before_5_7_refer_to_no_timer(monkeypatch):
+    reserved = [SimpleNamespace()]
+    monkeypatch.delattr(state, "scheduled_requests", raising=False)
+    monkeypatch.setattr(state, "reserved_requests", reserved)
+    consumer = SimpleNamespace(on_close=reserved.clear)
+    free_cancelled_timers(consumer)
+    consumer.on_close()
+    assert not reserved
+
+
 def test_the_error_of_a_lost_connection_keeps_no_message():
     """Eventlet keeps the error, as the context of what its greenlets are killed with."""
     consumer, messages, kept = SimpleNamespace(on_close=int), weakref.WeakSet(), []
