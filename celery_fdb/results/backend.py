@@ -78,6 +78,10 @@ def full_url(url: str | None) -> str:
     return f"fdb+{url}" if url.startswith(("sqlite:", "memory:")) else url
 
 
+#: The default ``retry_policy``. A full disk refuses at once: the twenty attempts of Celery's take twenty seconds.
+_TWO_MINUTES = {"max_retries": None, "timeout": 120, "interval_max": 5}
+
+
 def settings_of(conf: Any, url: str) -> tuple[Location, Options, Options, dict[str, Any]]:
     """Where the results are, their options, those of the client that opens their store, and the retry policy.
 
@@ -91,7 +95,7 @@ def settings_of(conf: Any, url: str) -> tuple[Location, Options, Options, dict[s
         )
     timeout_s = conf.broker_connection_timeout or None
     own: dict[str, Any] = dict(conf.get("result_backend_transport_options") or {})
-    policy = dict(own.pop("retry_policy", None) or {})
+    policy = dict(own.pop("retry_policy", None) or _TWO_MINUTES)
     for name in _FOREIGN:
         own.pop(name, None)
     if not any(url in urls_of(urls) for urls in (conf.broker_url, conf.broker_write_url, conf.broker_read_url)):

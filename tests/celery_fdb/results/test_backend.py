@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, states
@@ -21,7 +22,7 @@ from kit.processes import in_child
 from kombu.exceptions import ContentDisallowed, EncodeError, OperationalError
 
 from celery_fdb.results import FdbBackend, ResultTooLarge
-from kombu_fdb.errors import CommitUnknown, OptionError, StoreUnavailable
+from kombu_fdb.errors import CommitUnknown, OptionError, StoreFull, StoreUnavailable
 from kombu_fdb.testing.clock import ManualClock
 
 MakeApp = Callable[..., Celery]
@@ -414,6 +415,18 @@ def test_a_write_gives_up_as_the_retry_policy_says(
     assert "attempt 3 follows" in caplog.text
     assert app.backend.exception_safe_to_retry(CommitUnknown())
     assert not app.backend.exception_safe_to_retry(ValueError())
+
+
+def test_a_write_that_is_refused_at_once_is_repeated_for_two_minutes(
+    backend: FdbBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("kombu.utils.functional.time", lambda: sum(slept))
+    monkeypatch.setattr("kombu.utils.functional.sleep", slept.append)
+    monkeypatch.setattr(backend.store, "store", Mock(side_effect=StoreFull))
+    with pytest.raises(StoreFull):
+        backend.mark_as_done("a", 1, request=Context())
+    assert 120 <= sum(slept) <= 130
 
 
 @pytest.mark.foundationdb
