@@ -95,7 +95,8 @@ def _try_for_a_turn(fd: int, is_late: Callable[[], bool]) -> bool:
 class WriteLock:
     """The right to write, within a process and between processes."""
 
-    def __init__(self, gate: int, main: int, clock: Clock) -> None:
+    def __init__(self, path: str, gate: int, main: int, clock: Clock) -> None:
+        self._path = path
         self._gate = gate
         self._main = main
         self._files = [gate, main]
@@ -202,11 +203,10 @@ class WriteLock:
             self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_POLL_S)
 
-    @staticmethod
-    def _too_late() -> StoreUnavailable:
+    def _too_late(self) -> StoreUnavailable:
         return StoreUnavailable(
             "another process or thread held the write lock until the deadline",
-            fix="Look for a stopped or hanging process with `fuser <database>-lock`",
+            fix=f"Find a process that hangs, or another program, with `fuser {self._path} {self._path}-lock`",
         )
 
     # The helper
@@ -491,7 +491,7 @@ class OpenFile:
         except BaseException:
             bells.close()
             raise
-        self.lock = WriteLock(gate, main, clock)
+        self.lock = WriteLock(path, gate, main, clock)
         _guarded.add(self)
 
     def close(self) -> None:
