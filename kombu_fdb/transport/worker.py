@@ -318,12 +318,12 @@ def free_cancelled_timers(consumer: Any) -> None:
     on_close, state = consumer.on_close, sys.modules["celery.worker.state"]
 
     def free_and_close() -> None:
-        scheduled = getattr(
-            state, "scheduled_requests", None
-        )  # before 5.7 there are none, and no references to entries
-        for request in () if scheduled is None else [*scheduled, *state.reserved_requests]:
-            entry, request._eta_timer_entry = request._eta_timer_entry, None
+        for request in [each for each in state.reserved_requests if each not in state.active_requests]:
+            state.requests.pop(request.id, None)  # Celery does so since 5.7
+        for request in [*getattr(state, "scheduled_requests", ()), *state.reserved_requests]:
+            entry = getattr(request, "_eta_timer_entry", None)  # since 5.7
             if entry is not None:
+                request._eta_timer_entry = None
                 entry = getattr(entry, "entry", entry)
                 entry.fun, entry.args = lambda: None, ()
         error, cleared = sys.exc_info()[1], list[BaseException]()

@@ -354,9 +354,9 @@ def test_what_celery_cancels_with_a_connection_refers_to_nothing(monkeypatch, is
 def test_a_task_whose_time_has_come_goes_with_its_connection(monkeypatch):
     """Its entry and it refer to each other: its message stayed with the worker until garbage was collected."""
     message = Entry(print)
-    request = SimpleNamespace(message=message)
+    request = SimpleNamespace(id="due", message=message)
     request._eta_timer_entry = Entry(print, (request,))
-    reserved, gone = [request, SimpleNamespace(_eta_timer_entry=None)], weakref.ref(message)
+    reserved, gone = [request, SimpleNamespace(id="now", _eta_timer_entry=None)], weakref.ref(message)
     del message, request
     monkeypatch.setattr(state, "scheduled_requests", [], raising=False)
     monkeypatch.setattr(state, "reserved_requests", reserved)
@@ -366,14 +366,17 @@ def test_a_task_whose_time_has_come_goes_with_its_connection(monkeypatch):
     assert gone() is None
 
 
-def test_requests_of_celery_before_5_7_refer_to_no_timer(monkeypatch):
-    reserved = [SimpleNamespace()]
+def test_what_waits_for_the_pool_goes_with_its_connection(monkeypatch):
+    """Celery before 5.7 refers to it until the worker ends. Its requests know nothing of a timer."""
+    waiting, active = SimpleNamespace(id="waiting"), SimpleNamespace(id="active")
     monkeypatch.delattr(state, "scheduled_requests", raising=False)
-    monkeypatch.setattr(state, "reserved_requests", reserved)
-    consumer = SimpleNamespace(on_close=reserved.clear)
+    monkeypatch.setattr(state, "reserved_requests", [waiting, active])
+    monkeypatch.setattr(state, "active_requests", [active])
+    monkeypatch.setattr(state, "requests", {each.id: each for each in (waiting, active)})
+    consumer = SimpleNamespace(on_close=int)
     free_cancelled_timers(consumer)
     consumer.on_close()
-    assert not reserved
+    assert [*state.requests] == ["active"]
 
 
 def test_the_error_of_a_lost_connection_keeps_no_message():
