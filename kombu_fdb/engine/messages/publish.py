@@ -120,6 +120,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
         if publication is None:
             continue
         copies = _copies(publication, queues) if len(queues) > 1 else (publication,)
+        refused: list[tuple[str, Publication]] = []
         for name, one in zip(queues, copies, strict=False):
             work.effects.note(name, "published", one.key)
             if one.due_ms > now_ms or name not in refusing or overflow.fits(work, name, refusing, len(one.payload)):
@@ -127,9 +128,9 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
                 if one.key and one.due_ms <= now_ms:
                     keys.setdefault(name, set()).add(one.key)
             else:
-                refused = one if one.message_id else one._replace(message_id=work.ids())
-                copied = refused.payload if beforehand else b""
-                bury(work, dead_of(work, name, refused), "maxlen", payload=copied)
+                refused.append((name, one if one.message_id else one._replace(message_id=work.ids())))
+        for name, one in refused:  # its dead letter comes behind its other copies, as in RabbitMQ
+            bury(work, dead_of(work, name, one), "maxlen", payload=one.payload if beforehand else b"")
     if keys:
         limit_changes.check_capacity(work, keys)
     return reached, overfull

@@ -298,9 +298,11 @@ def _expires_behind_others(difference: Difference, seen: Seen) -> bool:
 
 def _enters_a_full_queue(difference: Difference, seen: Seen) -> bool:
     place, theirs, ours = difference
+    arguments = seen.arguments(place[1]) if len(place) > 1 else {}
+    if place[0] == "delivered" and "x-max-length-bytes" in arguments and theirs is None:  # to a consumer, at once
+        return (*place[:-1], "header x-first-death-queue") in seen.ours
     if not _is_place("queue", None, "ready")(difference, seen) or None in (theirs, ours):
         return False
-    arguments = seen.arguments(place[1])
     full = arguments.get("x-max-length") == theirs or "x-max-length-bytes" in arguments
     refuses = full and str(arguments.get("x-overflow")).startswith("reject-publish")
     before = [each for queue in QUEUES if (each := seen.arguments(queue)).get(_DYING_KEY) == place[1]]

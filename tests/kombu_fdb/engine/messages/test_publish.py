@@ -64,6 +64,17 @@ def test_a_message_that_is_due_at_this_moment_needs_room_in_a_full_queue(bench: 
     assert (bench.counts(), bench.counts("q.dead")) == ((0, 1, 0), (1, 0, 0))
 
 
+def test_a_dead_letter_of_a_full_queue_comes_behind_the_other_copies(bench: Bench) -> None:
+    """As in RabbitMQ, where the queue that is full is another process than the exchange."""
+    bench.engine.queues.declare_exchange(Exchange("wide", "fanout"))
+    arguments = {"x-max-length": 0, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "wide"}
+    bench.engine.queues.declare(QueueDeclaration("full", arguments=arguments))
+    for queue in ("full", "r"):
+        bench.engine.queues.bind(queue, "wide", "")
+    bench.engine.publisher.publish([Publication("wide", "", b"x")])
+    assert [len(each.deaths) for each in bench.take(9, "r")] == [0, 1]
+
+
 def test_a_message_that_is_due_at_this_moment_is_ready(bench: Bench) -> None:
     now_ms = bench.clock.wall_ms()
     bench.put(b"a", b"b", due_ms=now_ms)
