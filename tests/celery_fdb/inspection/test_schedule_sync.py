@@ -37,12 +37,10 @@ from kombu_fdb.testing.clock import ManualClock
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Celery]:
-    app = Celery("tests", broker=f"fdb+sqlite:///{tmp_path}/broker.db", set_as_current=False)
+def app(tmp_path: Path, new_app: Any) -> Celery:
+    app = new_app(f"fdb+sqlite:///{tmp_path}/broker.db")
     app.conf.task_ignore_result = True
-    yield app
-    app.pool.force_close_all()
-    app.close()
+    return app
 
 
 @pytest.fixture

@@ -28,13 +28,11 @@ ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
-def app(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    app = install(Celery("shop", broker=url, backend="cache+memory://", set_as_current=False))
+def app(url: str, new_app: Callable[..., Celery], monkeypatch: pytest.MonkeyPatch) -> Celery:
+    app = install(new_app(url, backend="cache+memory://"))
     app.conf.broker_connection_timeout = 2.0
     monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: app)
-    yield app
-    app.pool.force_close_all()
-    app.close()
+    return app
 
 
 @pytest.fixture

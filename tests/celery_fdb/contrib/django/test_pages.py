@@ -405,16 +405,14 @@ def test_an_admin_site_may_return_the_views_as_they_are() -> None:
 
 
 def test_a_cancelled_task_is_revoked(
-    url: str, configure: Callable[..., None], operator: Any, monkeypatch: pytest.MonkeyPatch
+    url: str, new_app: Any, configure: Callable[..., None], operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project = Celery("project", broker=url, backend="cache+memory://", set_as_current=False)
+    project = new_app(url, backend="cache+memory://")
     monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: project)
     configure(CELERY_FDB={"APP": "project.celery:app"})
     sent = project.send_task("shop.charge", queue="q")
     assert "became REVOKED" in confirm(operator, ADMIN, action="cancel", selected=selected(operator, ADMIN))
     assert sent.state == "REVOKED"
-    project.pool.force_close_all()
-    project.close()
 
 
 def test_without_an_app_the_page_says_who_is_not_told(app: Celery, broker: Broker, operator: Any) -> None:

@@ -62,14 +62,12 @@ def plain():
 
 
 @pytest.fixture
-def app(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+def app(url: str, new_app: Callable[..., Celery], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Celery:
     (tmp_path / "results").mkdir()
-    app = Celery("tests", broker=url, backend=f"file://{tmp_path}/results", set_as_current=False)
+    app = new_app(url, backend=f"file://{tmp_path}/results")
     app.conf.update(result_extended=True, task_track_started=True)
     monkeypatch.setattr("celery_fdb.contrib.django.conf.celery_app", lambda _: app)
-    yield app
-    app.pool.force_close_all()
-    app.close()
+    return app
 
 
 @pytest.fixture
