@@ -69,13 +69,6 @@ def test_a_limit_counts_the_active_runs_that_are_wanted(run: Callable[..., Any],
         assert [each["id"] for each in found] == [expected]
 
 
-def test_history_is_off(run: Callable[..., Any], broker: Broker) -> None:
-    broker.queues()
-    result = run("history")
-    assert result.code == 1
-    assert "celery_fdb.install(app, history=True)" in result.err
-
-
 def test_a_cursor_that_is_none(run: Callable[..., Any], history: HistoryStore) -> None:
     result = run("history", "--after", "x")
     assert (result.code, "cursor" in result.err) == (2, True)

@@ -96,14 +96,14 @@ def test_the_series_of_keys_are_bounded_and_lose_no_message(url, broker):
     for number in range(8):
         jobs.put_many("x" * (number + 1), key=f"k{number}")
     jobs.put("nobody's")
-    collector = make_collector(url, keys=2)
-    found = samples(collector)
-    collector.close()
-    keys = {
-        dict(labels)["key"]: number for (name, labels), number in found.items() if name == "celery_fdb_key_messages"
-    }
-    assert set(keys) == {"k7", "k6", OTHER}
-    assert value(found, "celery_fdb_key_messages", queue="jobs", key=OTHER, state="ready") == 37 - 15
+    broker._engine.metrics.flush()
+    with closing(make_collector(url, keys=2)) as collector:
+        found = samples(collector)
+    for name, of_no_key, labels in (("messages", 1, {"state": "ready"}), ("published_total", 0, {})):
+        keys = {dict(each)["key"] for full, each in found if full == f"celery_fdb_key_{name}"}
+        assert keys == {"k7", "k6", OTHER}
+        others = value(found, f"celery_fdb_key_{name}", queue="jobs", key=OTHER, **labels)
+        assert others == 36 - 15 + of_no_key
 
 
 def test_messages_without_a_key_are_among_the_other_keys(collector, broker):
@@ -146,29 +146,6 @@ def test_what_happened_is_counted_by_key(collector, broker, another, sweep):
         assert value(found, f"celery_fdb_key_{name}_total", queue="jobs", key=OTHER) == 0, "it has a key or it has none"
 
 
-def test_the_counters_of_keys_are_bounded_and_lose_no_message(url, broker):
-    jobs = broker.queue("jobs")
-    for number in range(8):
-        jobs.put_many("x" * (number + 1), key=f"k{number}")
-    broker._engine.metrics.flush()
-    with closing(make_collector(url, keys=2)) as collector:
-        found = samples(collector)
-    keys = {
-        dict(labels)["key"]: number
-        for (name, labels), number in found.items()
-        if name == "celery_fdb_key_published_total"
-    }
-    assert keys == {"k7": 8, "k6": 7, OTHER: 36 - 15}
-    assert sum(keys.values()) == value(found, "celery_fdb_published_total", queue="jobs")
-
-
-def test_without_keys_nothing_is_told_of_them(url, broker):
-    broker.queue("jobs").put("a", key="k")
-    broker._engine.metrics.flush()
-    with closing(make_collector(url, keys=0)) as collector:
-        assert not any("key" in dict(labels) for _, labels in samples(collector))
-
-
 def test_the_series_of_queues_are_bounded_and_lose_no_message(url, broker, monkeypatch):
     monkeypatch.setattr(metrics, "QUEUES", 2)
     for number in range(4):
@@ -204,11 +181,6 @@ def test_reply_queues_have_no_series(collector, broker):
     broker.declare("reply", auto_delete=True).put("a")
     broker.declare("passing", arguments={"x-expires": 60_000}).put("a")
     assert not any("queue" in dict(labels) for _, labels in samples(collector))
-
-
-def test_a_queue_without_keys_has_no_series_of_keys(collector, broker):
-    broker.queue("jobs").put("a")
-    assert not any(name == "celery_fdb_key_messages" for name, _ in samples(collector))
 
 
 def test_a_store_that_does_not_answer_is_down_and_no_error():

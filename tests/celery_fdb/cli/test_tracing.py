@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from kombu import Connection
 from kombu.simple import SimpleQueue
@@ -35,12 +34,10 @@ def tracer(exporter):
 
 
 @pytest.fixture
-def app(url):
-    app = Celery("traced", broker=url, set_as_current=False)
+def app(url, new_app):
+    app = new_app(url)
     app.conf.update(task_ignore_result=True, broker_transport_options={"sweep_interval": 0.2})
-    yield app
-    app.pool.force_close_all()
-    app.close()
+    return app
 
 
 def spans(exporter, name):
