@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +15,8 @@ from kombu_fdb import Broker, Spot
 
 
 @pytest.fixture
-def app(url: str) -> Iterator[Celery]:
-    app = Celery("tests", broker=url, backend="cache+memory://", set_as_current=False)
-    yield app
-    app.pool.force_close_all()
-    app.close()
+def app(url: str, new_app: Callable[..., Celery]) -> Celery:
+    return new_app(url, backend="cache+memory://")
 
 
 @pytest.fixture

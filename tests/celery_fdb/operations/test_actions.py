@@ -265,27 +265,6 @@ def test_exactly_the_letters_that_the_question_was_about(app: Celery, broker: Br
     assert letters.count(error="shop.Declined").total() == 4, "those of the last deaths, and the one that was back"
 
 
-def test_an_action_on_all_that_match_needs_its_question(app: Celery, broker: Broker) -> None:
-    causes(app, broker)
-    for action in ACTIONS.values():
-        if action.by_filter:
-            for asked in ("", "x", "3", "3.", "3.x", "-1.AAAA"):
-                request = Request("q.dead", fields={"asked": asked})
-                with suppress(InvalidArgument, AskedAnew):
-                    action.perform(broker, request, log_audit("ann"))
-    assert broker.queue("q.dead").count() == 9
-
-
-def test_where_there_are_too_many_to_be_named_all_that_match_go(
-    app: Celery, broker: Broker, do: Do, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    causes(app, broker)
-    monkeypatch.setattr("celery_fdb.operations.action.MOST_NAMED", 2)
-    action = ACTIONS["discard_all"]
-    assert "at least 3 dead letters" in action.question(action.ask(broker, Request("q.dead")))
-    assert do("discard_all", "q.dead").text == "Discarded 9 dead letters of q.dead."
-
-
 def test_what_a_worker_has_taken_meanwhile_does_not_stop_a_cancel(broker: Broker) -> None:
     broker.queue("q").put_many([b"x"] * 3)
     action = ACTIONS["cancel_all"]
@@ -300,13 +279,6 @@ def test_what_a_worker_has_taken_meanwhile_does_not_stop_a_cancel(broker: Broker
 def test_a_cause_that_a_page_did_not_send_is_refused(cause: str) -> None:
     with pytest.raises(InvalidArgument, match="cause"):
         Filter.of({"cause": cause})
-
-
-def test_a_group_is_discarded_and_nothing_else(app: Celery, broker: Broker, do: Do) -> None:
-    causes(app, broker)
-    assert do("discard_all", "q.dead", fields={"error": "-"}).text.startswith("Discarded 4 dead letters")
-    assert {each.task for each in group(broker, ["q.dead"]).groups} == {"shop.pay"}
-    assert do("discard_all", "q.dead").text == "Discarded 5 dead letters of q.dead."
 
 
 def review(broker: Broker) -> None:
@@ -436,19 +408,6 @@ def test_a_queue_is_not_deleted_with_others_than_were_asked(broker: Broker, dela
     with pytest.raises(AskedAnew, match="asked: 2, there: 1"):
         action.perform(broker, request, log_audit("ann"))
     assert jobs.stats().ready + jobs.stats().delayed == 1
-
-
-def test_a_queue_is_not_deleted_with_more_than_was_asked(broker: Broker) -> None:
-    action = ACTIONS["delete_queue"]
-    broker.declare("q").put(b"shown")
-    request = action.ask(broker, Request("q"))
-    assert action.question(request) == "Delete q with its bindings, its limits and 1 waiting message for good?"
-    broker.queue("q").put(b"late", delay=60)
-    with pytest.raises(AskedAnew, match="asked: 1, there: 2"):
-        action.perform(broker, request, log_audit("ann"))
-    assert broker.queue("q").stats().delayed == 1
-    action.perform(broker, action.ask(broker, request), log_audit("ann"))
-    assert "q" not in broker.queues()
 
 
 @pytest.mark.parametrize("key", [None, "acme"])
@@ -633,15 +592,6 @@ def test_an_action_on_all_refuses_a_key(broker: Broker, do: Do) -> None:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def test_move_a_queue_or_a_key(broker: Broker, do: Do) -> None:
-    for key in ("a", "b"):
-        broker.queue("q").put_many([b"x", b"y"], key=key)
-    broker.queue("other").put(b"z")
-    assert do("move", key="a", fields={"target": "other"}).text == "Moved 2 messages of key 'a' of q to other."
-    assert do("move", fields={"target": "other"}).text == "Moved 2 messages of q to other."
-    assert (broker.queue("q").count(), broker.queue("other").count()) == (0, 5)
-
-
 def test_a_queue_is_moved_to_exactly_the_queue_that_was_chosen(broker: Broker, do: Do) -> None:
     broker.declare("other")
     broker.declare("other ")
@@ -766,12 +716,6 @@ def test_a_task_that_makes_no_sense_is_not_published(broker: Broker, do: Do, fie
     with pytest.raises(InvalidArgument):
         do("publish", fields=fields)
     assert broker.queue("q").count() == 0
-
-
-def test_nothing_is_published_to_nowhere(broker: Broker, do: Do) -> None:
-    with pytest.raises(QueueNotFound):
-        do("publish", "nowhere", fields={"task": "a"})
-    assert broker.queues() == {}
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

@@ -28,13 +28,11 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-def app(url: str) -> Iterator[Celery]:
+def app(url: str, new_app: Callable[..., Celery]) -> Celery:
     """A publisher of that broker."""
-    app = Celery("tests", broker=url, set_as_current=False)
+    app = new_app(url)
     app.conf.task_ignore_result = True
-    yield app
-    app.pool.force_close_all()
-    app.close()
+    return app
 
 
 @pytest.fixture

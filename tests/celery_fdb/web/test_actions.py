@@ -74,17 +74,6 @@ def test_cancel_what_is_selected(operator: Any, app: Celery, broker: Broker) -> 
     assert broker.queue("jobs").count() == 1
 
 
-def test_replay_and_discard_dead_letters(operator: Any, broker: Broker, deaths: None) -> None:
-    spots = boxes(operator.see("/messages", queue="jobs.dead"))
-    assert len(spots) == 3
-    operator.submit("/act", action="replay", queue="jobs.dead", selected=spots[0], confirmed="yes")
-    assert broker.queue("jobs").count() == 1
-    operator.submit("/act", action="discard", queue="jobs.dead", selected=spots[1], confirmed="yes")
-    page = operator.submit("/act", action="discard", queue="jobs.dead", selected=spots[1:], confirmed="yes")
-    assert "Left alone: 1 message" in page
-    assert broker.queue("jobs.dead").count() == 0
-
-
 def test_dead_letters_by_cause_lead_to_their_letters(operator: Any, deaths: None) -> None:
     assert "jobs.dead" in operator.see("/dead")
     page = operator.see("/dead", queue="jobs.dead")
@@ -362,15 +351,6 @@ def test_limits_are_shown_and_set_by_a_form(operator: Any, broker: Broker) -> No
     assert (limits.weight, round(limits.rate or 0, 3)) == (3, 1.667)
 
 
-def test_a_test_message_is_published(operator: Any, broker: Broker) -> None:
-    broker.declare("jobs")
-    given = {"action": "publish", "queue": "jobs", "task": "shop.pay", "args": '["a"]', "kwargs": "{}"}
-    assert 'name="task"' in operator.submit("/act", action="publish", queue="jobs")
-    operator.submit("/act", **given, confirmed="yes")
-    assert broker.queue("jobs").count() == 1
-    assert "shop.pay" in operator.see("/messages", queue="jobs")
-
-
 def test_an_unknown_name_of_a_task_is_said_before_it_is_published(
     operator: Any, broker: Broker, app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,13 +430,6 @@ def test_arguments_are_edited_by_those_who_may_see_them(visit: Any, app: Celery,
     operator.submit("/act", **given, args='["globex"]', kwargs="{}", confirmed="yes")
     found = broker.queue("jobs").peek()[0]
     assert b"globex" in found.payload
-
-
-def test_a_delayed_message_is_run_now(operator: Any, app: Celery, broker: Broker) -> None:
-    app.send_task("shop.pay", queue="jobs", countdown=3_600)
-    (spot,) = boxes(operator.see("/messages", queue="jobs", state="delayed"))
-    operator.submit("/act", action="run_now", queue="jobs", selected=spot, confirmed="yes")
-    assert broker.queue("jobs").count() == 1
 
 
 def test_a_waiting_message_is_rescheduled_by_a_form(operator: Any, app: Celery, broker: Broker) -> None:

@@ -345,7 +345,7 @@ def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch:
     from celery_fdb.web.pages import queues as module
 
     secret = ValueError("password='x1y2z3'")
-    for error in (KeyError("row"), RecursionError(), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), secret):
+    for error in (KeyError("row"), RecursionError(), UnicodeDecodeError("utf-8", b"\xffx1y2z3", 0, 1, "bad"), secret):
 
         def fail(*_: Any, error: Exception = error, **__: Any) -> None:
             raise error
@@ -353,19 +353,6 @@ def test_what_cannot_be_read_is_a_page(viewer: Any, broker: Broker, monkeypatch:
         monkeypatch.setattr(module, "look", fail)
         page = viewer.see("/queues", 422)
         assert ("be shown" in page, "x1y2z3" in page) == (True, False)
-
-
-def test_what_cannot_be_read_is_not_shown_either(viewer: Any, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ``repr`` of such an error repeats all the bytes."""
-    from celery_fdb.web.pages import queues as module
-
-    def fail(*_: Any, **__: Any) -> None:
-        b"\xffcard 4111-2222".decode()
-
-    monkeypatch.setattr(module, "look", fail)
-    page = viewer.see("/queues", 422)
-    assert "UnicodeDecodeError" in page
-    assert "4111" not in page
 
 
 def test_a_damaged_limit_is_a_page(viewer: Any, broker: Broker) -> None:
