@@ -72,14 +72,6 @@ def test_a_filter_finds_those_that_match_and_no_others(
     assert all_of(store, wanted) == expected
 
 
-def test_a_period(store: HistoryStore, keep: Keep, run: Make, clock: ManualClock) -> None:
-    for ago in range(300, 0, -10):  # a group of its own each
-        keep(run(f"t{ago:03d}", ago_s=ago))
-    now_ms = clock.wall_ms()
-    wanted = Wanted(since_ms=now_ms - 100_000, until_ms=now_ms - 50_000)
-    assert all_of(store, wanted) == [f"t{ago:03d}" for ago in range(50, 101, 10)]
-
-
 def test_a_filter_that_matches_nothing_has_pages_with_an_end(
     store: HistoryStore, keep: Keep, run: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,13 +108,6 @@ def test_the_newest_of_very_many_runs_of_a_task(store: HistoryStore, keep: Keep,
     for attempt in range(30):
         keep(run("t", ago_s=100 - attempt, retries=attempt))
     assert [each.retries for each in store.runs_of_task("t", limit=3)][-1] == 29
-
-
-def test_the_runs_of_a_workflow_and_of_a_group(store: HistoryStore, keep: Keep, run: Make) -> None:
-    keep(run("r", ago_s=3), run("c", root="r", parent="r", ago_s=2), run("g1", group="g", ago_s=1))
-    keep(run("g2", group="g", root="r"))
-    assert [each.id for each in store.runs_of_workflow("r")] == ["c", "g2"]
-    assert [each.id for each in store.runs_of_workflow("g")] == ["g1", "g2"]
 
 
 def test_a_group_of_which_the_answer_was_lost_is_counted_once(store: HistoryStore, run: Make, keep: Keep) -> None:
@@ -201,14 +186,6 @@ def test_a_trim_has_a_budget(store: HistoryStore, keep: Keep, run: Make, clock: 
 
 
 # -- active runs -------------------------------------------------------------------------------------------------------
-
-
-def test_active_runs_come_and_go(store: HistoryStore, run: Make) -> None:
-    one, two = (run(each, state=STARTED, end_ms=0, runtime_s=None) for each in ("one", "two"))
-    store.activity(b"s1", {1: one, 2: two})
-    assert store.active() == [(b"s1", one), (b"s1", two)]
-    store.activity(b"s1", {}, [(b"s1", 1)])
-    assert store.active() == [(b"s1", two)]
 
 
 def test_the_runs_of_a_session_that_ended_are_lost(store: HistoryStore, run: Make, clock: ManualClock) -> None:

@@ -54,24 +54,13 @@ def on(store: HistoryStore) -> None:
 
 
 @pytest.fixture
-def app(any_store: str) -> Any:
-    app = Celery("views", broker=any_store, backend="cache+memory://", set_as_current=False)
+def app(any_store: str, new_app: Any) -> Celery:
+    app = new_app(any_store, backend="cache+memory://")
     app.conf.task_default_queue = "q"
-    yield app
-    app.pool.force_close_all()
-    app.close()
+    return app
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_page_and_the_next(broker: Broker, keep: Keep, run: Make) -> None:
-    keep(*[run(f"t{ago}", ago_s=ago, error="no") for ago in range(5)])
-    first = page_of_runs(broker, limit=3)
-    second = page_of_runs(broker, limit=3, cursor=first.cursor)
-    assert [each.id for each in (*first.runs, *second.runs)] == ["t0", "t1", "t2", "t3", "t4"]
-    assert second.cursor is None
-    json.dumps(asdict(first))
 
 
 def test_what_is_wanted_is_checked(broker: Broker) -> None:

@@ -147,13 +147,6 @@ def test_a_failure_is_raised_where_it_is_asked_for(app: Celery, backend: FdbBack
     assert isinstance(result.get(timeout=5, propagate=False), KeyError)
 
 
-@pytest.mark.parametrize("state", [states.STARTED, states.RETRY, states.FAILURE])
-def test_a_late_state_does_not_replace_a_success(app: Celery, backend: FdbBackend, state: str) -> None:
-    backend.mark_as_done("a", 1)
-    backend.store_result("a", None if state == states.STARTED else ValueError("late"), state)
-    assert app.AsyncResult("a").get(timeout=5) == 1
-
-
 def test_ids_of_every_sort(app: Celery, backend: FdbBackend) -> None:
     task_id = uuid.uuid4()
     backend.mark_as_done(task_id, 1)
@@ -178,13 +171,6 @@ def test_extended_results(make_app: MakeApp) -> None:
     )
 
 
-def test_children_are_kept(app: Celery, backend: FdbBackend) -> None:
-    request = Context(id="a")
-    request.children.append(app.AsyncResult("child"))
-    backend.mark_as_done("a", 1, request=request)
-    assert app.AsyncResult("a").children == [app.AsyncResult("child")]
-
-
 @pytest.mark.parametrize(("version", "told"), [((5, 6, 3), True), ((5, 7, 0), False)])
 def test_an_older_celery_does_not_compress_and_says_so(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: Any, told: bool
@@ -199,11 +185,6 @@ def test_a_result_exists_once_it_has_a_state(app: Celery, backend: FdbBackend) -
     assert not app.AsyncResult("a").exists()
     backend.mark_as_started("a")
     assert app.AsyncResult("a").exists()
-
-
-def test_an_ignored_result_is_not_stored(app: Celery, backend: FdbBackend, scan: Any) -> None:
-    backend.mark_as_done("a", 1, request=Context(id="a", ignore_result=True))
-    assert scan(backend.store) == []
 
 
 @pytest.mark.parametrize("compression", [None, pytest.param("gzip", marks=since_celery(5, 7))])

@@ -33,18 +33,6 @@ def header(app: Celery, number: int = 3) -> list[Any]:
     return [app.tasks["add"].s(place, place) for place in range(number)]
 
 
-def test_the_body_is_published_with_the_headers_results_in_order(
-    app: Celery, backend: FdbBackend, receive: Any, scan: Any
-) -> None:
-    result = chord(header(app))(app.tasks["total"].s())
-    received = receive(app)
-    run_all(app, received[::-1])
-    (body,) = receive(app)
-    assert (body.id, body.args) == (result.id, [[0, 2, 4]])
-    result.parent.forget()
-    assert scan(backend.store) == []
-
-
 def test_header_tasks_that_run_twice_publish_one_body(app: Celery, receive: Any) -> None:
     chord(header(app))(app.tasks["total"].s())
     received = receive(app)
@@ -227,15 +215,6 @@ def test_a_failed_part_fails_the_body(app: Celery, backend: FdbBackend, receive:
     assert not [key for key in scan(backend.store) if b"chord" in key]
 
 
-def test_a_revoked_part_fails_the_body(app: Celery, backend: FdbBackend, receive: Any) -> None:
-    result = chord(header(app))(app.tasks["total"].s())
-    first, *others = receive(app)
-    backend.mark_as_revoked(first.id, "terminated", request=first.request)
-    run_all(app, others)
-    with pytest.raises(ChordError, match="TaskRevokedError"):
-        result.get(timeout=5, follow_parents=False)
-
-
 def test_a_body_that_can_not_be_published_fails(app: Celery, receive: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     result = chord(header(app))(app.tasks["total"].s())
     received = receive(app)
@@ -308,15 +287,6 @@ def test_bodies_of_several_messages_are_published_at_once(
     run_all(app, received)
     assert published == [{"group": 3, "chain": 1, "chord": 2}[kind]]
     assert all(each.args == [[0, 2]] for each in receive(app))
-
-
-def test_a_nested_chord_that_fails_fails_the_outer_one(app: Celery, backend: FdbBackend, receive: Any) -> None:
-    inner = chord(header(app, 2), app.tasks["total"].s())
-    result = chord([app.tasks["add"].s(1, 1), inner], app.tasks["total"].s()).apply_async()
-    for each in receive(app):
-        backend.mark_as_failure(each.id, ValueError("broken"), request=each.request)
-    with pytest.raises(ChordError):
-        result.get(timeout=5, follow_parents=False)
 
 
 def test_a_nested_chord_with_a_group_for_its_body_fails_the_outer_one(
@@ -440,18 +410,6 @@ def test_each_part_prolongs_the_large_results_of_the_others(make_app: MakeApp, r
         backend.store.sweep()
     (body,) = receive(app)
     assert body.args == [["x" * 100_000] * 4]
-
-
-def test_a_header_of_a_generator(app: Celery, receive: Any) -> None:
-    chord(app.tasks["add"].s(place, place) for place in range(3))(app.tasks["total"].s())
-    run_all(app, receive(app))
-    assert receive(app)[0].args == [[0, 2, 4]]
-
-
-def test_a_header_of_two_hundred(app: Celery, receive: Any) -> None:
-    chord(header(app, 200))(app.tasks["total"].s())
-    run_all(app, receive(app))
-    assert receive(app)[0].args == [[2 * place for place in range(200)]]
 
 
 def test_a_task_joins_its_chord(app: Celery, backend: FdbBackend, receive: Any) -> None:

@@ -52,14 +52,6 @@ def test_a_result_of_any_size_comes_back(store: ResultStore, size: int) -> None:
     assert (record.state, record.payload, record.size) == (SUCCESS, payload, size)
 
 
-def test_what_is_not_there(store: ResultStore) -> None:
-    assert store.load("a") is None
-    assert not store.exists("a")
-    assert store.load_group("a") is None
-    store.forget("a")
-    store.delete_group("a")
-
-
 def test_a_smaller_result_leaves_nothing_of_the_larger_one(store: ResultStore, scan: Any) -> None:
     store.store("a", *done(b"x" * 500_000, state=FAILURE))
     assert len(scan(store)) > 5
@@ -95,14 +87,6 @@ def test_ids_that_begin_alike_do_not_touch_each_other(store: ResultStore) -> Non
     store.forget("a")
     assert store.load("a") is None
     assert all(store.load(task_id).size == 200_000 for task_id in ("ab", "a\0b", "ä"))  # type: ignore[union-attr]
-
-
-def test_forget_leaves_no_key(store: ResultStore, clock: ManualClock, scan: Any) -> None:
-    store.store("a", *done(b"x" * 200_000, expires_ms=clock.wall_ms() + 1000))
-    store.save_group("g", b"x" * 200_000, clock.wall_ms() + 1000)
-    store.forget("a")
-    store.delete_group("g")
-    assert scan(store) == []
 
 
 # -- expiry ----------------------------------------------------------------------------------------------------------
@@ -293,15 +277,6 @@ def test_an_expired_chord_leaves_no_key(store: ResultStore, clock: ManualClock, 
     store.sweep()
     assert store.abandoned_chords() == []
     assert scan(store) == []
-
-
-def test_a_task_that_joins_is_waited_for(store: ResultStore) -> None:
-    store.open_chord("c", None, 0)
-    store.enlarge_chord("c", joined="t1")
-    store.enlarge_chord("c", joined="t1")
-    store.enlarge_chord("c", size=1)
-    assert add(store, part("c", 0)) is ChordStep.NOTHING
-    assert add(store, part("c", 1)) is ChordStep.PUBLISH
 
 
 def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> None:

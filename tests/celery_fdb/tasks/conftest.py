@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,11 @@ from kombu_fdb.engine.messages.publish import Publisher
 
 
 @pytest.fixture
-def app(url: str) -> Iterator[Celery]:
-    app = install(Celery("tasks", broker=url, backend="cache+memory://", set_as_current=False))
+def app(url: str, new_app: Any) -> Celery:
+    app = install(new_app(url, backend="cache+memory://"))
     app.conf.update(task_default_queue="q", broker_connection_timeout=2.0)
     _known.clear()
-    yield app
-    app.pool.force_close_all()
-    app.close()
+    return app
 
 
 @pytest.fixture

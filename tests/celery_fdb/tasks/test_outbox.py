@@ -72,14 +72,6 @@ def hurry(monkeypatch):
     monkeypatch.setattr(module, "BACKOFF", "0s")
 
 
-def test_a_committed_task_is_published_once(box, database, sent):
-    result = add(box, database)
-    assert [box.relay(), box.relay()] == [1, 0]
-    ((name, args, _, headers),) = sent()
-    assert (name, args, headers["id"]) == ("add", [1, 2], result.id)
-    assert rows(database) == []
-
-
 def test_no_other_program_writes_within_a_claim(box, connect, database):
     """As Django begins a transaction, SQLite would end one that has read before another program wrote."""
 
@@ -103,14 +95,6 @@ def test_no_other_program_writes_within_a_claim(box, connect, database):
 def test_a_rolled_back_one_is_not(box, database):
     add(box, database, commit=False)
     assert box.relay() == 0
-
-
-def test_many_rows_are_one_transaction_of_the_broker(box, database, sent, task, commits):
-    for number in range(20):
-        add(box, database, task.s(number, 0))
-    assert [box.relay(15), box.relay(15)] == [15, 5]
-    assert commits == [15, 5]
-    assert sorted(args[0] for _, args, *_ in sent()) == list(range(20))
 
 
 def killed(work):

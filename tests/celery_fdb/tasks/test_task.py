@@ -327,18 +327,6 @@ def declare_anew(app, broker):
     broker.declare("q")
 
 
-def test_a_queue_that_was_deleted_gets_the_limits_again(app, broker, monkeypatch):
-    clock = ManualClock()
-    monkeypatch.setattr("celery_fdb.tasks.task._clock", clock)
-    task = define(app, max_in_flight=1)
-    task.delay("a")
-    with app.connection_for_write() as connection:
-        connection.default_channel.queue_delete("q")
-    clock.advance(KNOWN_S)
-    task.delay("a")
-    assert broker.queue("q").limits("charge") == KeyLimits(max_in_flight=1)
-
-
 def test_limits_that_were_changed_since_stay(app, broker, monkeypatch):
     """By newer code while processes with the old one go on, or by a person."""
     clock = ManualClock()
@@ -468,13 +456,6 @@ def test_an_id_may_be_given_at_the_call(app, sent):
 
 
 # -- dead letters and backoff -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("option", "setting", "kept"), [(True, False, True), (False, True, False), (None, True, True)])
-def test_dead_letter_of_the_task_comes_before_the_setting(app, option, setting, kept):
-    task = define(app, dead_letter=option)
-    app.conf.fdb_dead_letter_failures = setting
-    assert failures.keeps_failures(task) is kept
 
 
 def test_the_option_without_install_is_enough():
