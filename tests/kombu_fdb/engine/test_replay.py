@@ -89,12 +89,3 @@ def test_a_limit_holds_over_all_parts(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert replay(bench, limit) == limit
     assert bench.counts()[0] == limit
     assert bench.counts("q.dead")[0] == 6 - limit
-
-
-def test_it_remembers_its_death(bench: Bench) -> None:
-    die(bench, b"x")
-    died_ms = bench.clock.wall_ms()
-    assert replay(bench) == 1
-    (taken,) = bench.take()
-    (death,) = taken.deaths
-    assert (death.queue, death.reason, death.count, death.time_ms) == ("q", "rejected", 1, died_ms)

@@ -80,7 +80,7 @@ def test_the_tutorial(binding: str, key: str, expected: bool) -> None:
     assert matches("topic", binding, key) is expected
 
 
-@given(routing_keys, routing_keys)
+@given(binding_keys, routing_keys)
 def test_direct_and_fanout(binding: str, key: str) -> None:
     assert matches("direct", binding, key) == (binding == key)
     assert matches("fanout", binding, key)

@@ -97,29 +97,23 @@ def test_a_long_life_among_faults(seed: int) -> None:
     assert all(bench.faults.struck[fault] for fault in RETRYABLE)
 
 
-def test_a_lost_answer_is_found_again_without_running_the_body() -> None:
+@pytest.mark.parametrize(
+    ("commits", "reads", "runs"),
+    [
+        ([Fault.ANSWER_LOST_APPLIED], [], 1),
+        ([Fault.ANSWER_LOST_NOT_APPLIED, Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED], [], 3),
+        ([Fault.ANSWER_LOST_APPLIED], [None, Fault.TOO_OLD], 1),
+    ],
+    ids=["at once", "after later failures", "though the check after it was cut off"],
+)
+def test_a_lost_answer_is_found_again_without_running_the_body(
+    commits: list[Fault], reads: list[Fault | None], runs: int
+) -> None:
     bench = Bench()
-    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED)
+    bench.faults.at_commits(*commits)
+    bench.faults.at_reads(*reads)
     assert bench.retry(bench.add_one, timeout_s=60) == 1
-    assert bench.runs == 1
-
-
-def test_an_earlier_lost_run_is_recognised_after_later_failures() -> None:
-    bench = Bench()
-    bench.faults.at_commits(Fault.ANSWER_LOST_NOT_APPLIED, Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED)
-    assert bench.retry(bench.add_one, timeout_s=60) == 1
-    assert bench.runs == 3
-    assert bench.count() == 1
-
-
-def test_a_run_lost_before_another_one_was_lost() -> None:
-    """The first one happened, the check after it was cut off, and nothing may run the body a second time."""
-    bench = Bench()
-    bench.faults.at_commits(Fault.ANSWER_LOST_APPLIED)
-    bench.faults.at_reads(None, Fault.TOO_OLD)
-    assert bench.retry(bench.add_one, timeout_s=60) == 1
-    assert bench.runs == 1
-    assert bench.count() == 1
+    assert (bench.runs, bench.count()) == (runs, 1)
 
 
 def test_a_commit_that_may_still_happen_goes_to_the_caller() -> None:

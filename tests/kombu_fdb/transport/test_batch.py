@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from threading import Thread
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from amqp.exceptions import PreconditionFailed
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport.virtual.base import UndeliverableWarning
 
-from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts
+from kombu_fdb.engine.messages.publish import BATCH_BYTES, parts
 from kombu_fdb.errors import CommitUnknown
 from kombu_fdb.transport import BatchPublishError, Transport, batched
 from kombu_fdb.transport import batch as batch_module
@@ -160,18 +159,6 @@ def test_a_broker_without_batches_publishes_at_once(batches: str) -> None:
             connection.Producer(auto_declare=False).publish(1, routing_key="q")
             assert channel._size("q") == 1
             assert batch is None or batches == "producer"
-
-
-def test_split_over_the_limits(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_module, "parts", partial(parts, most=(BATCH_MESSAGES, 50_000)))
-    publisher = producer.channel.engine.publisher
-    publish = Mock(side_effect=publisher.publish)
-    monkeypatch.setattr(publisher, "publish", publish)
-    with batched(producer):
-        for _ in range(20):
-            producer.publish("x" * 10_000, routing_key="q")
-    assert size(producer) == 20
-    assert [len(publications) for (publications,), _ in publish.call_args_list] == [4] * 5
 
 
 def test_large_batches(producer: Producer) -> None:

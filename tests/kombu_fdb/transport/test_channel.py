@@ -22,7 +22,6 @@ A9 DelaySeconds, x-delay, eta                               TestDelay
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -259,10 +258,6 @@ class TestPublish:
         assert isinstance(caught.value, connection.channel_errors)
         assert connection.default_channel.engine.inspect.queues() == {}
 
-    def test_a_body_that_is_no_body(self, channel: Any) -> None:
-        with pytest.raises(TypeError):
-            channel.basic_publish(channel.prepare_message(5, content_type="application/data"), "", "q")
-
     def test_text_as_the_command_line_sends_it(self, channel: Any) -> None:
         channel.basic_publish("hello", exchange="", routing_key="q")
         assert channel.basic_get("q").body == b"hello"
@@ -322,24 +317,11 @@ class TestDelay:
     def test_x_delay(self, channel: Any) -> None:
         assert self.seconds_left(channel, headers={"x-delay": 60_000}) == 1
 
-    def test_delay_seconds(self, channel: Any) -> None:
-        assert self.seconds_left(channel, headers={"DelaySeconds": 60}) == 1
-        assert self.seconds_left(channel, DelaySeconds=60) == 2
-
-    def test_eta(self, channel: Any) -> None:
-        eta = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
-        assert self.seconds_left(channel, headers={"task": "t", "id": "1", "eta": eta}) == 1
-
     def test_is_reckoned_from_one_moment(self, channel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """However long it takes until the message is stored."""
         monkeypatch.setattr("kombu_fdb.transport.channel.now_ms", lambda: now_ms() - 3_600_000)
         Producer(channel).publish(1, routing_key="q", headers={"x-delay": 1})
         assert channel.engine.inspect.counts("q").delayed == 1
-
-    def test_a_foreign_eta_header_is_none(self, channel: Any) -> None:
-        eta = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
-        Producer(channel).publish(1, routing_key="q", headers={"eta": eta})
-        assert channel._size("q") == 1
 
     def test_arrives_when_due_and_not_before(self, connection: Connection, drain: Any) -> None:
         received: list[float] = []
@@ -353,12 +335,6 @@ class TestDelay:
 
 
 class TestVanishing:
-    def test_auto_delete(self, connection: Connection, channel: Any) -> None:
-        queue = Queue("q", auto_delete=True)
-        with connection.Consumer([queue]):
-            assert channel._has_queue("q")
-        assert not channel._has_queue("q")
-
     def test_auto_delete_waits_for_the_last_consumer(self, connection: Connection, connect: Any, channel: Any) -> None:
         queue = Queue("q", auto_delete=True)
         one, other = connection.Consumer([queue]), connect().Consumer([queue])

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
-from kombu.pools import connections, producers
 
 
 def publish_all(channel: Any, exchange: Exchange | str, *bodies: Any, **options: Any) -> None:
@@ -30,12 +29,6 @@ def bodies_of(channel: Any, *queues: Queue) -> list[Any]:
 
 
 class TestBasic:
-    def test_connect(self, connection: Connection) -> None:
-        assert connection.connect()
-        assert connection.connected
-        connection.close()
-        assert not connection.connected
-
     def test_publish_consume(self, connection: Connection, drain: Any) -> None:
         queue, received = Queue("q"), []
 
@@ -100,24 +93,8 @@ class TestBasic:
             until_ready.requeue()
             assert queue.get(timeout=5).payload == {"n": 3}
 
-    def test_clear(self, connection: Connection) -> None:
-        with connection.SimpleQueue("simple") as queue:
-            for number in range(5):
-                queue.put(number)
-            assert queue.clear() == 5
-            assert len(queue) == 0
-
 
 class TestExchanges:
-    def test_direct(self, channel: Any) -> None:
-        exchange = Exchange("d", "direct")
-        queues = [Queue(name, exchange, routing_key=name) for name in ("a", "b", "c")]
-        for queue in queues:
-            queue(channel).declare()
-        publish_all(channel, exchange, 1, routing_key="a")
-        publish_all(channel, exchange, 2, routing_key="b")
-        assert [bodies_of(channel, queue) for queue in queues] == [[1], [2], []]
-
     def test_routing_is_shared_by_connections(self, connection: Connection, connect: Any) -> None:
         exchange = Exchange("t", "topic")
         Queue("q", exchange, routing_key="k.#")(connection.default_channel).declare()
@@ -146,10 +123,6 @@ class TestTimeToLive:
         publish_all(channel, "", "long", routing_key="q", expiration=60)
         until(lambda: time.time() > started + 0.06) if (started := time.time()) else None
         assert bodies_of(channel, Queue("q")) == ["long"]
-
-    def test_expiration_zero_is_legal(self, channel: Any) -> None:
-        publish_all(channel, "", "now or never", routing_key="q", expiration=0)
-        assert bodies_of(channel, Queue("q")) in ([], ["now or never"])
 
     def test_queue_ttl(self, channel: Any, until: Any) -> None:
         queue = Queue("q", message_ttl=0.05)
@@ -237,13 +210,6 @@ class TestConnections:
                 assert message.payload == ("x" if number == 0 else number - 1)
                 message.ack()
                 again.Producer().publish(number, routing_key="q")
-
-    def test_producer_pool(self, connection: Connection) -> None:
-        with producers[connection].acquire(block=True) as producer:
-            producer.publish(1, routing_key="q", retry=True)
-        assert bodies_of(connection.default_channel, Queue("q")) == [1]
-        producers[connection].force_close_all()
-        connections[connection].force_close_all()
 
     def test_channel_pool(self, connection: Connection) -> None:
         pool = connection.ChannelPool(2)

@@ -102,38 +102,11 @@ class TestArguments:
         assert str(again) == str(caught.value)
         assert "raise the queue's x-max-length" in str(again)
 
-    def test_max_priority_is_the_most_a_message_can_have(self, connection: Connection) -> None:
-        Queue("q", max_priority=3)(connection.default_channel).declare()
-        publish(connection, "three", priority=3)
-        publish(connection, "nine", priority=9)
-        publish(connection, "one", priority=1)
-        assert Listener(connection).bodies == ["three", "nine", "one"]
-
-    def test_ageing(self, connection: Connection, until: Any) -> None:
-        declare(connection, fair_ageing=1)
-        engine = connection.default_channel.engine
-        publish(connection, "low")
-        ready_at = connection.transport.now_ms()
-        until(lambda: connection.transport.now_ms() > ready_at + 10)
-        publish(connection, "high", priority=9)
-        assert engine.inspect.control("q").ageing == 0.001
-        assert Listener(connection).bodies == ["low", "high"]
-
 
 class TestSingleActiveConsumer:
     @pytest.fixture
     def queue(self, connection: Connection) -> Queue:
         return declare(connection, single_active_consumer=True)
-
-    def test_one_of_two_processes_gets_everything(
-        self, connect: Any, connection: Connection, queue: Queue, until: Any
-    ) -> None:
-        one = Listener(connection)
-        wait_until_active(one)
-        two = Listener(connect(**ANOTHER_PROCESS))
-        publish(connection, *range(10))
-        until(lambda: one.bodies == list(range(10)))
-        assert two.bodies == []
 
     @pytest.mark.parametrize("how", ["cancel", "close the channel", "close the connection"])
     def test_who_stands_by_takes_over(

@@ -38,13 +38,6 @@ def beats_of(engine: Engine) -> dict[bytes, bytes]:
     return {session_id: beat for session_id, beat, _ttl_s in engine.sessions.beats()}
 
 
-def test_the_heartbeat_tells_which_queues_are_consumed(connect: Any, until: Any) -> None:
-    connection = connect(session_ttl=0.5, sweep_interval=0.1)
-    hold(connection, 1, until)
-    client = connection.default_channel.client
-    until(lambda: client.engine.inspect.consumers("q") == [client.session().session_id])
-
-
 def test_the_heartbeat_follows_consumers_that_come_and_go(connect: Any, until: Any) -> None:
     connection = connect(session_ttl=0.5, sweep_interval=0.1)
     hold(connection, 1, until)
