@@ -20,11 +20,6 @@ from kombu_fdb.store.sqlite import wakeups as sqlite_bell
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "broker.db")
-
-
 class TestSqlite(StoreConformance):
     @pytest.fixture(autouse=True)
     def no_second_chance(self, monkeypatch: pytest.MonkeyPatch) -> None:

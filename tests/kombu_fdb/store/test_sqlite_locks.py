@@ -61,11 +61,6 @@ def assert_locked(path: str) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "broker.db")
-
-
-@pytest.fixture
 def database(path: str) -> Iterator[SqliteDatabase]:
     database = SqliteDatabase.open(path)
     yield database

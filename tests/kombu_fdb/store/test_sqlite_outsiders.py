@@ -35,11 +35,6 @@ SCHEMAS = [
 LITERALS = re.compile(r"[xX]'[0-9A-Fa-f]*'|\b\d+\b|-1")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "broker.db")
-
-
 def live(bench: Bench) -> None:
     """Messages of each kind come, wait, move and go; everything is looked at, and the duties run."""
     engine = bench.engine

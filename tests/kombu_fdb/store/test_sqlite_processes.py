@@ -35,11 +35,6 @@ BELL = b"bell"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "broker.db")
-
-
-@pytest.fixture
 def database(path: str) -> Iterator[SqliteDatabase]:
     database = SqliteDatabase.open(path)
     yield database
