@@ -7,6 +7,7 @@ there later has it as its context. So the thread is not used again.
 
 from __future__ import annotations
 
+import dis
 import linecache
 import sys
 import threading
@@ -56,6 +57,16 @@ def runs_handlers(frame: FrameType) -> bool:
     return not source.startswith(("with ", "try:", "callback("))
 
 
+def _jumps(frame: FrameType) -> bool:
+    """Whether this is a jump, which since Python 3.12 no ``with`` or ``try`` around it need cover.
+
+    What a trace function raises there gets past them, and in 3.13 so does what a signal handler raises on the way back
+    to a loop: https://github.com/python/cpython/issues/130279.
+    """
+    operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return sys.version_info >= (3, 12) and operation.startswith(("JUMP", "POP_JUMP"))
+
+
 class _Attempt:
     """One call, in one thread."""
 
@@ -92,11 +103,12 @@ class _Attempt:
     def _enter(self, frame: FrameType, _event: str, _argument: Any) -> Any:
         if frame.f_code.co_filename not in self._files:
             return None
+        frame.f_trace = self._trace  # before the next line, which has no effect without it in Python 3.13
         frame.f_trace_opcodes = self._per == "opcode"
         return self._trace
 
     def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == self._per and self._strikes(frame):
+        if event == self._per and not _jumps(frame) and self._strikes(frame):
             self._left -= 1
             if self._left == 0:
                 self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} +{frame.f_lasti}"
