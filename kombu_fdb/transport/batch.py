@@ -29,12 +29,12 @@ from kombu.exceptions import KombuError
 from kombu.messaging import Producer
 
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, BATCH_MESSAGES, parts, weight
-from kombu_fdb.errors import KombuFDBError, LimitExceeded, OptionError
+from kombu_fdb.errors import ExchangeNotFound, KombuFDBError, LimitExceeded, OptionError
 from kombu_fdb.model import Publication
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import now_ms
-from kombu_fdb.transport.errors import amqp_errors, raise_as_amqp
+from kombu_fdb.transport.errors import raise_as_amqp
 
 __all__ = ["KOMBU_HAS_BATCHES", "BatchPublishError", "batched"]
 
@@ -142,8 +142,10 @@ class PublishBatch:
             return 1
         key = exchange, routing_key
         if key not in self._routes:
-            with amqp_errors("basic_publish"):
+            try:
                 self._routes[key] = max(1, len(self.channel.engine.inspect.route(exchange, routing_key)))
+            except KombuFDBError as error:
+                self.channel.raise_unpublished(error)
         return self._routes[key]
 
     def flush(self) -> None:
@@ -166,6 +168,8 @@ class PublishBatch:
             try:
                 reached = self._store([entry.publication for entry in part])
             except KombuFDBError as error:
+                if isinstance(error, ExchangeNotFound):
+                    self.channel.transport.forget_declared(error.exchange)
                 self._cause = error
                 self._unusable = f"{stored} of {len(entries)} messages were published before the batch failed: {error}"
                 raise BatchPublishError(self._unusable) from error

@@ -11,7 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
 from amqp import spec
@@ -70,6 +70,7 @@ class Channel(DeclaringChannel):
     def __init__(self, connection: BrokerConnection, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
         self.transport = connection
+        self.missed = connection.missed
         #: ``Producer(on_return=...)`` adds its callback under ``basic_return``.
         self.events: dict[str, set[Callable[..., Any]]] = defaultdict(set)
         self._begin()
@@ -140,11 +141,15 @@ class Channel(DeclaringChannel):
         except KombuFDBError as error:
             if isinstance(error, StoreError) and not isinstance(error, LimitExceeded):
                 self.transport.suspect()
-            if isinstance(error, ExchangeNotFound) and self.transport.forget_declared():
-                raise not_found(str(error), "basic_publish", ExchangeVanished) from error
-            raise_as_amqp(error, "basic_publish")
+            self.raise_unpublished(error)
         if not queues:
             self.on_unroutable(message, publication, mandatory)
+
+    def raise_unpublished(self, error: KombuFDBError) -> NoReturn:
+        """Raise a publish's error as kombu's, and let a retry declare a vanished exchange again."""
+        if isinstance(error, ExchangeNotFound) and self.transport.forget_declared(error.exchange):
+            raise not_found(str(error), "basic_publish", ExchangeVanished) from error
+        raise_as_amqp(error, "basic_publish")
 
     def on_unroutable(self, message: dict[str, Any], publication: Publication, mandatory: bool) -> None:
         """Send a message that reached no queue to ``deadletter_queue``, back to the publisher, or nowhere."""

@@ -109,6 +109,8 @@ class BrokerConnection(virtual.Transport):
         self._options: Options | None = None
         self._loop: Any = None
         self._exclusive_queues = ExclusiveQueues()
+        #: Its channels', see :attr:`.declaring.DeclaringChannel.missed`.
+        self.missed: dict[str, set[int]] = {}
         #: How a message's fairness key is found.
         self.key_of: KeyOf = key_reader(None)
 
@@ -193,12 +195,19 @@ class BrokerConnection(virtual.Transport):
         if self._store is not None:
             self._store.suspect()
 
-    def forget_declared(self) -> bool:
-        """Have kombu declare again what it publishes to. Returns whether it had declared anything."""
-        declared: set[int] = self._kombu.declared_entities
-        had_any = bool(declared)
-        declared.clear()
-        return had_any
+    def forget_declared(self, exchange: str) -> bool:
+        """Have kombu declare again what it publishes to, and say whether this thread should retry with this exchange.
+
+        Once, if the exchange was declared on this connection: kombu retries at once, perhaps without a limit, and what
+        it does not declare with the message stays away.
+        """
+        if self.client is not None:  # else another thread has just closed the connection
+            self.client.declared_entities.clear()
+        missed, thread = self.missed.get(exchange), threading.get_ident()
+        if missed is None or thread in missed:
+            return False
+        missed.add(thread)
+        return True
 
     def close_connection(self, connection: BrokerConnection) -> None:
         """Release everything at once. Idempotent; leaves nothing behind, even if the store fails meanwhile."""

@@ -57,6 +57,9 @@ def one_call(verb: Callable[P, R]) -> Callable[P, R]:
 class DeclaringChannel(virtual.Channel):
     """The part of a channel that handles no message."""
 
+    #: For each exchange that was declared on this connection, the threads that have missed it since.
+    missed: dict[str, set[int]]
+
     @property
     def engine(self) -> Engine:
         raise NotImplementedError
@@ -85,6 +88,7 @@ class DeclaringChannel(virtual.Channel):
             return
         declared = Exchange(exchange, _kind(type, arguments), bool(durable), bool(auto_delete), dict(arguments or {}))
         self.engine.queues.declare_exchange(declared)
+        self.missed[exchange] = set()
 
     @amqp_errors("exchange_delete")
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:

@@ -141,6 +141,24 @@ def test_a_kind_of_batch_is_its_threads(producer: Producer, monkeypatch: pytest.
     assert size(producer) == 7
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_vanished_exchange_is_declared_with_the_next_message(producer: Producer, when: str) -> None:
+    def publish() -> None:
+        queue, policy = Queue("q", Exchange("e"), "k"), {"max_retries": 1}
+        producer.publish(1, "k", exchange="e", declare=[queue], retry=True, retry_policy=policy)
+
+    publish()
+    if when == "meanwhile":
+        with pytest.raises(BatchPublishError, match="no such exchange"), batched(producer):
+            publish()
+            producer.channel.exchange_delete("e")
+    else:
+        producer.channel.exchange_delete("e")
+    with batched(producer):
+        publish()
+    assert size(producer) == 2
+
+
 def test_what_reaches_no_queue_goes_where_it_is_said(connect: Any) -> None:
     connection = connect(deadletter_queue="lost")
     connection.default_channel.exchange_declare("e", "direct")

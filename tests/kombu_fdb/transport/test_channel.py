@@ -22,7 +22,10 @@ A9 DelaySeconds, x-delay, eta                               TestDelay
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from amqp.exceptions import ChannelError, NotFound, PreconditionFailed
@@ -169,6 +172,63 @@ class TestDelete:
         channel.exchange_delete("e")
         with pytest.raises(NotFound, match="no such exchange"):  # it is not declared with the message
             producer.publish("lost", exchange="e", routing_key="k", retry=True, retry_policy=policy)
+
+    @pytest.mark.parametrize("exchange", ["e", "typo"])
+    def test_a_retry_without_a_limit_ends_where_no_declaration_helps(self, channel: Any, exchange: str) -> None:
+        """Kombu repeats at once what is recoverable: Celery's ``max_retries: None`` was a loop without an end."""
+        entities = [Queue("q", Exchange("e"), "k")]
+        Producer(channel.connection.client).publish(0, declare=entities)
+        channel.exchange_delete("e")
+        errback = Mock(side_effect=[None] * 500)
+        policy = {"max_retries": None, "errback": errback}
+        with pytest.raises(NotFound, match="no such exchange"):
+            Producer(channel.connection.client).publish(
+                "lost",
+                exchange=exchange,
+                routing_key="k",
+                declare=entities if exchange == "typo" else [],
+                retry=True,
+                retry_policy=policy,
+            )
+
+    def test_each_thread_of_a_connection_declares_a_vanished_exchange_again(
+        self, channel: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client, queue, missed = channel.connection.client, Queue("q", Exchange("e"), "k"), Barrier(2, timeout=10)
+        forget = channel.transport.forget_declared
+
+        def forget_together(exchange: str) -> Any:
+            missed.wait()
+            return forget(exchange)
+
+        def publish(retry: bool) -> None:
+            policy = {"max_retries": 1}
+            Producer(client).publish(1, "k", exchange="e", declare=[queue], retry=retry, retry_policy=policy)
+
+        publish(False)
+        channel.exchange_delete("e")
+        monkeypatch.setattr(channel.transport, "forget_declared", forget_together)
+        with ThreadPoolExecutor(2) as threads:
+            [*threads.map(publish, [True, True])]
+        assert channel._size("q") == 3
+
+    def test_a_vanished_exchange_is_named_while_another_thread_closes_the_connection(
+        self, channel: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        channel.exchange_declare("e")
+        channel.exchange_delete("e")
+        publisher, client = channel.engine.publisher, channel.connection.client
+        publish = publisher.publish
+
+        def publish_and_close(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return publish(*args, **kwargs)
+            finally:
+                client.close()
+
+        monkeypatch.setattr(publisher, "publish", publish_and_close)
+        with pytest.raises(NotFound, match="no such exchange"):
+            channel.basic_publish("lost", "e", "k")
 
     def test_purge_leaves_what_is_held(self, channel: Any) -> None:
         for number in range(3):
