@@ -312,9 +312,14 @@ def _batched_as(producer: Producer, kind: Callable[[Channel, int], PublishBatch]
             fix="Set broker_url to fdb:// or fdb+sqlite://.",
         )
     mine = channel.of_thread
-    before, mine.batch_kind = mine.batch_kind, kind
+    if mine.batch or getattr(getattr(producer, "_batch_local", None), "current", None):  # kombu's, since 5.7
+        raise OptionError(
+            "this thread has a batch open, which would take the messages",
+            fix="Pass another producer, or publish before or after that batch.",
+        )
+    mine.batch_kind = kind
     try:
         with batched(producer, sys.maxsize):
             yield
     finally:
-        mine.batch_kind = before
+        mine.batch_kind = PublishBatch

@@ -12,10 +12,10 @@ from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport.virtual.base import UndeliverableWarning
 
 from kombu_fdb.engine.messages.publish import BATCH_BYTES, parts
-from kombu_fdb.errors import CommitUnknown
+from kombu_fdb.errors import CommitUnknown, OptionError
 from kombu_fdb.transport import BatchPublishError, Transport, batched
 from kombu_fdb.transport import batch as batch_module
-from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES, BatchKeepingChannel, batched_atomically
+from kombu_fdb.transport.batch import KOMBU_HAS_BATCHES, BatchKeepingChannel, batched_atomically, batched_into
 
 KEEPERS = ["producer", "channel"] if KOMBU_HAS_BATCHES else ["channel"]
 
@@ -139,6 +139,19 @@ def test_a_kind_of_batch_is_its_threads(producer: Producer, monkeypatch: pytest.
         assert size(producer) == 5
         publish(2)
     assert size(producer) == 7
+
+
+def test_a_batch_of_another_kind_does_not_take_the_messages(producer: Producer) -> None:
+    """They were part of the outer one: stored though a transaction was dropped, or in several, though atomic."""
+    for is_begun in (False, True):
+        with batched(producer):
+            if is_begun:
+                producer.publish(1, routing_key="q")
+            for inner in (batched_atomically(producer), batched_into(producer, object())):
+                with pytest.raises(OptionError, match="another producer"), inner:
+                    producer.publish(2, routing_key="q")
+            producer.publish(3, routing_key="q")
+    assert [producer.channel.basic_get("q").payload for _ in range(size(producer))] == [3, 1, 3]
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
