@@ -60,6 +60,8 @@ from kombu_fdb.primitives.ranges import LONGEST_S, is_number, is_whole
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.settings.location import Location, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
+from kombu_fdb.store.retry import ENDING_S
+from kombu_fdb.transport.connection import is_stopping
 from kombu_fdb.transport.errors import UNANSWERED, Unanswered, operational_errors
 
 logger = get_logger(__name__)
@@ -118,6 +120,8 @@ T = TypeVar("T")
 COUNTED = "fdb_part_counted"
 #: Another: whether the state that is stored is the one with which the task returns.
 RETURNING = "fdb_returning"
+#: Another: that the state with which the task returned was repeated in vain.
+REPEATED = "fdb_repeated"
 #: Characters that are kept of an error that is too large.
 SHOWN_LENGTH = 500
 #: What is kept with it whatever the maximum is.
@@ -204,8 +208,27 @@ class FdbBackend(BaseBackend):
         return store
 
     def ensure(self, verb: Callable[[], T]) -> T:
-        """Repeat what a worker has to store as ``retry_policy`` says: no caller is left to repeat it."""
-        found: T = retry_over_time(verb, UNANSWERED, errback=_log_retry, **self.retry_policy)
+        """Repeat what a worker has to store as ``retry_policy`` says: no caller is left to repeat it.
+
+        A worker that was told to stop goes on for some seconds. (The processes of a prefork pool don't know of it.)
+        """
+        stopping_s = 0.0
+
+        def pause(error: BaseException, intervals: Iterator[float], retries: int) -> float:
+            nonlocal stopping_s
+            seconds = float(next(intervals))
+            if is_stopping():
+                if stopping_s >= ENDING_S:
+                    try:
+                        raise error
+                    finally:
+                        del error  # its frames refer to this local
+                seconds = min(seconds, 1.0)
+                stopping_s += seconds
+            logger.warning("a result could not be stored, attempt %d follows in %g s: %s", retries + 2, seconds, error)
+            return seconds
+
+        found: T = retry_over_time(verb, UNANSWERED, errback=pause, **self.retry_policy)
         return found
 
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
@@ -240,7 +263,12 @@ class FdbBackend(BaseBackend):
         def store() -> bool:  # ``update_state(meta=...)`` gives no state
             return self.store.store(task_id, str(state), payload, expires_ms, part)
 
-        counted = store() if request is None else self.ensure(store)
+        try:
+            counted = store() if request is None or hasattr(request, REPEATED) else self.ensure(store)
+        except UNANSWERED:
+            if getattr(request, RETURNING, False):  # next, Celery stores this error as the task's failure
+                setattr(request, REPEATED, True)
+            raise
         if counted:
             setattr(request, COUNTED, task_id)
         return result
@@ -681,12 +709,6 @@ class FdbBackend(BaseBackend):
     def process_cleanup(self) -> None:
         """Celery calls this after each task: now and then sweep a little."""
         self.sweeper.now_and_then()
-
-
-def _log_retry(error: BaseException, intervals: Iterator[float], retries: int) -> float:
-    seconds = float(next(intervals))
-    logger.warning("a result could not be stored, attempt %d follows in %g s: %s", retries + 2, seconds, error)
-    return seconds
 
 
 @contextmanager

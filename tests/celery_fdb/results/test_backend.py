@@ -23,6 +23,7 @@ from kombu.exceptions import ContentDisallowed, EncodeError, OperationalError
 
 from celery_fdb.results import FdbBackend, ResultTooLarge
 from kombu_fdb.errors import CommitUnknown, OptionError, StoreFull, StoreUnavailable
+from kombu_fdb.store.retry import ENDING_S
 from kombu_fdb.testing.clock import ManualClock
 
 MakeApp = Callable[..., Celery]
@@ -398,16 +399,33 @@ def test_a_write_gives_up_as_the_retry_policy_says(
     assert not app.backend.exception_safe_to_retry(ValueError())
 
 
-def test_a_write_that_is_refused_at_once_is_repeated_for_two_minutes(
-    backend: FdbBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def full(backend: FdbBackend, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of a worker whose disk is full."""
     slept: list[float] = []
     monkeypatch.setattr("kombu.utils.functional.time", lambda: sum(slept))
     monkeypatch.setattr("kombu.utils.functional.sleep", slept.append)
     monkeypatch.setattr(backend.store, "store", Mock(side_effect=StoreFull))
+    return slept
+
+
+def test_a_write_that_is_refused_at_once_is_repeated_for_two_minutes(backend: FdbBackend, full: list[float]) -> None:
+    request = Context()
+    with pytest.raises(StoreFull):
+        backend.mark_as_done("a", 1, request=request)
+    with pytest.raises(StoreFull):  # Celery stores the error as the task's failure
+        backend.mark_as_failure("a", StoreFull(), request=request)
+    assert 120 <= sum(full) <= 130
+
+
+@pytest.mark.parametrize("stop", ["should_stop", "should_terminate"])
+def test_a_worker_that_was_told_to_stop_repeats_a_write_for_seconds(
+    backend: FdbBackend, full: list[float], monkeypatch: pytest.MonkeyPatch, stop: str
+) -> None:
+    monkeypatch.setattr(f"celery.worker.state.{stop}", True)
     with pytest.raises(StoreFull):
         backend.mark_as_done("a", 1, request=Context())
-    assert 120 <= sum(slept) <= 130
+    assert sum(full) == ENDING_S
 
 
 @pytest.mark.foundationdb
