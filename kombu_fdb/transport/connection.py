@@ -201,8 +201,9 @@ class BrokerConnection(virtual.Transport):
         Once, if the exchange was declared on this connection: kombu retries at once, perhaps without a limit, and what
         it does not declare with the message stays away.
         """
-        if self.client is not None:  # else another thread has just closed the connection
-            self.client.declared_entities.clear()
+        client = self.client
+        if client is not None:  # else another thread has just closed the connection
+            client.declared_entities.clear()
         missed, thread = self.missed.get(exchange), threading.get_ident()
         if missed is None or thread in missed:
             return False
