@@ -96,6 +96,7 @@ Reached = tuple[list[list[str]], Mapping[str, overflow.Load]]
 def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool = False) -> Reached:
     """Store all of them in order. Raises ``CapacityExceeded``, and ``LimitExceeded`` if they have too many copies.
 
+    It writes nothing before it knows that it does not raise these: a caller's own transaction may go on without them.
     ``beforehand``: a refused message that is too large for several queues may be copied beforehand; then
     ``CopiesMissing`` is raised. Each publication in chunks needs an id, by which a retry finds the chunks that were
     copied before. Pass the same publications in each retry, and the same moment.
@@ -103,9 +104,10 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
     now_ms = work.now_ms
     reached, declared = route(work, publications)
     fresh: Sequence[Publication | None] = publications
+    entries: Mapping[bytes, bytes] = {}
     for each in publications:
         if each.once_id or each.dedup_id:
-            fresh = without_duplicates(work, publications, reached)
+            fresh, entries = without_duplicates(work, publications, reached)
             break
     fills = has_maximum = False
     for queue in declared.values():
@@ -115,24 +117,34 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
         work.tr.fill()
     # Queues without a maximum need no load.
     refusing, overfull = _judge(work, declared, fresh, reached) if has_maximum else ({}, {})
-    keys: dict[str, set[str]] = {}
+    keys: dict[str, dict[str, int]] = {}
+    plans: list[tuple[list[tuple[str, Publication]], list[tuple[str, Publication]]]] = []
     for publication, queues in zip(fresh, reached, strict=True):
         if publication is None:
             continue
         copies = _copies(publication, queues) if len(queues) > 1 else (publication,)
+        stored: list[tuple[str, Publication]] = []
         refused: list[tuple[str, Publication]] = []
         for name, one in zip(queues, copies, strict=False):
-            work.effects.note(name, "published", one.key)
             if one.due_ms > now_ms or name not in refusing or overflow.fits(work, name, refusing, len(one.payload)):
-                _store(work, declared[name], one)
+                stored.append((name, one))
                 if one.key and one.due_ms <= now_ms:
-                    keys.setdefault(name, set()).add(one.key)
+                    coming = keys.setdefault(name, {})
+                    coming[one.key] = coming.get(one.key, 0) + 1
             else:
                 refused.append((name, one if one.message_id else one._replace(message_id=work.ids())))
-        for name, one in refused:  # its dead letter comes behind its other copies, as in RabbitMQ
-            bury(work, dead_of(work, name, one), "maxlen", payload=one.payload if beforehand else b"")
+        plans.append((stored, refused))
     if keys:
         limit_changes.check_capacity(work, keys)
+    for key, value in entries.items():
+        work.tr.set(key, value)
+    for stored, refused in plans:
+        for name, one in stored:
+            work.effects.note(name, "published", one.key)
+            _store(work, declared[name], one)
+        for name, one in refused:  # its dead letter comes behind its other copies, as in RabbitMQ
+            work.effects.note(name, "published", one.key)
+            bury(work, dead_of(work, name, one), "maxlen", payload=one.payload if beforehand else b"")
     return reached, overfull
 
 
@@ -250,10 +262,10 @@ KEPT_MS = 15 * 60 * 1000
 
 def without_duplicates(
     work: Work, publications: Sequence[Publication], reached: Sequence[Sequence[str]]
-) -> Sequence[Publication | None]:
+) -> tuple[Sequence[Publication | None], Mapping[bytes, bytes]]:
     """The publications in order; None for one that is in the store already, or came earlier in this list.
 
-    ``reached``: the queues of each.
+    With the entries that are to be set for the others. ``reached``: the queues of each.
     """
     entries = [_entry(work.keys, each, name) for each in publications for name, _ in _ids(each)]
     seen = {
@@ -261,21 +273,23 @@ def without_duplicates(
         for key, value in zip(entries, work.tr.get_many(entries), strict=True)
         if value and decode_end(value) > work.now_ms
     }
-    return [
-        None if queues and _is_duplicate(work, each, seen) else each
+    new: dict[bytes, bytes] = {}
+    fresh = [
+        None if queues and _is_duplicate(work, each, seen, new) else each
         for each, queues in zip(publications, reached, strict=True)
     ]
+    return fresh, new
 
 
-def _is_duplicate(work: Work, publication: Publication, seen: set[bytes]) -> bool:
+def _is_duplicate(work: Work, publication: Publication, seen: set[bytes], new: dict[bytes, bytes]) -> bool:
     for name, window_ms in _ids(publication):
         entry = _entry(work.keys, publication, name)
         if entry in seen:
             return True
         seen.add(entry)
         end_ms = work.now_ms + window_ms
-        work.tr.set(entry, end_ms.to_bytes(END_BYTES, "big"))
-        work.tr.set(work.keys.dedup_end(end_ms, publication.exchange, publication.routing_key, name), b"")
+        new[entry] = end_ms.to_bytes(END_BYTES, "big")
+        new[work.keys.dedup_end(end_ms, publication.exchange, publication.routing_key, name)] = b""
     return False
 
 

@@ -31,7 +31,7 @@ Parts may be repeated, and two processes that do the same one conflict.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -335,12 +335,12 @@ def _replace(value: T, changes: Mapping[str, Any]) -> T:
     return dataclasses.replace(value, **changes)
 
 
-def check_capacity(work: Work, keys: Mapping[str, Collection[str]]) -> None:
-    """Check that what this transaction has made ready fits. Raises ``CapacityExceeded`` for the first key that is full.
+def check_capacity(work: Work, keys: Mapping[str, Mapping[str, int]]) -> None:
+    """Check that what is about to be ready fits. Raises ``CapacityExceeded`` for the first key that is full.
 
-    ``keys``: those of each queue. At snapshot, in one round trip: concurrent publishers may overshoot a little. A
-    delayed message needs no room until it is due, and then enters even a full key, so the retry of a running task is
-    not lost.
+    ``keys``: how many messages come to those of each queue. At snapshot, in one round trip: concurrent publishers may
+    overshoot a little. A delayed message needs no room until it is due, and then enters even a full key, so the retry
+    of a running task is not lost.
     """
     controls = work.routing.controls(work.tr, keys)
     asked = [(queue, key) for queue, control in controls.items() if _has_capacities(control) for key in keys[queue]]
@@ -349,7 +349,7 @@ def check_capacity(work: Work, keys: Mapping[str, Collection[str]]) -> None:
     for (queue, key), own, backlog in zip(asked, found[::2], found[1::2], strict=True):
         capacity = (controls[queue].every_key if own is None else limits_of(own)).capacity
         before = decode_count(backlog)
-        if capacity is not None and before + work.effects.coming(queue, key) > capacity:
+        if capacity is not None and before + keys[queue][key] > capacity:
             raise CapacityExceeded(
                 queue=queue,
                 key=key,

@@ -126,10 +126,6 @@ class Effects:
         _add(self._backlogs, (queue, key), 1)
         self._arrivals.add((queue, key, rank))
 
-    def coming(self, queue: str, key: str) -> int:
-        """How many messages of the key this transaction has added."""
-        return self._backlogs.get((queue, key), 0)
-
     def went(self, queue: str, key: str, messages: int) -> None:
         """These messages with a key are no longer ready."""
         _add(self._backlogs, (queue, key), -messages)

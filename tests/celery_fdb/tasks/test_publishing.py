@@ -14,6 +14,7 @@ from celery_fdb import enqueue, publish_many
 from kombu_fdb import OptionError
 from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.errors import CapacityExceeded, LimitExceeded, StoreUnavailable
+from kombu_fdb.transport.errors import MessageNacked
 
 
 @pytest.fixture
@@ -275,6 +276,25 @@ class TestEnqueue:
         place(db)
         with pytest.raises(CapacityExceeded):
             place(db)
+
+    @pytest.mark.parametrize("full", ["key", "queue"])
+    def test_what_is_refused_leaves_nothing_in_the_transaction(self, app, fdb, db, add, broker, full):
+        """Its rows were there, uncounted, and so was its dedup id: the task ran with a later one, or never."""
+        arguments = {"x-max-length": 0, "x-overflow": "reject-publish"} if full == "queue" else {}
+        with app.connection_for_write() as connection:
+            Queue("q", queue_arguments=arguments)(connection).declare()
+        broker.queue("q").limit("acme", capacity=0)
+
+        @fdb.transactional
+        def place(tr):
+            with pytest.raises((CapacityExceeded, MessageNacked)):
+                enqueue(tr, add, (1,), fair_key="acme", dedup_id="order-1")
+            tr[b"rows/1"] = b"refused"
+
+        place(db)  # which declares
+        rows = [key for key, _ in db.get_range(b"", b"\xff")]
+        place(db)
+        assert [key for key, _ in db.get_range(b"", b"\xff")] == rows
 
     def test_errors_of_foundationdb_pass_through(self, fdb, db, add):
         tr = db.create_transaction()
