@@ -67,8 +67,9 @@ def enqueue(tr: Any, task: Task | Signature, args: Any = None, kwargs: Any = Non
     conflict, and ``FDBError`` passes through. If the commit's result may be unknown and the function is not idempotent,
     pass a ``dedup_id``: within its window a second run stores nothing. A transaction holds 10,000,000 bytes.
 
-    Raises ``OptionError`` if the broker is not on the cluster of ``tr``; else what publishing raises, with nothing
-    stored. Celery's signal ``after_task_publish`` comes before the commit.
+    Raises ``OptionError`` if the broker is not on the cluster of ``tr``, or this thread has a batch open on
+    ``producer``; else what publishing raises, with nothing stored. Celery's signal ``after_task_publish`` comes before
+    the commit.
     """
     signature = task if isinstance(task, Signature) else task.signature(args or (), kwargs or {})
     if signature is task and (args or kwargs):

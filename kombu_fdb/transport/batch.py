@@ -286,14 +286,17 @@ CHANNEL = BatchingChannel if KOMBU_HAS_BATCHES else BatchKeepingChannel
 
 
 def batched_atomically(producer: Producer) -> AbstractContextManager[None]:
-    """``with producer.batch()``, in one transaction: all or nothing. Raises ``OptionError`` for other brokers."""
+    """``with producer.batch()``, in one transaction: all or nothing.
+
+    Raises ``OptionError`` within another batch, or for other brokers.
+    """
     return _batched_as(producer, partial(PublishBatch, atomic=True))
 
 
 def batched_into(producer: Producer, tr: Any) -> AbstractContextManager[None]:
     """``with producer.batch()``, in ``tr``, the caller's transaction.
 
-    Raises ``OptionError`` if it is not one of the broker's cluster, or for other brokers.
+    Raises ``OptionError`` if it is not one of the broker's cluster, within another batch, or for other brokers.
     """
 
     def join(channel: Channel, max_size: int) -> PublishBatch:
