@@ -42,6 +42,7 @@ from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.transport import Transport
 from kombu_fdb.transport import connection as connection_module
 from kombu_fdb.transport.connection import url_parts_of
+from kombu_fdb.transport.errors import ExchangeVanished
 
 
 @contextmanager
@@ -133,7 +134,7 @@ class TestErrors:
         assert issubclass(CommitUnknown, Transport.connection_errors)
         assert issubclass(LimitExceeded, Transport.channel_errors)
         assert not issubclass(LimitExceeded, Transport.connection_errors)
-        assert Transport.recoverable_channel_errors == ()
+        assert Transport.recoverable_channel_errors == (ExchangeVanished,)
 
     def test_publish_in_an_outage(self, connection: Connection, connect: Any) -> None:
         connect().connect()  # keeps the client open when the other is collected
