@@ -5,10 +5,10 @@ early, it holds that many in addition to those that run. Short tasks then wait b
 another worker is idle.
 
 Model. The event loop, which hands messages to the pool, counts at each of its turns how many requests the worker has
-(``worker.state.reserved_requests``, the running ones among them) and how many messages it had been handed by then. So
-what may be claimed now is: slots - requests then - messages handed out since - messages that wait in the inbox. A turn
-follows each end of a task, because its result comes in through the loop. For the prefork pool, whose results come so;
-with another pool a warning says that nothing is limited.
+(``worker.state.reserved_requests``, and ``active_requests``, as after a lost connection the former lack some that run)
+and how many messages it had been handed by then. So what may be claimed now is: slots - requests then - messages handed
+out since - messages that wait in the inbox. A turn follows each end of a task, because its result comes in through the
+loop. For the prefork pool, whose results come so; with another pool a warning says that nothing is limited.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FreeSlots(bootsteps.StartStopStep):
 
 
 def _count(consumer: Any, channel: Channel, *_hub: Any) -> None:
-    channel.limit_slots(_slots(consumer) - len(state.reserved_requests))
+    channel.limit_slots(_slots(consumer) - len(state.reserved_requests.union(state.active_requests)))
 
 
 def _slots(consumer: Any) -> int:

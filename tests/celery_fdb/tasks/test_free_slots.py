@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery.worker import state
+from celery.worker.consumer import Consumer
 
 from celery_fdb.tasks import free_slots
 
@@ -33,3 +34,19 @@ def test_slots_are_the_processes_that_there_are_or_may_be(monkeypatch: pytest.Mo
     autoscaler.max_concurrency = 6
     free_slots._count(consumer(1, autoscaler), channel)
     assert channel.limited == [3, 1, 5]
+
+
+class Request:
+    id, name = "a", "task"
+
+
+def test_a_task_that_goes_on_after_a_lost_connection_has_its_slot() -> None:
+    """Celery takes all from its reserved requests; since 5.7, not those whose start it has read."""
+    channel, running = Channel(), Request()
+    state.task_reserved(running)
+    Consumer.on_close(SimpleNamespace(controller=None, timer=None, task_buckets={}, pool=None))
+    state.task_accepted(running)
+    free_slots._count(consumer(4), channel)
+    state.task_ready(running)
+    free_slots._count(consumer(4), channel)
+    assert channel.limited == [3, 4]
