@@ -309,11 +309,12 @@ def free_cancelled_timers(consumer: Any) -> None:
     Celery (5.7, ``Consumer.on_close``) cancels the timer's entries, "since the broker may redeliver", but still refers
     to an entry until its time has come, and until the next lost connection. The entry's arguments refer to the message,
     so the message's channel assumes that its task is still under way (``unacked.py``, *orphaned*). Therefore the entry
-    is emptied here, and Celery finds none to cancel. The entry of a task whose time has come, and which waits for a
-    place in the pool, refers to the task, and the task to the entry, until the garbage collector comes. With eventlet,
-    an entry is a greenlet: once killed, it holds the frames from which it was killed, and the error that was handled
-    there, until Python's garbage collector finds the cycle. Celery kills the heartbeat's greenlet, too. As that error,
-    or one in its chain, may have come out of a delivery, the frames of the whole chain are cleared.
+    is emptied here, and Celery finds none to cancel. Before 5.7 no request knows its entry; there the timer is cleared,
+    as Celery does itself but for the timer of greenlets in 5.6.3. The entry of a task whose time has come, and which
+    waits for a place in the pool, refers to the task, and the task to the entry, until the garbage collector comes.
+    With eventlet, an entry is a greenlet: once killed, it holds the frames from which it was killed, and the error that
+    was handled there, until Python's garbage collector finds the cycle. Celery kills the heartbeat's greenlet, too. As
+    that error, or one in its chain, may have come out of a delivery, the frames of the whole chain are cleared.
     """
     on_close, state = consumer.on_close, sys.modules["celery.worker.state"]
 
@@ -331,6 +332,8 @@ def free_cancelled_timers(consumer: Any) -> None:
             clear_frames(error.__traceback__)
             cleared.append(error)
             error = error.__cause__ or error.__context__
+        if not hasattr(state, "scheduled_requests"):
+            consumer.timer.clear()
         on_close()
 
     consumer.on_close = free_and_close

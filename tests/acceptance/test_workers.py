@@ -14,8 +14,6 @@ import time
 from typing import Any
 
 import pytest
-from celery.worker import strategy
-from kit.celery_versions import CELERY
 from kombu.exceptions import OperationalError
 
 from kombu_fdb.errors import StoreUnavailable
@@ -160,8 +158,7 @@ def test_a_worker_frozen_for_longer_than_its_ttl(broker: Any, app: Any, start: A
     until(lambda: frozen.said("declared dead"), say=frozen.log.read_text)
     broker.allow("long")
     until(lambda: len(broker.marks("end", "long")) == 2)
-    if CELERY >= (5, 7):  # an older one does not ack what it had from a connection that is lost
-        until(lambda: frozen.said("too late"), say=frozen.log.read_text)
+    until(lambda: frozen.said("too late"), say=frozen.log.read_text)
     assert not other.said("too late")
     until(lambda: engine.inspect.counts("celery").leased == 0)
     other.stop()
@@ -227,7 +224,6 @@ def test_eta_tasks_wait_in_the_store(broker: Any, app: Any, start: Any, until: A
     assert max(times) < due + 20
 
 
-@pytest.mark.skipif(not hasattr(strategy, "task_scheduled"), reason="Celery before 5.7 clears its timer")
 @pytest.mark.parametrize("pool", ["prefork", "solo", "threads", "gevent", "eventlet"], indirect=True)
 def test_a_task_with_an_eta_outlives_a_lost_connection(
     broker: Any, app: Any, start: Any, until: Any, pool: str

@@ -367,21 +367,21 @@ def test_a_task_whose_time_has_come_goes_with_its_connection(monkeypatch):
 
 
 def test_what_waits_for_the_pool_goes_with_its_connection(monkeypatch):
-    """Celery before 5.7 refers to it until the worker ends. Its requests know nothing of a timer."""
+    """Celery before 5.7 refers to it until the worker ends. Its requests know nothing of a timer: all entries go."""
     waiting, active = SimpleNamespace(id="waiting"), SimpleNamespace(id="active")
     monkeypatch.delattr(state, "scheduled_requests", raising=False)
     monkeypatch.setattr(state, "reserved_requests", [waiting, active])
     monkeypatch.setattr(state, "active_requests", [active])
     monkeypatch.setattr(state, "requests", {each.id: each for each in (waiting, active)})
-    consumer = SimpleNamespace(on_close=int)
+    consumer = SimpleNamespace(on_close=int, timer={"an entry"})
     free_cancelled_timers(consumer)
     consumer.on_close()
-    assert [*state.requests] == ["active"]
+    assert ([*state.requests], consumer.timer) == (["active"], set())
 
 
 def test_the_error_of_a_lost_connection_keeps_no_message():
     """Eventlet keeps the error, as the context of what its greenlets are killed with."""
-    consumer, messages, kept = SimpleNamespace(on_close=int), weakref.WeakSet(), []
+    consumer, messages, kept = SimpleNamespace(on_close=int, timer=set()), weakref.WeakSet(), []
     free_cancelled_timers(consumer)
 
     def decode() -> None:
