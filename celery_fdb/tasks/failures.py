@@ -122,6 +122,8 @@ def _note_attempt(headers: Any = None, **_: Any) -> None:
         return
     if task.request.id == headers.get("id") and not task.request.called_directly:
         headers[ATTEMPTS] = _attempts(getattr(task.request, ATTEMPTS, None), sys.exc_info()[1])
+        for name in headers.keys() - without_deaths(headers)[0].keys():
+            del headers[name]  # Celery does so since 5.6: else each retry would be taken for what was replayed
 
 
 # -- the request -------------------------------------------------------------------------------------------------------

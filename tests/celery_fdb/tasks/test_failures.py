@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
+from celery._state import _task_stack
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject, Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
@@ -200,6 +201,26 @@ def test_an_invented_history_is_none(invented):
 def test_a_history_in_headers_is_read_back():
     entry = {"queue": "q", "reason": "rejected", "count": 2, "time": 3, "exchange": "e", "routing-keys": ["k"], "z": 1}
     assert without_deaths({"x-death": [entry]}) == ({}, (Death("q", "rejected", 2, 3000, "e", ("k",), {"z": 1}),))
+
+
+def test_a_retry_is_not_taken_for_the_message_that_was_replayed(app, channel):
+    """Celery 5.5 publishes it with all headers that came with the message."""
+    failures.install(app)
+
+    @app.task(bind=True, shared=False)
+    def retry(self):
+        raise self.retry(countdown=0, headers={"x-death": [], "x-first-death-queue": "q", "mine": "stays"})
+
+    _task_stack.push(retry)
+    retry.push_request(id="1", called_directly=False, args=(), kwargs={}, delivery_info={"routing_key": "q"})
+    try:
+        with pytest.raises(Retry):
+            retry.run()
+    finally:
+        retry.pop_request()
+        _task_stack.pop()
+    (waiting,) = channel.engine.inspect.find_task("1")
+    assert [name for name in headers_of(waiting.payload) if name.startswith("x-") or name == "mine"] == ["mine"]
 
 
 # -- backoff by name ---------------------------------------------------------------------------------------------------
