@@ -7,12 +7,14 @@ import sys
 from kombu import Connection
 from orders import EXCHANGE, QUEUE
 
+from kombu_fdb.transport import batched
+
 
 def main(url: str, number: int) -> None:
     with Connection(url) as connection:
         producer = connection.Producer(exchange=EXCHANGE)
         producer.publish({"no": "order"}, routing_key="order.odd", declare=[QUEUE])
-        with producer.batch():  # before kombu 5.7: kombu_fdb.transport.batched(producer)
+        with batched(producer):  # since kombu 5.7 also: producer.batch()
             for each in range(number):
                 producer.publish(
                     {"order": each, "total": 9.5 * each},
