@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from io import TextIOWrapper
 from typing import Any, NamedTuple
 
 import click
@@ -110,6 +111,8 @@ class _Console(Console):
 
 
 def _console(where: Where, *, stderr: bool) -> Console:
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # ``LC_ALL=C``: as Python does for standard error
     console = _Console(stderr=stderr, no_color=where.no_color or None, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = MOST_COLUMNS

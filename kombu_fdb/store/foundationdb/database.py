@@ -70,8 +70,6 @@ TOO_OLD, CONFLICT, UNKNOWN_RESULT, CANCELLED, TIMED_OUT = 1007, 1020, 1021, 1025
 UNREADABLE, CLUSTER_CHANGED, OPERATION_CANCELLED = 1036, 1039, 1101
 TOO_LARGE = (2101, 2102, 2103)
 
-ADVICE = "Run `fdbcli --exec status`"
-
 #: The message of an abandoned future.
 ABANDONED = (CANCELLED, OPERATION_CANCELLED)
 
@@ -83,8 +81,8 @@ class ClusterBusy(StoreError):
     retryable = True
 
 
-def explain(error: Any) -> StoreError:
-    """Our error for any error except that of a commit that writes."""
+def explain(error: Any, advice: str) -> StoreError:
+    """Our error for any error except that of a commit that writes. ``advice``: how to look at the cluster."""
     code = error.code
     if code == TOO_OLD:
         return TransactionTooOld()
@@ -93,20 +91,20 @@ def explain(error: Any) -> StoreError:
     if code in TOO_LARGE:
         return LimitExceeded(_description(error))
     if code == TIMED_OUT:
-        return StoreUnavailable("the cluster did not answer within the deadline", code=code, fix=ADVICE)
+        return StoreUnavailable("the cluster did not answer within the deadline", code=code, fix=advice)
     if code == UNREADABLE:
         return StoreError("can't read what depends on this transaction's own versionstamp")
     if binding().predicates.is_retryable(error):
-        return ClusterBusy(reason=_description(error), code=code, fix=ADVICE)
-    return StoreUnavailable("FoundationDB failed", reason=_description(error), code=code, fix=ADVICE)
+        return ClusterBusy(reason=_description(error), code=code, fix=advice)
+    return StoreUnavailable("FoundationDB failed", reason=_description(error), code=code, fix=advice)
 
 
-def explain_commit(error: Any) -> StoreError:
+def explain_commit(error: Any, advice: str) -> StoreError:
     if error.code == UNKNOWN_RESULT:
         return CommitUnknown()
     if error.code in (TIMED_OUT, CLUSTER_CHANGED, CANCELLED, OPERATION_CANCELLED):
         return CommitUnknown(in_flight=True)
-    return explain(error)
+    return explain(error, advice)
 
 
 def explain_open(error: Any, cluster_file: str | None) -> StoreError:
@@ -213,12 +211,13 @@ class FoundationDatabase:
     commit_may_be_unknown = True
     writers_take_turns = False
 
-    def __init__(self, fdb: Any, handle: Any, place: str, clock: Clock) -> None:
+    def __init__(self, fdb: Any, handle: Any, place: str, advice: str, clock: Clock) -> None:
         #: What the transactions need of this process's module of the binding.
         self.fdb_error: type[Exception] = fdb.FDBError
         self.want_all = fdb.StreamingMode.want_all
         self._handle = handle
         self._place = place
+        self.advice = advice
         self._pid = os.getpid()
         self._watches: dict[int, Watch] = {}
         self.clock = clock
@@ -254,7 +253,8 @@ class FoundationDatabase:
         except fdb.FDBError as error:
             raise explain_open(error, cluster_file) from error
         named = cluster_file or ("the URL" if connection_string else str(default_cluster_file(os.environ)))
-        database = cls(fdb, handle, named, clock)
+        option = f" -C {cluster_file}" if cluster_file else ""
+        database = cls(fdb, handle, named, f"Run `fdbcli{option} --exec status`", clock)
         database._verify(clock, deadline, cluster_file)
         return database
 
@@ -315,8 +315,7 @@ class FoundationDatabase:
                         "the FoundationDB cluster does not answer",
                         cluster=self._place,
                         reason=self._incompatible(),
-                        fix=f"Run `{_fdbcli(cluster_file)}`, "
-                        "and check that client package and TLS files (SECURITY.md) fit",
+                        fix=f"{self.advice}, and check that client package and TLS files (SECURITY.md) fit",
                     ) from error
                 break  # the deadline passed before its next answer: the last one says why
             finally:
@@ -326,7 +325,7 @@ class FoundationDatabase:
             "the FoundationDB cluster takes no transactions",
             cluster=self._place,
             reason=busy.reason,
-            fix=f"Run `{_fdbcli(cluster_file)}`",
+            fix=self.advice,
         ) from busy
 
     def _incompatible(self) -> str | None:
@@ -365,10 +364,6 @@ def _connect(fdb: Any, cluster_file: str | None, connection_string: str | None) 
     pointer = ctypes.c_void_p()
     create(connection_string.encode(), ctypes.byref(pointer))
     return fdb.Database(pointer)
-
-
-def _fdbcli(cluster_file: str | None) -> str:
-    return f"fdbcli -C {cluster_file} --exec status" if cluster_file else "fdbcli --exec status"
 
 
 def _error_code(future: Any) -> int:
@@ -419,7 +414,7 @@ class FoundationTransaction:
         try:
             value: bytes | None = self._reader(snapshot).get(key).value
         except self._fdb_error as error:
-            raise explain(error) from error
+            raise explain(error, self._db.advice) from error
         return value
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
@@ -436,7 +431,7 @@ class FoundationTransaction:
             rows = self._reader(snapshot).get_range(begin, end, limit, reverse, self._want_all)
             return [(row.key, row.value) for row in rows]
         except self._fdb_error as error:
-            raise explain(error) from error
+            raise explain(error, self._db.advice) from error
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         return self.get_together((), ranges, snapshot=snapshot)[1]
@@ -451,7 +446,7 @@ class FoundationTransaction:
             answers = [reader.get_range(begin, end, limit, False, mode) for begin, end, limit in ranges]
             return [future.value for future in futures], [[(row.key, row.value) for row in rows] for rows in answers]
         except self._fdb_error as error:
-            raise explain(error) from error
+            raise explain(error, self._db.advice) from error
 
     def _reader(self, snapshot: bool) -> Any:
         tr = self._alive()
@@ -529,13 +524,13 @@ class FoundationTransaction:
         try:
             step(self._alive())
         except self._fdb_error as error:
-            raise explain(error) from error
+            raise explain(error, self._db.advice) from error
 
     def watch(self, key: bytes) -> Watch:
         try:
             future = self._alive().watch(key)
         except self._fdb_error as error:
-            raise explain(error) from error
+            raise explain(error, self._db.advice) from error
         self._watches = self._has_read = True
         return self._db.arm(key, future)
 
@@ -557,7 +552,7 @@ class FoundationTransaction:
             tr.reset()
             if not isinstance(error, self._fdb_error):
                 raise
-            raise (explain_commit(error) if self._wrote else explain(error)) from error
+            raise (explain_commit if self._wrote else explain)(error, db.advice) from error
         if self._wrote:
             version = tr.get_committed_version()
             if version < latest:  # the cluster was made anew, and counts from the beginning

@@ -147,3 +147,10 @@ def test_no_help_is_wider_than_the_terminal(name: str, columns: int) -> None:
     shown = CliRunner().invoke(fdb, [*name.split(), "--help"], terminal_width=columns, max_content_width=columns)
     assert [line for line in shown.stdout.splitlines() if len(line) > columns] == []
     assert str(MOST) not in shown.stdout, "a bound that is none to a person"
+
+
+def test_a_terminal_without_a_letter_gets_its_code(url: str) -> None:
+    with Broker.open(url) as broker:
+        broker.queue("grün").put("job")
+    result = CliRunner(charset="ascii").invoke(fdb, ["--broker", url, "queues"])
+    assert r"gr\xfcn" in result.stdout

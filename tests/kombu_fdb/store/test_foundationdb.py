@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -165,11 +166,18 @@ def test_what_the_errors_of_a_commit_mean() -> None:
         (2101, LimitExceeded, None),
         (2108, StoreUnavailable, None),
     ):
-        error = explain_commit(fdb.FDBError(code))
+        error = explain_commit(fdb.FDBError(code), "Run `fdbcli`")
         assert type(error) is expected
         assert error.attributes.get("in_flight") == in_flight
         assert ("fdbcli" in str(error)) == (expected in (ClusterBusy, StoreUnavailable))
         assert type(pickle.loads(pickle.dumps(error))) is expected
+
+
+def test_an_error_names_the_cluster_to_look_at(cluster: Cluster) -> None:
+    transaction = FoundationDatabase.open(cluster.cluster_file).begin(timeout_s=TIMEOUT_S)
+    transaction._tr.cancel()
+    with pytest.raises(StoreUnavailable, match=f"fdbcli -C {re.escape(cluster.cluster_file)} --exec status"):
+        transaction.get(b"a")
 
 
 def test_closing_cancels_the_watches(cluster: Cluster) -> None:
