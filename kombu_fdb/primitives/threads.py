@@ -1,18 +1,27 @@
-"""Threads and greenlets: a lock that survives an exception at any moment, signals, and how threads are started.
+"""Exceptions at any moment, and threads and greenlets: what survives a signal handler, and how threads are started.
 
-Model of the lock. Python runs signal handlers between any two calls, so an exception from one (a soft time limit, a
-killed greenlet) may come between taking a lock and noting that it was taken. Hence there is no separate note here. A
-thread that wants the lock makes a :class:`Ticket` and appends it to a queue, in one call into C; *the head of the queue
-has the lock*. To release the lock is to remove the ticket and to wake the new head. Both may be done twice, and for a
-ticket that was never in the queue, so :meth:`FairLock.release` repairs whatever an interrupted ``acquire`` or
-``release`` has left behind.
+Python runs signal handlers between any two calls, so an exception from one (a soft time limit, ``KeyboardInterrupt``)
+may come at any line, as may one that kills a greenlet. The packages survive it by four rules:
 
-A signal handler runs inside the code that it interrupts, and that goes on only when the handler has ended. So a handler
-must not wait for its own thread: a lock that this thread has or waits for already is refused at once.
+1. *One call into C.* What has one owner at a time (an ack, a claim) passes to the next one by a single call, such as
+   :func:`move`, during which no handler runs.
+2. *The new owner first.* Where that takes two calls, the item is in both places in between, or under a name of its own
+   (*arriving*, *leaving*, *under way*, *suspect*), and the next turn or call goes on from there. To do a step twice
+   does no harm.
+3. *Undone twice.* What must not outlive a call, such as a lock, is undone by :func:`surely`: one exception can't cut
+   both short.
+4. *No wait for itself.* A handler runs inside the code that it interrupts, which goes on only when the handler has
+   ended. So a lock that this thread has or waits for already is refused at once (:func:`unless_mine`,
+   :attr:`FairLock.mine`).
 
-The rule for callers: make the ticket first, and release it by :func:`surely`: once at the end, and once more when an
-exception came out, as one exception can't cut both short. (``with`` on a ``threading.Lock`` depends on where the
-interpreter looks for signals; a ``Condition`` is not safe, as its own methods can be interrupted.)
+``tests/kit/interruption.py`` raises an exception at each line in turn.
+
+Model of the lock. Between taking a lock and noting that it was taken an exception may come; hence there is no separate
+note here. A thread that wants the lock makes a :class:`Ticket` and appends it to a queue, in one call into C; *the head
+of the queue has the lock*. To release the lock is to remove the ticket and to wake the new head. Both may be done
+twice, and for a ticket that was never in the queue, so :meth:`FairLock.release` repairs whatever an interrupted
+``acquire`` or ``release`` has left behind. (``with`` on a ``threading.Lock`` depends on where the interpreter looks for
+signals; a ``Condition`` is not safe, as its own methods can be interrupted.)
 """
 
 from __future__ import annotations
@@ -24,6 +33,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TypeVar
 
 from kombu_fdb.errors import StoreError, StoreUnavailable
@@ -42,6 +52,18 @@ def surely(work: Callable[[], T], undo: Callable[[], object]) -> T:
     except BaseException:
         undo()
         raise
+
+
+def move(source: deque[T], target: list[T], most: int | None = None) -> bool:
+    """Move items from the front, up to ``most``, to the end of ``target``. False if that is empty then.
+
+    In one call into C, where no thread and no exception of a signal handler can come in: each item is in one of both.
+    """
+    try:  # noqa: SIM105 - suppress is Python
+        target.extend(islice(iter(source.popleft, None), most))
+    except IndexError:  # there are no more; those before are in the target
+        pass
+    return bool(target)
 
 
 #: The signals on which programs, and Celery's workers, end.

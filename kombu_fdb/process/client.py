@@ -41,7 +41,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from multiprocessing.util import Finalize
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -60,7 +59,7 @@ from kombu_fdb.errors import (
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.threads import FairLock, Ticket, surely
+from kombu_fdb.primitives.threads import FairLock, Ticket, move, surely
 from kombu_fdb.process import connect
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import STORE_FAILURES, is_of_one
@@ -91,18 +90,6 @@ LOST = (
     "messages were released and may run twice. Make such tasks idempotent, see "
     "worker_deduplicate_successful_tasks, or raise session_ttl."
 )
-
-
-def move(source: deque[T], target: list[T], most: int | None = None) -> bool:
-    """Move items from the front, up to ``most``, to the end of ``target``. False if that is empty then.
-
-    In one call into C, where no thread and no exception of a signal handler can come in: each item is in one of both.
-    """
-    try:  # noqa: SIM105 - suppress is Python
-        target.extend(islice(iter(source.popleft, None), most))
-    except IndexError:  # there are no more; those before are in the target
-        pass
-    return bool(target)
 
 
 class SingleFlight(Generic[T]):
