@@ -170,7 +170,7 @@ def _after(timing: Any, last: datetime) -> datetime | None:
         interval: timedelta = timing.run_every
         return last + interval
     if isinstance(timing, crontab):
-        start, distance, _ = timing.remaining_delta(timing.maybe_make_aware(last))
+        start, distance, _ = timing.remaining_delta(last.astimezone(timing.tz))  # before 5.7, Celery takes any zone's
         following: datetime = start + distance
         return following
     left: Any = timing.remaining_estimate(timing.maybe_make_aware(last))
