@@ -210,23 +210,25 @@ class PublishBatch:
 # -- the channel's part ------------------------------------------------------------------------------------------------
 
 
-class _OfThread(threading.local):
-    """A thread's part of a channel: the kind of batch it makes, see :func:`_batched_as`, and the one that is open."""
+class _SizeOfKind(int):
+    """A ``max_size`` that says which kind of batch to make: all that kombu hands on from ``batch()`` to the channel."""
 
-    batch_kind: Callable[[Channel, int], PublishBatch] = PublishBatch
-    batch: PublishBatch | None = None
+    kind: Callable[[Channel, int], PublishBatch]
 
 
 class BatchingChannel(Channel):
     """A channel that makes batches for ``Producer.batch()``."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.of_thread = _OfThread()
-
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """For ``Producer.batch()``."""
-        return self.of_thread.batch_kind(self, max_size)
+        kind = max_size.kind if isinstance(max_size, _SizeOfKind) else PublishBatch
+        return kind(self, max_size)
+
+
+class _OpenBatch(threading.local):
+    """The batch that a thread has open on a channel."""
+
+    batch: PublishBatch | None = None
 
 
 class BatchKeepingChannel(BatchingChannel):
@@ -236,6 +238,10 @@ class BatchKeepingChannel(BatchingChannel):
     flushed when the outermost one ends, and discarded when any of them ends by an exception. Other threads on the same
     channel publish at once, and so does what a flush itself publishes.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.of_thread = _OpenBatch()
 
     def basic_publish(
         self,
@@ -314,15 +320,13 @@ def _batched_as(producer: Producer, kind: Callable[[Channel, int], PublishBatch]
             transport=producer.connection.transport.driver_name,
             fix="Set broker_url to fdb:// or fdb+sqlite://.",
         )
-    mine = channel.of_thread
-    if mine.batch or getattr(getattr(producer, "_batch_local", None), "current", None):  # kombu's, since 5.7
+    ours = channel.of_thread.batch if isinstance(channel, BatchKeepingChannel) else None
+    if ours or getattr(getattr(producer, "_batch_local", None), "current", None):  # kombu's, since 5.7
         raise OptionError(
             "this thread has a batch open, which would take the messages",
-            fix="Pass another producer, or publish before or after that batch.",
+            fix="Pass a producer of another connection, or publish before or after that batch.",
         )
-    mine.batch_kind = kind
-    try:
-        with batched(producer, sys.maxsize):
-            yield
-    finally:
-        mine.batch_kind = PublishBatch
+    size = _SizeOfKind(sys.maxsize)
+    size.kind = kind
+    with batched(producer, size):
+        yield
