@@ -212,23 +212,26 @@ class FdbBackend(BaseBackend):
 
         A worker that was told to stop goes on for some seconds. (The processes of a prefork pool don't know of it.)
         """
-        stopping_s = 0.0
+        policy = {**self.retry_policy}
+        end_s = monotonic() + (
+            policy.pop("timeout", None) or math.inf
+        )  # kombu's would end where the clock is set forward
 
         def pause(error: BaseException, intervals: Iterator[float], retries: int) -> float:
-            nonlocal stopping_s
+            nonlocal end_s
             seconds = float(next(intervals))
             if is_stopping():
-                if stopping_s >= ENDING_S:
-                    try:
-                        raise error
-                    finally:
-                        del error  # its frames refer to this local
                 seconds = min(seconds, 1.0)
-                stopping_s += seconds
+                end_s = min(end_s, monotonic() + ENDING_S)
+            if monotonic() > end_s:
+                try:
+                    raise error
+                finally:
+                    del error  # its frames refer to this local
             logger.warning("a result could not be stored, attempt %d follows in %g s: %s", retries + 2, seconds, error)
             return seconds
 
-        found: T = retry_over_time(verb, UNANSWERED, errback=pause, **self.retry_policy)
+        found: T = retry_over_time(verb, UNANSWERED, errback=pause, **policy)
         return found
 
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
