@@ -40,8 +40,11 @@ class SessionLost(RecoverableConnectionError):
     """The process was taken for dead, and its temporary queues are gone with its session: declare and consume anew."""
 
 
-class ExchangeVanished(NotFound):
-    """An exchange is gone, with others perhaps, though kombu may believe that it has declared it: declare it anew."""
+class ExchangeVanished(NotFound, OperationalError):
+    """An exchange is gone, with others perhaps, though kombu may believe that it has declared it: declare it anew.
+
+    As it is recoverable, kombu would turn it into its base class ``OperationalError`` alone after the last retry.
+    """
 
 
 class MessageNacked(CapacityExceeded, amqp.MessageNacked):

@@ -173,6 +173,13 @@ class TestDelete:
         with pytest.raises(NotFound, match="no such exchange"):  # it is not declared with the message
             producer.publish("lost", exchange="e", routing_key="k", retry=True, retry_policy=policy)
 
+    def test_a_vanished_exchange_is_amqps_error_after_the_last_retry(self, channel: Any) -> None:
+        """Kombu makes an error of its own of what is recoverable, if it can."""
+        channel.exchange_declare("e")
+        channel.exchange_delete("e")
+        with pytest.raises(NotFound, match="no such exchange"):
+            Producer(channel).publish(1, exchange="e", retry=True, retry_policy={"max_retries": 0})
+
     @pytest.mark.parametrize("exchange", ["e", "typo"])
     def test_a_retry_without_a_limit_ends_where_no_declaration_helps(self, channel: Any, exchange: str) -> None:
         """Kombu repeats at once what is recoverable: Celery's ``max_retries: None`` was a loop without an end."""
