@@ -137,7 +137,7 @@ class Broker:
         except Skipped:
             seen["result",] = "skipped"
         except Exception as error:
-            seen["error",] = type(error).__name__
+            seen["error",] = _caught(error)
             seen["code",] = getattr(error, "reply_code", None) or getattr(error, "code", None)
             seen["channel closed",] = self.has_closed(step.channel, error)
             if seen["error",] != REFUSAL:
@@ -519,6 +519,11 @@ class Broker:
     def close_connection(self, step: Step) -> None:
         self.channel(step.channel)
         self._close_connection(CHANNELS[step.channel])
+
+
+def _caught(error: Exception) -> str:
+    """The name of the class as which a program catches it on any broker."""
+    return next(each.__name__ for each in type(error).__mro__ if not each.__module__.startswith("kombu_fdb."))
 
 
 def _answer(ask: Callable[[], object]) -> str:
