@@ -169,6 +169,8 @@ class Patience:
         self.stopping: Callable[[], bool] = lambda: False
         #: How many seconds may still be wasted.
         self.left_s = ENDING_S
+        #: When calls began to fail one after the other, and when the last one failed.
+        self._failing_since_s = self._failed_s = float("-inf")
 
     @staticmethod
     @contextmanager
@@ -204,12 +206,22 @@ class Patience:
 
     def wasted(self, seconds: float) -> None:
         """Note that a call has waited this long in vain."""
+        now_s = self.clock.monotonic()
+        if now_s - seconds - self._failed_s > ENDING_S:
+            self._failing_since_s = now_s - seconds
+        self._failed_s = now_s
         if _ending.get() or self.stopping():
             self.left_s = max(0.0, self.left_s - seconds)
 
     @property
     def is_over(self) -> bool:
         return self.left_s <= 0
+
+    @property
+    def failing_s(self) -> float:
+        """For how long calls have failed one after the other, though others may have been answered in between."""
+        now_s = self.clock.monotonic()
+        return 0.0 if now_s - self._failed_s > ENDING_S else now_s - self._failing_since_s
 
     def answered(self) -> None:
         """Note that the store took a commit."""

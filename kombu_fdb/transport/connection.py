@@ -154,6 +154,9 @@ class BrokerConnection(virtual.Transport):
 
     def _attach(self, store: Client) -> None:
         began = monotonic()
+        failing_s = store.patience.failing_s
+        if failing_s > ENDING_S:  # it may let itself be opened each time, and refuse at once what is written
+            end_repetition(StoreUnavailable("the store refuses what is written"), failing_s)
         try:
             store.attach(self, timeout_s=store.patience.allow(self.options.connect_timeout))
         except StoreUnavailable as error:

@@ -21,13 +21,16 @@ import gc
 import importlib
 import json
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from amqp.exceptions import RecoverableConnectionError
@@ -203,6 +206,31 @@ class TestStoppingWorker:
             with pytest.raises(WorkerShutdown):
                 transport.establish_connection()
         assert found == [StoreUnavailable, StoreUnavailable, OperationalError]
+
+    @pytest.mark.parametrize("in_main_thread", [True, False])
+    def test_what_connects_and_is_refused_for_ever_ends(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_main_thread: bool
+    ) -> None:
+        """A heartbeat event of a worker, on a file that could be read and not written, held its main thread."""
+        errback = Mock(side_effect=[None] * 2000)
+        monkeypatch.setattr(importlib.import_module("celery.worker.state"), "should_stop", 0)
+        for name in ("ENDING_S", "REPEATED_S"):
+            monkeypatch.setattr(connection_module, name, 0.05)
+        with Connection(f"fdb+sqlite:///{tmp_path}/b.db") as connection:
+            producer = connection.Producer()
+            producer.publish(1, routing_key="q")
+            with closing(sqlite3.connect(tmp_path / "b.db")) as outsider:
+                outsider.execute("CREATE TRIGGER t BEFORE INSERT ON kv BEGIN SELECT RAISE(ABORT, 'mine'); END")
+
+            def publish() -> None:
+                producer.publish(2, routing_key="q", retry=True, retry_policy={"errback": errback})
+
+            if in_main_thread:
+                with pytest.raises(WorkerShutdown):
+                    publish()
+            else:
+                with ThreadPoolExecutor() as threads, pytest.raises(OperationalError, match="refuses what is written"):
+                    threads.submit(publish).result()
 
 
 class TestLostConnection:
