@@ -509,6 +509,10 @@ class Broker:
 
     def recover(self, step: Step) -> None:
         opened = self.channel(step.channel)
+        for queue in {each.queue for each in opened.held}:
+            given = self.arguments.get(queue, {})
+            if {"x-max-length", "x-max-length-bytes"} & given.keys() and given.get("x-overflow") in (None, "drop-head"):
+                raise Skipped  # RabbitMQ drops at once what is too much: queue-arguments.md
         opened.channel.basic_recover(requeue=True)
         opened.held.clear()
 
