@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 #: In ``/proc/<pid>/stat``, after the program's name (https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html).
 _USER, _SYSTEM, _START, _STACK = 11, 12, 19, 25
@@ -26,15 +25,11 @@ _BUSY = slice(0, 2)
 _DIGEST_BYTES = 16
 
 
-class RunningProcess(NamedTuple):
-    """A process of this host. ``busy_s``: for how long it was busy, in seconds, summed over its threads."""
+def see(pid: int) -> tuple[str, float]:
+    """The fingerprint of the process with this number, and for how many seconds its threads were busy, summed.
 
-    fingerprint: str
-    busy_s: float
-
-
-def see(pid: int) -> RunningProcess | None:
-    """The process with this number, as far as this one can see it."""
+    "" and 0 for a process that this one can't see.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -43,11 +38,11 @@ def see(pid: int) -> RunningProcess | None:
         computed_s = (int(fields[_USER]) + int(fields[_SYSTEM])) / os.sysconf("SC_CLK_TCK")
         busy_s = sum(map(_busy_s, Path(f"/proc/{pid:d}/task").iterdir()))
     except (OSError, LookupError, ValueError):
-        return None
+        return "", 0.0
     if stack == "0":  # another user's, or a process that has ended
-        return None
+        return "", 0.0
     told = " ".join([boot, namespace, str(pid), start, stack]).encode()
-    return RunningProcess(blake2b(told, digest_size=_DIGEST_BYTES).hexdigest(), max(computed_s, busy_s))
+    return blake2b(told, digest_size=_DIGEST_BYTES).hexdigest(), max(computed_s, busy_s)
 
 
 def _busy_s(thread: Path) -> float:

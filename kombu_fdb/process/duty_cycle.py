@@ -71,12 +71,12 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.engine.stored.session import PROMOTER, Beat, Surroundings
+from kombu_fdb.engine.stored.session import PROMOTER, Beat
 from kombu_fdb.engine.upkeep.sweep import FailureDetector
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionId
@@ -94,34 +94,34 @@ from kombu_fdb.store.protocol import Watch
 SHARE = 1 / 40
 
 
-class BusyProcesses:
-    """Which silent processes compute, as one observer sees them."""
+def spare_busy(
+    engine: Engine, detector: FailureDetector[SessionId], before: Mapping[SessionId, float]
+) -> dict[SessionId, float]:
+    """Count silent sessions whose processes compute as alive. Call it after each look of the detector.
 
-    def __init__(self) -> None:
-        #: For each session that was silent for half its time: how long its process had been busy when that was noticed.
-        self._before: dict[SessionId, float] = {}
-
-    def spare(self, engine: Engine, detector: FailureDetector[SessionId]) -> None:
-        """Count silent sessions whose processes compute as alive. Call it after each look of the detector."""
-        silent = dict(detector.half_silent())
-        described = engine.sessions.describe(list(silent)) if silent else []
-        before, self._before = self._before, {}
-        for (session_id, ttl_s), description in zip(silent.items(), described, strict=True):
-            busy_s = _busy_s(description)
-            if busy_s is None:
-                continue
-            began_s = before.get(session_id, busy_s)
-            if busy_s - began_s >= ttl_s * SHARE:
-                detector.note_alive(session_id)
-            else:
-                self._before[session_id] = began_s
+    Returns what to pass as ``before`` the next time: for each session that has been silent for half its time, how long
+    its process had been busy when that was noticed.
+    """
+    silent = dict(detector.half_silent())
+    described = engine.sessions.describe(list(silent)) if silent else []
+    noticed: dict[SessionId, float] = {}
+    for (session_id, ttl_s), description in zip(silent.items(), described, strict=True):
+        busy_s = _busy_s(description)
+        if busy_s is None:
+            continue
+        began_s = before.get(session_id, busy_s)
+        if busy_s - began_s >= ttl_s * SHARE:
+            detector.note_alive(session_id)
+        else:
+            noticed[session_id] = began_s
+    return noticed
 
 
 def _busy_s(description: dict[str, object]) -> float | None:
     """How long the process has been busy; None if it is gone, or not on this host."""
     pid = description.get("pid")
-    seen = see(pid) if isinstance(pid, int) and pid > 0 else None
-    return seen.busy_s if seen is not None and seen.fingerprint == description.get("process") else None
+    fingerprint, busy_s = see(pid) if isinstance(pid, int) and pid > 0 else ("", 0.0)
+    return busy_s if fingerprint and fingerprint == description.get("process") else None
 
 
 # -- the ring ----------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Sweep(duties.Duty):
         self._session_id = session_id
         self._interval_s = interval_s
         self._detector: FailureDetector[SessionId] = FailureDetector()
-        self._busy = BusyProcesses()
+        self._busy: dict[SessionId, float] = {}
         #: The last beats of the sessions to end, and where to go on with each.
         self._silent: dict[str, bytes] = {}
         self._cursors: dict[str, bytes] = {}
@@ -190,7 +190,7 @@ class Sweep(duties.Duty):
         self._detector.look(found, self._looked_s)
         if self._session_id in dict(self._detector.half_silent()):
             self._detector.forget()
-        self._busy.spare(self._engine, self._detector)
+        self._busy = spare_busy(self._engine, self._detector, self._busy)
         others = [session_id for session_id, _, _ in found if session_id != self._session_id]
         self._observed = set(others)
         self.window = self._next_window(others)
@@ -244,7 +244,7 @@ class Reclaim:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._detector: FailureDetector[SessionId] = FailureDetector()
-        self._busy = BusyProcesses()
+        self._busy: dict[SessionId, float] = {}
         self._look_at = 0.0
         self._lock = threading.Lock()
 
@@ -263,7 +263,7 @@ class Reclaim:
     def _run(self, engine: Engine) -> bool:
         self._look_at = self._clock.monotonic() + PAUSE_S
         self._detector.look(engine.sessions.beats_of_a_writer(), self._clock.monotonic())
-        self._busy.spare(engine, self._detector)
+        self._busy = spare_busy(engine, self._detector, self._busy)
         budget, ended = Budget(self._clock, seconds=RECLAIM_S), 0
         for session_id, beat in self._detector.silent():
             if budget.spend() and engine.sessions.fence(session_id, beat):
@@ -306,7 +306,7 @@ class SessionSteps:
         if seen is None:
             session.lose()
         else:
-            duties.bring(seen)
+            duties.bring(*seen)
         return not self.lost
 
     def serve(self, *, rang: bool) -> float:
@@ -464,12 +464,12 @@ class Duties:
         """Whether this process makes delayed messages ready, and does all other duties of the role."""
         return self._role.held
 
-    def bring(self, seen: Surroundings) -> None:
+    def bring(self, ring: list[Beat], promoter: bytes | None, newer: bool) -> None:
         """Take over what the session's beat has read, so that no duty need look itself. For the thread that beats."""
         now = self._clock.monotonic()
-        self._none_newer_until = 0.0 if seen.newer else now + duties.NEWER_INTERVAL_S
-        self._role.brought = seen.promoter, now
-        self.sweep_duty.brought.append((seen.ring, now))
+        self._none_newer_until = 0.0 if newer else now + duties.NEWER_INTERVAL_S
+        self._role.brought = promoter, now
+        self.sweep_duty.brought.append((ring, now))
 
     def _may_be_newer(self) -> bool:
         return self._clock.monotonic() >= self._none_newer_until

@@ -317,10 +317,9 @@ def _program(path: Path) -> str:
 
 def _describe() -> dict[str, str | int]:
     pid = os.getpid()
-    seen = see(pid)
     return {
         "host": socket.gethostname(),
         "pid": pid,
         "program": _program(Path(sys.argv[0] or "python")),
-        "process": seen.fingerprint if seen else "",
+        "process": see(pid)[0],
     }

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import SessionLost
@@ -51,14 +51,8 @@ PROMOTER = "promoter"
 
 #: A session, its last beat, and its time to live in seconds.
 Beat = tuple[SessionId, bytes, float]
-
-
-class Surroundings(NamedTuple):
-    """What a session read with its beat: the ring, the promoter's record, and whether any message is kept as newer."""
-
-    ring: list[Beat]
-    promoter: bytes | None
-    newer: bool
+#: What a session read with its beat: the ring, the promoter's record, and whether any message is kept as newer.
+Surroundings = tuple[list[Beat], bytes | None, bool]
 
 
 def open_session(
@@ -159,7 +153,7 @@ def beat(work: Work, session_id: SessionId, ttl_s: float, consumed: Sequence[str
         return None
     ring = _ring(work, session_id, most, behind)
     _beat(work, session_id, ttl_s, consumed)
-    return Surroundings(ring, promoter, bool(newer))
+    return ring, promoter, bool(newer)
 
 
 def beats(work: Work) -> list[Beat]:

@@ -8,7 +8,6 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.model import SessionId
-from kombu_fdb.primitives.processes import RunningProcess
 from kombu_fdb.process import duty_cycle
 from kombu_fdb.process.duty_cycle import Reclaim
 
@@ -25,10 +24,9 @@ class Host:
         self.share = 0.0
         self.asked = 0
 
-    def see(self, pid: int) -> RunningProcess | None:
+    def see(self, pid: int) -> tuple[str, float]:
         self.asked += 1
-        name = self.running.get(pid)
-        return None if name is None else RunningProcess(name, self.share * self.bench.clock.monotonic())
+        return self.running.get(pid, ""), self.share * self.bench.clock.monotonic()
 
 
 @pytest.fixture

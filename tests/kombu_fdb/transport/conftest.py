@@ -14,7 +14,7 @@ from kombu_fdb.process import duty_cycle
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each connection stands for a process of its own, so the test's own process speaks for none that is silent."""
-    monkeypatch.setattr(duty_cycle, "see", lambda _pid: None)
+    monkeypatch.setattr(duty_cycle, "see", lambda _pid: ("", 0.0))
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_a_silent_process_loses_its_messages(connect: Any, until: Any, monkeypat
     monkeypatch.setattr(
         client.engine.sessions,
         "beat",
-        lambda session, **told: True if session == lost.session_id else beat(session, **told),
+        lambda session, **told: ([], None, False) if session == lost.session_id else beat(session, **told),
     )
     again: list[Any] = []
     other.Consumer([Queue("q")], on_message=again.append).consume()

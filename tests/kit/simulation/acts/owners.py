@@ -224,7 +224,7 @@ def _beat(process: Process, session: SessionId) -> bool:
     duties = process.duties
     seen = process.engine.sessions.beat(session, ttl_s=SESSION_TTL_S, most=duties.sweep_duty.window)
     if seen is not None:
-        duties.bring(seen)
+        duties.bring(*seen)
     return seen is not None
 
 
