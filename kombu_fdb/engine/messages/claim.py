@@ -90,13 +90,14 @@ def _read(work: Work, queues: Sequence[str], window: Window, acks: Sequence[Leas
     pause, or the first limit of a key, that it has not seen (KEY-LIMIT). It does not conflict on a queue's fair mark,
     which each publish with a key sets again.
     """
-    leases, keys = settle.lease_rows(work, acks), state_keys(work, queues)
+    lease_keys, lease_ranges = settle.lease_rows(work, acks)
+    keys = state_keys(work, queues)
     rivals = [line.first_range(work, line.name(queues))] if window.gives_way else []
     known = _known_fair(queues, window)
-    ranges = [*leases.ranges, *rivals, *_head_ranges(work, queues, known, window, window.limit)]
-    values, rows = session.require(work, window.session, and_read=[*leases.keys, *keys], ranges=ranges)
-    held, rows = leases.found(values[: len(leases.keys)], rows[: len(leases.ranges)]), rows[len(leases.ranges) :]
-    states = _states_of(queues, values[len(leases.keys) :], rows[len(rivals) :], known, window)
+    ranges = [*lease_ranges, *rivals, *_head_ranges(work, queues, known, window, window.limit)]
+    values, rows = session.require(work, window.session, and_read=[*lease_keys, *keys], ranges=ranges)
+    held, rows = settle.in_runs(lease_keys, values, rows[: len(lease_ranges)]), rows[len(lease_ranges) :]
+    states = _states_of(queues, values[len(lease_keys) :], rows[len(rivals) :], known, window)
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
     if any(rows[: len(rivals)]) and not single_active(states):  # else a service would serve none
         raise Outrun
@@ -312,13 +313,12 @@ def join(
     ended and will not be looked at any more. Raises ``SessionLost``. A caller that does not know the outcome calls
     ``Sessions.recover``.
     """
-    leases = settle.lease_rows(work, acks)
+    keys, ranges = settle.lease_rows(work, acks)
     few = queues if acks and len(queues) <= FEW_QUEUES else ()
-    keys = [*leases.keys, *control_keys(work, few)]
-    values, runs = session.require(work, demand.session, and_read=keys, ranges=leases.ranges)
-    note_unlimited(work, zip(few, map(control_of, values[len(leases.keys) :]), strict=True))
+    values, runs = session.require(work, demand.session, and_read=[*keys, *control_keys(work, few)], ranges=ranges)
+    note_unlimited(work, zip(few, map(control_of, values[len(keys) :]), strict=True))
     if acks:
-        settle.ack(work, acks, leases.found(values[: len(leases.keys)], runs))
+        settle.ack(work, acks, settle.in_runs(keys, values, runs))
     line.join(work, demand, over)
 
 

@@ -105,33 +105,31 @@ def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
     return record is None or record.redeliveries + again > limit
 
 
-class LeaseRows(NamedTuple):
-    """What to read in order to settle leases: single keys, and ranges of adjacent leases."""
+def lease_rows(work: Work, leases: Sequence[Lease]) -> tuple[list[bytes], list[tuple[bytes, bytes, int]]]:
+    """What to read in order to settle leases: single keys, and ranges of adjacent leases.
 
-    keys: list[bytes]
-    ranges: list[tuple[bytes, bytes, int]]
-
-    def found(self, values: Sequence[bytes | None], runs: Sequence[list[KeyValue]]) -> list[list[KeyValue]]:
-        """What was read, in runs of adjacent rows."""
-        single = zip(self.keys, values, strict=True)
-        return [*([(key, value)] for key, value in single if value is not None), *filter(None, runs)]
-
-
-def lease_rows(work: Work, leases: Sequence[Lease]) -> LeaseRows:
-    """The rows of the leases. Each is a conflict: of two transactions that settle one lease, one comes first.
-
-    The leases of a claim have consecutive numbers, and most of them end together: those are read and cleared at once.
+    Each is a conflict: of two transactions that settle one lease, one comes first. The leases of a claim have
+    consecutive numbers, and most of them end together: those are read and cleared at once.
     """
-    rows = LeaseRows([], [])
+    keys: list[bytes] = []
+    ranges: list[tuple[bytes, bytes, int]] = []
     for first, last in _runs(leases):
         begin, end = work.keys.lease(*first), work.keys.lease(*last) + b"\x00"
         if first == last:
             work.tr.add_read_conflict_key(begin)
-            rows.keys.append(begin)
+            keys.append(begin)
         else:
             work.tr.add_read_conflict_range(begin, end)
-            rows.ranges.append((begin, end, 0))  # no limit: rows that are no leases may stand between them
-    return rows
+            ranges.append((begin, end, 0))  # no limit: rows that are no leases may stand between them
+    return keys, ranges
+
+
+def in_runs(
+    keys: Sequence[bytes], values: Sequence[bytes | None], runs: Sequence[list[KeyValue]]
+) -> list[list[KeyValue]]:
+    """What was read of :func:`lease_rows`, in runs of adjacent rows. ``values``: those of ``keys`` come first."""
+    single = zip(keys, values, strict=False)
+    return [*([(key, value)] for key, value in single if value is not None), *filter(None, runs)]
 
 
 def _runs(leases: Iterable[Lease]) -> list[tuple[Lease, Lease]]:
@@ -151,8 +149,8 @@ def _take_leases(
 ) -> list[Message[Place] | None]:
     """Clear the leases that still exist: the message of each, or None."""
     if found is None:
-        rows = lease_rows(work, leases)
-        found = rows.found(*work.tr.get_together(*rows, snapshot=True))
+        keys, ranges = lease_rows(work, leases)
+        found = in_runs(keys, *work.tr.get_together(keys, ranges, snapshot=True))
     asked = [work.keys.lease(*lease) for lease in leases]
     wanted = frozenset(asked)
     held: dict[bytes, Message[Place]] = {}
