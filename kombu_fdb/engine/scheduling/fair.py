@@ -65,7 +65,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from kombu_fdb.engine.scheduling.key_limits import Allowance, Allowances
+from kombu_fdb.engine.scheduling.key_limits import Allowances
 from kombu_fdb.engine.scheduling.window import QueueState, Window
 from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import Work
@@ -513,8 +513,7 @@ class _Scheduler:
         found = self._tr.get_ranges(ranges, snapshot=True) if ranges else []
         self._first.update({each: (head, not head) for each, head in zip(unread, found, strict=True)})
         heads = [self._first[each][0][:1] for each in candidates]
-        allowances = {key: self._allowances.of(key) for (key, _), head in zip(candidates, heads, strict=True) if head}
-        self._tenants.load([(_ring_rank(rank, allowances.get(key)), key) for key, rank in candidates])
+        self._tenants.load([(self._ring_rank(key, rank), key) for key, rank in candidates])
         turns = []
         for (key, rank), whole, head in zip(candidates, items, heads, strict=True):
             turn = self._admit(key, rank, whole, head)
@@ -529,19 +528,21 @@ class _Scheduler:
             self._tr.add_read_conflict_range(*whole)
             self._tr.clear(mark)
             return None
-        allowance = self._allowances.of(key)
-        if allowance.messages <= 0:
-            self._park(key, rank, allowance)
+        if self._allowances.free(key) <= 0:
+            self._park(key, rank)
             return None
         self._tr.set(mark, ACTIVE)
-        return self._insert(key, rank, self._first_round(_ring_rank(rank, allowance)), _stamp_of(head[0]), allowance)
+        return self._insert(key, rank, self._first_round(self._ring_rank(key, rank)), _stamp_of(head[0]))
 
     def _first_round(self, rank: Rank) -> int:
         serving = self._rounds.get(rank, 0)
         return {"next": serving + 1, "current": serving, "first": 0}[self._control.newcomer]
 
-    def _insert(self, key: str, items: Rank, round_: int, stamp: Stamp, allowance: Allowance) -> Turn:
-        rank = _ring_rank(items, allowance)
+    def _ring_rank(self, key: str, items: Rank) -> Rank:
+        return rank_of(items, self._allowances.priority(key))
+
+    def _insert(self, key: str, items: Rank, round_: int, stamp: Stamp) -> Turn:
+        rank = self._ring_rank(key, items)
         turn = Turn(rank, self._tenants.round(rank, key, round_), stamp, key, items)
         self._entries[self._entry(turn)] = items
         if (mark := self._tenants.mark(turn)) != ACTIVE:
@@ -621,7 +622,7 @@ class _Scheduler:
 
     def _has_room(self, turn: Turn) -> bool:
         """Whether its next message fits into the claim. A turn that may not be served needs no room."""
-        if self._allowances.of(turn.key).messages <= 0:
+        if self._allowances.free(turn.key) <= 0:
             return True
         rows = self._rows[turn.key, turn.items]
         return not self._budget.is_full and (not rows or self._budget.fits(rows[0][1]))
@@ -632,7 +633,7 @@ class _Scheduler:
             return
         self._allowances.load([turn.key for turn in turns])
         here = [(turn.rank, turn.key) for turn in turns]
-        there = [(rank_of(turn.items, self._allowances.priority(turn.key)), turn.key) for turn in turns]
+        there = [(self._ring_rank(turn.key, turn.items), turn.key) for turn in turns]
         self._tenants.load(here + there, turns)  # a priority may have changed since a turn came into the ring
         most = -(-want // len(turns)) + max(self._allowances.weight(turn.key) for turn in turns)
         self._fetch([(turn.key, turn.items) for turn in turns], most)
@@ -659,13 +660,13 @@ class _Scheduler:
         if self._entries.pop(entry, None) is None:
             self._left.add(entry)
         self._tenants.left(turn)
-        allowance = self._allowances.of(turn.key)
-        if allowance.messages <= 0:
-            self._park(turn.key, turn.items, allowance)
+        free = self._allowances.free(turn.key)
+        if free <= 0:
+            self._park(turn.key, turn.items)
             return None
-        rows = self._waiting(turn, min(allowance.weight, room))
-        most = min(allowance.weight, room, allowance.messages)
-        most = max(1, self._budget.take(rows[:most]))
+        most = min(self._allowances.weight(turn.key), room)
+        rows = self._waiting(turn, most)
+        most = max(1, self._budget.take(rows[: min(most, free)]))
         taken, left = rows[:most], rows[most:]
         self._rows[turn.key, turn.items] = left
         self._chosen += taken
@@ -675,8 +676,8 @@ class _Scheduler:
             self._retire(turn)
             return None
         self._heads[turn.key, turn.items] = left[0][1]
-        following = self._rounds.get(_ring_rank(turn.items, allowance), 0) + 1  # its priority may have changed
-        return self._insert(turn.key, turn.items, following, _stamp_of(left[0]), allowance)
+        following = self._rounds.get(self._ring_rank(turn.key, turn.items), 0) + 1  # its priority may have changed
+        return self._insert(turn.key, turn.items, following, _stamp_of(left[0]))
 
     def _waiting(self, turn: Turn, most: int) -> list[KeyValue]:
         """The sub-queue's messages not chosen yet: at least one more than can be taken, or all."""
@@ -694,20 +695,16 @@ class _Scheduler:
             self._tr.add_read_conflict_range(*range_of(self._keys.items(self._queue, turn.key, turn.items)))
         self._tr.clear(self._keys.active(self._queue, turn.key, turn.items))
 
-    def _park(self, key: str, items: Rank, allowance: Allowance) -> None:
+    def _park(self, key: str, items: Rank) -> None:
         self._tr.set(self._keys.active(self._queue, key, items), PARKED)
         self._tr.add_read_conflict_key(self._keys.flight(self._queue, key))
         self._tr.add_read_conflict_key(self._keys.control(self._queue))
-        if allowance.wait_ms:
-            due_ms = self._now_ms + allowance.wait_ms
-            self._tr.set(self._keys.unpark(due_ms, self._queue, key), allowance.wait_ms.to_bytes(8, "big"))
+        if pause_ms := self._allowances.wait_ms(key):
+            due_ms = self._now_ms + pause_ms
+            self._tr.set(self._keys.unpark(due_ms, self._queue, key), pause_ms.to_bytes(8, "big"))
             self._tr.set_versionstamped_value(self._keys.alarm)
 
 
 def _stamp_of(row: KeyValue) -> Stamp:
     """Every message's key ends with its stamp."""
     return Stamp(row[0][-STAMP_BYTES:])
-
-
-def _ring_rank(items: Rank, allowance: Allowance | None) -> Rank:
-    return rank_of(items, None if allowance is None else allowance.priority)

@@ -37,7 +37,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -184,18 +183,8 @@ UNLIMITED = 2**31
 TOGETHER = 64
 
 
-@dataclass(slots=True)
-class Allowance:
-    """How many messages of a key may be served now; ``wait_ms``: when to look again if its rate is used up."""
-
-    messages: int
-    weight: int = 1
-    priority: int | None = None
-    wait_ms: int = 0
-
-
 class Allowances:
-    """The allowances of one queue's keys, for one claim."""
+    """What the limits of one queue's keys allow, for one claim."""
 
     def __init__(self, work: Work, queue: str, control: QueueControl, sightings: Sightings | None) -> None:
         self._tr = work.tr
@@ -231,21 +220,26 @@ class Allowances:
     def priority(self, key: str) -> int | None:
         return self._limits[key].priority if key in self._limits else None
 
-    def of(self, key: str) -> Allowance:
-        """The key's allowance now."""
+    def free(self, key: str) -> int:
+        """How many messages of the key may be served now."""
         limits = self._limits.get(key)
         if limits is None:
-            return Allowance(UNLIMITED)
+            return UNLIMITED
         if limits.paused:
-            return Allowance(0)
-        free, waits_ms = UNLIMITED, 0
+            return 0
+        free = UNLIMITED
         if limits.max_in_flight is not None:
             free = limits.max_in_flight - self._in_flight(key)
         if limits.rate is not None:
-            bucket = self._bucket(key, limits)
-            free = min(free, int(bucket.tokens))
-            waits_ms = wait_ms(bucket, limits)
-        return Allowance(free, limits.weight, limits.priority, waits_ms)
+            free = min(free, int(self._bucket(key, limits).tokens))
+        return free
+
+    def wait_ms(self, key: str) -> int:
+        """When to look again if the key's rate is used up; else 0."""
+        limits = self._limits.get(key)
+        if limits is None or limits.paused or limits.rate is None:
+            return 0
+        return wait_ms(self._bucket(key, limits), limits)
 
     def used(self, key: str, messages: int) -> None:
         """Note that this many messages of the key are served."""

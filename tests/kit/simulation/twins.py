@@ -166,8 +166,8 @@ def _first_grave(*args: Any) -> Any:
     return queues[:1], *rest
 
 
-def _same_turn(scheduler: Any, key: str, items: Rank, _round: int, stamp: Stamp, allowance: Any) -> Any:
-    return _insert(scheduler, key, items, 0, stamp, allowance)
+def _same_turn(scheduler: Any, key: str, items: Rank, _round: int, stamp: Stamp) -> Any:
+    return _insert(scheduler, key, items, 0, stamp)
 
 
 def _pause_anyway(run: retry.Retry, seconds: float, _deadline: float) -> bool:
