@@ -58,7 +58,8 @@ class Metrics(Verbs):
     def __init__(self, run: Transactions, inspect: Inspection) -> None:
         super().__init__(run)
         self._inspect = inspect
-        self._busiest = totals.Busiest()
+        #: By queue, how many events each key had had at the last look of the trimming.
+        self._seen: dict[str, dict[str, int]] = {}
         #: The last sample that this process took.
         self._sampled: Sample | None = None
 
@@ -114,11 +115,12 @@ class Metrics(Verbs):
             queue, keys, begin = part
             queues.add(queue)
             yield
-            names = self._busiest.surplus(queue, keys)
+            before, self._seen[queue] = self._seen.get(queue), totals.numbers_of(keys)
+            names = totals.surplus(before, self._seen[queue])
             for start in range(0, len(names), totals.KEYS_PER_FOLD):
                 self._fold(queue, names[start : start + totals.KEYS_PER_FOLD])
                 yield
-        self._busiest.keep(queues)
+        self._seen = {queue: numbers for queue, numbers in self._seen.items() if queue in queues}
 
 
 #: How long a session may be silent before others may end it, in seconds.

@@ -14,7 +14,7 @@ the number of keys:
 * it writes at most :data:`NAMES_PER_QUEUE` keys of a queue by name in each :data:`NAMES_S`, those with the most
   messages first, and all others as others (:class:`NamedKeys`);
 * the duties fold all but :data:`KEYS_KEPT` of a queue into the others: those that grew least since their last look
-  (:class:`Busiest`). A fold reads what it folds, so a process that adds to it meanwhile makes it start again, and two
+  (:func:`surplus`). A fold reads what it folds, so a process that adds to it meanwhile makes it start again, and two
   that fold the same key fold it once.
 
 So a flood of keys that occur only once costs a few rows per process, and a key that becomes busy has its own row within
@@ -24,7 +24,7 @@ So a flood of keys that occur only once costs a few rows per process, and a key 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import RLock
 
 from kombu_fdb.engine.stored.work import Event, Work
@@ -89,24 +89,20 @@ class NamedKeys:
         return self._names & numbers.keys()
 
 
-class Busiest:
-    """Tells which keys of each queue grew most from look to look. Not thread-safe."""
+def numbers_of(keys: KeyTotals) -> dict[str, int]:
+    """How many events each key with a name has had."""
+    return {key: sum(events.values()) for key, events in keys.items() if key != OTHERS}
 
-    def __init__(self) -> None:
-        self._seen: dict[str, dict[str, int]] = {}
 
-    def surplus(self, queue: str, keys: KeyTotals) -> list[str]:
-        """The keys of a queue to be folded if it has over :data:`KEYS_KEPT`; none at the first look."""
-        before = self._seen.get(queue)
-        now = self._seen[queue] = {key: sum(events.values()) for key, events in keys.items() if key != OTHERS}
-        if before is None or len(now) <= KEYS_KEPT:
-            return []
-        growth = {key: (_growth(before.get(key, 0), number), number) for key, number in now.items()}
-        return sorted(growth, key=growth.__getitem__, reverse=True)[KEYS_KEPT:]
+def surplus(before: Mapping[str, int] | None, now: Mapping[str, int]) -> list[str]:
+    """The keys of a queue to be folded if it has over :data:`KEYS_KEPT`: all but those that grew most since ``before``.
 
-    def keep(self, queues: Collection[str]) -> None:
-        """Forget all other queues."""
-        self._seen = {queue: seen for queue, seen in self._seen.items() if queue in queues}
+    ``before``, ``now``: :func:`numbers_of` at two looks; None at the first one, after which none is folded.
+    """
+    if before is None or len(now) <= KEYS_KEPT:
+        return []
+    growth = {key: (_growth(before.get(key, 0), number), number) for key, number in now.items()}
+    return sorted(growth, key=growth.__getitem__, reverse=True)[KEYS_KEPT:]
 
 
 def _growth(before: int, now: int) -> int:
