@@ -550,16 +550,12 @@ def _picker(table: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Iterable[
     return itemgetter(*names) if len(names) > 1 else lambda found: [found[name] for name in names]
 
 
-class _Rare(Exception):
-    """A value that the template has no place for: it may hold a whole number of more than 64 bits."""
-
-
 class _Wholes(dict[int, str]):
     """The texts of whole numbers, which in headers are usually small."""
 
     def __missing__(self, value: int) -> str:
-        if not -(2**63) <= value < 2**63:
-            raise _Rare
+        if not -(2**63) <= value < 2**63:  # the template has no place for it
+            raise ValueError(value)
         return repr(value)
 
 
@@ -569,8 +565,8 @@ def _nested(value: Any) -> str:
     if len(value) == 2 and type(value) is list and value[0] is None and value[1] is None:  # no time limits
         return "[null,null]"
     text = "".join(_encoded(value, 0))
-    if LONG_NUMBER in text.encode().translate(DIGITS):
-        raise _Rare
+    if LONG_NUMBER in text.encode().translate(DIGITS):  # it may hold a whole number of more than 64 bits
+        raise ValueError(text)
     return text
 
 
@@ -654,7 +650,7 @@ def _payload(
         values = (content_type, content_encoding, *shape.of_headers(headers), *shape.of_properties(properties), *around)
         try:  # noqa: SIM105 - suppress takes longer than what it would guard
             meta = (shape.template % (*map(call, shape.encoders, values),)).encode()
-        except (TypeError, ValueError, RecursionError, _Rare):  # written, or refused, below
+        except (TypeError, ValueError, RecursionError):  # written, or refused, below
             pass
     if not meta:
         meta = _meta(headers, properties, [content_type, content_encoding], [exchange, routing_key])

@@ -36,10 +36,6 @@ from kombu_fdb.errors import (
 )
 
 
-class SessionLost(RecoverableConnectionError):
-    """The process was taken for dead, and its temporary queues are gone with its session: declare and consume anew."""
-
-
 class ExchangeVanished(NotFound, OperationalError):
     """An exchange is gone, with others perhaps, though kombu may believe that it has declared it: declare it anew.
 

@@ -251,16 +251,6 @@ AHEAD_S = 0.1
 MOST_AHEAD = 10_000
 
 
-class Room(NamedTuple):
-    """How many messages are worth claiming; if none, in how many seconds it may be different (None: unknown)."""
-
-    places: int
-    again_s: float | None = None
-
-
-FULL = Room(0)
-
-
 class Credit:
     """The credit of one channel. ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread."""
 
@@ -333,22 +323,25 @@ class Credit:
     def _unbounded_waiting(self) -> int:
         return len(self.inbox) - self.inbox.with_acks if self.is_bounded else len(self.inbox)
 
-    def bounded_room(self, now: float, group_s: float) -> Room:
-        """The room of consumers with acks, where something bounds them."""
+    def bounded_room(self, now: float, group_s: float) -> tuple[int, float | None]:
+        """How many messages with acks are worth claiming, where something bounds them.
+
+        If none, also in how many seconds it may be different; None: unknown.
+        """
         if not self.can_consume():
-            return FULL
+            return 0, None
         if self._most_handed is not None:
-            return Room(max(min(self._free, self._slots) if self.prefetch else self._slots, 0))
+            return max(min(self._free, self._slots) if self.prefetch else self._slots, 0), None
         free = self._free
         if free <= 0:
             self._free_since = None
-            return FULL
+            return 0, None
         if free >= max(1, self.prefetch // 2):
-            return Room(free)
+            return free, None
         if self._free_since is None:
             self._free_since = now
         left_s = self._free_since + group_s - now
-        return Room(free) if left_s <= 0 else Room(0, left_s)
+        return (free, None) if left_s <= 0 else (0, left_s)
 
     def limit_slots(self, free: int) -> bool:
         """Allow ``free`` more messages from now on. For the thread that delivers. Returns whether room was made."""
@@ -400,11 +393,10 @@ class Plan:
     consumers: dict[str, str] = field(default_factory=dict)
     again_s: float | None = None
 
-    def note(self, room: Room) -> int:
-        """Note when to look again, if ``room`` is not worth a claim yet. Returns how many places it has."""
-        if room.again_s is not None:
-            self.again_s = room.again_s if self.again_s is None else min(room.again_s, self.again_s)
-        return room.places
+    def note(self, again_s: float | None) -> None:
+        """Note when to look again."""
+        if again_s is not None:
+            self.again_s = again_s if self.again_s is None else min(again_s, self.again_s)
 
 
 class Dispatch:
@@ -651,7 +643,9 @@ class Dispatch:
             if each.no_ack or not credit.is_bounded:
                 rooms[credit] = credit.unbounded_room(self.window)
             else:
-                rooms.setdefault(credit, plan.note(credit.bounded_room(now, self._group_s)))
+                places, again_s = credit.bounded_room(now, self._group_s)
+                rooms.setdefault(credit, places)
+                plan.note(again_s)
         return sum(rooms.values())
 
     # -- messages ----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ Elsewhere than on SQLite, the worker loops never wait for the store: they take w
 What happens at each failure:
 
 * the session was fenced: what waits is dropped, the next turn opens a new session and goes on. If a consumed queue
-  vanished with the session, the consumers get :exc:`~kombu_fdb.transport.errors.SessionLost`, and declare it again.
+  vanished with the session, the consumers get a connection error, and declare it again.
 * a consumed queue was deleted: its consumers end at the next safety look, and the next drain notifies them
   (``receiver.py``).
 * the store fails: the fetcher has *failed*, and the consumer's next drain raises the error, as a connection error.
@@ -52,6 +52,8 @@ from contextlib import suppress
 from functools import partial
 from random import Random
 
+from amqp.exceptions import RecoverableConnectionError
+
 from kombu_fdb import errors
 from kombu_fdb.keyspace.codec import control_of
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
@@ -63,9 +65,9 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import Contention, LineMember
 from kombu_fdb.process.session_threads import MOST_DEFERRED
-from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Plan, Room, Subscription
+from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Plan, Subscription
 from kombu_fdb.transport.consuming.watch_set import Drain, IdleTracker, WatchSet
-from kombu_fdb.transport.errors import CONNECTION_ERRORS, SessionLost, operational_errors
+from kombu_fdb.transport.errors import CONNECTION_ERRORS, operational_errors
 from kombu_fdb.transport.poison import is_workers
 
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
@@ -128,7 +130,7 @@ class Claiming:
         left_s = self._line_first_until - now
         if left_s <= 0 or not self.member.in_line:
             return set()
-        plan.note(Room(0, left_s))
+        plan.note(left_s)
         return self._dispatch.competing(self.member.queues)
 
     def _begin(self) -> None:
@@ -651,7 +653,8 @@ class Fetcher:
             self._watch_set.disarm()  # the glance that found the session gone has read nothing else
         self._session = session  # after the drop, which is repeated if it was interrupted
         if lost is not None and any(each.transient for each in self.dispatch.subscriptions):
-            raise SessionLost("the session was ended by another process, and its temporary queues with it")
+            text = "the session was ended by another process, and its temporary queues with it"
+            raise RecoverableConnectionError(text)
         for subscription in self.dispatch.subscriptions:
             if subscription.session_id != session.session_id or not subscription.registered:
                 try:
@@ -679,7 +682,7 @@ class Fetcher:
             if not subscription.transient:
                 raise
             # Its last other consumer has left meanwhile.
-            raise SessionLost(f"the temporary queue {subscription.queue!r} has vanished") from error
+            raise RecoverableConnectionError(f"the temporary queue {subscription.queue!r} has vanished") from error
         finally:
             if subscription.leaves or self._given_up:  # another thread may have removed it before it was added
                 self.client.later(partial(self.leave, subscription))

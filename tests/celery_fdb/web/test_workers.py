@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from amqp.exceptions import ConsumerCancelled, NotFound
+from amqp.exceptions import ConsumerCancelled, NotFound, RecoverableConnectionError
 from celery import Celery
 from celery.app.control import Inspect
 from celery.schedules import crontab, schedule
@@ -31,7 +31,6 @@ from celery_fdb.web.visit import NOTHING
 from kombu_fdb import Broker, errors
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.transport.errors import SessionLost
 
 STATS = {
     "pool": {"implementation": "celery.concurrency.prefork:TaskPool", "max-concurrency": 4},
@@ -140,8 +139,8 @@ def test_a_session_tells_the_name_of_its_worker() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        *(OperationalError, SessionLost, ConsumerCancelled, NotFound, ContentDisallowed),
-        pytest.param(errors.SessionLost, id="SessionLost of the store"),
+        *(OperationalError, RecoverableConnectionError, ConsumerCancelled, NotFound, ContentDisallowed),
+        pytest.param(errors.SessionLost, id="SessionLost"),
     ],
 )
 def test_workers_that_cannot_be_asked_are_a_page(
