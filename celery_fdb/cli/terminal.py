@@ -250,16 +250,9 @@ def _lines(pieces: Iterable[str], width: int) -> list[str]:
     return found
 
 
-def table(headings: str, rows: Iterable[Sequence[Any]], *, title: str | None = None) -> Table:
+def table(headings: str, rows: Iterable[Sequence[Any]]) -> Table:
     """``headings``: names between spaces, with ``_`` for a space in a name and ``>`` in front of columns of numbers."""
-    made = _Table(
-        title=None if title is None else clean(title),
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        header_style="bold",
-    )
+    made = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings.split():
         justify = "right" if heading.startswith(">") else "left"
         made.add_column(heading.removeprefix(">").replace("_", " "), justify=justify, overflow="fold")  # type: ignore[arg-type]  # one of the two

@@ -328,9 +328,9 @@ class FdbTask(Backoff, Task):
             failures.install(app)
 
 
-def _given(options: Mapping[str, Any], name: str, default: Any = None) -> Any:
+def _given(options: Mapping[str, Any], name: str) -> Any:
     """An option, unless it is a stamp: in Celery, stamps are among the options, too."""
-    return default if name in (options.get("stamped_headers") or ()) else options.get(name, default)
+    return None if name in (options.get("stamped_headers") or ()) else options.get(name)
 
 
 def _taken(options: dict[str, Any], name: str, default: Any = None) -> Any:

@@ -299,9 +299,9 @@ class Visit:
             raise NotThere("Arguments are hidden here, so there is no search for them.")
         return asked
 
-    def sent(self, name: str, default: str = "") -> str:
+    def sent(self, name: str) -> str:
         """A field of the form."""
-        return self.fields.get(name, [default])[0]
+        return self.fields.get(name, [""])[0]
 
     def page(self, template: str, status: int = 200, **context: Any) -> Response:
         """The answer with this page."""

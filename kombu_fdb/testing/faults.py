@@ -7,9 +7,8 @@ import threading
 from collections import Counter, deque
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
 
-__all__ = ["LATEST_LANDING_S", "Fault", "Faults", "Interrupted", "Landing"]
+__all__ = ["LATEST_LANDING_S", "Fault", "Faults", "Interrupted"]
 
 #: How much later a commit whose outcome is unknown may land, in seconds. FoundationDB refuses one whose read version is
 #: older than that.
@@ -39,16 +38,6 @@ _AT_COMMIT = (
     Fault.UNAVAILABLE,
 )
 _AT_READ = (Fault.TOO_OLD, Fault.UNAVAILABLE)
-
-
-class Landing(NamedTuple):
-    """When a late commit happens: ``lateness_s`` after its caller's error.
-
-    ``after_a_look``: or, if that is sooner, between the reads and the commit of another transaction.
-    """
-
-    lateness_s: float
-    after_a_look: bool = False
 
 
 class Interrupted(BaseException):
@@ -118,14 +107,17 @@ class Faults:
     def fires_for_nothing(self) -> bool:
         return self._by_chance((Fault.WATCH_FOR_NOTHING,)) is not None
 
-    def landing(self) -> Landing | None:
-        """Of a late commit; None: it never lands."""
+    def landing(self) -> tuple[float, bool] | None:
+        """How many seconds after its caller's error a late commit happens; None: it does not.
+
+        And whether it happens between the reads and the commit of another transaction, if that is sooner.
+        """
         if self._landings:
             lateness_s = self._landings.popleft()
-            return None if lateness_s is None else Landing(lateness_s)
+            return None if lateness_s is None else (lateness_s, False)
         if self._rng.random() < 0.5:
             return None
-        return Landing(self._rng.uniform(0.0, LATEST_LANDING_S), after_a_look=self._rng.random() < 0.25)
+        return self._rng.uniform(0.0, LATEST_LANDING_S), self._rng.random() < 0.25
 
     def _by_chance(self, kinds: tuple[Fault, ...]) -> Fault | None:
         for kind in kinds:

@@ -220,8 +220,8 @@ class OwnWrites:
         self._put(mutation.key, op)
 
 
-def pack_stamp(version: int, batch: int = 0) -> bytes:
-    return struct.pack(">QH", version, batch)
+def pack_stamp(version: int) -> bytes:
+    return struct.pack(">QH", version, 0)
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
@@ -647,9 +647,10 @@ class MemoryDatabase:
             return
         if transaction.can_conflict and transaction.read_version is None:
             transaction.read_version = self.version
-        lands_s = self.clock.monotonic() + landing.lateness_s
+        lateness_s, after_a_look = landing
+        lands_s = self.clock.monotonic() + lateness_s
         if not transaction.is_too_old(lands_s):
-            self._late.append(_Late(lands_s, transaction, landing.after_a_look))
+            self._late.append(_Late(lands_s, transaction, after_a_look))
 
     def _try_apply(self, transaction: MemoryTransaction) -> None:
         try:

@@ -23,7 +23,7 @@ from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duty_cycle import SessionSteps
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted, Landing
+from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
 __all__ = [
@@ -147,10 +147,10 @@ class StepFaults(Faults):
     def fires_for_nothing(self) -> bool:
         return self._watch_trouble(Fault.WATCH_FOR_NOTHING)
 
-    def landing(self) -> Landing | None:
+    def landing(self) -> tuple[float, bool] | None:
         rng = self._frames[-1].rng
         lateness_s = rng.choice([None, 0.0, rng.uniform(0.0, LATEST_LANDING_S)])
-        return None if lateness_s is None else Landing(lateness_s, after_a_look=rng.random() < 0.5)
+        return None if lateness_s is None else (lateness_s, rng.random() < 0.5)
 
     def _watch_trouble(self, fault: Fault) -> bool:
         frame = self._frames[-1]

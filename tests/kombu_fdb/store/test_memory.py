@@ -13,7 +13,7 @@ from kit.costs import CountingDatabase
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
-from kombu_fdb.testing.faults import Fault, Faults, Landing
+from kombu_fdb.testing.faults import Fault, Faults
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
@@ -105,7 +105,7 @@ class TestFaults:
 
     def test_a_late_commit_lands_between_the_look_and_the_commit_of_another(self) -> None:
         faults, clock = Faults(), ManualClock()
-        faults.landing = lambda: Landing(4.0, after_a_look=True)
+        faults.landing = lambda: (4.0, True)
         database = MemoryDatabase(clock=clock, faults=faults)
         faults.at_commits(Fault.COMMIT_LATE)
         with pytest.raises(CommitUnknown):
