@@ -129,7 +129,7 @@ class Tenants:
         rows = [self._keys.turns(self._queue, *each) for each in wanted]
         marks = [self._keys.active(self._queue, turn.key, turn.items) for turn in marked]
         values = self._tr.get_many(rows + marks, snapshot=True)
-        self._turns.update({each: _number(value) for each, value in zip(wanted, values, strict=False)})
+        self._turns.update({each: decode_count(value) for each, value in zip(wanted, values, strict=False)})
         named_by = zip(marked, values[len(rows) :], strict=True)
         self._counted.update(turn for turn, mark in named_by if mark == self.mark(turn))
 
@@ -221,7 +221,7 @@ def take_out(work: Work, queue: str, turns: Sequence[Turn]) -> None:
     """
     rows = [work.keys.active(queue, turn.key, turn.items) for turn in turns]
     for turn, row, mark in zip(turns, rows, work.tr.get_many(rows, snapshot=True) if rows else [], strict=True):
-        entry = _ring_entry(work.keys, queue, turn)
+        entry = work.keys.ring_entry(queue, turn.rank, turn.round, turn.stamp, turn.key)
         if _entry_of(work.keys, queue, mark) == entry:
             pause_marks(work, queue, [(row, mark or b"")])
             continue
@@ -229,10 +229,6 @@ def take_out(work: Work, queue: str, turns: Sequence[Turn]) -> None:
         work.tr.clear(entry)
         if mark is not None and mark.startswith(ACTIVE):
             work.tr.set(row, PARKED)
-
-
-def _ring_entry(keys: Keyspace, queue: str, turn: Turn) -> bytes:
-    return keys.ring_entry(queue, turn.rank, turn.round, turn.stamp, turn.key)
 
 
 def _entry_of(keys: Keyspace, queue: str, mark: bytes | None) -> bytes | None:
@@ -252,10 +248,6 @@ def _take_out(work: Work, queue: str, entry: bytes) -> None:
     work.tr.add_read_conflict_key(entry)
     work.tr.clear(entry)
     work.tr.add(work.keys.turns(queue, rank, tenant_of(key) or ""), -1)
-
-
-def _number(value: bytes | None) -> int:
-    return decode_count(value)
 
 
 # -- ageing ------------------------------------------------------------------------------------------------------------
