@@ -378,6 +378,28 @@ class SessionFacts:
     beat_ms: int = 0
     is_internal: bool = False
 
+    @property
+    def id(self) -> str:
+        return self.session_id.hex()
+
+    @property
+    def host(self) -> str:
+        return str(self.description.get("host", ""))
+
+    @property
+    def pid(self) -> int | None:
+        return self.description.get("pid")
+
+    @property
+    def program(self) -> str:
+        return str(self.description.get("program", ""))
+
+    def state(self, quiet_s: float | None) -> str:
+        """alive, ended, or silent: no heartbeat for longer than its time to live, so others get its messages."""
+        if not self.open:
+            return "ended"
+        return "silent" if (quiet_s or 0.0) > self.ttl_s else "alive"
+
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:

@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
-from celery_fdb.inspection.overview import Overview, QueueView, SessionView, find_keys, key_as_json, look, look_at_keys
+from celery_fdb.inspection.overview import Overview, QueueView, find_keys, key_as_json, look, look_at_keys
 from celery_fdb.inspection.time_formats import age, rate
 from celery_fdb.inspection.time_formats import limit as written
-from kombu_fdb.model import KeyCounts, KeyLimits, is_internal
+from kombu_fdb.model import KeyCounts, KeyLimits, SessionFacts, is_internal
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.primitives.plural import plural
 
@@ -150,30 +150,28 @@ def sessions(invocation: Invocation) -> Answer:
     """List the consumer processes, and how many messages each one holds."""
     overview = look(invocation.broker, held=True)
     found = overview.sessions
-    return Answer(
-        [dataclasses.asdict(each) for each in found],
-        [session_table(found, {each.id: overview.heard_s(each) for each in found})],
-    )
+    shown = session_table(found, {each.id: overview.heard_s(each) for each in found})
+    return Answer(overview.as_json()["sessions"], [shown])
 
 
-def session_table(views: list[SessionView], quiet_s: Mapping[str, float | None]) -> Table:
+def session_table(sessions: list[SessionFacts], quiet_s: Mapping[str, float | None]) -> Table:
     """The table of sessions. ``quiet_s``: by session, the seconds since its last heartbeat."""
     return table(
         "session host >pid program >leased >ttl >heard state queues",
         [
             (
-                *(view.id[:12], view.host, str(view.pid or ""), view.program, view.leased, f"{view.ttl_s:g} s"),
-                *_heard(view, quiet_s.get(view.id)),
-                ", ".join(each for each in view.queues if not is_internal(each)),
+                *(each.id[:12], each.host, str(each.pid or ""), each.program, each.held, f"{each.ttl_s:g} s"),
+                *_heard(each, quiet_s.get(each.id)),
+                ", ".join(name for name in each.consumed if not is_internal(name)),
             )
-            for view in views
+            for each in sessions
         ],
     )
 
 
-def _heard(view: SessionView, quiet_s: float | None) -> tuple[str, str]:
+def _heard(session: SessionFacts, quiet_s: float | None) -> tuple[str, str]:
     """The time since a session's last heartbeat, and the session's state."""
-    state = view.state(quiet_s)
+    state = session.state(quiet_s)
     return age(quiet_s) + " ago" * (quiet_s is not None), ENDED if state == "ended" else state
 
 
@@ -217,13 +215,13 @@ def _watch(invocation: Invocation, looks: Iterator[Look]) -> None:
 def _looks(invocation: Invocation, interval_s: float, number: int | None, keys: int) -> Iterator[Look]:
     before = None
     #: By session: its beat, and when this process first saw it.
-    seen: dict[str, tuple[str, float]] = {}
+    seen: dict[str, tuple[bytes, float]] = {}
     pause = threading.Event()
     for looks in count(1):
         overview = look(invocation.broker, top_keys=keys, held=True)
         before = overview if before is None else before
         now_s = monotonic()
-        beats = [(each.id, each.beat, seen.get(each.id, ("", now_s))) for each in overview.sessions]
+        beats = [(each.id, each.beat, seen.get(each.id, (b"", now_s))) for each in overview.sessions]
         seen = {session: was if was[0] == beat else (beat, now_s) for session, beat, was in beats}
         silent_s = {session: now_s - since_s for session, (_, since_s) in seen.items()}
         yield overview, overview.rates(before), overview.key_rates(before), silent_s

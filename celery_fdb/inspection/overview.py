@@ -101,39 +101,13 @@ class QueueView:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionView:
-    """One consumer process. ``beat`` changes with every heartbeat, and is not a time.
-
-    ``open``: False once the session has ended, until it is cleaned up. ``queues``: those it consumes. ``leased``: how
-    many messages it holds, None unless asked for. ``beat_ms``: its last heartbeat by its own clock, 0 for none.
-    """
-
-    id: str
-    host: str
-    pid: int | None
-    program: str
-    ttl_s: float
-    open: bool
-    beat: str
-    queues: list[str]
-    leased: int | None = None
-    beat_ms: int = 0
-
-    def state(self, quiet_s: float | None) -> str:
-        """alive, ended, or silent: no heartbeat for longer than its time to live, so others get its messages."""
-        if not self.open:
-            return "ended"
-        return "silent" if (quiet_s or 0.0) > self.ttl_s else "alive"
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
     """``taken_ms``: wall clock, milliseconds since 1970. ``broker``: where, with secrets masked."""
 
     taken_ms: int
     broker: str
     queues: list[QueueView]
-    sessions: list[SessionView]
+    sessions: list[SessionFacts]
     #: Settlements that came too late, of any queue.
     late_settlements: int = 0
     #: Failing background jobs, each with its duty, subject, error, times and since_ms.
@@ -153,7 +127,7 @@ class Overview:
         """The sum of a field over :attr:`own_queues`."""
         return sum(getattr(queue, field_name) for queue in self.own_queues)
 
-    def heard_s(self, session: SessionView) -> float | None:
+    def heard_s(self, session: SessionFacts) -> float | None:
         """Seconds since a session's last heartbeat, by its own clock and ours; None if it sent no time."""
         return max(0.0, (self.taken_ms - session.beat_ms) / 1000) if session.beat_ms else None
 
@@ -192,10 +166,22 @@ class Overview:
     def as_json(self) -> dict[str, Any]:
         """The overview as dicts, lists, strings and numbers; secrets in queue arguments are masked."""
         document = dataclasses.asdict(self)
+        document["sessions"] = [_session_as_json(each) for each in self.sessions]
         for queue in document["queues"]:
             queue["arguments"] = {name: masked(name, value) for name, value in queue["arguments"].items()}
             queue["keys"] = [key_as_json(key, counts) for key, counts in queue["keys"].items()]
         return document
+
+
+def _session_as_json(session: SessionFacts) -> dict[str, Any]:
+    """A session as JSON has it. ``beat`` changes with every heartbeat, and is not a time."""
+    return {
+        **{name: getattr(session, name) for name in ("id", "host", "pid", "program", "ttl_s", "open")},
+        "beat": session.beat[:10].hex(),
+        "queues": session.consumed,
+        "leased": session.held,
+        "beat_ms": session.beat_ms,
+    }
 
 
 def key_as_json(key: str, counts: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +211,7 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
             raise QueueNotFound(queue=name, fix="Run `queues` to list the queues.")
     facts, totals = broker.inspect.facts(names), broker.inspect.totals()
     known = broker.inspect.sessions(held=held)
-    sessions = [_session(each) for each in known if not each.is_internal]
+    sessions = [each for each in known if not each.is_internal]
     consumers = Counter(queue for each in known if each.open for queue in each.consumed)
     by_key = broker.inspect.key_totals() if top_keys else {}
     views = [
@@ -287,19 +273,3 @@ def find_keys(
     found = broker.queue(queue).keys(after=after, limit=limit + 1, prefix=prefix)
     shown = dict(islice(found.items(), limit))
     return shown, next(reversed(shown)) if len(found) > limit else None
-
-
-def _session(facts: SessionFacts) -> SessionView:
-    about = facts.description
-    return SessionView(
-        facts.session_id.hex(),
-        str(about.get("host", "")),
-        about.get("pid"),
-        str(about.get("program", "")),
-        facts.ttl_s,
-        facts.open,
-        facts.beat[:10].hex(),
-        facts.consumed,
-        facts.held,
-        facts.beat_ms,
-    )

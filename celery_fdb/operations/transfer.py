@@ -391,7 +391,7 @@ def _resolved(location: Location) -> Location:
 def _check_at_rest(broker: Broker, leased: int) -> None:
     open_ = [each for each in broker.inspect.sessions() if each.open]
     if open_ or leased:
-        who = ", ".join(f"{each.description.get('host')}:{each.description.get('pid')}" for each in open_[:5])
+        who = ", ".join(f"{each.host}:{each.pid}" for each in open_[:5])
         raise QueueError(
             "the source is in use",
             sessions=len(open_),

@@ -17,13 +17,13 @@ from celery.app.control import Control
 from starlette.responses import Response
 
 from celery_fdb.control import ask_workers
-from celery_fdb.inspection.overview import SessionView, look
+from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
 from celery_fdb.web.page import Shared
 from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
-from kombu_fdb.model import controlled_worker, is_internal
+from kombu_fdb.model import SessionFacts, controlled_worker, is_internal
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
@@ -32,21 +32,21 @@ def sessions(visit: Visit, broker: Broker) -> Response:
     """The sessions, the silent ones first."""
     seen = look(broker, queues=(), held=True)
     rows = [row_of(each, seen.heard_s(each)) for each in seen.sessions]
-    rows.sort(key=lambda row: (row["state"] != "silent", row["view"].host, row["view"].pid or 0))
+    rows.sort(key=lambda row: (row["state"] != "silent", row["session"].host, row["session"].pid or 0))
     return visit.page("sessions", sessions=rows[:MOST_SHOWN], total=len(rows), asides=seen.asides)
 
 
-def row_of(view: SessionView, age_s: float | None) -> dict[str, Any]:
+def row_of(session: SessionFacts, age_s: float | None) -> dict[str, Any]:
     """A session as the page shows it. ``age_s``: seconds since its last heartbeat.
 
     ``worker``: the name of the Celery worker, known by its queue for remote control; "" for other processes.
     """
     return {
-        "view": view,
+        "session": session,
         "age_s": age_s,
-        "state": view.state(age_s),
-        "queues": [name for name in view.queues if not is_internal(name)],
-        "worker": next(filter(None, map(controlled_worker, view.queues)), ""),
+        "state": session.state(age_s),
+        "queues": [name for name in session.consumed if not is_internal(name)],
+        "worker": next(filter(None, map(controlled_worker, session.consumed)), ""),
     }
 
 

@@ -14,11 +14,11 @@ from kombu import Connection
 from celery_fdb.cli import HOMES, fdb, messages
 from celery_fdb.cli.look import session_table
 from celery_fdb.cli.terminal import Invocation
-from celery_fdb.inspection.overview import SessionView, look
+from celery_fdb.inspection.overview import look
 from celery_fdb.operations import action
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.upkeep.quarantine import Aside
-from kombu_fdb.model import KeyLimits
+from kombu_fdb.model import NO_SESSION, KeyLimits, SessionFacts
 
 
 class App:
@@ -128,7 +128,7 @@ def test_a_table_of_sessions_hides_queues_that_celery_made_for_itself(broker):
     broker.queue("jobs").put("a")
     broker.queue("jobs").take(0)
     (seen,) = look(broker).sessions
-    shown = session_table([dataclasses.replace(seen, queues=("jobs", "w@h.celery.pidbox"))], {})
+    shown = session_table([dataclasses.replace(seen, consumed=("jobs", "w@h.celery.pidbox"))], {})
     assert list(shown.columns[-1].cells) == ["jobs"]
 
 
@@ -151,9 +151,9 @@ def test_a_session_that_was_not_heard_for_its_ttl_is_silent_everywhere(run, brok
 
 @pytest.mark.parametrize(("quiet_s", "state"), [(0.0, "alive"), (29.0, "alive"), (31.0, "silent"), (None, "alive")])
 def test_a_session_that_was_not_heard_for_its_ttl_is_silent(quiet_s, state):
-    view = SessionView("id", "host", 1, "celery", 30.0, True, "", ["jobs"])
-    assert view.state(quiet_s) == state
-    assert dataclasses.replace(view, open=False).state(quiet_s) == "ended"
+    session = SessionFacts(NO_SESSION, {}, b"", 30.0, open=True, consumed=["jobs"])
+    assert session.state(quiet_s) == state
+    assert dataclasses.replace(session, open=False).state(quiet_s) == "ended"
 
 
 def test_peek_takes_nothing_and_shows_no_body(run, app, broker):

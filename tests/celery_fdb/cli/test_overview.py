@@ -27,9 +27,9 @@ def test_sessions_say_who_they_are_and_what_they_hold(broker):
     jobs.put_many(["a", "b"])
     jobs.take_many(2, 0)
     (session,) = look(broker, held=True).sessions
-    assert (session.pid, session.open, session.leased) == (os.getpid(), True, 2)
+    assert (session.pid, session.open, session.held) == (os.getpid(), True, 2)
     assert session.ttl_s == 30
-    assert look(broker).sessions[0].leased is None
+    assert look(broker).sessions[0].held is None
 
 
 def test_rates_are_measured_by_key(broker):

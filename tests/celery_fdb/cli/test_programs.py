@@ -120,7 +120,7 @@ def test_a_real_worker_is_seen_keeps_an_export_waiting_and_leaves_nothing_behind
     """It holds a task and is killed: the export takes that along when it is told so, and finds it ready."""
     sent = program("kit.celery_program", "-A", "shop", "call", "shop.hang")
     until(lambda: [each.state for each in broker.find(sent.stdout.strip())] == ["leased"])
-    until(lambda: "celery" in (look(broker).sessions or [None])[0].queues)
+    until(lambda: "celery" in (look(broker).sessions or [None])[0].consumed)
     sessions = json.loads(program("kit.celery_program", "-A", "shop", "fdb", "sessions", "--json").stdout)
     assert [(each["pid"], each["leased"], each["open"]) for each in sessions] == [(worker.pid, 1, True)]
     refused = program("kit.celery_program", "-A", "shop", "fdb", "export", "all.jsonl")

@@ -14,11 +14,12 @@ from celery.states import FAILURE, SUCCESS
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.inspection.overview import Overview, QueueView, SessionView
+from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.web import dashboard, live
 from celery_fdb.web.live import Feed, LiveStats
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.model import NO_SESSION, SessionFacts
 from kombu_fdb.primitives.clock import SystemClock
 
 DEADLINE_S = 60.0
@@ -307,7 +308,7 @@ def test_what_needs_attention_is_told_with_each_look() -> None:
     ]
     told = LiveStats().told(Overview(0, "x", [QueueView("jobs"), QueueView("mails", consumers=1)], []))
     assert told["concerns"] == []
-    silent = SessionView("s", "host", 7, "worker", 10.0, open=True, beat="", queues=[], beat_ms=1)
+    silent = SessionFacts(NO_SESSION, {"host": "host", "pid": 7}, b"", 10.0, open=True, consumed=[], beat_ms=1)
     told = LiveStats().told(Overview(20_000, "x", [], [silent]))
     assert told["concerns"] == [{"text": "1 session without a heartbeat: host 7", "queue": None}]
 

@@ -20,7 +20,6 @@ from kombu.exceptions import ContentDisallowed, OperationalError
 from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
-from celery_fdb.inspection.overview import SessionView
 from celery_fdb.inspection.schedules import EntryReport, schedule_of, text_of
 from celery_fdb.operations.action import Request
 from celery_fdb.operations.messages import unknown
@@ -29,6 +28,7 @@ from celery_fdb.web.pages.schedules import rows_of
 from celery_fdb.web.pages.workers import FRESH_S, row_of, worker_of
 from celery_fdb.web.visit import NOTHING
 from kombu_fdb import Broker, errors
+from kombu_fdb.model import NO_SESSION, SessionFacts
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.testing.clock import ManualClock
 
@@ -129,11 +129,11 @@ def test_without_an_app_or_an_answer_the_page_says_so(visit: Any, operator: Any,
 def test_a_session_tells_the_name_of_its_worker() -> None:
     """A worker has a queue of its own for remote control; a process that only asks workers has one for replies."""
     queues = ["jobs", "celeryev.5", "north@shop.celery.pidbox"]
-    view = SessionView("s", "host", 5, "celery", 30.0, open=True, beat="", queues=queues)
-    row = row_of(view, 1.0)
+    session = SessionFacts(NO_SESSION, {}, b"", 30.0, open=True, consumed=queues)
+    row = row_of(session, 1.0)
     assert (row["worker"], row["queues"]) == ("north@shop", ["jobs"])
     for others in ([], ["jobs"], ["5f3e.reply.celery.pidbox"]):
-        assert row_of(replace(view, queues=others), 1.0)["worker"] == ""
+        assert row_of(replace(session, consumed=others), 1.0)["worker"] == ""
 
 
 @pytest.mark.parametrize(
