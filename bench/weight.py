@@ -88,7 +88,7 @@ class Floor:
     def __init__(self, folder: str, *, bell: bool = True) -> None:
         self.path, self.bell = f"{folder}/floor.db", bell
         self.connection = sqlite3.connect(self.path, isolation_level=None, cached_statements=200)
-        for pragma in ("journal_mode=wal", "synchronous=normal", "mmap_size=268435456"):
+        for pragma in ("journal_mode=wal", "synchronous=normal"):
             self.connection.execute(f"PRAGMA {pragma}").fetchall()
         self.connection.execute("CREATE TABLE kv (n INTEGER PRIMARY KEY, k BLOB UNIQUE NOT NULL, v BLOB)")
         self.connection.execute("INSERT INTO kv (k, v) VALUES (?, 0)", (blob(b"version"),))

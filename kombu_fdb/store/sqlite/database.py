@@ -155,8 +155,8 @@ class SqliteTransaction:
             return self._rows[key]
         if key in self._sums or key in self._stamps:
             self._write()
-        row = self._run(GET, (blob(key),)).fetchone()
-        return None if row is None else row[0]
+        rows = self._run(GET, (blob(key),))
+        return rows[0][0] if rows else None
 
     def get_many(self, keys: Sequence[bytes], *, snapshot: bool = False) -> list[bytes | None]:
         self._write()
@@ -171,7 +171,7 @@ class SqliteTransaction:
             # Few different statements, so that they stay prepared: the last key is repeated up to a power of two.
             size = 1 << (len(some) - 1).bit_length()
             some += [some[-1]] * (size - len(some))
-            rows = self._run(_get_so_many(size), [blob(key) if key else key for key in some]).fetchall()
+            rows = self._run(_get_so_many(size), [blob(key) if key else key for key in some])
             found.update(zip(some, rows[0], strict=True) if size <= FEW else rows)
         return found
 
@@ -181,7 +181,7 @@ class SqliteTransaction:
         if limit < 0:
             raise ValueError("limit is negative")
         self._write()
-        return self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), limit or -1)).fetchall()
+        return self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), limit or -1))
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         return [self.get_range(begin, end, limit=limit) for begin, end, limit in ranges]
@@ -419,9 +419,9 @@ class SqliteTransaction:
                 watch.fire()
         listener.compare(self._watches)
 
-    def _run(self, sql: str, parameters: Sequence[Any]) -> sqlite3.Cursor:
-        try:
-            return (self._cursor or self._start()).execute(sql, parameters)
+    def _run(self, sql: str, parameters: Sequence[Any]) -> list[Any]:
+        try:  # each row may be on a page of its own that can't be read
+            return (self._cursor or self._start()).execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
             raise self._failed(error) from error
 

@@ -260,7 +260,6 @@ class WriteLock:
 APPLICATION_ID = 0x63464442
 WRITER_CACHE_KIB = 16_000
 READER_CACHE_KIB = 2_000
-MMAP_BYTES = 256 * 1024 * 1024
 #: The page size of a new file. Each commit writes whole pages, to the log and later to the file, so small pages mean
 #: less to write.
 PAGE_BYTES = 4096
@@ -299,7 +298,9 @@ def connect(path: str, *, writer: bool) -> sqlite3.Connection:
     try:
         for pragma in (
             f"cache_size=-{cache_kib}",
-            f"mmap_size={MMAP_BYTES}",
+            # Some systems map the file: what reads a page that the disk has lost is ended by SIGBUS, and SQLite looks
+            # into the log for pages that it has in its cache.
+            "mmap_size=0",
             f"journal_size_limit={WAL_KEEP_BYTES}",
             "temp_store=MEMORY",
             # Some systems build SQLite such that it overwrites deleted pages with zeros: a purge would need as much

@@ -7,6 +7,7 @@ file: a plan that the planner may choose by them can be a scan of the table for 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sqlite3
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.processes import in_child
 
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
@@ -262,6 +264,23 @@ def test_a_database_that_was_deleted_while_in_use_is_not_called_a_bad_disk(path:
         doctor = [sys.executable, "-m", "kombu_fdb.doctor", f"fdb+sqlite:///{path}"]
         said = subprocess.run(doctor, capture_output=True, text=True, check=False).stdout
     assert re.search(r"was deleted.*SHORT_READ.*\n.*Restart every process", said), said
+
+
+def test_a_file_that_is_cut_short_ends_no_process(path: str) -> None:
+    """As a bad sector would: where SQLite maps the file into memory, the system ends whatever reads there (SIGBUS)."""
+
+    def read() -> None:
+        with contextlib.closing(SqliteDatabase.open(path)) as database:
+            bench = Bench(database)
+            for _ in range(100):
+                bench.put(b"x" * 3000)
+            outside(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+            bench.put(b"x")  # what was cached is read again
+            os.truncate(path, 65_536)
+            with pytest.raises(StoreUnavailable, match="restore a backup"):
+                bench.take(101, "q")
+
+    in_child(read)
 
 
 def test_no_tracer_that_wraps_connect_sees_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
