@@ -46,6 +46,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from shlex import quote
 from typing import Any, NamedTuple, NoReturn
 
 from kombu_fdb.errors import (
@@ -253,7 +254,7 @@ class FoundationDatabase:
         except fdb.FDBError as error:
             raise explain_open(error, cluster_file) from error
         named = cluster_file or ("the URL" if connection_string else str(default_cluster_file(os.environ)))
-        option = f" -C {cluster_file}" if cluster_file else ""
+        option = f" -C {quote(cluster_file)}" if cluster_file else ""
         database = cls(fdb, handle, named, f"Run `fdbcli{option} --exec status`", clock)
         database._verify(clock, deadline, cluster_file)
         return database

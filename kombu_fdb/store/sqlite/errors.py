@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import sqlite3
+from shlex import quote
 
 from kombu_fdb.errors import LimitExceeded, StoreError, StoreFull, StoreUnavailable
 
@@ -70,7 +71,7 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
         path = _in_the_way(path) or path
         fix = to_be_let_in(path)
     kind = StoreFull if primary == sqlite3.SQLITE_FULL else StoreUnavailable
-    return kind(text, path=path, reason=reason, fix=fix or advice.format(path=path))
+    return kind(text, path=path, reason=reason, fix=fix or advice.format(path=quote(path)))
 
 
 _REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
@@ -91,7 +92,7 @@ def to_be_let_in(path: str) -> str | None:
         is_ours = os.stat(path).st_uid == os.geteuid()
     except OSError:
         return None
-    return None if is_ours else _SHARING.format(path=_BESIDE.sub("", path))
+    return None if is_ours else _SHARING.format(path=quote(_BESIDE.sub("", path)))
 
 
 def _in_the_way(path: str) -> str | None:
@@ -116,7 +117,7 @@ def explain_os(error: OSError, path: str) -> StoreUnavailable:
         errno.EACCES: usable,
         errno.EPERM: usable,
         errno.EROFS: f"Mount the file system of {path} read-write",
-        errno.ENOENT: f"Check that its directory exists: `ls -ld {os.path.dirname(path)}`",
+        errno.ENOENT: f"Check that its directory exists: `ls -ld {quote(os.path.dirname(path))}`",
         errno.ENOSPC: f"Free space on the file system of {path}",
         errno.EMFILE: "Raise the limit of open files (`ulimit -n`)",
     }

@@ -28,6 +28,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from shlex import quote
 from typing import Self
 
 from kombu_fdb.errors import StoreUnavailable
@@ -63,7 +64,9 @@ def check_path(path: str) -> str:
     if os.path.isdir(path):
         raise StoreUnavailable("this is a directory", path=path, fix="Give the path of a file inside it")
     if not os.path.isdir(parent):
-        raise StoreUnavailable("the directory does not exist", path=parent, fix=f"Create it: `mkdir -p {parent}`")
+        raise StoreUnavailable(
+            "the directory does not exist", path=parent, fix=f"Create it: `mkdir -p {quote(parent)}`"
+        )
     _refuse_planted(given)
     return path
 
@@ -77,7 +80,7 @@ def _refuse_planted(path: str) -> None:
                 raise StoreUnavailable(
                     "this belongs to another user, in a folder that every user can write to",
                     path=name,
-                    fix=f"Inspect it with `ls -ld {name}`, and keep the database in a folder of your own",
+                    fix=f"Inspect it with `ls -ld {quote(name)}`, and keep the database in a folder of your own",
                 )
 
 
@@ -165,7 +168,7 @@ class Access:
                 os.chmod(descriptor, mode)
         elif status.st_mode & stat.S_IWOTH and not self.mode & stat.S_IWOTH:
             raise StoreUnavailable(
-                "every user can write to a file of the store", path=path, fix=f"`chmod o-w {path}`, or remove it"
+                "every user can write to a file of the store", path=path, fix=f"`chmod o-w {quote(path)}`, or remove it"
             )
 
     def _chown(self, descriptor: int, status: os.stat_result) -> bool:
@@ -278,4 +281,4 @@ def _open_or_make(name: str, directory: int | None) -> int:
 
 
 def _remove(path: str) -> str:
-    return f"Inspect it with `ls -ld {path}`, and remove it"
+    return f"Inspect it with `ls -ld {quote(path)}`, and remove it"

@@ -57,6 +57,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from fcntl import flock
 from functools import partial
+from shlex import quote
 from typing import TypeVar
 
 from kombu_fdb.errors import StoreUnavailable
@@ -204,9 +205,10 @@ class WriteLock:
             pause = min(2 * pause, LONGEST_POLL_S)
 
     def _too_late(self) -> StoreUnavailable:
+        path = quote(self._path)
         return StoreUnavailable(
             "another process or thread held the write lock until the deadline",
-            fix=f"Find a process that hangs, or another program, with `fuser {self._path} {self._path}-lock`",
+            fix=f"Find a process that hangs, or another program, with `fuser {path} {path}-lock`",
         )
 
     # The helper

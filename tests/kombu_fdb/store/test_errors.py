@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -34,6 +35,17 @@ def open_and_fail(path: Path | str, match: str) -> None:
 
 def test_a_missing_directory(tmp_path: Path) -> None:
     open_and_fail(tmp_path / "no" / "broker.db", f"mkdir -p {tmp_path}/no")
+
+
+def test_what_an_error_says_to_run_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    path = str(tmp_path / "Bob's store" / "broker.db")
+    with pytest.raises(StoreUnavailable) as caught:
+        SqliteDatabase.open(path)
+    subprocess.run(str(caught.value).split("`")[1], shell=True, check=True)
+    SqliteDatabase.open(path).close()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        open_and_fail(path, re.escape(f"`fuser {shlex.quote(path)}`"))
 
 
 def test_a_directory(tmp_path: Path) -> None:
