@@ -160,6 +160,12 @@ _ending: ContextVar[bool] = ContextVar("kombu_fdb_ending", default=False)
 _deadline: ContextVar[tuple[int, float] | None] = ContextVar("kombu_fdb_deadline", default=None)
 
 
+class _Failures(threading.local):
+    """When a thread's calls began to fail one after the other, and when the last one failed."""
+
+    since_s = last_s = float("-inf")
+
+
 class Patience:
     """The patience of a process with a store. Thread-safe: what two threads waste at once counts once or twice."""
 
@@ -169,8 +175,7 @@ class Patience:
         self.stopping: Callable[[], bool] = lambda: False
         #: How many seconds may still be wasted.
         self.left_s = ENDING_S
-        #: When calls began to fail one after the other, and when the last one failed.
-        self._failing_since_s = self._failed_s = float("-inf")
+        self._failures = _Failures()
 
     @staticmethod
     @contextmanager
@@ -206,10 +211,10 @@ class Patience:
 
     def wasted(self, seconds: float) -> None:
         """Note that a call has waited this long in vain."""
-        now_s = self.clock.monotonic()
-        if now_s - seconds - self._failed_s > ENDING_S:
-            self._failing_since_s = now_s - seconds
-        self._failed_s = now_s
+        now_s, failures = self.clock.monotonic(), self._failures
+        if now_s - seconds - failures.last_s > ENDING_S:
+            failures.since_s = now_s - seconds
+        failures.last_s = now_s
         if _ending.get() or self.stopping():
             self.left_s = max(0.0, self.left_s - seconds)
 
@@ -219,9 +224,9 @@ class Patience:
 
     @property
     def failing_s(self) -> float:
-        """For how long calls have failed one after the other, though others may have been answered in between."""
-        now_s = self.clock.monotonic()
-        return 0.0 if now_s - self._failed_s > ENDING_S else now_s - self._failing_since_s
+        """For how long this thread's calls have failed one after the other, though others may have been answered."""
+        now_s, failures = self.clock.monotonic(), self._failures
+        return 0.0 if now_s - failures.last_s > ENDING_S else now_s - failures.since_s
 
     def answered(self) -> None:
         """Note that the store took a commit."""
