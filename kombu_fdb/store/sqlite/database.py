@@ -79,11 +79,13 @@ MOST_PARAMETERS, FEW = 500, 8
 #: The statements fix the query plan: after an ``ANALYZE`` of a broker that holds little, as most do, SQLite would from
 #: then on find some keys by scanning the table. The index of the keys has this name in files of either schema.
 KV = "kv INDEXED BY sqlite_autoindex_kv_1"
-#: A flipped bit, or another program, may have made text or a number of a value. As bytes, it is unreadable.
-BYTES = "CAST(v AS BLOB)"
+#: A flipped bit, or another program, may have made text, a number or NULL of a value. As bytes, it is unreadable.
+BYTES = "CAST(ifnull(v, '') AS BLOB)"
+#: A key that a flipped bit made text is passed over: no statement finds it by its bytes, so its row can't be deleted.
+BETWEEN = "k>=? AND k<? AND typeof(k)='blob'"
 GET = f"SELECT {BYTES} FROM {KV} WHERE k=?"
-RANGE = f"SELECT k, {BYTES} FROM {KV} WHERE k>=? AND k<? ORDER BY k LIMIT ?"
-RANGE_REVERSE = f"SELECT k, {BYTES} FROM {KV} WHERE k>=? AND k<? ORDER BY k DESC LIMIT ?"
+RANGE = f"SELECT k, {BYTES} FROM {KV} WHERE {BETWEEN} ORDER BY k LIMIT ?"
+RANGE_REVERSE = f"SELECT k, {BYTES} FROM {KV} WHERE {BETWEEN} ORDER BY k DESC LIMIT ?"
 SET = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v"
 CLEAR = f"DELETE FROM {KV} WHERE k=?"
 CLEAR_RANGE = f"DELETE FROM {KV} WHERE k>=? AND k<?"

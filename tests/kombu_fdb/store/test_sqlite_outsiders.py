@@ -195,16 +195,19 @@ def test_a_busy_broker_goes_on(path: str, tmp_path: Path, outsider: Callable[[sq
 
 def outside(path: str, sql: str) -> None:
     with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as connection:
-        connection.execute(sql)
+        connection.executescript(sql)
 
 
-@pytest.mark.parametrize("value", ["'text'", "12", "1.5", "CAST(v AS TEXT)"])
+@pytest.mark.parametrize("value", ["'text'", "12", "1.5", "NULL", "CAST(v AS TEXT)"])
 def test_a_value_that_is_no_bytes_any_more_hinders_no_other(path: str, value: str) -> None:
     """A flipped bit makes text of bytes: to claim from such a queue was a TypeError, for good."""
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         bench = Bench(database)
         bench.put(*[b"%d" % number for number in range(12)])
         keys = bench.engine.keys
+        outside(
+            path, "PRAGMA writable_schema=1; UPDATE sqlite_master SET sql=replace(sql, 'v BLOB NOT NULL', 'v BLOB')"
+        )
         outside(path, f"UPDATE kv SET v={value} WHERE k>=x'{keys.ready('q').hex()}' AND k<x'{keys.ready('r').hex()}'")
         tr = database.begin(timeout_s=60)
         rows = tr.get_range(*range_of(keys.ready("q")))
@@ -218,6 +221,28 @@ def test_a_value_that_is_no_bytes_any_more_hinders_no_other(path: str, value: st
         bench.put(b"good")
         assert bench.payloads()[-1:] == [b"good"]
         assert bench.counts() == (0, 0, 1 if value[0] != "C" else 13)
+
+
+def test_a_key_that_is_no_bytes_any_more_hinders_no_other(path: str) -> None:
+    """A flipped bit makes text of a key in the index: to claim from such a queue was a TypeError, for good."""
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        bench = Bench(database)
+        bench.put(*[b"%d" % number for number in range(12)])
+        tr = database.begin(timeout_s=60)
+        key = tr.get_range(*range_of(bench.engine.keys.ready("q")))[3][0]
+        tr.cancel()
+    kind, file = (12 + 2 * len(key)) % 128, Path(path)  # https://www.sqlite.org/fileformat2.html#record_format
+    entry = re.compile(re.escape(bytes([kind])) + rb"([\x01\x02\x08\x09]" + re.escape(key) + rb")", re.DOTALL)
+    damaged, number = entry.subn(lambda found: bytes([kind + 1]) + found[1], file.read_bytes())
+    assert number == 1
+    file.write_bytes(damaged)
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        bench.database = database
+        bench.engine = bench.another()
+        bench.session = bench.engine.sessions.open({})
+        bench.put(b"good")
+        assert bench.payloads() == [b"%d" % number for number in range(12) if number != 3] + [b"good"]
+        assert bench.payloads() == []
 
 
 @pytest.mark.parametrize("damage", ["DELETE FROM kv", *(f"UPDATE kv SET v={each}" for each in ("'a'", "-5", 1 << 62))])
