@@ -531,7 +531,7 @@ class OpenFile:
             writer = self._writer = self._open_writer(deadline)
         if self._synchronous != synchronous:
             self._synchronous = ""
-            set_synchronous(writer, synchronous)
+            self.insist(lambda: set_synchronous(writer, synchronous), deadline)
             self._synchronous = synchronous
         now = self.clock.monotonic()
         if now >= self.space.look_at:

@@ -282,6 +282,20 @@ def test_a_changed_schema_is_named_with_its_fix(path: str, change: str) -> None:
         assert ".schema" not in told.value.diagnosis
 
 
+def test_a_damaged_schema_is_explained_where_synchronous_changes(path: str) -> None:
+    """To change to the other's ``synchronous``, SQLite reads the schema again: that was a ``sqlite3.DatabaseError``."""
+    with contextlib.ExitStack() as handles:
+        opened = [SqliteDatabase.open(path, synchronous=each) for each in ("normal", "full")]
+        for database in opened:
+            handles.callback(database.close)
+        outside(path, "PRAGMA writable_schema=1; UPDATE sqlite_master SET sql='rubbish'; PRAGMA schema_version=99")
+        for database in opened * 2:
+            tr = database.begin(timeout_s=60)
+            tr.set(b"k", b"v")
+            with pytest.raises(StoreUnavailable, match="restore a backup"):
+                tr.commit()
+
+
 def test_a_database_that_was_deleted_while_in_use_is_not_called_a_bad_disk(path: str) -> None:
     with contextlib.closing(SqliteDatabase.open(path)) as database:
         Bench(database).put(b"first")
