@@ -27,9 +27,12 @@ _MEANINGS: dict[int, tuple[str, str]] = {
         "Make {path} and its directory readable and writable for this user",
     ),
     sqlite3.SQLITE_NOTADB: ("this file is not a SQLite database", "Give another path, or move {path} away"),
-    sqlite3.SQLITE_CORRUPT: (
-        "the database is damaged",
-        "Stop all processes that use it, then restore a backup, or save what `.recover` of sqlite.org's sqlite3 finds",
+    sqlite3.SQLITE_CORRUPT: (  # SQLite also says so where the disk fails to read (EIO)
+        "the database is damaged, or its disk failed",
+        (
+            "Check the system's log for errors of the disk first. Then stop all processes that use it, and restore a "
+            "backup, or save what `.recover` of sqlite.org's sqlite3 finds"
+        ),
     ),
     sqlite3.SQLITE_IOERR: ("the disk failed", "Check the system's log and the disk of {path}"),
     sqlite3.SQLITE_IOERR_SHORT_READ: (
