@@ -53,7 +53,7 @@ class Shop(Programs):
         return str(found[0])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # to start it takes five seconds, and these tests stand between others
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """Some orders are done, some wait, three payments have failed, a queue is paused and a key is limited."""
     shop = Shop(tmp_path_factory.mktemp("shop"))
@@ -74,7 +74,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         del os.environ["SHOP_BROKER"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def address(shop: Shop) -> str:
     return shop.start_dashboard("--write", "--show-bodies")
 

@@ -86,13 +86,18 @@ ONCE_DIFFERENT = {
 }
 
 
-@pytest.fixture(scope="module")
-def both(request: pytest.FixtureRequest) -> Iterator[Bench]:
+@pytest.fixture(scope="session")  # to start a RabbitMQ takes ten seconds, and these tests stand between others
+def beside_rabbitmq() -> Iterator[dict[str, Bench]]:
     reason = rabbitmq_unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
-    with benches([request.param]) as found:
-        yield found[request.param]
+    with benches() as found:
+        yield found
+
+
+@pytest.fixture
+def both(request: pytest.FixtureRequest, beside_rabbitmq: dict[str, Bench]) -> Bench:
+    return beside_rabbitmq[request.param]
 
 
 on_both_stores = pytest.mark.parametrize(
