@@ -213,9 +213,8 @@ class FdbBackend(BaseBackend):
         A worker that was told to stop goes on for some seconds. (The processes of a prefork pool don't know of it.)
         """
         policy = {**self.retry_policy}
-        end_s = monotonic() + (
-            policy.pop("timeout", None) or math.inf
-        )  # kombu's would end where the clock is set forward
+        # By this clock: kombu's own timeout ends where the wall clock is set forward.
+        end_s = monotonic() + (policy.pop("timeout", None) or math.inf)
 
         def pause(error: BaseException, intervals: Iterator[float], retries: int) -> float:
             nonlocal end_s
