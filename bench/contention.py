@@ -118,7 +118,7 @@ class Rival:
             self._stand()
             return
         try:
-            self._session.claim(QUEUES, WINDOW, acks=self._acks, gives_way=True, found=self._found)
+            self._session.claim(QUEUES, WINDOW, acks=self._acks, gives_way=True, into=self._found)
             self._acks = []
         except Outrun:
             self._member.contention.contest(QUEUES)

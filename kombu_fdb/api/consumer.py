@@ -261,7 +261,7 @@ class Take(NamedTuple):
             return not connection.closed
 
         def claim(session: ClientSession) -> None:
-            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, stands=stands, found=self.found)
+            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, stands=stands, into=self.found)
 
         try:
             connection.client.in_session(claim)

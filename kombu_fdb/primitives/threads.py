@@ -4,7 +4,8 @@ Python runs signal handlers between any two calls, so an exception from one (a s
 may come at any line, as may one that kills a greenlet. The packages survive it by four rules:
 
 1. *One call into C.* What has one owner at a time (an ack, a claim) passes to the next one by a single call, such as
-   :func:`move`, during which no handler runs.
+   :func:`move`, during which no handler runs. It goes ``into`` a list that the next owner has already: what a function
+   returns is lost if an exception comes before its caller has given it a name.
 2. *The new owner first.* Where that takes two calls, the item is in both places in between, or under a name of its own
    (*arriving*, *leaving*, *under way*, *suspect*), and the next turn or call goes on from there. To do a step twice
    does no harm.

@@ -333,14 +333,10 @@ class Client:
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
-    def take_acks(self, taken: list[Lease] | None = None) -> list[Lease]:
-        """Remove the pending acks, for a caller that settles them or makes them pending again.
-
-        ``taken``: an empty list to move them to, so that its owner has them even if a signal handler raises in here.
-        """
-        taken = [] if taken is None else taken
-        move(self.acks, taken, MOST_LEASES - len(taken))
-        return taken
+    def take_acks(self, into: list[Lease]) -> list[Lease]:
+        """Move pending acks ``into`` the list of a caller that settles them or makes them pending again."""
+        move(self.acks, into, MOST_LEASES - len(into))
+        return into
 
     def flush_acks(self) -> None:
         """Settle the pending acks now. After an error, or any exception, they are pending again."""

@@ -67,10 +67,10 @@ class Threads(Protocol):
 class _Claim:
     """A claim or demand that is under way. A look updates this object only, so one that was given up stays given up.
 
-    ``found``: its owner's list, empty at first. ``tags``: the consumers for which it claims, where only one is active.
+    ``into``: its owner's list, empty at first. ``tags``: the consumers for which it claims, where only one is active.
     """
 
-    found: list[Delivery]
+    into: list[Delivery]
     seen_s: float
     tags: Collection[str] = ()
 
@@ -130,7 +130,7 @@ class ClientSession:
         consumers: Mapping[str, str] | None = None,
         gives_way: bool = False,
         stands: Callable[[Collection[str]], bool] = lambda _: True,
-        found: list[Delivery] | None = None,
+        into: list[Delivery] | None = None,
     ) -> list[Delivery]:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.claim` for this session. ``acks`` must be its own.
 
@@ -140,12 +140,11 @@ class ClientSession:
         ``stands``: as in ``ClaimTerms``; false if one of the ``consumers`` has ended, as :meth:`end_consumers` can't
         give up a claim that begins later.
 
-        ``found``: an empty list to put them into, which is returned: its owner has them even if a signal handler raises
-        before the next line.
+        ``into``: an empty list of its owner's to put them into, which is returned.
         """
         first = self._engine.messages.reserve()
         tags = (consumers or {}).values()
-        claim = self._claims[first] = _Claim([] if found is None else found, self._clock.monotonic(), tags)
+        claim = self._claims[first] = _Claim([] if into is None else into, self._clock.monotonic(), tags)
         try:
             if self._suspects:
                 self.recover()
@@ -163,7 +162,7 @@ class ClientSession:
                 ),
             )
             self._conclude(first, claim, deliveries, no_ack)
-            return claim.found
+            return claim.into
         except BaseException as error:  # the caller's too: a signal handler's, gevent's timeout
             self._failed(first, claim, error)
             self._claims.pop(first, None)
@@ -174,11 +173,11 @@ class ClientSession:
     ) -> bool:
         """Keep what a claim brought. False if it was given up: it took too long, or its consumer has ended."""
         self.known.update([each.lease for each in deliveries if each.queue not in no_ack])
-        claim.found.extend(deliveries)
+        claim.into.extend(deliveries)
         if self._claims.pop(first, None) is not None:
             return True
         self._suspect(first)
-        claim.found.clear()
+        claim.into.clear()
         return False
 
     def _failed(self, first: int, claim: _Claim | None, error: BaseException) -> None:
@@ -188,7 +187,7 @@ class ClientSession:
             self._claims.pop(first, None)
         elif claim is not None and (not isinstance(error, KombuFDBError) or isinstance(error, CommitUnknown)):
             self._suspect(first)
-            claim.found.clear()
+            claim.into.clear()
 
     def give_up(self, first: int) -> None:
         """Give up a claim, if it is still under way: its owner may have used what one that has ended brought.
@@ -211,13 +210,13 @@ class ClientSession:
         """Make the demand to :meth:`join` with, so that the caller can give it up whatever interrupts the join."""
         return Demand(line, self.session_id, self._engine.messages.reserve(), min(want, LEASES_PER_CLAIM))
 
-    def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease], granted: list[Delivery]) -> None:
+    def join(self, demand: Demand, queues: Sequence[str], acks: Sequence[Lease], into: list[Delivery]) -> None:
         """:meth:`~kombu_fdb.engine.facade.messages.Messages.join` for this session.
 
-        ``granted``: the list into which the verbs below put what the demand gets, as ``found`` of :meth:`claim`.
+        ``into``: as in :meth:`claim`; the verbs below put there what the demand gets.
         """
         self.recover()
-        claim = self._claims[demand.first] = _Claim(granted, self._clock.monotonic())
+        claim = self._claims[demand.first] = _Claim(into, self._clock.monotonic())
         over = list(self._over)[:MOST_CLEARED]
         try:
             self._engine.messages.join(demand, acks, queues=queues, over=over)

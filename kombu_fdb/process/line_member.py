@@ -139,14 +139,14 @@ class LineMember:
         spread: Random,
         longest_s: float,
         contention: Contention,
-        granted: list[Delivery],
+        into: list[Delivery],
     ) -> None:
         """``clock``: seconds since any moment. ``longest_s``: between two looks at most.
 
-        ``granted``: its owner's list, into which its moves put what it gets in the line.
+        ``into``: its owner's list, where its moves put what it gets in the line.
         """
         self.contention = contention
-        self._granted = granted
+        self._into = into
         self._ring = ring
         self._clock = clock
         self._spread = spread
@@ -213,7 +213,7 @@ class LineMember:
         self._queues = tuple(queues)
         self._demand = demand = session.demand(line.name(queues), want)
         try:
-            session.join(demand, self._queues, acks, self._granted)
+            session.join(demand, self._queues, acks, self._into)
         except BaseException:
             self._end(demand)
             raise

@@ -292,7 +292,7 @@ class Channel(DeclaringChannel):
         self.engine.queues.got_from(queue)
 
         def claim(session: ClientSession) -> list[Delivery]:
-            return session.claim([queue], 1, no_ack={queue} if no_ack else (), found=found)
+            return session.claim([queue], 1, no_ack={queue} if no_ack else (), into=found)
 
         try:
             for _ in range(MOST_EXPIRED):
@@ -315,10 +315,10 @@ class Channel(DeclaringChannel):
         self._require(queue, "basic_get")
         return None
 
-    def _take_waiting(self, queue: str, taken: list[Delivery], most: int) -> None:
+    def _take_waiting(self, queue: str, into: list[Delivery], most: int) -> None:
         receiver = self.transport.receiver_if_any
         if receiver is not None:
-            receiver.fetcher.dispatch.take_waiting(self.credit, queue, taken, most)
+            receiver.fetcher.dispatch.take_waiting(self.credit, queue, into, most)
 
     @amqp_errors("queue_purge")
     def queue_purge(self, queue: str, **kwargs: Any) -> int:

@@ -221,17 +221,15 @@ class Inbox:
         if not self.items or self.items[0][1] is not delivery:
             self.items.appendleft((consumer, delivery))
 
-    def withdraw(
-        self, chosen: Callable[[Subscription, Delivery], bool], leaving: set[Lease] | None = None
-    ) -> list[Lease]:
+    def withdraw(self, chosen: Callable[[Subscription, Delivery], bool], into: set[Lease] | None = None) -> list[Lease]:
         """Remove the chosen messages. Returns their leases; messages that a claim took out of the store have none.
 
-        ``leaving``: the leases are added to it before the messages are removed.
+        ``into``: the leases are added to it before the messages are removed.
         """
         taken = [item for item in self.items if chosen(*item)]
         if taken:
-            if leaving is not None:
-                leaving.update([delivery.lease for _, delivery in taken if delivery.leased])
+            if into is not None:
+                into.update([delivery.lease for _, delivery in taken if delivery.leased])
             self.items = deque(item for item in self.items if not chosen(*item))
         return [delivery.lease for _, delivery in taken if delivery.leased]
 
@@ -699,8 +697,8 @@ class Dispatch:
         """Its consumers that may get messages, the next one first."""
         return list(islice(self._by_queue[queue], 1 if queue in self.single else None))
 
-    def next(self, hand: list[Arrival]) -> Arrival | None:
-        """Put the next waiting message into ``hand``, from the channels in turn; None if none may be handed out."""
+    def next(self, into: list[Arrival]) -> Arrival | None:
+        """Put the next waiting message ``into`` a list, from the channels in turn; None if none may be handed out."""
         now = self._clock()
         with unless_mine(self._lock):
             if self._leaving:
@@ -709,10 +707,10 @@ class Dispatch:
                 credit = self._credits[0]
                 self._credits.rotate(-1)
                 if credit.inbox.items and (credit.can_consume() or credit.may_pass()):
-                    # In this order: interrupted anywhere, the message can be put back.
+                    # In this order: interrupted anywhere, the message can be returned.
                     subscription, delivery = credit.inbox.items[0]
                     arrival = Arrival(subscription, delivery, next_tag())
-                    hand.append(arrival)
+                    into.append(arrival)
                     credit.hand_out(arrival.tag, None if subscription.no_ack else delivery.lease, now)
                     return arrival
         return None
@@ -736,15 +734,15 @@ class Dispatch:
         with unless_mine(self._lock):
             return len(_of_queue(credit, queue))
 
-    def take_waiting(self, credit: Credit, queue: str, taken: list[Delivery], most: int) -> None:
-        """Move up to ``most`` of them into ``taken``, in their order. If this is interrupted, they are leaving."""
+    def take_waiting(self, credit: Credit, queue: str, into: list[Delivery], most: int) -> None:
+        """Move up to ``most`` of them ``into`` a list, in their order. If this is interrupted, they are leaving."""
         with unless_mine(self._lock):
             self._drop_leaving()
             first = _of_queue(credit, queue)[:most]
             leases = [each.lease for each in first]
             self._leaving.update(leases)
             self._drop_leaving()
-            taken += first
+            into += first
             self._leaving.difference_update(leases)
 
 

@@ -187,7 +187,7 @@ class Claiming:
             consumers=plan.consumers,
             gives_way=not shared.isdisjoint(plan.queues),
             stands=partial(self._dispatch.agrees, plan),
-            found=self._dispatch.arriving,
+            into=self._dispatch.arriving,
         )
         try:
             self._with_acks(session, claim)
@@ -364,14 +364,14 @@ class Fetcher:
         self.dispatch.remove(subscription)
         return self.dispatch.to_release()
 
-    def next(self, hand: list[Arrival]) -> Arrival | None:
-        """The next message to hand out, which is put into ``hand`` first. Raises the error that ended the turns."""
+    def next(self, into: list[Arrival]) -> Arrival | None:
+        """The next message to hand out, which is put ``into`` a list first. Raises the error that ended the turns."""
         dispatch = self.dispatch
         if dispatch.stalled:
             dispatch.stalled.clear()
             self._called += 1
             self._watch_set.ask()
-        arrival = dispatch.next(hand)
+        arrival = dispatch.next(into)
         if arrival is None:
             if self.error is not None:
                 with operational_errors():

@@ -52,7 +52,7 @@ _end_consumers = ClientSession.end_consumers
 
 def settle_a_part(client: Client, engine: Any, client_session: Any) -> None:
     with suppress(KombuFDBError):
-        engine.messages.ack(client.take_acks())
+        engine.messages.ack(client.take_acks([]))
         client_session.close()
 
 

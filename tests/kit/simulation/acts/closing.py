@@ -31,11 +31,10 @@ class ClosingClient(Client):
         self._own = engine, client_session
         self.acks.extend(acks)
 
-    def take_acks(self, taken: list[Lease] | None = None) -> list[Lease]:
-        taken = [] if taken is None else taken
-        while self.acks and len(taken) < ACKS:
-            taken.append(self.acks.popleft())
-        return taken
+    def take_acks(self, into: list[Lease]) -> list[Lease]:
+        while self.acks and len(into) < ACKS:
+            into.append(self.acks.popleft())
+        return into
 
     def end(self) -> None:
         """Settle what is pending, and end the session."""
