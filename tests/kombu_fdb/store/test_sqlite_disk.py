@@ -152,8 +152,7 @@ def test_the_reserve_is_not_for_who_fills_the_file(disk: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("size", [100, 1_200])
-@pytest.mark.parametrize("disk", [3, 8], indirect=True)
+@pytest.mark.parametrize(("disk", "size"), [(3, 100), (3, 1_200), (8, 1_200)], indirect=["disk"])
 def test_a_consumer_starts_on_a_disk_full_of_small_messages(disk: Path, size: int) -> None:
     """Its session, its role and its declarations need pages, too."""
     url = f"fdb+sqlite:///{disk}/b.db"
