@@ -47,7 +47,6 @@ from kombu_fdb.model import (
     NO_PRIORITY,
     URGENT,
     Death,
-    KeyLimits,
     QueueControl,
     StoredMessage,
 )
@@ -79,37 +78,9 @@ class Header:
     messages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
-    exchange: str
-    queue: str
-    routing_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class ControlEntry:
-    queue: str
-    control: QueueControl
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    queue: str
-    key: str
-    limits: KeyLimits
-
-
-@dataclass(frozen=True, slots=True)
-class Dedup:
-    """A window of a dedup id; ``end_ms``: wall clock."""
-
-    exchange: str
-    routing_key: str
-    dedup_id: str
-    end_ms: int
-
-
-Entry = Exchange | QueueDeclaration | Binding | ControlEntry | Limits | Dedup | StoredMessage
+#: What is stored besides exchanges, queues and messages: a kind, and the arguments with which an import restores it.
+Setting = tuple[str, dict[str, Any]]
+Entry = Exchange | QueueDeclaration | Setting | StoredMessage
 
 
 # -- one line ----------------------------------------------------------------------------------------------------------
@@ -155,37 +126,52 @@ def _check(message: StoredMessage) -> None:
         check_text(name, text, longest)
 
 
-def _dedup(fields: dict[str, Any]) -> Dedup:
-    found = Dedup(**fields)
-    _ = _text(found.exchange), _text(found.routing_key), _text(found.dedup_id)
-    return dataclasses.replace(found, end_ms=moment("end_ms", found.end_ms))
-
-
 def _text(value: Any) -> str:
     """Check a name: UTF-8, and short enough for a key of any store."""
     check_text("name", value, LONGEST_STORED)
     return str(value)
 
 
-#: By type of an entry: its kind in a line, and the function that reads it.
-_KINDS: dict[type, tuple[str, Callable[[dict[str, Any]], Entry]]] = {
-    Exchange: ("exchange", lambda of: Exchange.decode(_text(of["name"]), Exchange(**of).encode())),
-    QueueDeclaration: ("queue", lambda of: QueueDeclaration.decode(_text(of["name"]), QueueDeclaration(**of).encode())),
-    Binding: ("binding", lambda of: Binding(**{name: _text(text) for name, text in of.items()})),
-    ControlEntry: ("control", lambda of: ControlEntry(_text(of["queue"]), decode_control(encode_json(of["control"])))),
-    Limits: (
-        "limits",
-        lambda of: Limits(_text(of["queue"]), _text(of["key"]), decode_limits(encode_json(of["limits"]))),
-    ),
-    Dedup: ("dedup", _dedup),
-    StoredMessage: ("message", _stored_message),
+def _setting(kind: str, names: str, **others: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Setting]:
+    """Reads a setting of exactly these names and ``others``, each with the function that reads it."""
+    readers = {**dict.fromkeys(names.split(), _text), **others}
+
+    def read(fields: dict[str, Any]) -> Setting:
+        if fields.keys() - readers.keys():
+            raise ValueError(f"unknown fields: {sorted(fields.keys() - readers.keys())}")
+        return kind, {name: read_field(fields[name]) for name, read_field in readers.items()}
+
+    return read
+
+
+#: The function that reads an entry, by its kind in a line.
+_DECODE: dict[str, Callable[[dict[str, Any]], Entry]] = {
+    "exchange": lambda of: Exchange.decode(_text(of["name"]), Exchange(**of).encode()),
+    "queue": lambda of: QueueDeclaration.decode(_text(of["name"]), QueueDeclaration(**of).encode()),
+    "binding": _setting("binding", "exchange queue routing_key"),
+    "control": _setting("control", "queue", control=lambda of: decode_control(encode_json(of))),
+    "limits": _setting("limits", "queue key", limits=lambda of: decode_limits(encode_json(of))),
+    "dedup": _setting("dedup", "exchange routing_key dedup_id", end_ms=lambda ms: moment("end_ms", ms)),
+    "message": _stored_message,
 }
-_DECODE = dict(_KINDS.values())
 
 
-def _encode(entry: Entry) -> dict[str, Any]:
-    fields = _message_fields(entry) if isinstance(entry, StoredMessage) else dataclasses.asdict(entry)
-    return {_KINDS[type(entry)][0]: fields}
+def _line(entry: Entry) -> bytes:
+    """The entry as a line, without its end."""
+    match entry:
+        case StoredMessage():
+            kind, fields = "message", _message_fields(entry)
+        case Exchange():
+            kind, fields = "exchange", dataclasses.asdict(entry)
+        case QueueDeclaration():
+            kind, fields = "queue", dataclasses.asdict(entry)
+        case _:
+            kind, fields = entry
+    return _json({kind: fields})
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), default=dataclasses.asdict).encode()
 
 
 def _decode(line: bytes, number: int) -> Entry:
@@ -220,16 +206,15 @@ def write(path: Path, header: Header, entries: Iterable[Entry]) -> int:
 def _write_lines(file: IO[bytes], header: Header, entries: Iterable[Entry]) -> int:
     digest, number, messages = hashlib.sha256(), 0, 0
 
-    def put(document: dict[str, Any]) -> None:
-        line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
-        digest.update(line)
-        file.write(line)
+    def put(line: bytes) -> None:
+        digest.update(line + b"\n")
+        file.write(line + b"\n")
 
-    put({FORMAT: VERSION, **dataclasses.asdict(header), "id": header.id.hex()})
+    put(_json({FORMAT: VERSION, **dataclasses.asdict(header), "id": header.id.hex()}))
     for number, entry in enumerate(entries, 1):  # noqa: B007 - the last one is the number of all
-        put(_encode(entry))
+        put(_line(entry))
         messages += isinstance(entry, StoredMessage)
-    put({"end": {"entries": number, "messages": messages, "sha256": digest.hexdigest()}})
+    put(_json({"end": {"entries": number, "messages": messages, "sha256": digest.hexdigest()}}))
     return messages
 
 
@@ -326,8 +311,9 @@ def broker_source(broker: Broker, *, leased: bool = False) -> Source:
 def _entries(broker: Broker, *, leased: bool) -> Iterator[tuple[bytes, Entry]]:
     for entry in _topology(broker):
         yield b"", entry
-    for each in broker.transfer.dedups():
-        yield b"", Dedup(*each)
+    for exchange, routing_key, dedup_id, end_ms in broker.transfer.dedups():
+        fields = {"exchange": exchange, "routing_key": routing_key, "dedup_id": dedup_id, "end_ms": end_ms}
+        yield b"", ("dedup", fields)
     for queue in broker.queues():
         for number, message in enumerate(broker.transfer.dump(queue, leased=leased)):
             yield _mark(message, number), message
@@ -342,11 +328,13 @@ def _topology(broker: Broker) -> Iterator[Entry]:
         if declaration is not None:
             yield declaration
     known = {*PREDECLARED, *(each.name for each in exchanges)}
-    yield from [Binding(*each) for each in broker.topology.bindings() if each[0] in known]
+    for exchange, bound, routing_key in broker.topology.bindings():
+        if exchange in known:
+            yield "binding", {"exchange": exchange, "queue": bound, "routing_key": routing_key}
     for queue in queues:
         control = _asked(queue.control, queue.name)
         if control != QueueControl():
-            yield ControlEntry(queue.name, control)
+            yield "control", {"queue": queue.name, "control": control}
         if control.limited:
             yield from _limits(queue)
 
@@ -356,7 +344,7 @@ def _limits(queue: Queue) -> Iterator[Entry]:
     while page := queue.keys(after=after, limit=KEYS):
         for key, counts in page.items():
             if counts.limits is not None:
-                yield Limits(queue.name, key, counts.limits)
+                yield "limits", {"queue": queue.name, "key": key, "limits": counts.limits}
         after = next(reversed(page))
 
 
@@ -507,13 +495,13 @@ def _apply(target: Broker, entry: Entry) -> None:
             target.topology.declare_exchange(entry)
         case QueueDeclaration():
             transfer.restore_queue(entry)
-        case Binding():
-            transfer.restore_binding(entry.queue, entry.exchange, entry.routing_key)
-        case ControlEntry():
-            transfer.restore_control(entry.queue, entry.control)
-        case Limits():
-            transfer.restore_limits(entry.queue, entry.key, entry.limits)
-        case Dedup():
-            transfer.restore_dedups([(entry.exchange, entry.routing_key, entry.dedup_id, entry.end_ms)])
+        case "binding", fields:
+            transfer.restore_binding(**fields)
+        case "control", fields:
+            transfer.restore_control(**fields)
+        case "limits", fields:
+            transfer.restore_limits(**fields)
+        case "dedup", fields:
+            transfer.restore_dedups([tuple(fields.values())])
         case _:
             raise AssertionError(entry)
