@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
@@ -22,7 +23,8 @@ def doctor(invocation: Invocation) -> Answer:
     findings = [*examine(url, options, dict(os.environ)), *_tasks(invocation.where.app_of_broker)]
     failed = any(each.level == "fail" for each in findings)
     if not failed:
-        findings += _history(invocation)
+        with suppress(KombuFDBError):  # the store has just answered; this is no failure of the set-up
+            findings.append(check_history(invocation.made()))
     rows = [(each.level, each.what, each.found, each.fix) for each in findings]
     document = [each._asdict() for each in findings]
     return Answer(document, [table("level what found fix", rows)], ok=not failed)
@@ -40,13 +42,6 @@ def _tasks(app: Any) -> Iterator[Finding]:
     if found:
         fix = "Call celery_fdb.install(app) right after Celery(...)."
         yield Finding("warn", "tasks", f"options of celery-fdb without effect: {', '.join(found)}", fix)
-
-
-def _history(invocation: Invocation) -> Iterator[Finding]:
-    try:
-        yield check_history(invocation.made())
-    except KombuFDBError:  # the store has just answered; an error about the history is no failure of the set-up
-        return
 
 
 def check_history(broker: Broker) -> Finding:

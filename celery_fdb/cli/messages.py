@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe, error_line, reason_of
 from celery_fdb.inspection.time_formats import age, moment, seconds_of
 from kombu_fdb.errors import QueueNotFound
-from kombu_fdb.model import Listed, Peeked, State
+from kombu_fdb.model import Peeked, State
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
 
@@ -142,11 +141,25 @@ def search(
     """Find messages of QUEUE that match all the options, dead letters too: name QUEUE.dead."""
     known(invocation, queue)
     wanted = Filter.of({name: _moment(name, value) for name, value in given.items() if value is not None})
-    found, looked_at, is_whole = _search(
-        partial(search_page, invocation.broker.queue(queue), wanted, state=state, reverse=newest), limit, most
-    )
-    described = [_described(invocation, each, body=body) for each in found]
-    through = f"looked through {plural(looked_at, 'message')}{', all there are' if is_whole else ''}"
+    of_queue = invocation.broker.queue(queue)
+    described: list[dict[str, Any]] = []
+    looked_at = 0
+    following: bytes | None = b""
+    while following is not None and len(described) < limit and looked_at < most:
+        found, number, following = search_page(
+            of_queue,
+            wanted,
+            limit - len(described),
+            state=state,
+            reverse=newest,
+            after=following,
+            most=most - looked_at,
+        )
+        looked_at += number
+        for each in found:
+            whole = of_queue.at(each.spot) if body else None
+            described.append({**describe((whole or each).message, body=body), "size": each.size})
+    through = f"looked through {plural(looked_at, 'message')}{', all there are' if following is None else ''}"
     return Answer(described, [*message_table(described, body=body), through])
 
 
@@ -154,25 +167,6 @@ def _moment(name: str, text: str) -> str:
     """A moment for ``since`` or ``until``, which may also be given as an age."""
     ago_s = seconds_of(text) if name in {"since", "until"} else None
     return text if ago_s is None else moment(SystemClock().wall_ms() - ago_s * 1000).isoformat()
-
-
-def _search(
-    find: Callable[..., tuple[list[Listed], int, bytes | None]], limit: int, most: int
-) -> tuple[list[Listed], int, bool]:
-    """Up to ``limit`` messages, how many were looked at, and whether those are all."""
-    found: list[Listed] = []
-    looked_at = 0
-    following: bytes | None = b""
-    while following is not None and len(found) < limit and looked_at < most:
-        page, number, following = find(limit - len(found), after=following, most=most - looked_at)
-        found += page
-        looked_at += number
-    return found, looked_at, following is None
-
-
-def _described(invocation: Invocation, listed: Listed, *, body: bool) -> dict[str, Any]:
-    whole = invocation.broker.queue(listed.message.queue).at(listed.spot) if body else None
-    return {**describe((whole or listed).message, body=body), "size": listed.size}
 
 
 @command()

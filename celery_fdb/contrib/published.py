@@ -127,7 +127,10 @@ def _forget_connections(app: Celery) -> None:
 
 
 def _published(peeked: Peeked) -> Published:
-    message = _open(peeked)
+    try:
+        message = open_peeked(peeked)
+    except FormatError:  # bytes that ``Broker.queue(...).put`` has stored
+        message = {"headers": {}, "properties": {}, "body": peeked.payload, "content-type": "", "content-encoding": ""}
     headers = message["headers"]
     return Published(
         str(headers.get("task") or ""),
@@ -140,11 +143,3 @@ def _published(peeked: Peeked) -> Published:
         message["content-type"] or "application/data",
         message["content-encoding"] or "binary",
     )
-
-
-def _open(peeked: Peeked) -> dict[str, Any]:
-    """Open a message of kombu's, or the bytes that ``Broker.queue(...).put`` has stored."""
-    try:
-        return open_peeked(peeked)
-    except FormatError:
-        return {"headers": {}, "properties": {}, "body": peeked.payload, "content-type": "", "content-encoding": ""}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -81,7 +81,10 @@ def fdb_cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def fdb_cluster_broker(fdb_cluster: Cluster, request: pytest.FixtureRequest) -> BrokerInTest:
     """An empty broker on ``fdb_cluster``."""
-    return _broker(f"fdb://{fdb_cluster.connection_string}/{_namespace(request)}")
+    import hashlib
+
+    namespace = hashlib.blake2b(request.node.nodeid.encode(), digest_size=8).hexdigest()
+    return _broker(f"fdb://{fdb_cluster.connection_string}/{namespace}")
 
 
 def _close_clients() -> None:
@@ -91,13 +94,7 @@ def _close_clients() -> None:
     close_clients()
 
 
-def _namespace(request: pytest.FixtureRequest) -> str:
-    import hashlib
-
-    return hashlib.blake2b(request.node.nodeid.encode(), digest_size=8).hexdigest()
-
-
-def _broker(url: str, **options: Any) -> BrokerInTest:
+def _broker(url: str) -> BrokerInTest:
     from celery_fdb.contrib.published import BrokerInTest
 
-    return BrokerInTest(url, **options)
+    return BrokerInTest(url)

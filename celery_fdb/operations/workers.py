@@ -11,6 +11,7 @@ publishes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -39,15 +40,8 @@ def _shutdown(_: Broker, request: Request) -> Outcome:
     return Outcome(f"Told {request.queue} to end when it is done with what it runs.")
 
 
-def _grow(_: Broker, request: Request) -> Outcome:
-    return _resize(request, "pool_grow")
-
-
-def _shrink(_: Broker, request: Request) -> Outcome:
-    return _resize(request, "pool_shrink")
-
-
-def _resize(request: Request, verb: str) -> Outcome:
+def _resize(verb: str, _: Broker, request: Request) -> Outcome:
+    """``verb``: ``pool_grow`` or ``pool_shrink``."""
     text = request.fields.get("by", "").strip()
     if not text.isdecimal() or len(text) > 3 or not 1 <= int(text) <= MOST_PROCESSES:
         raise InvalidArgument("not a number of processes", given=text[:20], fix=f"Write 1 to {MOST_PROCESSES}.")
@@ -146,13 +140,18 @@ def _app(request: Request) -> Celery:
 _BY = (Field("by", "Processes", "number", "How many more or fewer.", "1", required=True),)
 ON_WORKERS = (
     Action(
-        "worker_grow", "Grow pool", "Give {target} more processes or greenlets?", _grow, fields=_BY, on_workers=True
+        "worker_grow",
+        "Grow pool",
+        "Give {target} more processes or greenlets?",
+        partial(_resize, "pool_grow"),
+        fields=_BY,
+        on_workers=True,
     ),
     Action(
         "worker_shrink",
         "Shrink pool",
         "Give {target} fewer processes or greenlets?",
-        _shrink,
+        partial(_resize, "pool_shrink"),
         fields=_BY,
         on_workers=True,
     ),

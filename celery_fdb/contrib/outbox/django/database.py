@@ -40,11 +40,6 @@ def outbox(using: str | None = None) -> DjangoOutbox:
     return _outbox(conf.celery_app(conf.read()), using or router.db_for_write(OutboxRow))
 
 
-@lru_cache
-def _outbox(app: Celery, using: str) -> DjangoOutbox:
-    return DjangoOutbox(app, using)
-
-
 class DjangoOutbox(Outbox):
     """``using``: the database's alias."""
 
@@ -100,6 +95,10 @@ class DjangoOutbox(Outbox):
         except Exception:
             connection.close_if_unusable_or_obsolete()
             raise
+
+
+#: One for each application and database.
+_outbox = lru_cache(DjangoOutbox)
 
 
 def _clock(vendor: str) -> str:
