@@ -60,7 +60,8 @@ def segments(tr: Transaction, keys: HistoryKeys, *, limit: int = MOST_SEGMENTS) 
     rows = reversed(tr.get_range(*keys.segments, limit=2 * limit, reverse=True, snapshot=True))
     found: dict[int, Segment] = {}
     for (number, is_runs), value in readable(rows, keys.split_segment):
-        amount = _number(value)
+        # What can't be read is the largest number: no worker writes into that segment.
+        amount = int.from_bytes(value, "little") if len(value) == 8 else 2**64 - 1
         if not is_runs:
             found[number] = Segment(number, amount)
         elif number in found:
@@ -71,11 +72,6 @@ def segments(tr: Transaction, keys: HistoryKeys, *, limit: int = MOST_SEGMENTS) 
 def newest_first(tr: Transaction, keys: HistoryKeys) -> list[int]:
     """The segments' numbers, the newest first."""
     return [each.number for each in reversed(segments(tr, keys))]
-
-
-def _number(value: bytes) -> int:
-    """A segment's number of runs. One that can't be read is the largest: no worker writes into that segment."""
-    return int.from_bytes(value, "little") if len(value) == 8 else 2**64 - 1
 
 
 # -- pages of runs -----------------------------------------------------------------------------------------------------

@@ -144,7 +144,8 @@ def error_of(exc: Any, traceback: Any) -> Error:
         return NO_ERROR
     if not isinstance(exc, BaseException):
         return "", bounded(exc, ERROR_LENGTH), ""
-    details = details_of(_cause(exc), traceback)
+    tried = exc.exc if isinstance(exc, Retry) else None  # what a retry is for
+    details = details_of(tried if isinstance(tried, BaseException) else exc, traceback)
     return bounded(details["error_class"]), details["error"], details["traceback"]
 
 
@@ -152,12 +153,6 @@ def weight_of(facts: Facts) -> int:
     """About how many characters a waiting run holds."""
     _error_class, error, traceback = facts[-1]
     return len(facts[8]) + len(facts[9]) + len(error) + len(traceback) + 200 * len(facts[-2])
-
-
-def _cause(exc: BaseException) -> BaseException:
-    """The exception that a retry is for; else ``exc`` itself."""
-    inner = exc.exc if isinstance(exc, Retry) else None
-    return inner if isinstance(inner, BaseException) else exc
 
 
 def _cut(value: Any) -> str:
@@ -522,16 +517,13 @@ class Recorder:
             return
         try:
             self._write_groups(store)  # of a flush that failed
-            self._pack(store)
+            with self._lock:
+                noted, self._waiting, self._weight = self._waiting, [], 0
+            self._unwritten = store.packed([run for each in noted if (run := self._made(each)) is not None])
             self._write_groups(store)
             self._write_activity(store, session)
         finally:
             self._flushing.release()
-
-    def _pack(self, store: HistoryStore) -> None:
-        with self._lock:
-            noted, self._waiting, self._weight = self._waiting, [], 0
-        self._unwritten = store.packed([run for each in noted if (run := self._made(each)) is not None])
 
     def _made(self, facts: Facts) -> Run | None:
         try:
@@ -577,16 +569,12 @@ class Recorder:
                 yield key[1], each
 
     def _new_key(self, request: HistoryRequest, session: bytes) -> ActiveKey:
-        self._forget(request)
-        self._numbers += 1
-        request.active_key = key = (session, self._numbers)
-        return key
-
-    def _forget(self, request: HistoryRequest) -> None:
         if request.active_key is not None:
             self._doubtful.discard(request.active_key)
             self._ended.append(request.active_key)
-            request.active_key = None
+        self._numbers += 1
+        request.active_key = key = (session, self._numbers)
+        return key
 
 
 # -- the duty ---------------------------------------------------------------------------------------------------------

@@ -213,16 +213,10 @@ class Filter:
             found["reason"] = self.reason
         if self.home:
             found["queue"] = self.home
-        if self._needs_payloads:
+        in_payloads = (self.task, self.error, self.text, self.arguments, self.reason == NONE, self.cause)
+        if any(in_payloads) or self.since_ms is not None or self.until_ms is not None:
             found["where"] = self.matches
         return found
-
-    @property
-    def _needs_payloads(self) -> bool:
-        moments = self.since_ms is not None or self.until_ms is not None
-        return bool(
-            self.task or self.error or self.text or self.arguments or moments or self.reason == NONE or self.cause
-        )
 
 
 def _cause(text: str | None) -> Cause | None:

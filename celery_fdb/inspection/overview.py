@@ -41,15 +41,10 @@ def is_ours(host: str, names: Collection[str]) -> bool:
     """Whether the header ``Host`` is ours. ``names``: without ports, in small letters."""
     head, _, port = host.lower().rpartition(":")
     name = head if head and port.isdigit() else host.lower()
-    return name in names or _is_address(name)
-
-
-def _is_address(name: str) -> bool:
     try:
-        ip_address(name.removeprefix("[").removesuffix("]"))
+        return name in names or bool(ip_address(name.removeprefix("[").removesuffix("]")))
     except ValueError:
         return False
-    return True
 
 
 # -- the overview ------------------------------------------------------------------------------------------------------

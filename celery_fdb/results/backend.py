@@ -27,7 +27,7 @@ import os
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from time import monotonic
 from typing import Any, TypeVar
@@ -607,7 +607,8 @@ class FdbBackend(BaseBackend):
         """
         deadline = None if timeout is None else monotonic() + timeout
         ids = {_text(task_id) for task_id in task_ids}
-        cached = {task_id: meta for task_id in ids if (meta := self._cached(task_id, READY_STATES)) is not None}
+        known = {task_id: self._cache.get(task_id) for task_id in ids}
+        cached = {task_id: meta for task_id, meta in known.items() if meta and meta["status"] in READY_STATES}
         yield from cached.items()
         waiting = Waiting(self._look, ids - cached.keys())
         rounds = 0
@@ -635,13 +636,6 @@ class FdbBackend(BaseBackend):
                 waiting.sleep(deadline, None if on_interval is None else max(interval or 0.5, 0.05))
         finally:
             waiting.close()
-
-    def _cached(self, task_id: str, ready: Collection[str]) -> dict[str, Any] | None:
-        try:
-            meta: dict[str, Any] = self._cache[task_id]
-        except KeyError:
-            return None
-        return meta if meta["status"] in ready else None
 
     def _look(self, task_ids: Any, timeout_s: float) -> list[Sighting]:
         self._attached(min(timeout_s, self.options.connect_timeout))

@@ -304,14 +304,11 @@ def parts(
             return found, key  # the chunks of this part are beyond what was read
         if record.chunks:
             record = records.join(record, rows[at + 1 : behind])
-        found.append(_part(keys, group_id, key, record))
+        payload = None if record.state.startswith(ELSEWHERE) else record.payload
+        place = keys.split_part(group_id, key)
+        found.append(ChordPart(group_id, *place, record.state.removeprefix(ELSEWHERE), payload))
         at = behind
     return found, rows[-1][0] + b"\0" if len(rows) == PART_ROWS else None
-
-
-def _part(keys: records.ResultKeys, group_id: str, key: bytes, record: records.StoredResult) -> ChordPart:
-    payload = None if record.state.startswith(ELSEWHERE) else record.payload
-    return ChordPart(group_id, *keys.split_part(group_id, key), record.state.removeprefix(ELSEWHERE), payload)
 
 
 def finish(tr: Transaction, keys: records.ResultKeys, group_id: str) -> None:

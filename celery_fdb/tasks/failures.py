@@ -166,9 +166,11 @@ class FailureRequest:
         return result
 
     def _fail(self, exc: Any, traceback: str) -> None:
-        """Explain the message, unless this is no failure: a retry, or a task that was revoked."""
+        """Explain the message, unless this is no failure: a retry, or an attempt that Celery itself has ended."""
         channel = self._own_channel
-        if channel is None or isinstance(exc, Terminated | Ignore | Retry) or self._ended_by_us:
+        if channel is None or isinstance(exc, Terminated | Ignore | Retry):
+            return
+        if self._already_revoked or self._already_cancelled:  # type: ignore[attr-defined]  # of the Request
             return
         self._death = details_of(
             exc,
@@ -179,11 +181,6 @@ class FailureRequest:
             attempts=_attempts(self._request_dict.get(ATTEMPTS), exc),  # type: ignore[attr-defined]  # of the Request
         )
         channel.qos.explain(self._message.delivery_tag, self._death)
-
-    @property
-    def _ended_by_us(self) -> bool:
-        """Whether Celery ended the attempt itself: a revoked task, or a lost connection, or a shutdown."""
-        return bool(self._already_revoked or self._already_cancelled)  # type: ignore[attr-defined]  # of the Request
 
     @property
     def _is_kept(self) -> bool:

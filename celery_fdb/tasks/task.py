@@ -144,8 +144,11 @@ def limit_keys(app: Any, key: str, limits: Mapping[str, Any], options: Mapping[s
             broker = Broker.of(channel.client)
             for queue in broker.topology.route(exchange, routing_key) if exchange else [routing_key]:
                 if not _knows((place, queue, key), limits):
-                    _limit(broker.queue(queue), key, limits, again=_has_set((place, queue, key), limits))
-                    _remember((place, queue, key), limits)
+                    was_set = _known.get((place, queue, key), (0.0, None))[1] == limits  # however long ago
+                    _limit(broker.queue(queue), key, limits, again=was_set)
+                    if len(_known) >= MOST_KEYS:
+                        _known.clear()
+                    _known[place, queue, key] = _clock.monotonic() + KNOWN_S, limits
 
 
 def _destination(app: Any, route: Mapping[str, Any]) -> tuple[str, str]:
@@ -188,17 +191,6 @@ def _limit(queue: Queue, key: str, limits: Mapping[str, Any], *, again: bool) ->
 def _knows(place: tuple[str, str, str], limits: Mapping[str, Any]) -> bool:
     until_s, known = _known.get(place, (0.0, None))
     return known == limits and _clock.monotonic() < until_s
-
-
-def _has_set(place: tuple[str, str, str], limits: Mapping[str, Any]) -> bool:
-    """Whether the process has set these limits, however long ago."""
-    return place in _known and _known[place][1] == limits
-
-
-def _remember(place: tuple[str, str, str], limits: Mapping[str, Any]) -> None:
-    if len(_known) >= MOST_KEYS:
-        _known.clear()
-    _known[place] = _clock.monotonic() + KNOWN_S, limits
 
 
 # -- the task ----------------------------------------------------------------------------------------------------------
@@ -346,7 +338,8 @@ def _check(cls: type[FdbTask]) -> None:
     _check_names(cls)
     for name in SOURCES:
         _check_source(cls, name)
-    _check_values(cls)
+    for name, value, kind in refused(_KINDS, {name: getattr(cls, name) for name in _KINDS}):
+        raise _unusable(cls, name, value, kind.what)
     if cls.backoff is not None:
         seconds(cls.backoff, 1)
 
@@ -398,11 +391,6 @@ _KINDS = {
     "dead_letter": Kind("True or False", lambda value: value is None or FLAG.accepts(value)),
     "rate_limit_key": Kind('a rate such as "10/s", "100/m" or "5/h"', lambda text: text is None or _is_rate(text)),
 }
-
-
-def _check_values(cls: type[FdbTask]) -> None:
-    for name, value, kind in refused(_KINDS, {name: getattr(cls, name) for name in _KINDS}):
-        raise _unusable(cls, name, value, kind.what)
 
 
 def _unusable(cls: type[FdbTask], name: str, value: Any, accepted: str) -> OptionError:

@@ -216,7 +216,7 @@ def _period(period_s: int, clock: Clock | None) -> tuple[int, int, float]:
 
 
 def _task(name: str, counted: Counters, seconds: float) -> TaskView:
-    failures = counted.failed
+    failures, timed = counted.failed, sum(counted.buckets)
     return TaskView(
         task=name,
         runs=counted.runs,
@@ -224,12 +224,7 @@ def _task(name: str, counted: Counters, seconds: float) -> TaskView:
         failures=failures,
         failure_share=failures / counted.runs if counted.runs else 0.0,
         states={state: counted.of(state) for state in ENDED if counted.of(state)},
-        mean_s=_mean(counted),
+        mean_s=counted.runtime_us / 1e6 / timed if timed else None,
         p50_s=counted.quantile_s(0.5),
         p95_s=counted.quantile_s(0.95),
     )
-
-
-def _mean(counted: Counters) -> float | None:
-    timed = sum(counted.buckets)
-    return counted.runtime_us / 1e6 / timed if timed else None
