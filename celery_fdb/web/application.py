@@ -16,7 +16,7 @@ from celery import Celery
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -156,25 +156,20 @@ def _assembled(settings: DashboardSettings) -> Starlette:
         threads.close()
         asking.close()
 
-    routes = _routes(pages, authentication)
     stream = streaming(settings, authentication, holding, threads)
     asked = partial(workers.workers, Shared(waits=True))
-    routes.append(Route(PATHS["events"], stream, methods=["GET"]))
-    routes.append(Route(PATHS["workers"], pages.shows(asked, asking), methods=["GET"]))
-    errors = {404: pages.nowhere, 405: pages.otherwise, 500: pages.broken}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=errors)
-
-
-def _routes(pages: Pages, authentication: Authentication) -> list[BaseRoute]:
-    shown = [Route(PATHS[name], pages.shows(view), methods=["GET"]) for name, view in SHOWN.items()]
-    return [
-        *shown,
+    routes = [
+        *(Route(PATHS[name], pages.shows(view), methods=["GET"]) for name, view in SHOWN.items()),
         Route(PATHS["act"], pages.acts(actions.act), methods=["GET", "POST"]),
         Route(PATHS["login"], authentication.greet, methods=["GET"]),
         Route(PATHS["login"], pages.enters(authentication.admit), methods=["POST"]),
         Route(PATHS["logout"], pages.enters(authentication.dismiss), methods=["POST"]),
         Mount(PATHS["static"], _Files(directory=HERE / "static")),
+        Route(PATHS["events"], stream, methods=["GET"]),
+        Route(PATHS["workers"], pages.shows(asked, asking), methods=["GET"]),
     ]
+    errors = {404: pages.nowhere, 405: pages.otherwise, 500: pages.broken}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=errors)
 
 
 class _Files(StaticFiles):

@@ -149,7 +149,7 @@ class Authentication:
         token, cookie = self._settings.token, visit.kept(KNOWN_COOKIE)
         now_ms = self._settings.clock.wall_ms()
         is_known = token is not None and holds(token, cookie, now_ms, known=True)
-        return _browser_of(cookie) if is_known else address_of(host)
+        return f"browser {_digest(cookie).hex()}" if is_known else address_of(host)
 
     def dismiss(self, visit: Visit) -> Response:
         """Log out. Every copy of this browser's cookie ends with it."""
@@ -278,11 +278,6 @@ def address_of(host: str) -> str:
     if isinstance(found, IPv6Address):
         return str(found.ipv4_mapped or IPv6Network((found, IPV6_PREFIX), strict=False))
     return str(found)
-
-
-def _browser_of(cookie: str) -> str:
-    """The browser, by the cookie of an earlier login."""
-    return f"browser {hashlib.sha256(cookie.encode(errors='replace')).hexdigest()}"
 
 
 # -- one line from an action to the next page --------------------------------------------------------------------------

@@ -217,12 +217,9 @@ class Feed:
                 yield await _next(inbox)
         finally:
             self._inboxes.discard(inbox)
-            self._rest()
-
-    def _rest(self) -> None:
-        if not self._inboxes and self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+            if not self._inboxes and self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
