@@ -3,41 +3,61 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from celery_fdb.history import layout as history
+from celery_fdb.inspection import schedules
+from celery_fdb.results import records
 from kombu_fdb.keyspace import layout
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-KEYSPACE = DOCS / "keyspace.md"
-BLOCK = re.compile(r"(?<=<!-- keys -->\n).*?(?=<!-- /keys -->)", re.DOTALL)
-GUARANTEES = (
-    "ONE-PLACE",
-    "ONE-OWNER",
-    "DURABLE",
-    "NOT-EARLY",
-    "BACK-SOON",
-    "NOT-TWICE",
-    "ONE-ACTIVE",
-    "POISON-ENDS",
-    "FAIR",
-    "KEY-LIMIT",
-    "ONCE-PUBLISHED",
-    "SKEW",
-    "COUNTS",
-    "BOUNDED",
-)
+KEYSPACE, RESULTS = DOCS / "keyspace.md", DOCS / "results.md"
+#: The page and the mark of a table of keys, and the module whose docstring has it.
+TABLES = {
+    (KEYSPACE, "keys"): layout,
+    (KEYSPACE, "history keys"): history,
+    (KEYSPACE, "schedule keys"): schedules,
+    (RESULTS, "keys"): records,
+}
+#: By the page that explains them.
+GUARANTEES = {
+    DOCS / "guarantees.md": (
+        "ONE-PLACE",
+        "ONE-OWNER",
+        "DURABLE",
+        "NOT-EARLY",
+        "BACK-SOON",
+        "NOT-TWICE",
+        "ONE-ACTIVE",
+        "POISON-ENDS",
+        "FAIR",
+        "KEY-LIMIT",
+        "ONCE-PUBLISHED",
+        "SKEW",
+        "COUNTS",
+        "BOUNDED",
+    ),
+    RESULTS: ("CHORD-ONCE", "CHORD-SURE"),
+}
 
 
-def rendered_keys():
-    """The reStructuredText table of ``layout.py`` in Markdown."""
-    _, heading, rows, _ = re.split(r"^=+ +=+ +=+\n", layout.__doc__, flags=re.MULTILINE)
-    lines = [heading, "--- | --- | ---", *rows.splitlines()]
-    cells = [lines[1].split(" | ") if " | " in line else re.split(r"\s{2,}", line.strip()) for line in lines]
+def block(mark):
+    return re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- /{mark} -->)", re.DOTALL)
+
+
+def rendered_keys(module):
+    """The module's reStructuredText table in Markdown."""
+    _, heading, rows, _ = re.split(r"^=+ +=+ +=+\n", module.__doc__, flags=re.MULTILINE)
+    cells = [re.split(r"\s{2,}", line.strip()) for line in (heading, "---  ---  ---", *rows.splitlines())]
     assert all(len(row) == 3 for row in cells), [row for row in cells if len(row) != 3]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells).replace("``", "`")
 
 
-def test_keyspace_is_that_of_the_code():
-    assert BLOCK.search(KEYSPACE.read_text())[0] == rendered_keys(), "run: python -m tests.test_docs"
+@pytest.mark.parametrize(("page", "mark"), TABLES, ids=lambda each: getattr(each, "stem", each))
+def test_a_table_of_keys_is_that_of_the_code(page, mark):
+    written = block(mark).search(page.read_text())
+    assert written[0] == rendered_keys(TABLES[page, mark]), "run: python -m tests.test_docs"
 
 
 def test_keyspace_names_the_format_version():
@@ -56,9 +76,10 @@ def test_every_file_that_is_named_exists():
     assert {(page, name) for page, name in lost if name not in theirs} == set()
 
 
-def test_every_guarantee_of_the_engine_is_explained():
-    text = (DOCS / "guarantees.md").read_text()
-    assert [tag for tag in GUARANTEES if f"| `{tag}` |" not in text] == []
+def test_every_guarantee_is_explained():
+    for page, tags in GUARANTEES.items():
+        text = page.read_text()
+        assert [tag for tag in tags if f"| `{tag}` |" not in text] == []
 
 
 def texts_of(*folders):
@@ -67,8 +88,8 @@ def texts_of(*folders):
 
 
 def test_a_guarantee_is_upheld_somewhere_and_tested_somewhere():
-    tests, code = (texts_of(*folders) for folders in (("tests", "kombu_fdb/testing"), ("kombu_fdb",)))
-    for tag in GUARANTEES:
+    tests, code = (texts_of(*folders) for folders in (("tests", "kombu_fdb/testing"), ("kombu_fdb", "celery_fdb")))
+    for tag in (tag for tags in GUARANTEES.values() for tag in tags):
         tested = {path for path, text in tests.items() if re.search(rf"\b{tag}\b", text)}
         assert tested, f"no test names {tag}"
         assert any(re.search(rf"\b{tag}\b", code[path]) for path in code.keys() - tested), f"no code names {tag}"
@@ -114,4 +135,5 @@ def test_the_readme_says_what_it_is_and_when_to_take_something_else():
 
 
 if __name__ == "__main__":
-    KEYSPACE.write_text(BLOCK.sub(lambda _: rendered_keys(), KEYSPACE.read_text()))
+    for (page, mark), module in TABLES.items():
+        page.write_text(block(mark).sub(lambda _, module=module: rendered_keys(module), page.read_text()))

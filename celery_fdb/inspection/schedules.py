@@ -2,12 +2,12 @@
 
 There is one row per entry.
 
-====================  ==================================  ============================================
-key                   value                               written by
-====================  ==================================  ============================================
-``("entry", name)``   JSON: the fields of :class:`EntryReport`   a beat; cleared by a later one
-``("paused", name)``  nothing                             a person, who clears it; a beat, with the entry
-====================  ==================================  ============================================
+====================  ======================================  ============================================
+key                   value                                   written by
+====================  ======================================  ============================================
+``("entry", name)``   JSON: the fields of an ``EntryReport``  a beat; cleared by a later one
+``("paused", name)``  nothing                                 a person, who clears it; a beat, with the entry
+====================  ======================================  ============================================
 
 All keys are behind ``("celery-fdb", namespace, "schedule")``. Several beats with the same entries overwrite each
 other's rows, and the last report counts. A beat clears an entry that it had and no longer has, unless it is paused:

@@ -1,9 +1,5 @@
-"""docs/history.md and docs/keyspace.md say what the code does.
+"""docs/history.md says what the code does."""
 
-To write the table of keys anew: python tests/celery_fdb/history/test_docs.py.
-"""
-
-import re
 from pathlib import Path
 
 from celery_fdb.history import layout, reading, recorder, run
@@ -12,22 +8,7 @@ from celery_fdb.history.views import metrics
 
 DOCS = Path(__file__).parents[3] / "docs"
 #: Without its name in one piece: tests/test_pages.py runs it, as no other test does.
-PAGE, KEYSPACE = (DOCS / "history").with_suffix(".md"), DOCS / "keyspace.md"
-TABLE = re.compile(r"(?<=<!-- history keys -->\n).*?(?=<!-- /history keys -->)", re.DOTALL)
-
-
-def rendered_keys():
-    """The reStructuredText table of ``layout.py`` in Markdown."""
-    _, heading, rows, _ = re.split(r"^=+ +=+ +=+\n", layout.__doc__, flags=re.MULTILINE)
-    cells = [re.split(r"\s{2,}", line.strip()) for line in (heading, "---  ---  ---", *rows.splitlines())]
-    assert all(len(row) == 3 for row in cells), [row for row in cells if len(row) != 3]
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells).replace("``", "`")
-
-
-def test_the_keys_are_those_of_the_code():
-    written = TABLE.search(KEYSPACE.read_text())
-    assert written is not None
-    assert written[0] == rendered_keys(), "run: python tests/celery_fdb/history/test_docs.py"
+PAGE = (DOCS / "history").with_suffix(".md")
 
 
 def test_the_numbers_are_those_of_the_code():
@@ -48,7 +29,3 @@ def test_the_numbers_are_those_of_the_code():
     assert LONGEST_AGE_S == 366 * 86_400  # "up to a year"
     assert all(state in text for state in run.STATES)
     assert f"The {metrics.TASKS} tasks that ran most" in " ".join((DOCS / "metrics.md").read_text().split())
-
-
-if __name__ == "__main__":
-    KEYSPACE.write_text(TABLE.sub(lambda _: rendered_keys(), KEYSPACE.read_text()))
