@@ -73,22 +73,6 @@ def test_a_function_in_task_annotations_is_one_of_args_and_kwargs(app, sent):
     assert keys(sent()) == ["c/acme"]
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"max_in_flight": "2"}, "It takes a whole number"),
-        ({"max_inflight": 2}, "Did you mean max_in_flight?"),
-        ({"fair_key": 7}, "the name of an argument"),
-        ({"backoff": "procesing-queue"}, "Did you mean processing-queue?"),
-    ],
-)
-def test_a_wrong_option_in_task_annotations_is_an_error(app, options, text):
-    app.conf.task_annotations = {"charge": options}
-    with pytest.raises(InvalidArgument) as raised:
-        define(app)
-    assert text in str(raised.value)
-
-
 def test_an_argument_named_for_all_tasks_is_the_key_of_those_that_have_it(app, sent):
     app.conf.task_annotations = {"*": {"fair_key": "order_id"}}
 
@@ -268,42 +252,35 @@ def test_a_changed_number_takes_effect_and_other_limits_of_the_key_stay(app, url
     assert queue.keys()["a/charge"].limits == KeyLimits(max_in_flight=5, weight=3)
 
 
-def test_limits_are_set_where_the_message_is_routed_to(app, broker):
-    app.conf.task_routes = {"charge": {"queue": "money"}}
-    define(app, max_in_flight=1).delay("a")
-    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
+TOPICS = {"task_default_exchange_type": "topic", "task_create_missing_queue_exchange_type": "topic"}
+MONEY = Queue("money", Exchange("shop", type="topic"), routing_key="money")
+#: The app's configuration, the task's options and those of the call that lead to the queue ``money``.
+WAYS_TO_MONEY = {
+    "the task's route": ({"task_routes": {"charge": {"queue": "money"}}}, {}, {}),
+    "the route of another name": (
+        {"task_routes": {"vip": {"queue": "money"}, "charge": {"queue": "mail"}}},
+        {},
+        {"route_name": "vip"},
+    ),
+    "the task's queue": ({}, {"queue": "money"}, {}),
+    "the task's exchange": ({}, {"exchange": "shop", "routing_key": "money"}, {}),
+    "the call's routing key": (TOPICS, {}, {"exchange": "", "routing_key": "money"}),
+    "the call's queue": (TOPICS, {}, {"queue": "money", "exchange_type": "direct"}),
+    "a queue that is not yet bound to its exchange": ({"task_queues": [MONEY]}, {}, {"queue": "money"}),
+}
 
 
 @pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
-@pytest.mark.parametrize("options", [{"queue": "money"}, {"exchange": "shop", "routing_key": "money"}])
-def test_limits_are_set_where_the_task_itself_says_it_goes(app, broker, options):
-    with app.connection_for_write() as connection:
-        Queue("money", Exchange("shop", type="topic"), routing_key="money")(connection).declare()
-    define(app, max_in_flight=1, **options).delay("a")
-    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
-
-
-@pytest.mark.parametrize("options", [{"exchange": ""}, {"queue": "money", "exchange_type": "direct"}])
-def test_limits_are_set_where_the_options_of_a_call_send_it(app, broker, options):
-    app.conf.task_default_exchange_type = app.conf.task_create_missing_queue_exchange_type = "topic"
-    broker.declare("money")
-    define(app, max_in_flight=1).apply_async(("a",), routing_key="money" if "exchange" in options else None, **options)
+@pytest.mark.parametrize("way", WAYS_TO_MONEY)
+def test_limits_are_set_where_the_message_goes(app, broker, way):
+    conf, options, call = WAYS_TO_MONEY[way]
+    app.conf.update(conf)
+    if "task_queues" not in conf:
+        with app.connection_for_write() as connection:
+            MONEY(connection).declare()
+    define(app, max_in_flight=1, **options).apply_async(("a",), **call)
     assert broker.queue("money").stats().ready == 1
     assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
-
-
-def test_limits_are_set_for_a_queue_that_is_not_yet_bound_to_its_exchange(app, broker):
-    app.conf.task_queues = [Queue("money", Exchange("shop", type="topic"), routing_key="#")]
-    define(app, max_in_flight=1).apply_async(("a",), queue="money")
-    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
-    assert broker.queue("money").stats().ready == 1
-
-
-def test_a_task_with_limits_goes_where_the_route_of_another_name_leads(app, broker):
-    app.conf.task_routes = {"vip": {"queue": "money"}, "charge": {"queue": "mail"}}
-    define(app, max_in_flight=1).apply_async(("a",), route_name="vip")
-    assert broker.queue("money").keys()["charge"].limits == KeyLimits(max_in_flight=1)
-    assert broker.queue("money").stats().ready == 1
 
 
 def test_limits_are_set_where_a_router_sends_this_very_message(app, broker):
@@ -478,56 +455,62 @@ def test_the_option_without_install_is_enough():
 
 
 @pytest.mark.parametrize(
-    ("backoff", "retries", "seconds"),
-    [("processing-queue", 0, 60), ("processing-queue", 2, 1500), ("10/30s", 1, 30), ("10/30s", 9, 30)],
+    ("backoff", "retries", "given", "seconds"),
+    [
+        ("processing-queue", 0, {}, 60),
+        ("processing-queue", 2, {}, 1500),
+        ("10/30s", 1, {}, 30),
+        ("10/30s", 9, {}, 30),
+        ("1/5/25min", 0, {"countdown": 3}, 3),
+        ("processing-queue", 0, [("b",), {}, None, True, None, 7, 5], 7),
+    ],
+    ids=str,
 )
-def test_retry_waits_as_long_as_the_backoff_says(app, backoff, retries, seconds):
+def test_retry_waits_as_long_as_the_backoff_says_unless_a_countdown_is_given(app, backoff, retries, given, seconds):
+    """Also by its position, as Celery's ``retry`` takes it."""
     task = define(app, backoff=backoff, max_retries=None)
     task.push_request(id="i", args=("a",), kwargs={}, retries=retries, called_directly=False)
     with pytest.raises(Retry) as raised:
-        task.retry()
+        task.retry(**given) if isinstance(given, dict) else task.retry(*given)
     assert raised.value.when == seconds
-
-
-def test_retry_takes_what_celerys_takes_by_position(app):
-    task = define(app, backoff="processing-queue")
-    task.push_request(id="i", args=("a",), kwargs={}, called_directly=False)
-    with pytest.raises(Retry) as raised:
-        task.retry(("b",), {}, None, True, None, 7, 5)
-    assert raised.value.when == 7
-
-
-def test_a_countdown_comes_before_the_backoff(app):
-    task = define(app, backoff="1/5/25min")
-    task.push_request(id="i", args=("a",), kwargs={}, retries=0, called_directly=False)
-    with pytest.raises(Retry) as raised:
-        task.retry(countdown=3)
-    assert raised.value.when == 3
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
+WRONG_OPTIONS = [
+    ({"fairkey": "customer_id"}, "Did you mean fair_key?"),
+    ({"max_inflight": 1}, "Did you mean max_in_flight?"),
+    ({"fair_key": 7}, "the name of an argument"),
+    ({"max_in_flight": 0}, "a whole number of at least 1"),
+    ({"max_in_flight": True}, "a whole number of at least 1"),
+    ({"max_in_flight": "2"}, "a whole number of at least 1"),
+    ({"rate_limit_key": "often"}, "10/s"),
+    ({"dedup_window": -1}, "a number of seconds"),
+    ({"dead_letter": "yes"}, "True or False"),
+    ({"dead_letter": []}, "True or False"),
+    ({"dead_letter": 1}, "True or False"),
+    ({"backoff": "procesing-queue"}, "Did you mean processing-queue?"),
+    ({"backoff": "soon"}, "pauses and a unit"),
+]
+#: Annotations may be of many tasks, not all of which have the argument.
+WRONG_ARGUMENTS = [
+    ({"fair_key": "customer"}, "Did you mean customer_id?"),
+    ({"dedup_id": "zzz"}, "Its arguments: customer_id, order_id."),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "text", "annotated"),
     [
-        ({"fairkey": "customer_id"}, "Did you mean fair_key?"),
-        ({"max_inflight": 1}, "Did you mean max_in_flight?"),
-        ({"fair_key": "customer"}, "Did you mean customer_id?"),
-        ({"fair_key": 7}, "the name of an argument"),
-        ({"dedup_id": "zzz"}, "Its arguments: customer_id, order_id."),
-        ({"max_in_flight": 0}, "a whole number of at least 1"),
-        ({"max_in_flight": True}, "a whole number of at least 1"),
-        ({"rate_limit_key": "often"}, "10/s"),
-        ({"dedup_window": -1}, "a number of seconds"),
-        ({"dead_letter": "yes"}, "True or False"),
-        ({"dead_letter": []}, "True or False"),
-        ({"dead_letter": 1}, "True or False"),
-        ({"backoff": "procesing-queue"}, "Did you mean processing-queue?"),
-        ({"backoff": "soon"}, "pauses and a unit"),
+        *((*each, False) for each in WRONG_OPTIONS + WRONG_ARGUMENTS),
+        *((*each, True) for each in WRONG_OPTIONS),
     ],
 )
-def test_a_wrong_option_names_the_fix(app, options, text):
+def test_a_wrong_option_names_the_fix(app, options, text, annotated):
+    """In the decorator, and in ``task_annotations``."""
+    if annotated:
+        app.conf.task_annotations, options = {"charge": options}, {}
     with pytest.raises(InvalidArgument) as raised:
         define(app, **options)
     assert text in str(raised.value)
