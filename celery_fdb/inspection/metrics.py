@@ -98,6 +98,8 @@ def _sum(totals: Iterable[Mapping[str, int]]) -> Counter[str]:
 QUEUES, KEYS = 200, 10
 
 STATES = ("ready", "delayed", "leased", "dead")
+#: The values of a counter's labels, and the totals by event.
+Counted = tuple[tuple[str, ...], Mapping[str, int]]
 #: Metric and event of ``totals.py``.
 TOTALS = {
     "celery_fdb_published": ("published", "Messages published, by queue."),
@@ -110,7 +112,7 @@ TOTALS = {
         "Messages released because their consumer process was silent for too long, by queue.",
     ),
     "celery_fdb_claim_conflicts": ("conflicts", "Claims that lost the race to another consumer's claim, by queue."),
-    "celery_fdb_contested": ("contested", "Messages in such claims, by queue."),
+    "celery_fdb_contested": ("contested", "Messages in claims that lost the race to another consumer's, by queue."),
 }
 GAUGES = {
     "celery_fdb_up": "1 if the store answered this scrape.",
@@ -122,18 +124,11 @@ GAUGES = {
     "celery_fdb_key_messages": "Messages of a queue's longest keys, by state: ready, leased.",
     "celery_fdb_sessions": "Consumer processes, by state: open, ended (its messages are being released).",
 }
-#: The same metrics of messages with a fairness key, by queue and key.
+#: The same metrics of messages with a fairness key, by queue and key; conflicts are of a claim, not of a key.
 KEY_TOTALS = {
-    "celery_fdb_key_published": ("published", "Messages with a fairness key published, of a queue's busiest keys."),
-    "celery_fdb_key_claimed": ("claimed", "Of those, claimed by consumers."),
-    "celery_fdb_key_acked": ("acked", "Of those, done."),
-    "celery_fdb_key_returned": ("returned", "Of those, released by a consumer, or from a dead one."),
-    "celery_fdb_key_dead_lettered": ("dead", "Of those, became dead letters."),
-    "celery_fdb_key_contested": ("contested", "Of those, in claims that lost the race to another consumer's claim."),
-    "celery_fdb_key_lost_leases": (
-        "lost",
-        "Of those, released because their consumer process was silent for too long.",
-    ),
+    name.replace("celery_fdb_", "celery_fdb_key_"): (event, f"{about.removesuffix('.')} and by fairness key.")
+    for name, (event, about) in TOTALS.items()
+    if event != "conflicts"
 }
 LATE = "celery_fdb_late_settlements"
 #: All names as they are exported.
@@ -202,9 +197,12 @@ class BrokerCollector(Collector):
         named = [each for each in busiest[:QUEUES] if each.name != OTHER]
         others = busiest[len(named) :]
         yield from _of_queues(named, others)
-        yield from _totals(named, others)
+        totals: list[Counted] = [((each.name,), each.totals) for each in named]
+        if others:
+            totals.append(((OTHER,), _sum(each.totals for each in others)))
+        yield from _counters(TOTALS, ["queue"], totals)
         yield _gauge("celery_fdb_key_messages", ["queue", "key", "state"], self._of_keys(named))
-        yield from self._totals_of_keys(named)
+        yield from _counters(KEY_TOTALS, ["queue", "key"], self._totals_of_keys(named))
         states = Counter("open" if each.open else "ended" for each in overview.sessions)
         yield _gauge("celery_fdb_sessions", ["state"], [((state,), states[state]) for state in ("open", "ended")])
         late = CounterMetricFamily(LATE, "Settlements that came too late: another consumer had the message.")
@@ -221,15 +219,13 @@ class BrokerCollector(Collector):
                 rest = getattr(queue, state) - sum(number for _, number in known)
                 yield (queue.name, OTHER, state), max(rest, 0)
 
-    def _totals_of_keys(self, queues: Sequence[QueueView]) -> Iterator[Metric]:
+    def _totals_of_keys(self, queues: Sequence[QueueView]) -> list[Counted]:
         found = [(each.name, self._key_rates[each.name]) for each in queues if each.name in self._key_rates]
-        for name, (event, about) in KEY_TOTALS.items():
-            metric = CounterMetricFamily(name, about, labels=["queue", "key"])
-            for queue, rates in found:
-                for key, totals in rates.named.items():
-                    metric.add_metric([queue, key], totals.get(event, 0))
-                metric.add_metric([queue, OTHER], rates.others[event])
-            yield metric
+        return [
+            ((queue, key), totals)
+            for queue, rates in found
+            for key, totals in (*rates.named.items(), (OTHER, rates.others))
+        ]
 
 
 def _of_queues(named: Sequence[QueueView], others: Sequence[QueueView]) -> Iterator[Metric]:
@@ -243,13 +239,12 @@ def _of_queues(named: Sequence[QueueView], others: Sequence[QueueView]) -> Itera
     yield _gauge("celery_fdb_queue_consumers", ["queue"], [((each.name,), each.consumers) for each in named])
 
 
-def _totals(named: Sequence[QueueView], others: Sequence[QueueView]) -> Iterator[Metric]:
-    for name, (event, about) in TOTALS.items():
-        metric = CounterMetricFamily(name, about, labels=["queue"])
-        for queue in named:
-            metric.add_metric([queue.name], queue.totals.get(event, 0))
-        if others:
-            metric.add_metric([OTHER], sum(queue.totals.get(event, 0) for queue in others))
+def _counters(about: Mapping[str, tuple[str, str]], labels: Sequence[str], rows: Sequence[Counted]) -> Iterator[Metric]:
+    """One metric for each event in ``about``. ``rows``: the labels' values, and the totals by event."""
+    for name, (event, text) in about.items():
+        metric = CounterMetricFamily(name, text, labels=labels)
+        for values, totals in rows:
+            metric.add_metric(values, totals.get(event, 0))
         yield metric
 
 
