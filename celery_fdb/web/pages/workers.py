@@ -9,7 +9,6 @@ in a thread of its own, so that no other page waits for the answers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
@@ -59,26 +58,7 @@ TIMEOUT_S = 1.0
 FRESH_S = 2.0
 
 
-@dataclass(slots=True)
-class Worker:
-    """``ran``: how many tasks it has run since its start. ``queues``: where it takes tasks from.
-
-    ``active``: the tasks that run now, each with its ``id``, its name as ``task``, and for how many ``seconds``, None
-    if the worker did not say.
-    """
-
-    name: str
-    pool: str = ""
-    processes: int | None = None
-    prefetch: int | None = None
-    uptime_s: float | None = None
-    pid: int | None = None
-    ran: int = 0
-    queues: list[str] = field(default_factory=list)
-    active: list[dict[str, Any]] = field(default_factory=list)
-
-
-def workers(told: Shared[list[Worker]], visit: Visit, broker: Broker) -> Response:
+def workers(told: Shared[list[dict[str, Any]]], visit: Visit, broker: Broker) -> Response:
     """The page of workers. ``told``: their answers, which the dashboard's visitors share."""
     del broker  # remote control uses the app's own connection
     app, clock = visit.settings.app, visit.settings.clock
@@ -98,7 +78,7 @@ def _offered(pool: str) -> list[Action]:
     return named(*resizing, *limiting, "worker_rate", "worker_quiet", "worker_shutdown")
 
 
-def ask(app: Celery, now_s: float) -> list[Worker]:
+def ask(app: Celery, now_s: float) -> list[dict[str, Any]]:
     """The workers that answered, by name. Raises ``StoreUnavailable``."""
     stats, active, queues = ask_workers(app, _ask)
     names = sorted({str(each) for each in (*stats, *active, *queues)})
@@ -110,26 +90,32 @@ def _ask(control: Control) -> tuple[dict[Any, Any], ...]:
     return inspect.stats() or {}, inspect.active() or {}, inspect.active_queues() or {}
 
 
-def worker_of(name: str, stats: Any, active: Any, queues: Any, now_s: float) -> Worker:
-    """A worker, from its answers, which may have any shape."""
-    worker = Worker(name)
-    if isinstance(stats, Mapping):
-        pool = stats.get("pool")
-        pool = pool if isinstance(pool, Mapping) else {}
-        worker.pool = str(pool.get("implementation", "")).partition(":")[0].rpartition(".")[2]
-        pids = pool.get("processes")  # the pool's limit stays as it was when the pool grows
-        worker.processes = len(pids) if isinstance(pids, list) else _whole(pool.get("max-concurrency"))
-        worker.prefetch = _whole(stats.get("prefetch_count"))
-        worker.uptime_s, worker.pid = _whole(stats.get("uptime")), _whole(stats.get("pid"))
-        total = stats.get("total")
-        worker.ran = sum(_whole(each) or 0 for each in total.values()) if isinstance(total, Mapping) else 0
-    for each in active if isinstance(active, list) else []:
-        if isinstance(each, Mapping):
-            worker.active.append(_active(each, now_s))
-    told = queues if isinstance(queues, list) else []
-    worker.queues = sorted(str(each["name"]) for each in told if isinstance(each, Mapping) and "name" in each)
-    worker.active.sort(key=lambda each: -(each["seconds"] or 0.0))
-    return worker
+def worker_of(name: str, stats: Any, active: Any, queues: Any, now_s: float) -> dict[str, Any]:
+    """A worker as the page shows it, from its answers, which may have any shape.
+
+    ``ran``: how many tasks it has run since its start. ``queues``: where it takes tasks from. ``active``: the tasks
+    that run now, each with its ``id``, its name as ``task``, and for how many ``seconds``, None if the worker did not
+    say.
+    """
+    stats = stats if isinstance(stats, Mapping) else {}
+    pool, total = (found if isinstance(found := stats.get(part), Mapping) else {} for part in ("pool", "total"))
+    pids = pool.get("processes")  # the pool's limit stays as it was when the pool grows
+    running = [_active(each, now_s) for each in _maps(active)]
+    return {
+        "name": name,
+        "pool": str(pool.get("implementation", "")).partition(":")[0].rpartition(".")[2],
+        "processes": len(pids) if isinstance(pids, list) else _whole(pool.get("max-concurrency")),
+        "prefetch": _whole(stats.get("prefetch_count")),
+        "uptime_s": _whole(stats.get("uptime")),
+        "pid": _whole(stats.get("pid")),
+        "ran": sum(_whole(each) or 0 for each in total.values()),
+        "queues": sorted(str(each["name"]) for each in _maps(queues) if "name" in each),
+        "active": sorted(running, key=lambda each: -(each["seconds"] or 0.0)),
+    }
+
+
+def _maps(answer: Any) -> list[Mapping[str, Any]]:
+    return [each for each in answer if isinstance(each, Mapping)] if isinstance(answer, list) else []
 
 
 def _active(told: Mapping[str, Any], now_s: float) -> dict[str, Any]:

@@ -164,8 +164,8 @@ def test_workers_that_cannot_be_asked_are_a_page(
     "told", [None, [], "x", {"pool": 5, "total": []}, {"pool": {"max-concurrency": "x"}, "pid": []}]
 )
 def test_a_worker_may_answer_anything(told: Any) -> None:
-    assert worker_of("w", told, told, told, 0.0).name == "w"
-    assert worker_of("w", None, [told, {"time_start": "x"}, {}], [told, {}], 0.0).ran == 0
+    assert worker_of("w", told, told, told, 0.0)["name"] == "w"
+    assert worker_of("w", None, [told, {"time_start": "x"}, {}], [told, {}], 0.0)["ran"] == 0
 
 
 @pytest.mark.parametrize(
