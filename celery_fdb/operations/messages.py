@@ -366,16 +366,14 @@ def discard(broker: Broker, request: Request) -> Outcome:
     return done.outcome(request, f"Discarded {plural(len(done.results), 'dead letter')} of {request.queue}")
 
 
-def replay_all(broker: Broker, request: Request) -> Outcome:
-    """Replay all letters that match, and had died when the action was asked for."""
-    part = partial(broker.dead_letters(request.queue).replay_part, **_conditions(request))
-    return in_parts(part, request, "Replayed", "dead letter", _target(request), first=request.asked.by)
+def _all(verb: Callable[..., Part], done: str, broker: Broker, request: Request) -> Outcome:
+    """Replay or discard all letters that match, and had died when the action was asked for."""
+    part = partial(verb, broker.dead_letters(request.queue), **_conditions(request))
+    return in_parts(part, request, done, "dead letter", _target(request), first=request.asked.by)
 
 
-def discard_all(broker: Broker, request: Request) -> Outcome:
-    """The same, for good."""
-    part = partial(broker.dead_letters(request.queue).discard_part, **_conditions(request))
-    return in_parts(part, request, "Discarded", "dead letter", _target(request), first=request.asked.by)
+replay_all = partial(_all, DeadLetters.replay_part, "Replayed")
+discard_all = partial(_all, DeadLetters.discard_part, "Discarded")
 
 
 def _conditions(request: Request) -> Conditions:
@@ -391,28 +389,12 @@ def _target(request: Request) -> str:
 # -- of all queues of dead letters -------------------------------------------------------------------------------------
 
 
-def replay_everywhere(broker: Broker, request: Request) -> Outcome:
-    """Replay all matching letters, queue by queue. If a target queue is gone, the rest of those letters stays."""
-    stuck: set[str] = set()
-    part = _everywhere(broker, request, DeadLetters.replay_part, stuck)
-    done = in_parts(part, request, "Replayed", "dead letter", _target(request))
-    return done._replace(text=" ".join([done.text, *sorted(stuck)]))
+def _everywhere(verb: Callable[..., Part], done: str, broker: Broker, request: Request) -> Outcome:
+    """Replay or discard all matching letters, queue by queue; a part's mark names a queue, and a place in it.
 
-
-def discard_everywhere(broker: Broker, request: Request) -> Outcome:
-    """The same, for good."""
-    part = _everywhere(broker, request, DeadLetters.discard_part, set())
-    return in_parts(part, request, "Discarded", "dead letter", _target(request))
-
-
-def _everywhere(
-    broker: Broker, request: Request, verb: Callable[..., Part], stuck: set[str]
-) -> Callable[[bytes], Part]:
-    """The function that does one part. Its mark names a queue, and a place among that queue's letters.
-
-    ``stuck``: takes a sentence for each queue with letters that could not be replayed. Raises ``InvalidArgument``, and
-    so do the parts.
+    If the queue to which letters are to be replayed is gone, the rest of their queue's letters stays.
     """
+    stuck: set[str] = set()
     conditions, wanted, by = request.filter.conditions(), request.wanted, request.asked.by
     queues = sorted(dead_queues(broker, look(broker)))
 
@@ -439,7 +421,12 @@ def _everywhere(
             stuck.add(f"Some stay in {queue}: {error}")
             return Part(0, None)
 
-    return part
+    outcome = in_parts(part, request, done, "dead letter", _target(request))
+    return outcome._replace(text=" ".join([outcome.text, *sorted(stuck)]))
+
+
+replay_everywhere = partial(_everywhere, DeadLetters.replay_part, "Replayed")
+discard_everywhere = partial(_everywhere, DeadLetters.discard_part, "Discarded")
 
 
 def _joined(queue: str, inner: bytes) -> bytes:
