@@ -31,28 +31,13 @@ from kombu_fdb.primitives.masking import plain
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
-PATHS = {
-    "overview": "/",
-    "events": "/events",
-    "queues": "/queues",
-    "queue": "/queue",
-    "keys": "/keys",
-    "messages": "/messages",
-    "message": "/message",
-    "dead": "/dead",
-    "causes": "/causes",
-    "tasks": "/tasks",
-    "runs": "/runs",
-    "task": "/task",
-    "workflows": "/workflows",
-    "workflow": "/workflow",
-    "schedules": "/schedules",
-    "sessions": "/sessions",
-    "workers": "/workers",
-    "act": "/act",
-    "login": "/login",
-    "logout": "/logout",
-    "static": "/static",
+#: By page, its address: the first one's, or the page's name.
+PATHS = {"overview": "/"} | {
+    name: f"/{name}"
+    for name in (
+        *("events", "queues", "queue", "keys", "messages", "message", "dead", "causes", "tasks", "runs", "task"),
+        *("workflows", "workflow", "schedules", "sessions", "workers", "act", "login", "logout", "static"),
+    )
 }
 #: The links in the bar on top of each page.
 NAVIGATION = (

@@ -7,6 +7,7 @@ along a time line. They need the history (``celery_fdb.install(app, history=True
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,10 @@ def task(visit: Visit, broker: Broker) -> Response:
     The id of a session, or its beginning as the command line shows it, leads to the page of sessions.
     """
     task_id = visit.asked("id").strip()
-    life = _life(visit, broker, task_id) if task_id else None
+    life: Timeline | None = None
+    if task_id:
+        with suppress(TaskUnknown):
+            life = timeline_of(broker, task_id, visit.settings.app)
     now_ms = visit.settings.clock.wall_ms()
     rows = [MessageView.of(each, now_ms) for each in broker.spots(task_id)] if task_id else []
     if life is None and not rows and len(task_id) >= SESSION_DIGITS:
@@ -109,13 +113,6 @@ def _offered_on_task(state: str) -> list[Action]:
     if state in {*READY_STATES, LOST, "dead", IGNORED, REJECTED}:
         return []
     return named("task_revoke", *(["task_terminate"] if state in {ACTIVE, "leased"} else []))
-
-
-def _life(visit: Visit, broker: Broker, task_id: str) -> Timeline | None:
-    try:
-        return timeline_of(broker, task_id, visit.settings.app)
-    except TaskUnknown:
-        return None
 
 
 # -- workflows ---------------------------------------------------------------------------------------------------------
