@@ -159,14 +159,14 @@ def _assembled(settings: DashboardSettings) -> Starlette:
     stream = streaming(settings, authentication, holding, threads)
     asked = partial(workers.workers, Shared(waits=True))
     routes = [
-        *(Route(PATHS[name], pages.shows(view), methods=["GET"]) for name, view in SHOWN.items()),
-        Route(PATHS["act"], pages.acts(actions.act), methods=["GET", "POST"]),
+        *(Route(PATHS[name], partial(pages.show, view), methods=["GET"]) for name, view in SHOWN.items()),
+        Route(PATHS["act"], partial(pages.act, actions.act), methods=["GET", "POST"]),
         Route(PATHS["login"], authentication.greet, methods=["GET"]),
-        Route(PATHS["login"], pages.enters(authentication.admit), methods=["POST"]),
-        Route(PATHS["logout"], pages.enters(authentication.dismiss), methods=["POST"]),
+        Route(PATHS["login"], partial(pages.enter, authentication.admit), methods=["POST"]),
+        Route(PATHS["logout"], partial(pages.enter, authentication.dismiss), methods=["POST"]),
         Mount(PATHS["static"], _Files(directory=HERE / "static")),
         Route(PATHS["events"], stream, methods=["GET"]),
-        Route(PATHS["workers"], pages.shows(asked, asking), methods=["GET"]),
+        Route(PATHS["workers"], partial(pages.show, asked, threads=asking), methods=["GET"]),
     ]
     errors = {404: pages.nowhere, 405: pages.otherwise, 500: pages.broken}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=errors)

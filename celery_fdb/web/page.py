@@ -182,31 +182,21 @@ FORM_S = 20.0
 
 
 class Pages:
-    """Makes endpoints of views."""
+    """The endpoints of views."""
 
     def __init__(self, authentication: Authentication, holding: Holding, threads: ThreadPool) -> None:
         self._authentication = authentication
         self._holding = holding
         self._threads = threads
 
-    def shows(self, view: View, threads: ThreadPool | None = None) -> Endpoint:
-        """The endpoint of a page that changes nothing. ``threads``: the page's own."""
-        return partial(self._answer, view, threads or self._threads)
-
-    def acts(self, view: View) -> Endpoint:
-        """The endpoint of a form, and of the question that it leads to, for users who may act."""
-        return partial(self._act, view)
-
-    def enters(self, view: Callable[[Visit], Response]) -> Endpoint:
-        """The endpoint of a form that needs no store, for visitors who are not known yet."""
-        return partial(self._enter, view)
-
-    async def _enter(self, view: Callable[[Visit], Response], request: Request) -> Response:
+    async def enter(self, view: Callable[[Visit], Response], request: Request) -> Response:
+        """A form that needs no store, for visitors who are not known yet."""
         visit, _ = await self._authentication.visit(request)
         refusal = await _take_form(visit, MOST_OF_STRANGERS)
         return view(visit) if refusal is None else refusal
 
-    async def _act(self, view: View, request: Request) -> Response:
+    async def act(self, view: View, request: Request) -> Response:
+        """A form, and the question that it leads to, for users who may act."""
         visit, refusal = await self._authentication.visit(request)
         if refusal is not None:
             return refusal
@@ -218,9 +208,10 @@ class Pages:
             refusal = await _take_form(visit)
         return await self._run(view, self._threads, visit) if refusal is None else refusal
 
-    async def _answer(self, view: View, threads: ThreadPool, request: Request) -> Response:
+    async def show(self, view: View, request: Request, *, threads: ThreadPool | None = None) -> Response:
+        """A page that changes nothing. ``threads``: the page's own."""
         visit, refusal = await self._authentication.visit(request)
-        return refusal if refusal is not None else await self._run(view, threads, visit)
+        return refusal if refusal is not None else await self._run(view, threads or self._threads, visit)
 
     async def nowhere(self, request: Request, _: Exception) -> Response:
         """The answer for an address that does not exist."""
