@@ -169,14 +169,6 @@ def meanwhile(monkeypatch):
     return meanwhile
 
 
-def test_a_purge_leaves_what_comes_while_a_person_is_asked(run, broker, meanwhile):
-    broker.queue("jobs").put_many([b"shown"] * 2)
-    questions = meanwhile(lambda: broker.queue("jobs").put_many([b"late"] * 3))
-    assert "Deleted 2 messages of jobs." in run("purge", "jobs").out
-    assert questions[0].startswith("Delete 2 waiting messages of jobs for good?")
-    assert [each.payload for each in broker.queue("jobs").peek(9)] == [b"late"] * 3
-
-
 def test_a_queue_that_fills_while_a_person_is_asked_is_not_deleted(run, broker, meanwhile):
     broker.declare("jobs").put("shown")
     meanwhile(lambda: broker.queue("jobs").put("late"))

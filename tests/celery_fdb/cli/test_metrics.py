@@ -272,15 +272,6 @@ def test_the_endpoint_serves_until_it_is_told_to_end(url, broker):
     assert value(found, "celery_fdb_queue_messages", queue="jobs", state="ready") == 1
 
 
-def test_a_port_that_is_taken_is_refused_in_one_line(run):
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = run("metrics", "--port", str(taken.getsockname()[1]))
-    assert result.code == 1
-    assert "--port" in result.err
-
-
 # -- totals ------------------------------------------------------------------------------------------------------------
 
 

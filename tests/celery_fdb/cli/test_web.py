@@ -121,11 +121,12 @@ def test_without_a_login_no_other_name_leads_here(run: Callable[..., Any], serve
             assert client.get("/login", headers={"host": host}).status_code == status
 
 
-def test_a_port_that_is_taken_is_refused_in_one_line(run: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("command", ["metrics", "web"])
+def test_a_port_that_is_taken_is_refused_in_one_line(run: Callable[..., Any], command: str) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = run("web", "--port", str(taken.getsockname()[1]))
+        result = run(command, "--port", str(taken.getsockname()[1]))
     assert result.code == 1
     assert "--port" in result.err
 

@@ -175,12 +175,6 @@ def test_a_countdown_counts_from_the_call(charge: Any, sent: Any, monkeypatch: p
     assert before + 59.9 <= message.eta.timestamp() <= after + 60
 
 
-def test_what_is_no_json_is_refused_at_the_call(charge: Any) -> None:
-    with pytest.raises(TypeError):
-        django.delay(charge, object())
-    assert rows() == 0
-
-
 def test_a_broker_that_does_not_answer_leaves_the_rows_to_the_relay(
     charge: Any, sent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

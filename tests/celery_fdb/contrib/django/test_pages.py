@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -236,26 +235,6 @@ def test_a_page_does_not_wait_for_the_store_as_workers_do(
     configure(CELERY_FDB=settings)
     conf._open()
     assert asked == [waits_s]
-
-
-def test_a_store_that_comes_back_is_shown_again(configure: Any, viewer: Any, tmp_path: Path) -> None:
-    url = f"fdb+sqlite:///{tmp_path}/broker.db"
-    configure(CELERY_FDB={"BROKER_URL": url})
-    see(viewer, ADMIN, 503)
-    Broker.open(url).close()
-    see(viewer, ADMIN)
-
-
-def test_what_cannot_be_read_is_a_page_without_its_secrets(
-    broker: Broker, viewer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise UnicodeDecodeError("utf-8", b"password=hunter2 \xff", 17, 18, "invalid start byte")
-
-    monkeypatch.setattr("celery_fdb.web.pages.queues.look", fail)
-    page = see(viewer, ADMIN, 422)
-    assert "be read" in page
-    assert "hunter2" not in page
 
 
 # -- who may -----------------------------------------------------------------------------------------------------------
