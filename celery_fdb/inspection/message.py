@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from celery_fdb.inspection.time_formats import age, moment
+from celery_fdb.inspection.time_formats import moment
 from kombu_fdb.engine.dead_letters import error_of
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed, Peeked, Spot
@@ -95,14 +95,6 @@ class MessageView:
         return max(0.0, (self.due_ms - self.now_ms) / 1000) if self.due_ms else None
 
     @property
-    def age(self) -> str:
-        return age(self.age_s)
-
-    @property
-    def due_in(self) -> str:
-        return age(self.due_in_s)
-
-    @property
     def published(self) -> datetime:
         return moment(self.message.published_ms)
 
@@ -125,15 +117,10 @@ class MessageView:
         return reason_of(deaths[0].reason, deaths[0].details) if deaths else ""
 
     @property
-    def died(self) -> str:
+    def died_s(self) -> float | None:
+        """Seconds since the last death; None without one."""
         deaths = self.message.deaths
-        return age((self.now_ms - deaths[0].time_ms) / 1000) if deaths else ""
-
-    @property
-    def home(self) -> str:
-        """The queue in which the message died last."""
-        deaths = self.message.deaths
-        return deaths[0].queue if deaths else ""
+        return (self.now_ms - deaths[0].time_ms) / 1000 if deaths else None
 
     @property
     def error(self) -> str:

@@ -31,7 +31,7 @@ import hmac
 import logging
 import os
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
@@ -168,7 +168,6 @@ class Shared(Generic[T]):
 
 
 View = Callable[[Visit, Broker], Response]
-Endpoint = Callable[[Request], Awaitable[Response]]
 #: Errors that mean that the broker can't be used. After any other error the store has answered.
 AWAY = (StoreError, OptionError, ForkedError)
 #: Errors that code raises when it reads bytes that our version would not have written.
