@@ -37,7 +37,7 @@ def _tests(path: Path) -> set[tuple[str, ...]]:
     """Those of a file, of which a class is one, too."""
     found: set[tuple[str, ...]] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add((node.name,))
             found |= {
                 (node.name, each.name) for each in ast.iter_child_nodes(node) if isinstance(each, ast.FunctionDef)

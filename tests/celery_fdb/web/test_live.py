@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -23,6 +25,16 @@ from kombu_fdb.model import NO_SESSION, SessionFacts
 from kombu_fdb.primitives.clock import SystemClock
 
 DEADLINE_S = 60.0
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """The test, run in an event loop of its own."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
 
 
 class Looks:
@@ -48,91 +60,81 @@ async def data(events: Any, name: str) -> dict[str, Any]:
     raise AssertionError(name)
 
 
-def test_all_clients_share_one_look_and_it_ends_with_them() -> None:
-    async def scenario() -> None:
-        looks = Looks()
-        feed = Feed(looks, 0.001, 10)
-        async with aclosing(feed.events()) as one, aclosing(feed.events()) as other:
-            await anext(one)
-            await anext(other)
-            first = await data(one, "look")
-            assert (await data(other, "look"))["number"] - first["number"] <= 1
-            assert feed._watch is not None
-        assert feed._watch is None
-        seen = looks.number
+@in_a_loop
+async def test_all_clients_share_one_look_and_it_ends_with_them() -> None:
+    looks = Looks()
+    feed = Feed(looks, 0.001, 10)
+    async with aclosing(feed.events()) as one, aclosing(feed.events()) as other:
+        await anext(one)
+        await anext(other)
+        first = await data(one, "look")
+        assert (await data(other, "look"))["number"] - first["number"] <= 1
+        assert feed._watch is not None
+    assert feed._watch is None
+    seen = looks.number
+    await asyncio.sleep(0.05)
+    assert looks.number == seen
+
+
+@in_a_loop
+async def test_a_slow_client_gets_the_newest() -> None:
+    looks = Looks()
+    feed = Feed(looks, 0.001, 10)
+    async with aclosing(feed.events()) as slow, aclosing(feed.events()) as quick:
+        await anext(slow)
+        await anext(quick)
+        while (await data(quick, "look"))["number"] < 20:
+            pass
+        assert (await data(slow, "look"))["number"] >= 20
+
+
+@in_a_loop
+async def test_a_look_that_takes_long_is_not_followed_by_the_next_at_once() -> None:
+    took: list[float] = []
+    pauses: list[float] = []
+
+    async def look() -> dict[str, Any]:
+        clock = asyncio.get_running_loop().time
+        began = clock()
         await asyncio.sleep(0.05)
-        assert looks.number == seen
+        took.append(clock() - began)
+        return {}
 
-    asyncio.run(scenario())
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        await asyncio.sleep(0)
 
-
-def test_a_slow_client_gets_the_newest() -> None:
-    async def scenario() -> None:
-        looks = Looks()
-        feed = Feed(looks, 0.001, 10)
-        async with aclosing(feed.events()) as slow, aclosing(feed.events()) as quick:
-            await anext(slow)
-            await anext(quick)
-            while (await data(quick, "look"))["number"] < 20:
-                pass
-            assert (await data(slow, "look"))["number"] >= 20
-
-    asyncio.run(scenario())
+    feed = Feed(look, 0.001, 10, pause)
+    async with aclosing(feed.events()) as events:
+        await data(events, "look")
+        await data(events, "look")
+    assert pauses[0] >= 4 * took[0]
 
 
-def test_a_look_that_takes_long_is_not_followed_by_the_next_at_once() -> None:
-    async def scenario() -> None:
-        took: list[float] = []
-        pauses: list[float] = []
-
-        async def look() -> dict[str, Any]:
-            clock = asyncio.get_running_loop().time
-            began = clock()
-            await asyncio.sleep(0.05)
-            took.append(clock() - began)
-            return {}
-
-        async def pause(seconds: float) -> None:
-            pauses.append(seconds)
-            await asyncio.sleep(0)
-
-        feed = Feed(look, 0.001, 10, pause)
-        async with aclosing(feed.events()) as events:
-            await data(events, "look")
-            await data(events, "look")
-        assert pauses[0] >= 4 * took[0]
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_while_the_store_is_away_clients_are_told_and_it_comes_back() -> None:
+    looks = Looks()
+    feed = Feed(looks, 0.001, 10)
+    looks.away = True
+    async with aclosing(feed.events()) as events:
+        assert "not available" in (await data(events, "away"))["text"]
+        looks.away = False
+        assert await data(events, "look")
 
 
-def test_while_the_store_is_away_clients_are_told_and_it_comes_back() -> None:
-    async def scenario() -> None:
-        looks = Looks()
-        feed = Feed(looks, 0.001, 10)
-        looks.away = True
-        async with aclosing(feed.events()) as events:
-            assert "not available" in (await data(events, "away"))["text"]
-            looks.away = False
-            assert await data(events, "look")
+@in_a_loop
+async def test_whatever_the_store_holds_the_watch_goes_on() -> None:
+    outcomes = iter([KeyError("row"), RecursionError("deep")])
 
-    asyncio.run(scenario())
+    async def look() -> dict[str, Any]:
+        for each in outcomes:
+            raise each
+        return {}
 
-
-def test_whatever_the_store_holds_the_watch_goes_on() -> None:
-    async def scenario() -> None:
-        outcomes = iter([KeyError("row"), RecursionError("deep")])
-
-        async def look() -> dict[str, Any]:
-            for each in outcomes:
-                raise each
-            return {}
-
-        feed = Feed(look, 0.001, 10)
-        async with aclosing(feed.events()) as events:
-            assert "KeyError" in (await data(events, "away"))["text"]
-            assert await data(events, "look") == {}
-
-    asyncio.run(scenario())
+    feed = Feed(look, 0.001, 10)
+    async with aclosing(feed.events()) as events:
+        assert "KeyError" in (await data(events, "away"))["text"]
+        assert await data(events, "look") == {}
 
 
 # -- over ASGI ---------------------------------------------------------------------------------------------------------
@@ -190,44 +192,43 @@ class Client:
             await self.task
 
 
-def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, broker: Broker) -> None:
-    async def scenario() -> None:
-        application = dashboard(url, anonymous=True, interval_s=0.2, most_streams=2)
-        one, other = Client(application), Client(application)
-        assert (await one.begin(), await other.begin()) == (200, 200)
-        assert (await one.event("look"))["summary"]["ready"] == 0
-        broker.queue("jobs").put("a")
-        while (await one.event("look"))["queues"].get("jobs", {}).get("ready") != 1:
-            pass
-        third = Client(application)
-        assert await third.begin() == 503
-        await third.go()
-        await one.go()
-        again = Client(application)
-        assert await again.begin() == 200
-        assert (await again.event("look"))["queues"]["jobs"]["ready"] == 1
-        await again.go()
-        await other.go()
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_page_hears_of_what_happens_and_too_many_are_refused(url: str, broker: Broker) -> None:
+    application = dashboard(url, anonymous=True, interval_s=0.2, most_streams=2)
+    one, other = Client(application), Client(application)
+    assert (await one.begin(), await other.begin()) == (200, 200)
+    assert (await one.event("look"))["summary"]["ready"] == 0
+    broker.queue("jobs").put("a")
+    while (await one.event("look"))["queues"].get("jobs", {}).get("ready") != 1:
+        pass
+    third = Client(application)
+    assert await third.begin() == 503
+    await third.go()
+    await one.go()
+    again = Client(application)
+    assert await again.begin() == 200
+    assert (await again.event("look"))["queues"]["jobs"]["ready"] == 1
+    await again.go()
+    await other.go()
 
 
-def test_many_who_come_at_once_are_refused_too(url: str, broker: Broker) -> None:
-    async def scenario() -> None:
-        application = dashboard(url, anonymous=True, most_streams=2)
-        clients = [Client(application) for _ in range(20)]
-        answers = [await each.begin() for each in clients]
-        assert sorted(answers) == [200] * 2 + [503] * 18
-        for each in clients:
-            await each.go()
-        again = Client(application)
-        assert await again.begin() == 200, "their places are free"
-        await again.go()
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_many_who_come_at_once_are_refused_too(url: str, broker: Broker) -> None:
+    application = dashboard(url, anonymous=True, most_streams=2)
+    clients = [Client(application) for _ in range(20)]
+    answers = [await each.begin() for each in clients]
+    assert sorted(answers) == [200] * 2 + [503] * 18
+    for each in clients:
+        await each.go()
+    again = Client(application)
+    assert await again.begin() == 200, "their places are free"
+    await again.go()
 
 
-def test_who_reads_nothing_gives_the_place_back(url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_loop
+async def test_who_reads_nothing_gives_the_place_back(
+    url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the last of many sockets whose client does not read, and whose login may be over."""
     monkeypatch.setattr(live, "LONGEST_S", 0.05)
     monkeypatch.setattr(live, "END_S", 0.05)
@@ -238,36 +239,30 @@ def test_who_reads_nothing_gives_the_place_back(url: str, broker: Broker, monkey
                 await asyncio.Event().wait()
             await super().put(item)
 
-    async def scenario() -> None:
-        application = dashboard(url, anonymous=True, most_streams=1)
-        deaf = Client(application, Deaf())
-        assert await deaf.begin() == 200
-        async with asyncio.timeout(DEADLINE_S):
-            await deaf.task
-        monkeypatch.setattr(live, "LONGEST_S", 900.0)
-        other = Client(application)
-        assert await other.begin() == 200
-        await other.go()
-
-    asyncio.run(scenario())
+    application = dashboard(url, anonymous=True, most_streams=1)
+    deaf = Client(application, Deaf())
+    assert await deaf.begin() == 200
+    async with asyncio.timeout(DEADLINE_S):
+        await deaf.task
+    monkeypatch.setattr(live, "LONGEST_S", 900.0)
+    other = Client(application)
+    assert await other.begin() == 200
+    await other.go()
 
 
-def test_a_stream_that_is_read_ends_as_an_answer_does(
+@in_a_loop
+async def test_a_stream_that_is_read_ends_as_an_answer_does(
     url: str, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that servers don't take it for a mistake."""
     monkeypatch.setattr(live, "LONGEST_S", 0.05)
-
-    async def scenario() -> None:
-        client = Client(dashboard(url, anonymous=True))
-        await client.begin()
-        async with asyncio.timeout(DEADLINE_S):
-            await client.task
-        while not client.sent.empty():
-            last = client.sent.get_nowait()
-        assert last == {"type": "http.response.body", "body": b"", "more_body": False}
-
-    asyncio.run(scenario())
+    client = Client(dashboard(url, anonymous=True))
+    await client.begin()
+    async with asyncio.timeout(DEADLINE_S):
+        await client.task
+    while not client.sent.empty():
+        last = client.sent.get_nowait()
+    assert last == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 def test_who_only_asks_for_the_head_gets_it(viewer: Any) -> None:
@@ -320,21 +315,18 @@ def test_with_a_history_failures_are_those_of_runs() -> None:
     assert vitals.told(seen(4_000, acked=40, dead=40))["summary"]["failures"] == pytest.approx(0.5), "without one"
 
 
-def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broker) -> None:
+@in_a_loop
+async def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broker) -> None:
     store = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
     store.set_settings(History())
-
-    async def scenario() -> None:
-        client = Client(dashboard(url, anonymous=True, interval_s=0.2))
-        assert await client.begin() == 200
-        await client.event("look")
-        for unwritten in store.packed([Run("a", "t", state=FAILURE), Run("b", "t", state=SUCCESS)]):
-            store.write(unwritten, History())
-        while (await client.event("look"))["summary"]["failures"] != 0.5:
-            pass
-        await client.go()
-
-    asyncio.run(scenario())
+    client = Client(dashboard(url, anonymous=True, interval_s=0.2))
+    assert await client.begin() == 200
+    await client.event("look")
+    for unwritten in store.packed([Run("a", "t", state=FAILURE), Run("b", "t", state=SUCCESS)]):
+        store.write(unwritten, History())
+    while (await client.event("look"))["summary"]["failures"] != 0.5:
+        pass
+    await client.go()
 
 
 def test_rates_are_of_the_last_seconds_only() -> None:
