@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from celery_fdb.operations import messages, queues, workers
 from celery_fdb.operations.action import Action
 
@@ -68,6 +70,21 @@ _ON_QUEUES = (
         on_whole=True,
     ),
 )
+_REPLAY_ALL = Action(
+    "replay_all",
+    "Replay all",
+    "Replay {number} of {target}{which}, each to the queue it died in?",
+    messages.replay_all,
+    by_filter=True,
+)
+_DISCARD_ALL = Action(
+    "discard_all",
+    "Discard all",
+    "Delete {number} of {target}{which} for good?",
+    messages.discard_all,
+    destroys=True,
+    by_filter=True,
+)
 _ON_DEAD_LETTERS = (
     Action("replay", "Replay", "Replay {number}, each to the queue it died in?", messages.replay, selects=True),
     Action(
@@ -89,38 +106,10 @@ _ON_DEAD_LETTERS = (
         selects=True,
         destroys=True,
     ),
-    Action(
-        "replay_all",
-        "Replay all",
-        "Replay {number} of {target}{which}, each to the queue it died in?",
-        messages.replay_all,
-        by_filter=True,
-    ),
-    Action(
-        "discard_all",
-        "Discard all",
-        "Delete {number} of {target}{which} for good?",
-        messages.discard_all,
-        destroys=True,
-        by_filter=True,
-    ),
-    Action(
-        "replay_everywhere",
-        "Replay all",
-        "Replay {number} of {target}{which}, each to the queue it died in?",
-        messages.replay_everywhere,
-        by_filter=True,
-        everywhere=True,
-    ),
-    Action(
-        "discard_everywhere",
-        "Discard all",
-        "Delete {number} of {target}{which} for good?",
-        messages.discard_everywhere,
-        destroys=True,
-        by_filter=True,
-        everywhere=True,
-    ),
+    _REPLAY_ALL,
+    _DISCARD_ALL,
+    replace(_REPLAY_ALL, name="replay_everywhere", run=messages.replay_everywhere, everywhere=True),
+    replace(_DISCARD_ALL, name="discard_everywhere", run=messages.discard_everywhere, everywhere=True),
 )
 _ON_MESSAGES = (
     Action(

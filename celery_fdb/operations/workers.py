@@ -45,18 +45,14 @@ def _resize(verb: str, _: Broker, request: Request) -> Outcome:
     text = request.fields.get("by", "").strip()
     if not text.isdecimal() or len(text) > 3 or not 1 <= int(text) <= MOST_PROCESSES:
         raise InvalidArgument("not a number of processes", given=text[:20], fix=f"Write 1 to {MOST_PROCESSES}.")
-    return _answered(
-        request, lambda control, where: getattr(control, verb)(int(text), where, reply=True, timeout=TIMEOUT_S)
-    )
+    return _answered(request, verb, int(text))
 
 
 def _limit(_: Broker, request: Request) -> Outcome:
     task, rate = messages.task_of(request), request.fields.get("rate", "").strip() or "0"
     if rate != "0":
         queues.read_rate(rate)
-    return _answered(
-        request, lambda control, where: control.rate_limit(task, rate, where, reply=True, timeout=TIMEOUT_S)
-    )
+    return _answered(request, "rate_limit", task, rate)
 
 
 def _time_limit(_: Broker, request: Request) -> Outcome:
@@ -64,9 +60,7 @@ def _time_limit(_: Broker, request: Request) -> Outcome:
     soft, hard = (seconds_of(each) if each else None for each in texts)
     if any(each and not seconds for each, seconds in zip(texts, (soft, hard), strict=True)):
         raise InvalidArgument("not a time limit", given=shown(" ".join(texts)), fix="Write a time such as 90s or 10m.")
-    return _answered(
-        request, lambda control, where: control.time_limit(task, soft, hard, where, reply=True, timeout=TIMEOUT_S)
-    )
+    return _answered(request, "time_limit", task, soft, hard)
 
 
 def _quiet(_: Broker, request: Request) -> Outcome:
@@ -75,10 +69,7 @@ def _quiet(_: Broker, request: Request) -> Outcome:
         raise QueueError("the worker did not answer", worker=request.queue, fix="Check that it is running.")
     names = [str(each["name"]) for each in answers[request.queue]]
     for name in names:
-        _answered(
-            request,
-            lambda control, where, name=name: control.cancel_consumer(name, where, reply=True, timeout=TIMEOUT_S),  # type: ignore[misc]  # bound in the loop
-        )
+        _answered(request, "cancel_consumer", name)
     told = ", ".join(names) or "nothing, as before"
     return Outcome(f"{request.queue} takes no more tasks; it was taking them from {told}.")
 
@@ -115,9 +106,11 @@ def _about_task(request: Request, *, terminate: bool) -> dict[str, Mapping[str, 
     return found
 
 
-def _answered(request: Request, call: Callable[[Any, list[str]], Any]) -> Outcome:
-    """Ask one worker. Returns its answer. Raises ``QueueError`` for an error, or if there is no answer."""
-    replies = _asked(request, call)
+def _answered(request: Request, verb: str, *arguments: Any) -> Outcome:
+    """Ask one worker by a verb of ``app.control``. Raises ``QueueError`` for an error, or if there is no answer."""
+    replies = _asked(
+        request, lambda control, where: getattr(control, verb)(*arguments, where, reply=True, timeout=TIMEOUT_S)
+    )
     for each in replies or []:
         answer = each.get(request.queue) if isinstance(each, Mapping) else None
         if isinstance(answer, Mapping) and "ok" in answer:
