@@ -1,6 +1,6 @@
 """docs/cli.md and docs/metrics.md: their tables are those of the code, their commands and code run.
 
-To write the tables anew: python -m tests.cli.test_pages.
+To write the tables anew: python tests/celery_fdb/cli/test_pages.py.
 """
 
 import re
@@ -21,9 +21,6 @@ from kombu_fdb import Broker
 
 DOCS = Path(__file__).parents[3] / "docs"
 CLI, METRICS = DOCS / "cli.md", DOCS / "metrics.md"
-COMMANDS = re.compile(r"(?<=<!-- commands -->\n).*?(?=<!-- /commands -->)", re.DOTALL)
-TASK_TABLE = re.compile(r"(?<=<!-- task metrics -->\n).*?(?=<!-- /task metrics -->)", re.DOTALL)
-METRIC_TABLE = re.compile(r"(?<=<!-- metrics -->\n).*?(?=<!-- /metrics -->)", re.DOTALL)
 
 
 def commands(group, path=()):
@@ -49,30 +46,29 @@ def command_table():
 def metric_table():
     totals = {f"{name}_total": about for name, (_, about) in {**TOTALS, **KEY_TOTALS}.items()}
     late = {f"{LATE}_total": "Settlements that came too late: another consumer had the message."}
-    return "".join(
-        [
-            "| metric | |\n|---|---|\n",
-            *(f"| `{name}` | {about} |\n" for name, about in {**GAUGES, **totals, **late}.items()),
-        ]
-    )
+    return named_table({**GAUGES, **totals, **late})
 
 
-def test_the_table_of_commands_is_that_of_the_code():
-    assert COMMANDS.search(CLI.read_text())[0] == command_table(), "run: python -m tests.cli.test_pages"
+def named_table(metrics):
+    return "".join(["| metric | |\n|---|---|\n", *(f"| `{name}` | {about} |\n" for name, about in metrics.items())])
 
 
-def test_the_table_of_metrics_is_that_of_the_code():
-    assert METRIC_TABLE.search(METRICS.read_text())[0] == metric_table(), "run: python -m tests.cli.test_pages"
+#: The page and the mark of a table, and what writes it.
+TABLES = {
+    (CLI, "commands"): command_table,
+    (METRICS, "metrics"): metric_table,
+    (METRICS, "task metrics"): lambda: named_table(by_task.NAMES),
+}
 
 
-def task_table():
-    return "".join(
-        ["| metric | |\n|---|---|\n", *(f"| `{name}` | {about} |\n" for name, about in by_task.NAMES.items())]
-    )
+def block(mark):
+    return re.compile(rf"(?<=<!-- {mark} -->\n).*?(?=<!-- /{mark} -->)", re.DOTALL)
 
 
-def test_the_table_of_metrics_by_task_is_that_of_the_code():
-    assert TASK_TABLE.search(METRICS.read_text())[0] == task_table(), "run: python -m tests.cli.test_pages"
+@pytest.mark.parametrize(("page", "mark"), TABLES, ids=lambda each: getattr(each, "stem", each))
+def test_a_table_is_that_of_the_code(page, mark):
+    written = block(mark).search(page.read_text())
+    assert written[0] == TABLES[page, mark](), "run: python tests/celery_fdb/cli/test_pages.py"
 
 
 def test_the_page_names_only_metrics_that_are_exported():
@@ -143,6 +139,5 @@ def test_the_code_on_the_page_of_metrics_runs(url, broker):
 
 
 if __name__ == "__main__":
-    CLI.write_text(COMMANDS.sub(lambda _: command_table(), CLI.read_text()))
-    text = METRIC_TABLE.sub(lambda _: metric_table(), METRICS.read_text())
-    METRICS.write_text(TASK_TABLE.sub(lambda _: task_table(), text))
+    for (page, mark), table in TABLES.items():
+        page.write_text(block(mark).sub(lambda _, table=table: table(), page.read_text()))
