@@ -179,6 +179,8 @@ class Broker:
         for queue, messages in by_queue.items():
             if len(self.consumers_of(queue)) > 1:  # which of them gets which, no broker says
                 messages.sort(key=lambda message: str(message["body"]))
+                for message in messages:
+                    message["tag"] = None
             for number, message in enumerate(messages):
                 seen |= _spread(("delivered", queue, str(number)), message)
         for number, message in enumerate(self._returned):
@@ -267,7 +269,7 @@ class Broker:
             "exchange": info["exchange"],
             "routing_key": info["routing_key"],
             "redelivered": bool(info["redelivered"]),
-            "tag": None if tag is None or len(self.consumers_of(queue)) > 1 else info["consumer_tag"],
+            "tag": None if tag is None else info["consumer_tag"],
             **{each: message.properties.get(each) for each in PROPERTIES if each in message.properties},
             "content_type": message.content_type,
             "content_encoding": message.content_encoding,
