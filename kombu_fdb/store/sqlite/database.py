@@ -66,7 +66,7 @@ from kombu_fdb.store.protocol import (
     check_value,
 )
 from kombu_fdb.store.sqlite import open_file
-from kombu_fdb.store.sqlite.errors import explain, explain_os
+from kombu_fdb.store.sqlite.errors import explain, explain_os, out_of_order
 from kombu_fdb.store.sqlite.files import check_path, check_sqlite_version, identify
 from kombu_fdb.store.sqlite.space import FULL_S
 
@@ -81,11 +81,9 @@ MOST_PARAMETERS, FEW = 500, 8
 KV = "kv INDEXED BY sqlite_autoindex_kv_1"
 #: A flipped bit, or another program, may have made text, a number or NULL of a value. As bytes, it is unreadable.
 BYTES = "CAST(ifnull(v, '') AS BLOB)"
-#: A key that a flipped bit made text is passed over: no statement finds it by its bytes, so its row can't be deleted.
-BETWEEN = "k>=? AND k<? AND typeof(k)='blob'"
 GET = f"SELECT {BYTES} FROM {KV} WHERE k=?"
-RANGE = f"SELECT k, {BYTES} FROM {KV} WHERE {BETWEEN} ORDER BY k LIMIT ?"
-RANGE_REVERSE = f"SELECT k, {BYTES} FROM {KV} WHERE {BETWEEN} ORDER BY k DESC LIMIT ?"
+RANGE = f"SELECT k, {BYTES} FROM {KV} WHERE k>=? AND k<? ORDER BY k LIMIT ?"
+RANGE_REVERSE = f"SELECT k, {BYTES} FROM {KV} WHERE k>=? AND k<? ORDER BY k DESC LIMIT ?"
 SET = "INSERT INTO kv VALUES (?,?) ON CONFLICT (k) DO UPDATE SET v=excluded.v"
 CLEAR = f"DELETE FROM {KV} WHERE k=?"
 CLEAR_RANGE = f"DELETE FROM {KV} WHERE k>=? AND k<?"
@@ -183,7 +181,15 @@ class SqliteTransaction:
         if limit < 0:
             raise ValueError("limit is negative")
         self._write()
-        return self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), limit or -1))
+        # One row more shows whether the last one is where it belongs.
+        rows = self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), limit + 1 if limit else -1))
+        try:
+            in_order = rows == sorted(rows, reverse=reverse)
+        except TypeError:  # a key is text
+            in_order = False
+        if not in_order:
+            raise self._failed(out_of_order())
+        return rows[:limit] if limit else rows
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         return [self.get_range(begin, end, limit=limit) for begin, end, limit in ranges]

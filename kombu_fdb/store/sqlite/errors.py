@@ -77,6 +77,17 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
     return kind(text, path=path, reason=reason, fix=fix or advice.format(path=quote(path)))
 
 
+def out_of_order() -> sqlite3.DatabaseError:
+    """Of a key that a flipped bit has put out of its order in the index, where SQLite goes on without a word.
+
+    A scan shows its row, but to delete it by its key does nothing: its message would be delivered for ever. Who reads
+    on behind it may begin anew for ever. And what is stored beside it may not be found again.
+    """
+    error = sqlite3.DatabaseError()
+    error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_CORRUPT_INDEX, "SQLITE_CORRUPT_INDEX"
+    return error
+
+
 _REFUSED = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
 
 
