@@ -21,6 +21,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -511,6 +512,8 @@ def main(argv: Sequence[str] | None = None, write: Callable[[str], object] = pri
         "--options", type=_json_object, default={}, metavar="JSON", help="your broker_transport_options"
     )
     arguments = parser.parse_args(argv)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # ``LC_ALL=C``: as the command line does
     levels = []
     for finding in examine(arguments.url, arguments.options, dict(os.environ)):
         levels.append(finding.level)

@@ -1,6 +1,8 @@
 import json
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -363,3 +365,13 @@ def test_a_store_that_fails_meanwhile_is_no_reason_not_to_start():
     faults.at_reads(Fault.UNAVAILABLE)
     (found,) = doctor.check_distance(engine, parse_options({}), clock)
     assert found == ("warn", "distance", "not measured: a fault was injected", "Run the doctor again.")
+
+
+def test_a_terminal_that_lacks_a_letter_is_told_its_code(tmp_path: Path) -> None:
+    """It was a ``UnicodeEncodeError``, from the command that errors name as the next step."""
+    command = [sys.executable, "-m", "kombu_fdb.doctor", f"fdb+sqlite:///{tmp_path}/\xfc.db"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert said.stderr == ""
+    assert "\\xfc.db" in said.stdout
+    assert said.stdout.splitlines()[-1].endswith(("to check", "all well"))
