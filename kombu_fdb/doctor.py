@@ -47,7 +47,7 @@ from kombu_fdb.settings.location import (
     parse_url,
 )
 from kombu_fdb.settings.options import Options, parse_options, why_ignored
-from kombu_fdb.store.sqlite.errors import to_be_let_in
+from kombu_fdb.store.sqlite.errors import damage, explain, to_be_let_in
 from kombu_fdb.store.sqlite.files import check_sqlite_version
 
 NEWER_STEP = "Upgrade celery-fdb in the workers: an old one could not read them, and a new one delivers them by itself."
@@ -69,6 +69,10 @@ CLOCK_SLACK_MS = 60_000
 #: This program did not exist before (2026-01-01).
 EPOCH_MS = 1_767_225_600_000
 COORDINATOR_TIMEOUT_S = 2.0
+#: For how long SQLite looks for damage: enough for a gigabyte.
+LOOK_S = 10.0
+#: Between two looks at the clock: the steps of some milliseconds.
+LOOK_STEPS = 10_000
 SAMPLES = 9
 #: Round trips of the longest call before its commit: a claim of a message with a key.
 CALL_TRIPS = 6
@@ -391,9 +395,27 @@ def check_store(location: Location, options: Options) -> Findings:
         return
     yield Finding("ok", "store", f"answers after {1000 * (clock.monotonic() - begin):.0f} ms, format version is known")
     with closing(engine.database):
+        if isinstance(location, SqliteLocation):
+            yield check_damage(str(location.path.resolve()), clock)
         yield from _contents(engine)
         if isinstance(location, ClusterLocation):
             yield from check_distance(engine, options, clock)
+
+
+def check_damage(path: str, clock: Clock) -> Finding:
+    """Whether SQLite finds all of the file whole: what only reads it notices what it happens to come by."""
+    deadline = clock.monotonic() + LOOK_S
+    with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True)) as connection:
+        connection.set_progress_handler(lambda: clock.monotonic() > deadline, LOOK_STEPS)
+        try:
+            (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                return Finding("ok", "damage", f"not looked for in all of the file: it takes more than {LOOK_S:g} s")
+            return _failure("damage", explain(error, path))
+    if found == "ok":
+        return Finding("ok", "damage", "none")
+    return Finding("fail", "damage", " ".join(found.split()), explain(damage(), path).attributes["fix"])
 
 
 def _contents(engine: Engine) -> Findings:

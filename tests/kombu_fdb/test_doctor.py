@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,25 @@ def test_a_healthy_file(tmp_path):
     assert code == 0
     assert "ok    store           answers after" in text
     assert "ok    content         0 queues" in text
+
+
+def test_a_damaged_file_is_not_well_though_it_can_be_read(tmp_path, monkeypatch):
+    path = tmp_path / "broker.db"
+    with Broker.open(f"fdb+sqlite:///{path}") as broker:
+        broker.queue("jobs").put_many(b"%d" % number for number in range(100))
+    assert finding(doctor.examine(f"fdb+sqlite:///{path}", {}, {}), "damage") == ("ok", "damage", "none", "")
+    with path.open("r+b") as file:
+        file.seek(36)  # how many pages are free: https://www.sqlite.org/fileformat2.html#the_database_header
+        file.write(bytes([0, 0, 0, 9]))
+    code, text = run(f"fdb+sqlite:///{path}")
+    assert code == 1
+    assert re.search(
+        r"fail  damage .*freelist.*\n.*restore a backup.*\nok    content .* 100 messages ready", text, re.IGNORECASE
+    )
+    monkeypatch.setattr(doctor, "LOOK_S", 0)
+    monkeypatch.setattr(doctor, "LOOK_STEPS", 1)
+    level, _, found, _ = finding(doctor.examine(f"fdb+sqlite:///{path}", {}, {}), "damage")
+    assert (level, found) == ("ok", "not looked for in all of the file: it takes more than 0 s")
 
 
 def test_the_content_is_that_of_the_pages(tmp_path):

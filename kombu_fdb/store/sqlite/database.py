@@ -66,7 +66,7 @@ from kombu_fdb.store.protocol import (
     check_value,
 )
 from kombu_fdb.store.sqlite import open_file
-from kombu_fdb.store.sqlite.errors import explain, explain_os, out_of_order
+from kombu_fdb.store.sqlite.errors import damage, explain, explain_os
 from kombu_fdb.store.sqlite.files import check_path, check_sqlite_version, identify
 from kombu_fdb.store.sqlite.space import FULL_S
 
@@ -188,7 +188,7 @@ class SqliteTransaction:
         except TypeError:  # a key is text
             in_order = False
         if not in_order:
-            raise self._failed(out_of_order())
+            raise self._failed(damage())
         return rows[:limit] if limit else rows
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:

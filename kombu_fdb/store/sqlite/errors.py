@@ -77,8 +77,8 @@ def explain(error: sqlite3.Error, path: str) -> StoreError:
     return kind(text, path=path, reason=reason, fix=fix or advice.format(path=quote(path)))
 
 
-def out_of_order() -> sqlite3.DatabaseError:
-    """Of a key that a flipped bit has put out of its order in the index, where SQLite goes on without a word.
+def damage() -> sqlite3.DatabaseError:
+    """The error of what SQLite's statements don't notice: a flipped bit has put a key out of its order in the index.
 
     A scan shows its row, but to delete it by its key does nothing: its message would be delivered for ever. Who reads
     on behind it may begin anew for ever. And what is stored beside it may not be found again.
