@@ -66,7 +66,7 @@ from kombu_fdb.store.protocol import (
     check_value,
 )
 from kombu_fdb.store.sqlite import open_file
-from kombu_fdb.store.sqlite.errors import damage, explain, explain_os
+from kombu_fdb.store.sqlite.errors import damage, explain_os
 from kombu_fdb.store.sqlite.files import check_path, check_sqlite_version, identify
 from kombu_fdb.store.sqlite.space import FULL_S
 
@@ -458,7 +458,7 @@ class SqliteTransaction:
         return cursor
 
     def _failed(self, error: sqlite3.Error) -> StoreError:
-        explained = explain(error, self._file.path)
+        explained = self._file.explained(error)
         if isinstance(explained, StoreFull):
             self._file.space.forget()
             explained.fills, explained.moves = self._fills, self._moves

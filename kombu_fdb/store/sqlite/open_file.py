@@ -60,7 +60,7 @@ from functools import partial
 from shlex import quote
 from typing import TypeVar
 
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.errors import StoreError, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.threads import FairLock, Signal, Ticket, instead_of_threads, start, would_wait_for_itself
 from kombu_fdb.store.sqlite.errors import explain
@@ -514,8 +514,16 @@ class OpenFile:
             except sqlite3.Error as error:
                 code = getattr(error, "sqlite_errorcode", 0) & 0xFF
                 if code != sqlite3.SQLITE_BUSY or self.clock.monotonic() > deadline:
-                    raise explain(error, self.path) from error
+                    raise self.explained(error) from error
             self.clock.sleep(BUSY_PAUSE_S)
+
+    def explained(self, error: sqlite3.Error) -> StoreError:
+        """SQLite's error as ours. Of a file that has lost its name, that is told: SQLite still reads what was there."""
+        try:
+            _check(self.path, self.identity)
+        except StoreUnavailable as replaced:
+            return replaced
+        return explain(error, self.path)
 
     # The writer
 

@@ -299,6 +299,21 @@ def test_a_changed_schema_is_named_with_its_fix(path: str, change: str) -> None:
         assert ".schema" not in told.value.diagnosis
 
 
+def test_what_was_dropped_and_then_restored_tells_to_restart(path: str, tmp_path: Path) -> None:
+    """Who had restored a backup, as the error had said, was told for ever that there was no such table."""
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        bench = Bench(database)
+        bench.put(b"first")
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            backup(connection, tmp_path / "copy.db")
+        outside(path, "DROP TABLE kv")
+        with pytest.raises(StoreUnavailable, match=r"no such table: kv.*restore a backup"):
+            bench.put(b"refused")
+        (tmp_path / "copy.db").replace(path)
+        with pytest.raises(StoreUnavailable, match=r"was deleted or replaced .*restart every process"):
+            bench.put(b"refused")
+
+
 def test_a_damaged_schema_is_explained_where_synchronous_changes(path: str) -> None:
     """To change to the other's ``synchronous``, SQLite reads the schema again: that was a ``sqlite3.DatabaseError``."""
     with contextlib.ExitStack() as handles:
