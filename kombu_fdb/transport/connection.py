@@ -41,7 +41,7 @@ from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
-from kombu_fdb.store.retry import ENDING_S
+from kombu_fdb.store.retry import ENDING_S, LONGEST_PAUSE_S
 from kombu_fdb.transport.consuming.loop import Loop
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
@@ -153,12 +153,16 @@ class BrokerConnection(virtual.Transport):
         return self
 
     def _attach(self, store: Client) -> None:
-        began = monotonic()
-        failing_s = store.patience.failing_s
+        timeout_s, failing_s = store.patience.allow(self.options.connect_timeout), store.patience.failing_s
         if failing_s > ENDING_S:  # it may let itself be opened each time, and refuse at once what is written
             end_repetition(StoreUnavailable("the store refuses what is written"), failing_s)
+        # A worker repeats that without an end, and kombu and Celery pause only between attempts to connect that fail.
+        repeats = "celery.worker.consumer" in sys.modules and not self._refused_since
+        pause_s = min(failing_s, LONGEST_PAUSE_S, timeout_s / 2) if repeats else 0.0
+        store.patience.clock.sleep(pause_s)
+        began = monotonic()
         try:
-            store.attach(self, timeout_s=store.patience.allow(self.options.connect_timeout))
+            store.attach(self, timeout_s=timeout_s - pause_s)
         except StoreUnavailable as error:
             store.patience.wasted(monotonic() - began)
             self._refused_since = self._refused_since or began

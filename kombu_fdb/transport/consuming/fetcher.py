@@ -374,6 +374,7 @@ class Fetcher:
         arrival = dispatch.next(into)
         if arrival is None:
             if self.error is not None:
+                self.client.patience.wasted(0.0)  # in another thread; but this one will connect again
                 with operational_errors():
                     raise self.error
             return None

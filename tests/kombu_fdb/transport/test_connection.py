@@ -22,6 +22,7 @@ import importlib
 import json
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -39,9 +40,11 @@ from celery.exceptions import WorkerShutdown
 from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
+from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, OptionError, StoreUnavailable
 from kombu_fdb.settings.location import parse_url
 from kombu_fdb.store.sqlite.database import SqliteDatabase
+from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.transport import Transport
 from kombu_fdb.transport import connection as connection_module
 from kombu_fdb.transport.connection import url_parts_of
@@ -238,6 +241,70 @@ class TestStoppingWorker:
                 outsider.execute("DROP TRIGGER t")
             with ThreadPoolExecutor() as threads:  # a task's publish, of which nothing was refused
                 threads.submit(publish).result()
+
+
+class Ticking(ManualClock):
+    """What is done between two looks takes a millisecond."""
+
+    def monotonic(self) -> float:
+        self.advance(0.001)
+        return super().monotonic()
+
+
+class Enough(Exception):
+    pass
+
+
+class TestRefused:
+    """A store that can be opened, and fails what follows, is opened again without a pause by kombu and Celery."""
+
+    @pytest.fixture
+    def clock(self, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+        connection.connect()
+        clock = Ticking()
+        monkeypatch.setattr(connection.default_channel.client.patience, "clock", clock)
+        return clock
+
+    @pytest.mark.parametrize(("worker", "expected"), [(True, range(10, 90)), (False, range(100, 101))])
+    def test_what_is_published_again_for_ever(
+        self, connection: Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, worker: bool, expected: range
+    ) -> None:
+        """A worker's heartbeat event took a core. In a minute; a program that publishes fails at once, as before."""
+        become(monkeypatch, worker=worker)
+        attempts, until_s = [], clock.monotonic() + 60
+
+        def count(*_: object) -> None:
+            attempts.append(clock.monotonic())
+            if len(attempts) == 100 or attempts[-1] > until_s:
+                raise Enough
+
+        def refuse(*_: object, **__: object) -> None:
+            clock.advance(0.001)
+            connection.default_channel.client.patience.wasted(0.001)
+            raise StoreUnavailable("the test switched it off")
+
+        monkeypatch.setattr(Publisher, "publish", refuse)
+        with pytest.raises(Enough):
+            connection.Producer().publish(1, routing_key="q", retry=True, retry_policy={"errback": count})
+        assert len(attempts) in expected
+
+    def test_what_another_thread_fails_to_claim(self, connection: Connection, clock: ManualClock) -> None:
+        """It counts for the thread that drains, as that one connects again: Celery's did so six times a second."""
+        connection.Consumer([Queue("q")], on_message=print).consume()
+        transport = connection.transport
+        transport.receiver.fetcher.fail(StoreUnavailable("the test switched it off"))
+        with pytest.raises(OperationalError, match="switched it off"):
+            transport.drain_events(transport, timeout=60)
+        assert connection.default_channel.client.patience.failing_s > 0
+
+
+def become(monkeypatch: pytest.MonkeyPatch, *, worker: bool) -> None:
+    """A process that has, or has not, loaded Celery's consumer."""
+    module = importlib.import_module("celery.worker.consumer")
+    if worker:
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    else:
+        monkeypatch.delitem(sys.modules, module.__name__)
 
 
 class TestLostConnection:
