@@ -238,6 +238,8 @@ class Patience:
 
 FIRST_PAUSE_S = 0.002
 LONGEST_PAUSE_S = 1.0
+#: The next step where others were faster each time, or the store was too slow.
+CALL_AGAIN = "Call again; if it happens often, raise operation_timeout (publish_timeout for a publish)"
 
 
 @dataclass(slots=True)
@@ -455,5 +457,5 @@ def _give_up(error: StoreError, in_doubt: bool, attempts: int) -> None:
     if in_doubt and not isinstance(error, CommitUnknown):
         raise CommitUnknown("the outcome of the commit is unknown, and the store has failed since") from error
     if error.retryable and not isinstance(error, (CommitUnknown, StoreUnavailable)):
-        told = {"reason": error.text, **error.attributes}
+        told = {"reason": error.text, "fix": CALL_AGAIN, **error.attributes}
         raise StoreUnavailable("the deadline passed while retrying", attempts=attempts, **told) from error

@@ -136,6 +136,7 @@ def test_the_deadline_ends_it() -> None:
     assert isinstance(ended.value.__cause__, Conflict)
     assert ended.value.attempts > 5
     assert ended.value.reason == Conflict.text
+    assert "raise operation_timeout" in str(ended.value)
     assert 9 <= bench.clock.monotonic() - 1000 <= 10
 
 
