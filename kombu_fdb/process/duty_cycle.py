@@ -526,4 +526,5 @@ def _warn(duty: str, subject: str, error: Exception | None) -> None:
     if error is None:
         logger.warning("the duty %s succeeded again", which)
         return
-    logger.warning("the duty %s failed, is set aside and will be retried: %s", which, error, exc_info=error)
+    unexpected = None if isinstance(error, KombuFDBError) else error
+    logger.warning("the duty %s failed, is set aside and will be retried: %s", which, error, exc_info=unexpected)

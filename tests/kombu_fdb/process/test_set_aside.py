@@ -81,12 +81,15 @@ def test_what_has_recovered_is_reported_when_it_fails_again() -> None:
 
 
 def test_the_log_names_the_duty_and_its_subject(caplog: pytest.LogCaptureFixture) -> None:
-    _warn("work", "q", ValueError("damaged"))
-    _warn("work", "q", None)
+    """With a traceback where the error does not say it all."""
+    for error in (ValueError("damaged"), StoreFull(), None):
+        _warn("work", "q", error)
     assert caplog.messages == [
         "the duty 'work' of 'q' failed, is set aside and will be retried: damaged",
+        f"the duty 'work' of 'q' failed, is set aside and will be retried: {StoreFull()}",
         "the duty 'work' of 'q' succeeded again",
     ]
+    assert [bool(each.exc_info) for each in caplog.records] == [True, False, False]
 
 
 def test_what_has_recovered_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
