@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kit.conformance.queue import Bench
 from kit.interruption import interrupt, runs_handlers
+from kit.simulation.process import NoThreads
 
 from kombu_fdb.engine.scheduling.line import Standing
 from kombu_fdb.errors import StoreUnavailable
@@ -21,14 +23,6 @@ from kombu_fdb.settings.options import Options
 #: Enough for the longest pause between two looks.
 LONGEST_S = 1.0
 LATER_S = LONGEST_S * 1.3
-
-
-class NoThreads:
-    def ring(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def join(self) -> None: ...
 
 
 class Consumer:
@@ -101,22 +95,6 @@ def test_owners_that_come_and_go_leave_no_more_than_one_demand(bench: Bench) -> 
         one.join()
     assert one.payloads == [b"a"] * 5
     assert demands(bench) == [b"W"]
-
-
-def test_a_join_that_fails_clears_nothing_yet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Consumer(bench)
-    one.member.leave()
-    with monkeypatch.context() as patch:
-        patch.setattr(one.engine.messages, "join", _refuse)
-        with pytest.raises(StoreUnavailable):
-            one.join()
-    assert not one.member.in_line
-    one.join()
-    assert demands(bench) == [b"W"]
-
-
-def _refuse(*_args: object, **_given: object) -> None:
-    raise StoreUnavailable("the store does not answer")
 
 
 # -- who ends while it does something ----------------------------------------------------------------------------------
@@ -288,10 +266,9 @@ def test_a_look_that_fails_is_repeated_at_once(bench: Bench, monkeypatch: pytest
     bench.put(b"a", b"b")
     one.serve()
     assert two.rung
-    with monkeypatch.context() as patch:
-        patch.setattr(two.engine.messages, "look", _refuse)
-        with pytest.raises(StoreUnavailable):
-            two.attend()
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable):
+        patch.setattr(two.engine.messages, "look", Mock(side_effect=StoreUnavailable))
+        two.attend()
     assert two.member.next_look_s() == 0.0
     two.attend()
     assert two.payloads == [b"b"]
