@@ -165,20 +165,21 @@ def test_a_folder_that_is_not_writable(tmp_path):
     assert "is not writable" in text
 
 
-@pytest.mark.parametrize("name", ["circle.db", f"{300 * 'n'}.db"])
-def test_something_is_in_the_way_of_the_file(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("circle.db", "fail  store           a file of the store can't be used"),
+        (f"{300 * 'n'}.db", "fail  store           a file of the store can't be used"),
+        ("letter.txt", "fail  store"),
+    ],
+)
+def test_something_is_in_the_way_of_the_file(tmp_path, name, found):
     """As a folder that is closed to this user is."""
     (tmp_path / "circle.db").symlink_to(tmp_path / "circle.db")
+    (tmp_path / "letter.txt").write_text("something else entirely" * 100)
     code, text = run(f"fdb+sqlite:///{tmp_path}/{name}")
     assert code == 1
-    assert "fail  store           a file of the store can't be used" in text
-
-
-def test_a_file_that_is_no_store(tmp_path):
-    (tmp_path / "broker.db").write_text("something else entirely" * 100)
-    code, text = run(f"fdb+sqlite:///{tmp_path}/broker.db")
-    assert code == 1
-    assert "fail  store" in text
+    assert found in text
 
 
 def test_wrong_options_end_the_examination_with_the_advice():

@@ -57,27 +57,30 @@ def test_an_unusable_value_names_what_is_accepted(name, value, advice):
         parse_options({name: value})
     assert caught.value.name == name
     assert caught.value.fix == advice
+    assert f"value: {value!r}"[:50] in str(caught.value)
 
 
 def test_no_delivery_limit():
     assert parse_options({"delivery_limit": None}).delivery_limit is None
 
 
-def test_an_unknown_name_is_an_error_with_the_nearest_known_one():
-    with pytest.raises(OptionError, match=r"unknown option .*Did you mean session_ttl\?") as caught:
-        parse_options({"sesion_ttl": 30})
-    assert caught.value.suggestion == "session_ttl"
-
-
-def test_a_misspelt_option_of_another_transport_leads_to_none_of_ours():
-    with pytest.raises(OptionError, match=r"Did you mean visibility_timeout\?"):
-        parse_options({"visibilty_timeout": 3600})  # publish_timeout is near, too
-
-
-def test_an_unknown_name_near_nothing_lists_all():
-    with pytest.raises(OptionError, match=r"Known options: ack_delay_ms, .*, synchronous") as caught:
-        parse_options({"qqqq": 30})
-    assert caught.value.suggestion is None
+@pytest.mark.parametrize(
+    ("name", "advice", "suggestion"),
+    [
+        ("sesion_ttl", r"unknown option .*Did you mean session_ttl\?", "session_ttl"),
+        (
+            "visibilty_timeout",
+            r"Did you mean visibility_timeout\?",
+            "visibility_timeout",
+        ),  # publish_timeout is near, too
+        ("visibility_timeot", "unknown option", "visibility_timeout"),
+        ("qqqq", r"Known options: ack_delay_ms, .*, synchronous", None),
+    ],
+)
+def test_an_unknown_name_is_an_error_with_the_nearest_known_one(name, advice, suggestion):
+    with pytest.raises(OptionError, match=advice) as caught:
+        parse_options({name: 30})
+    assert caught.value.suggestion == suggestion
 
 
 def test_a_sweep_too_slow_for_the_ttl_is_a_contradiction():
@@ -89,11 +92,6 @@ def test_a_sweep_too_slow_for_the_ttl_is_a_contradiction():
 def test_the_sweep_follows_a_ttl_that_is_set_alone(ttl):
     given = parse_options({"session_ttl": ttl})
     assert given.sweep_interval == pytest.approx(min(5, ttl / 6))
-
-
-def test_a_ttl_of_the_wrong_type_is_reported_as_such():
-    with pytest.raises(OptionError, match=r"value: '10'\)\. session_ttl takes a number"):
-        parse_options({"session_ttl": "10"})
 
 
 def test_fallbacks_hold_unless_set():
@@ -134,11 +132,6 @@ def test_options_of_other_transports_do_not_break_a_failover_list(caplog):
     caplog.set_level(logging.INFO, logger="kombu_fdb.settings.options")
     assert parse_options({"socket_keepalive": True, "predefined_queues": {}}) == Options()
     assert [name in line for name, line in zip(("socket_keepalive", "predefined_queues"), caplog.messages, strict=True)]
-
-
-def test_a_typo_next_to_a_foreign_name_is_still_a_typo():
-    with pytest.raises(OptionError, match="unknown option"):
-        parse_options({"visibility_timeot": 3})
 
 
 @pytest.mark.parametrize(

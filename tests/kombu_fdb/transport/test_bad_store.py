@@ -47,28 +47,24 @@ def test_delay_on_it(url: str) -> None:
         app.send_task("anything", retry=False)
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    app = Celery("bad", broker=f"fdb+sqlite:///{tmp_path}/missing/broker.db")
-    app.conf.broker_transport_options = ONCE
-    with pytest.raises(OperationalError, match="mkdir"):
+@pytest.mark.parametrize(
+    ("name", "options", "error", "advice"),
+    [
+        ("missing/broker.db", ONCE, OperationalError, "mkdir"),
+        ("notes.txt", ONCE, OperationalError, r"not a (SQLite )?database"),
+        ("broker.db", {"sesion_ttl": 5}, ValueError, "session_ttl"),
+    ],
+)
+def test_a_wrong_setting(
+    tmp_path: Path, name: str, options: dict[str, int], error: type[Exception], advice: str
+) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not a database, " * 100)
+    app = Celery("bad", broker=f"fdb+sqlite:///{tmp_path}/{name}")
+    app.conf.broker_transport_options = options
+    with pytest.raises(error, match=advice):
         app.send_task("anything", retry=False)
-
-
-def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("not a database, " * 100)
-    app = Celery("bad", broker=f"fdb+sqlite:///{path}")
-    app.conf.broker_transport_options = ONCE
-    with pytest.raises(OperationalError, match=r"not a (SQLite )?database"):
-        app.send_task("anything", retry=False)
-    assert path.read_text().startswith("not a database")
-
-
-def test_an_unknown_option(url: str) -> None:
-    app = Celery("bad", broker=url)
-    app.conf.broker_transport_options = {"sesion_ttl": 5}
-    with pytest.raises(ValueError, match="session_ttl"):
-        app.send_task("anything", retry=False)
+    assert notes.read_text().startswith("not a database")
 
 
 def test_a_cluster_that_does_not_answer() -> None:

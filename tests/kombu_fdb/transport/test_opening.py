@@ -87,20 +87,14 @@ def end(threads: list[threading.Thread]) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_a_store_that_does_not_answer_is_asked_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(unavailable)
-    monkeypatch.setattr(connect, "open_store", store)
-    threads, outcomes = together(lambda: client.attach(User(), timeout_s=DEADLINE_S))
-    wait_for(THREADS, client._opening)
-    store.answers.set()
-    end(threads)
-    assert store.calls == 1
-    assert outcomes == ["the test switched it off. Switch it on"] * THREADS
-    assert not client._users
-
-
-def test_a_store_that_answers_is_opened_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(connect.open_store)
+@pytest.mark.parametrize(
+    ("answer", "outcome", "attached"),
+    [(unavailable, "the test switched it off. Switch it on", 0), (connect.open_store, None, THREADS)],
+)
+def test_a_store_is_asked_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any], outcome: str | None, attached: int
+) -> None:
+    store = Store(answer)
     monkeypatch.setattr(connect, "open_store", store)
     users = [User() for _ in range(THREADS)]
     rest = iter(users)
@@ -109,8 +103,8 @@ def test_a_store_that_answers_is_opened_once(client: Client, monkeypatch: pytest
     store.answers.set()
     end(threads)
     assert store.calls == 1
-    assert outcomes == [None] * THREADS
-    assert len(client._users) == THREADS
+    assert outcomes == [outcome] * THREADS
+    assert len(client._users) == attached
 
 
 def test_no_thread_waits_longer_than_its_timeout(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,21 +201,25 @@ def test_what_a_task_drains_raises_to_the_task(connection, connect):
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type"),
+    ("body", "content_type", "compression", "error"),
     [
-        (b"[1, 2, 3]", "application/x-yaml"),
-        (b"[[], {}, {}", "application/json"),
-        (b"\xff[[], {}, {}]", "application/json"),
-        (b"[" * 100_000, "application/json"),
+        (b"[1, 2, 3]", "application/x-yaml", None, "can't be decoded"),
+        (b"[[], {}, {}", "application/json", None, "can't be decoded"),
+        (b"\xff[[], {}, {}]", "application/json", None, "can't be decoded"),
+        (b"[" * 100_000, "application/json", None, "can't be decoded"),
+        (b"not packed at all", "application/json", "application/x-gzip", "can't be unpacked"),
     ],
 )
-def test_what_cant_or_must_not_be_decoded_is_kept_as_a_dead_letter(connection, channel, attempts, body, content_type):
-    Producer(channel).publish(body, routing_key="q", headers=GOOD, content_type=content_type, content_encoding="utf-8")
+def test_what_cant_or_must_not_be_decoded_is_kept_as_a_dead_letter(
+    connection, channel, attempts, body, content_type, compression, error
+):
+    """Celery acknowledges what it can't decode."""
+    store(channel, body, content_type, compression)
     publish(channel, "5")
     connection.drain_events(timeout=60)
     assert len(attempts) == 1
     (letter,) = channel.engine.inspect.peek("q.dead", 2)
-    assert "can't be decoded" in letter.deaths[0].details["error"]
+    assert error in letter.deaths[0].details["error"]
 
 
 @pytest.mark.parametrize("body", [[[], {}, None], ((), {}, {}), [[], {}, {"chain": None}], {"args": []}, [5, 5, {}]])
@@ -234,11 +238,15 @@ def test_numbers_that_can_not_be_printed_are_faults_all_the_same():
     assert body_fault(10**5000)
 
 
-def publish_packed(channel: Any, body: bytes) -> None:
-    """As another program has stored it, which says that it is compressed."""
-    headers = {**GOOD, "compression": "application/x-gzip"}
-    message = channel.prepare_message(body, None, "application/json", "utf-8", headers, {})
+def store(channel: Any, body: bytes, content_type: str, compression: str | None) -> None:
+    """As another program has stored it, which may say that it is compressed."""
+    headers = GOOD if compression is None else {**GOOD, "compression": compression}
+    message = channel.prepare_message(body, None, content_type, "utf-8", headers, {})
     channel.engine.publisher.publish([Publication("", "q", payload_of(message, "", "q"))])
+
+
+def publish_packed(channel: Any, body: bytes) -> None:
+    store(channel, body, "application/json", "application/x-gzip")
 
 
 def test_the_room_of_what_was_refused_is_known_at_once(connection, channel, attempts, monkeypatch):
@@ -254,16 +262,6 @@ def test_the_room_of_what_was_refused_is_known_at_once(connection, channel, atte
     connection.drain_events(timeout=60)
     assert len(attempts) == 1
     assert len(told) - before == 3, "two refusals, and the release of what the callback could not handle"
-
-
-def test_what_cant_be_unpacked_is_kept_as_a_dead_letter(connection, channel, attempts):
-    """Celery acknowledges what it can't decode."""
-    publish_packed(channel, b"not packed at all")
-    publish(channel, "5")
-    connection.drain_events(timeout=60)
-    assert len(attempts) == 1
-    (letter,) = channel.engine.inspect.peek("q.dead", 2)
-    assert "can't be unpacked" in letter.deaths[0].details["error"]
 
 
 #: A worker's loop in a small address space. (Where the kernel kills it instead, its messages are a dead worker's.)

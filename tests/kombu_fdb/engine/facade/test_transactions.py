@@ -58,32 +58,16 @@ def test_without_room_the_error_is_the_callers(bench: Bench) -> None:
     assert runs == [1]
 
 
-def test_all_runs_together_have_the_time_of_one(bench: Bench) -> None:
-    """Others may take the room as quickly as it is made, here in two of five seconds: who is late runs no more."""
-    runs: list[float] = []
+@pytest.mark.parametrize(("in_a_call", "left_s", "times"), [(False, 5, 4), (True, 5, 4), (True, 1, 2)])
+def test_all_runs_together_have_the_time_of_one(bench: Bench, *, in_a_call: bool, left_s: float, times: int) -> None:
+    """Others may take the room as quickly as it is made, here in two seconds: who is late runs no more.
+
+    Nor has a write more time than is left of the call that it belongs to.
+    """
+    transactions, runs = bench.engine.transactions, list[int]()
 
     def verb(work: Work) -> None:
-        runs.append(bench.clock.monotonic())
-        raise full()
-
-    def make_room() -> bool:
-        bench.clock.advance(2)
-        if len(runs) > 5:
-            pytest.fail("the time of a call has no end")
-        return True
-
-    bench.engine.transactions.make_room = make_room
-    with pytest.raises(StoreUnavailable):
-        bench.engine.transactions.write(verb, timeout_s=5)
-    assert len(runs) == 4
-
-
-def test_a_write_has_no_more_time_than_is_left_of_its_call(bench: Bench) -> None:
-    """A second, where to make room takes two."""
-    runs: list[float] = []
-
-    def verb(work: Work) -> None:
-        runs.append(bench.clock.monotonic())
+        runs.append(1)
         raise full()
 
     def make_room() -> bool:
@@ -91,13 +75,13 @@ def test_a_write_has_no_more_time_than_is_left_of_its_call(bench: Bench) -> None
         return len(runs) < 9
 
     def call() -> None:
-        bench.clock.advance(bench.engine.transactions.timeouts.call_s - 1)
-        bench.engine.transactions.write(verb)
+        bench.clock.advance(transactions.timeouts.call_s - left_s)
+        transactions.write(verb)
 
-    bench.engine.transactions.make_room = make_room
+    transactions.make_room = make_room
     with pytest.raises(StoreUnavailable):
-        bench.engine.transactions.as_one(call)
-    assert len(runs) == 2
+        transactions.as_one(call) if in_a_call else transactions.write(verb, left_s)
+    assert len(runs) == times
 
 
 def test_the_moment_of_a_write_is_its_callers_if_he_gives_one(bench: Bench) -> None:

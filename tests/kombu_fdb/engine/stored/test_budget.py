@@ -27,6 +27,20 @@ def test_what_is_too_large_is_tried_at_once_with_half_of_it() -> None:
     assert tried == [100, 50, 25, 12]
 
 
+@pytest.mark.parametrize(
+    ("error", "tried", "size"),
+    [
+        (LimitExceeded(), [3, 1], 1),
+        (CommitUnknown(), [3], 3),  # it may have happened, so its size is not to blame
+    ],
+)
+def test_one_that_never_fits_is_given_up(error: Exception, tried: list[int], size: int) -> None:
+    batch, found = AdaptiveBatch(3), list[int]()
+    with pytest.raises(type(error)):
+        batch.run(too_much_over(0, found, error))
+    assert (found, batch.size) == (tried, size)
+
+
 def test_what_fits_twice_as_much_is_tried_next_time_and_never_more_than_the_most() -> None:
     batch = AdaptiveBatch(100)
     batch.size = 30
@@ -40,13 +54,6 @@ def test_of_less_than_it_may_take_it_learns_nothing_that_makes_it_small() -> Non
     assert batch.size == 100
 
 
-def test_one_alone_that_is_too_large_is_tried_once() -> None:
-    batch, tried = AdaptiveBatch(3), list[int]()
-    with pytest.raises(LimitExceeded):
-        batch.run(too_much_over(0, tried, LimitExceeded()))
-    assert (tried, batch.size) == ([3, 1], 1)
-
-
 @pytest.mark.parametrize("error", [StoreUnavailable(), TransactionTooOld()])
 def test_what_has_cost_its_caller_time_is_half_as_much_at_the_next_call(error: Exception) -> None:
     batch, tried = AdaptiveBatch(100), list[int]()
@@ -55,13 +62,6 @@ def test_what_has_cost_its_caller_time_is_half_as_much_at_the_next_call(error: E
             batch.run(too_much_over(30, tried, error))
     assert batch.run(too_much_over(30, tried, error)) == 25
     assert tried == [100, 50, 25]
-
-
-def test_of_a_commit_that_may_have_happened_the_size_is_not_to_blame() -> None:
-    batch, tried = AdaptiveBatch(100), list[int]()
-    with pytest.raises(CommitUnknown):
-        batch.run(too_much_over(0, tried, CommitUnknown()))
-    assert (tried, batch.size) == ([100], 100)
 
 
 def test_other_errors_halve_it_where_they_are_named() -> None:

@@ -135,25 +135,17 @@ def test_a_life_does_not_depend_on_the_clock_of_a_consumer_that_delayed_the_mess
 
 
 @pytest.mark.parametrize("ttl_ms", [0, 60_000])
-def test_the_life_of_a_dead_letter_does_not_depend_on_its_publishers_clock(ttl_ms: int) -> None:
-    bench = Bench(MemoryDatabase(), Policy(dead_ttl_ms=ttl_ms))
+@pytest.mark.parametrize("queue", ["q", "q.dead"], ids=["after a replay", "of a dead letter"])
+def test_the_life_of_what_died_does_not_depend_on_its_publishers_clock(ttl_ms: int, queue: str) -> None:
+    bench = Bench(MemoryDatabase(), Policy(dead_ttl_ms=ttl_ms) if queue == "q.dead" else Policy())
     publisher, consumer, behind = Host(bench, 600), Host(bench, 0, bench.policy), Host(bench, -10)
     publisher.engine.publisher.publish([Publication("", "q", b"")])
     (delivery,) = consumer.engine.messages.claim(consumer.session, ["q"], 1)
     consumer.engine.messages.reject([delivery.lease])
-    assert len(behind.engine.messages.claim(behind.session, ["q.dead"], 1)) == bool(ttl_ms)
-
-
-@pytest.mark.parametrize("ttl_ms", [0, 60_000])
-def test_the_life_after_a_replay_does_not_depend_on_the_publishers_clock(ttl_ms: int) -> None:
-    bench = Bench(MemoryDatabase())
-    publisher, consumer, behind = Host(bench, 600), Host(bench, 0), Host(bench, -10)
-    publisher.engine.publisher.publish([Publication("", "q", b"")])
-    (delivery,) = consumer.engine.messages.claim(consumer.session, ["q"], 1)
-    consumer.engine.messages.reject([delivery.lease])
-    consumer.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": ttl_ms}))
-    assert consumer.engine.dead_letters.replay("q", 1) == 1
-    assert len(behind.engine.messages.claim(behind.session, ["q"], 1)) == bool(ttl_ms)
+    if queue == "q":
+        consumer.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": ttl_ms}))
+        assert consumer.engine.dead_letters.replay("q", 1) == 1
+    assert len(behind.engine.messages.claim(behind.session, [queue], 1)) == bool(ttl_ms)
 
 
 @settings(max_examples=200, deadline=None)
