@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from kombu_fdb.api.broker import Broker
+from kombu_fdb.api.queue import Queue
+from kombu_fdb.errors import StoreFull
 from kombu_fdb.process.client import close_clients
 
-__all__ = ["small_broker", "small_disk"]
+__all__ = ["fill_queue", "small_broker", "small_disk"]
 
 
 @contextmanager
@@ -36,3 +38,13 @@ def small_broker(folder: Path, patience_s: float) -> Iterator[Broker]:
     with small_disk(folder, 3) as disk, Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker:
         yield broker
         close_clients()
+
+
+def fill_queue(queue: Queue, size: int) -> int:
+    """Until the disk is full; how many messages of this size were stored."""
+    stored = 0
+    with pytest.raises(StoreFull, match="disk is full"):
+        while True:
+            queue.put(b"x" * size)
+            stored += 1
+    return stored

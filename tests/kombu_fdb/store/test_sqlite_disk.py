@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from kit.conformance.store import commit, retry_on
-from kit.disks import small_disk
+from kit.disks import fill_queue, small_disk
 from kombu import Connection, Exchange, Queue
 
 from kombu_fdb.api.broker import Broker
+from kombu_fdb.api.queue import Queue as BrokerQueue
 from kombu_fdb.engine.metrics import samples
 from kombu_fdb.engine.metrics.samples import SERIES, QueueSample, Sample
 from kombu_fdb.errors import StoreError, StoreUnavailable
@@ -27,6 +28,7 @@ HOUR = SERIES["hour"]
 MB = 1024 * 1024
 #: A disk that is full says so at once; on a busy machine everything else may take its time.
 PATIENCE_S = 60.0
+PATIENCE = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
 
 
 @pytest.fixture(params=[3, 8, 40], ids="{} MB".format)
@@ -46,6 +48,15 @@ def fill(database: SqliteDatabase, size: int = 20_000) -> list[bytes]:
             commit(database, lambda tr, key=key: (tr.fill(), tr.set(key, bytes(size))))  # type: ignore[misc]
             stored.append(key)
     return stored
+
+
+def work_off(queue: BrokerQueue, number: int) -> None:
+    """So many messages; then there is room again."""
+    for _ in range(number):
+        job = queue.take(timeout=PATIENCE_S)
+        assert job is not None
+        job.ack()
+    queue.put(b"again")
 
 
 def keys(database: SqliteDatabase) -> list[bytes]:
@@ -118,19 +129,9 @@ def take_all(path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_workers_empty_a_full_broker(disk: Path) -> None:
-    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
-    with Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker:
+    with Broker.open(f"fdb+sqlite:///{disk}/b.db", **PATIENCE) as broker:
         queue = broker.queue("q")
-        sent = 0
-        with pytest.raises(StoreError, match="disk is full"):
-            while True:
-                queue.put(b"x" * 20_000)
-                sent += 1
-        for _ in range(sent):
-            job = queue.take(timeout=PATIENCE_S)
-            assert job is not None
-            job.ack()
-        queue.put(b"again")
+        work_off(queue, fill_queue(queue, 20_000))
         assert queue.count() == 1
 
 
@@ -156,23 +157,16 @@ def test_the_reserve_is_not_for_who_fills_the_file(disk: Path) -> None:
 def test_a_consumer_starts_on_a_disk_full_of_small_messages(disk: Path, size: int) -> None:
     """Its session, its role and its declarations need pages, too."""
     url = f"fdb+sqlite:///{disk}/b.db"
-    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
-    with Broker.open(url, **patience) as broker, pytest.raises(StoreError, match="disk is full"):
-        while True:
-            broker.queue("q").put(b"x" * size)
+    with Broker.open(url, **PATIENCE) as broker:
+        fill_queue(broker.queue("q"), size)
     close_clients()
-    with Connection(url, transport_options=patience) as connection:
+    with Connection(url, transport_options=PATIENCE) as connection:
         reply = Queue("reply", Exchange("control", "fanout"), message_ttl=300, expires=10, auto_delete=True)
         with connection.Consumer([reply], on_message=lambda message: message.ack()):
             connection.Producer().publish("hello", exchange="control")
             connection.drain_events(timeout=PATIENCE_S)
-    with Broker.open(url, **patience) as broker:
-        queue = broker.queue("q")
-        for _ in range(queue.count()):
-            job = queue.take(timeout=PATIENCE_S)
-            assert job is not None
-            job.ack()
-        queue.put(b"again")
+    with Broker.open(url, **PATIENCE) as broker:
+        work_off(broker.queue("q"), broker.queue("q").count())
 
 
 def test_a_deletion_on_a_full_disk_waits_for_a_reader(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,16 +200,11 @@ def test_a_publication_on_a_full_disk_is_refused_at_once(disk: Path, monkeypatch
 
 def test_a_full_disk_is_purged(disk: Path) -> None:
     """In one go, not message by message."""
-    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
-    with Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker:
-        queue, sent = broker.queue("q"), 0
+    with Broker.open(f"fdb+sqlite:///{disk}/b.db", **PATIENCE) as broker:
+        queue = broker.queue("q")
         for size in (20_000, 3_000):
-            sent = 0
-            with pytest.raises(StoreError, match="disk is full"):
-                while True:
-                    queue.put(b"x" * size)
-                    sent += 1
-            assert queue.purge() == sent
+            stored = fill_queue(queue, size)
+            assert queue.purge() == stored
         queue.put(b"again")
         assert queue.count() == 1
 
@@ -237,40 +226,26 @@ def test_pages_that_are_freed_fill_the_reserve_first(disk: Path) -> None:
 @pytest.mark.parametrize("disk", [3], indirect=True)
 def test_messages_that_die_with_a_long_story_take_no_page_from_those_that_start(disk: Path) -> None:
     """Each dead letter is larger than the message was: it used to take the whole reserve, and all claims failed."""
-    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
     url = f"fdb+sqlite:///{disk}/b.db"
-    with Broker.open(url, **patience) as broker:
-        queue, left = broker.queue("q"), 0
-        with pytest.raises(StoreError, match="disk is full"):
-            while True:
-                queue.put(b"x" * 1_000)
-                left += 1
+    with Broker.open(url, **PATIENCE) as broker:
+        queue = broker.queue("q")
+        left = fill_queue(queue, 1_000)
         with pytest.raises(StoreError, match="disk is full"):
             while job := queue.take(timeout=PATIENCE_S):
                 job.bury(error="y" * 2_000)
                 left -= 1
     close_clients()
-    with Broker.open(url, **patience) as broker:
-        queue = broker.queue("q")
-        for _ in range(left):
-            job = queue.take(timeout=PATIENCE_S)
-            assert job is not None
-            job.ack()
+    with Broker.open(url, **PATIENCE) as broker:
+        work_off(broker.queue("q"), left)
         assert broker.queue("q.dead").purge()
-        queue.put(b"again")
 
 
 @pytest.fixture
 def full(disk: Path) -> Iterator[Broker]:
     """A broker that messages have filled to the reserve."""
-    patience = dict.fromkeys(("connect_timeout", "operation_timeout", "publish_timeout"), PATIENCE_S)
-    with Broker.open(f"fdb+sqlite:///{disk}/b.db", **patience) as broker:
-        with pytest.raises(StoreError, match="disk is full"):
-            while True:
-                broker.queue("q").put(b"x" * 20_000)
-        with pytest.raises(StoreError, match="disk is full"):
-            while True:
-                broker.queue("q").put(b"x" * 100)
+    with Broker.open(f"fdb+sqlite:///{disk}/b.db", **PATIENCE) as broker:
+        for size in (20_000, 100):
+            fill_queue(broker.queue("q"), size)
         yield broker
 
 

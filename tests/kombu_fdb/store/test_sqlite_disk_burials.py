@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.disks import small_broker
+from kit.disks import fill_queue, small_broker
 
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.api.queue import Queue
@@ -31,9 +31,7 @@ def use_up(broker: Broker) -> None:
     small = broker.queue("small")
     small.put_many([b""] * 400)
     for size in (20_000, 100):
-        with pytest.raises(StoreFull):
-            while True:
-                broker.queue("filler").put(b"x" * size)
+        fill_queue(broker.queue("filler"), size)
     for story in ("y" * 2_000, ""):
         with pytest.raises(StoreFull):
             while job := small.take(timeout=PATIENCE_S):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.disks import small_broker
+from kit.disks import fill_queue, small_broker
 
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.engine.facade.engine import Engine
@@ -23,9 +23,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     """Full of messages."""
     with small_broker(tmp_path / "disk", PATIENCE_S) as broker:
         for size in (20_000, 100):
-            with pytest.raises(StoreFull):
-                while True:
-                    broker.queue("q").put(b"x" * size)
+            fill_queue(broker.queue("q"), size)
         yield broker
 
 
