@@ -355,14 +355,6 @@ class DeadLetters(Verbs):
 
         return self._run.write(body)
 
-    def trim(self) -> int:
-        """Drop what the queues ``<queue>.dead`` no longer keep. Returns how many."""
-        total = 0
-        for queue in self.queues():
-            while dropped := self.trim_part(queue):
-                total += dropped
-        return total
-
     def queues(self) -> list[str]:
         """The queues ``<queue>.dead``."""
         return [queue for queue in self._queues() if queue.endswith(DEAD_SUFFIX)]

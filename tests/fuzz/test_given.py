@@ -14,6 +14,7 @@ from typing import Any
 
 import amqp
 import pytest
+from kit.duties import promote_all
 from kombu import Connection, Consumer, Producer, Queue
 from kombu.exceptions import KombuError
 
@@ -154,7 +155,7 @@ def test_queue_arguments_and_limits(fuzz: Callable[..., None], connection: Conne
         engine.inspect.limits(name, "k")
         with suppress(QueueError, InvalidArgument):
             queue.put(b"1", key="k")
-        engine.upkeep.promote()
+        promote_all(engine)
         queue.drop()
         queue.put(b"2", key="k")
         job = queue.take(5)
@@ -181,7 +182,7 @@ def test_jobs(fuzz: Callable[..., None], broker: Broker) -> None:
             stats = queue.stats()
             assert stats.ready + stats.delayed == 1, given
         queue.put(b"good")
-        broker._engine.upkeep.promote()
+        promote_all(broker._engine)
         jobs = queue.take_many(5, timeout=5)
         assert b"good" in [job.payload for job in jobs]
         for job in jobs:
@@ -230,7 +231,7 @@ def test_messages(fuzz: Callable[..., None], connection: Connection, broker: Bro
             with suppress(Exception):  # what a consumer of its own does with it
                 message.decode()
             message.ack()
-        broker._engine.upkeep.promote()
+        promote_all(broker._engine)
         broker.queue("m.dead").purge()
         broker.queue("m").purge()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.duties import trim_all
 from prometheus_client import CollectorRegistry, generate_latest
 from store_rows import QUEUES, damage, filled, rows_of, sort_of
 
@@ -168,7 +169,7 @@ def work(bench: Bench) -> None:
 
 def tidy_up(bench: Bench) -> None:
     engine = bench.engine
-    engine.dead_letters.trim()
+    trim_all(engine)
     for queue in engine.upkeep.limited_queues():
         engine.upkeep.trim_full_part(queue)
     engine.upkeep.clear_dedup_part()

@@ -1,11 +1,38 @@
-"""The duties of a process, some of which can be done by themselves, each to its end."""
+"""The duties of a process, and of an engine without one, some of which can be done by themselves, each to its end."""
 
 from __future__ import annotations
 
+from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.facade.upkeep import earliest
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.process.duty_cycle import Duties
 
-__all__ = ["SingleDuties"]
+__all__ = ["SingleDuties", "promote_all", "trim_all"]
+
+
+def promote_all(engine: Engine) -> tuple[int, int | None]:
+    """Make all due messages ready. Returns how many, and when the next one is due."""
+    promoted, unpark_ms = 0, engine.upkeep.unpark()
+    due, next_ms, _ = engine.upkeep.due_queues()
+    for queue in due:
+        moved, due_ms = engine.upkeep.promote_part(queue)
+        promoted += moved
+        while due_ms is not None and due_ms <= engine.transactions.now():
+            moved, due_ms = engine.upkeep.promote_part(queue)
+            promoted += moved
+            if not moved:
+                break
+        next_ms = earliest(next_ms, due_ms)
+    return promoted, earliest(unpark_ms, next_ms)
+
+
+def trim_all(engine: Engine) -> int:
+    """Drop what the queues ``<queue>.dead`` no longer keep. Returns how many."""
+    total = 0
+    for queue in engine.dead_letters.queues():
+        while dropped := engine.dead_letters.trim_part(queue):
+            total += dropped
+    return total
 
 
 class SingleDuties(Duties):

@@ -37,25 +37,6 @@ class Upkeep(Verbs):
         super().__init__(run)
         self._inspect = inspect
 
-    def promote(self) -> tuple[int, int | None]:
-        """Make all due messages ready. Returns how many, and when the next one is due. Guarantee: NOT-EARLY."""
-        promoted, unpark_ms = 0, self.unpark()
-        due, next_ms, _ = self.due_queues()
-        for queue in due:
-            moved, due_ms = self._promote_queue(queue)
-            promoted += moved
-            next_ms = earliest(next_ms, due_ms)
-        return promoted, earliest(unpark_ms, next_ms)
-
-    def _promote_queue(self, queue: str) -> tuple[int, int | None]:
-        total, due_ms = self.promote_part(queue)
-        while due_ms is not None and due_ms <= self._run.now():
-            moved, due_ms = self.promote_part(queue)
-            total += moved
-            if not moved:
-                break
-        return total, due_ms
-
     def due_queues(self) -> tuple[list[str], int | None, bool]:
         """The queues with messages to promote, when the next of the others is due, and whether keys wait for a rate."""
         due: list[str] = []
@@ -112,10 +93,6 @@ class Upkeep(Verbs):
 
     def _rows(self, begin: bytes, end: bytes) -> list[KeyValue]:
         return self._run.read(lambda work: work.tr.get_range(begin, end, limit=ROWS_PER_TRANSACTION, snapshot=True))
-
-    def tokens(self) -> list[KeyValue]:
-        """All commit tokens, for a FailureDetector."""
-        return self.rows(self._run.keys.all_tokens)
 
     def ghosts(self) -> dict[tuple[str, str], bytes]:
         """The rows of queues and exchanges that seem to be gone: kind, name and last change, for a FailureDetector."""

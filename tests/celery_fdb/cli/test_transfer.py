@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.invariants import check_counts, check_whereabouts
+from kit.duties import promote_all
 from kit.processes import until
 
 from celery_fdb.operations import transfer as module
@@ -389,7 +390,7 @@ def test_a_message_that_became_due_between_two_tries_is_not_doubled(another, bro
     for mark, entry in broker_source(source)[1]():
         if isinstance(entry, StoredMessage):
             transfer.restore(header.id, [(mark, entry)])
-    until(lambda: source._engine.upkeep.promote()[0])
+    until(lambda: promote_all(source._engine)[0])
     assert import_from(broker_source(source), broker, lambda _: None)[1] == 0
 
 

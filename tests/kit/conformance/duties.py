@@ -16,6 +16,7 @@ import pytest
 
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench, OnBench
+from kit.duties import promote_all
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import MOST_LETTERS
@@ -185,7 +186,7 @@ class DutiesConformance(OnBench):
         leases = [each.lease for each in take_all(bench)]
         assert bench.engine.messages.release(leases, due_ms=bench.clock.wall_ms() + 1000) == [True] * 200
         bench.later(1)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         assert bench.counts() == (200, 0, 0)
         leases = [each.lease for each in take_all(bench)]
         assert bench.engine.messages.reject(leases) == [True] * 200

@@ -8,6 +8,7 @@ import pytest
 
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench, OnBench, _beat, _wait_until
+from kit.duties import promote_all
 from kombu_fdb.engine.messages.overflow import MOST_LEAVING
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument
 from kombu_fdb.keyspace.codec import INLINE_BYTES
@@ -69,7 +70,7 @@ class LimitsConformance(OnBench):
         bench.engine.messages.reject([two.lease])
         assert bench.engine.inspect.counts("q.dead").ready_bytes == len(two.payload)
         bench.later(1)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         assert bench.engine.inspect.counts("q").ready_bytes == len(one.payload) + 100
         bench.engine.dead_letters.replay("q", 5)
         assert bench.engine.inspect.counts("q").ready_bytes == 10 + INLINE_BYTES + 1 + 100
@@ -174,7 +175,7 @@ class LimitsConformance(OnBench):
         bench.put(b"retry", due_ms=bench.clock.wall_ms() + 1000)
         assert bench.counts() == (1, 1, 0)
         bench.later(1)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         assert bench.counts() == (2, 0, 0)
 
     def test_dead_letters_fill_no_queue_for_ever(self, bench: Bench) -> None:
@@ -196,7 +197,7 @@ class LimitsConformance(OnBench):
         bench.put(b"a")
         bench.put(b"retry", due_ms=bench.clock.wall_ms() + 1000)
         bench.later(1)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         assert bench.engine.upkeep.trim_full_part("q") == 0
         assert bench.payloads() == [b"a", b"retry"]
 
@@ -252,7 +253,7 @@ class LimitsConformance(OnBench):
         bench.engine.queues.set_control("q", QueueControl(ageing=1.0))
         bench.put(b"late", due_ms=bench.clock.wall_ms() + 60_000)
         bench.later(60)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         bench.put(b"urgent", priority=1)
         assert bench.payloads() == [b"urgent", b"late"]
 

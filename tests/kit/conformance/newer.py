@@ -14,6 +14,7 @@ import pytest
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
+from kit.duties import promote_all, trim_all
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, INLINE_BYTES, encode_amount
@@ -108,7 +109,7 @@ class NewerConformance:
         bench.put(b"new", key=key, due_ms=bench.clock.wall_ms() + 1000)
         make_newer(bench)
         bench.later(1)
-        assert bench.engine.upkeep.promote()[0] == 1
+        assert promote_all(bench.engine)[0] == 1
         assert bench.counts() == (1, 0, 0)
         bench.check()
         assert [each.state for each in bench.engine.inspect.find_task(b"new".hex())] == ["ready"]
@@ -211,7 +212,7 @@ class NewerConformance:
         make_newer(bench)
         assert len(bench.engine.dead_letters.look(bench.engine.dead_letters.walk("q.dead"), b"", 10)[0]) == 1
         assert bench.engine.dead_letters.replay("q", 10) == 0
-        assert bench.engine.dead_letters.trim() == 0
+        assert trim_all(bench.engine) == 0
         (listed,) = bench.engine.inspect.page("q.dead", View("ready"), 10).messages
         with pytest.raises(FormatError, match="Upgrade celery-fdb"):
             bench.engine.dead_letters.replay_at("q.dead", listed.position, listed.message.message_id)

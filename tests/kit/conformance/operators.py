@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kit.conformance.queue import Bench, OnBench
+from kit.duties import promote_all
 from kombu_fdb.errors import MessageTooLarge, QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import CHUNK_BYTES, INLINE_BYTES
 from kombu_fdb.keyspace.layout import range_of
@@ -65,10 +66,10 @@ class OperatorsConformance(OnBench):
         (after,) = listed(bench, "delayed")
         assert (after.due_ms, after.message.key, after.priority) == (moment_ms, key, 7)
         bench.later(HOUR_S - 0.001)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         assert bench.payloads() == []
         bench.later(0.001)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         assert bench.payloads() == [b"x"]
 
     @pytest.mark.parametrize("size", SIZES)
@@ -82,7 +83,7 @@ class OperatorsConformance(OnBench):
         assert bench.engine.messages.reschedule("q", spot(bench, "delayed"), moment_ms, payload=b"b" * new_size)
         bench.check()
         bench.later(60)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         (delivery,) = bench.take()
         assert delivery.payload == b"b" * new_size
         bench.engine.messages.ack([delivery.lease])
@@ -125,7 +126,7 @@ class OperatorsConformance(OnBench):
             (after,) = listed(bench, "delayed")
             assert (after.due_ms, after.message.expires_ms) == (due_ms, due_ms)
         bench.later(30)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         (after,) = listed(bench)
         assert after.message.expires_ms == after.message.published_ms == now_ms + 30_000
         with pytest.raises(QueueError, match="expires before"):

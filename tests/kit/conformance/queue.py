@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kit.conformance.invariants import check_counts, check_whereabouts, leftovers, messages
-from kit.duties import SingleDuties
+from kit.duties import SingleDuties, promote_all, trim_all
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.work import Policy, Work
@@ -286,13 +286,13 @@ class QueueConformance(OnBench):
         due = bench.clock.wall_ms() + 10_000
         bench.put(b"later", due_ms=due)
         bench.put(b"now")
-        assert bench.engine.upkeep.promote() == (0, due)
+        assert promote_all(bench.engine) == (0, due)
         assert bench.payloads() == [b"now"]
         assert bench.counts() == (0, 1, 1)
         bench.later(9.999)
-        assert bench.engine.upkeep.promote() == (0, due)
+        assert promote_all(bench.engine) == (0, due)
         bench.later(0.001)
-        assert bench.engine.upkeep.promote() == (1, None)
+        assert promote_all(bench.engine) == (1, None)
         assert bench.payloads() == [b"later"]
 
     def test_promotion_is_in_order_of_due_time_and_keeps_priority(self, bench: Bench) -> None:
@@ -301,14 +301,14 @@ class QueueConformance(OnBench):
             bench.put(b"%d" % number, due_ms=now + number * 1000)
         bench.put(b"urgent", due_ms=now + 3000, priority=9)
         bench.later(3)
-        assert bench.engine.upkeep.promote()[0] == 4
+        assert promote_all(bench.engine)[0] == 4
         assert bench.payloads() == [b"urgent", b"1", b"2", b"3"]
 
     def test_more_than_one_transaction_of_due_messages(self, bench: Bench) -> None:
         due = bench.clock.wall_ms() + 1
         bench.engine.publisher.publish([Publication("", "q", b"%d" % n, due_ms=due) for n in range(450)])
         bench.later(1)
-        assert bench.engine.upkeep.promote() == (450, None)
+        assert promote_all(bench.engine) == (450, None)
         assert bench.payloads(1000) == [b"%d" % n for n in range(450)]
 
     def test_release_with_delay(self, bench: Bench) -> None:
@@ -317,7 +317,7 @@ class QueueConformance(OnBench):
         bench.engine.messages.release([delivery.lease], due_ms=bench.clock.wall_ms() + 1000)
         assert bench.payloads() == [b"b"]
         bench.later(1)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         (delivery,) = bench.take()
         assert (delivery.payload, delivery.redeliveries) == (b"a", 1)
 
@@ -352,7 +352,7 @@ class QueueConformance(OnBench):
         bench.put(b"ttl", due_ms=due, ttl_ms=1000)
         bench.put(b"expires", due_ms=due, expires_ms=due - 1)
         bench.later(60)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         assert bench.payloads() == [b"ttl"]
 
     def test_expired_messages_go_to_a_dead_letter_exchange_if_one_is_set(self, bench: Bench) -> None:
@@ -465,13 +465,13 @@ class QueueConformance(OnBench):
         bench = Bench(database, Policy(dead_length=3, dead_ttl_ms=1000))
         bench.put(*[b"%d" % number for number in range(8)])
         bench.engine.messages.reject([delivery.lease for delivery in bench.take(5)])
-        assert bench.engine.dead_letters.trim() == 2
+        assert trim_all(bench.engine) == 2
         bench.later(0.5)
         bench.engine.messages.reject([bench.take(1)[0].lease])
-        assert bench.engine.dead_letters.trim() == 1
+        assert trim_all(bench.engine) == 1
         assert bench.counts("q.dead") == (3, 0, 0)
         bench.later(0.5)
-        assert bench.engine.dead_letters.trim() == 2
+        assert trim_all(bench.engine) == 2
         assert bench.payloads(5, "q.dead") == [b"5"]
         bench.check()
         bench.clean()
@@ -683,7 +683,7 @@ class QueueConformance(OnBench):
         (delivery,) = bench.take()
         for ready in (
             lambda: bench.engine.messages.release([delivery.lease], due_ms=bench.clock.wall_ms() + 1),
-            bench.engine.upkeep.promote,
+            lambda: promote_all(bench.engine),
         ):
             watches = bench.engine.messages.arm(["q"])
             assert watches is not None
@@ -937,7 +937,7 @@ class QueueConformance(OnBench):
     def test_a_delayed_message_waits_among_the_messages_of_its_key(self, bench: Bench) -> None:
         bench.put(b"a1", b"a2", key="a", due_ms=bench.clock.wall_ms() + 1)
         bench.later(1)
-        bench.engine.upkeep.promote()
+        promote_all(bench.engine)
         bench.put(b"b1", b"b2", key="b")
         assert {name: counts.ready for name, counts in bench.engine.inspect.keys_of("q").items()} == {"a": 2, "b": 2}
         assert bench.payloads() == [b"a1", b"b1", b"a2", b"b2"]
@@ -953,11 +953,11 @@ class QueueConformance(OnBench):
         letters = bench.take(3, "q.dead")
         bench.engine.messages.release([each.lease for each in letters], due_ms=bench.clock.wall_ms() + 1)
         bench.later(1)
-        bench.engine.upkeep.promote()
-        assert bench.engine.dead_letters.trim() == 1
+        promote_all(bench.engine)
+        assert trim_all(bench.engine) == 1
         bench.check()
         bench.later(bench.policy.dead_ttl_ms / 1000)
-        assert bench.engine.dead_letters.trim() == 2
+        assert trim_all(bench.engine) == 2
         bench.check()
         bench.clean()
 
@@ -974,7 +974,7 @@ class QueueConformance(OnBench):
             duties.clear_leftovers()
             bench.later(200)
             bench.put(b"our own token stays in use")
-        assert key not in [token for token, _ in bench.engine.upkeep.tokens()]
+        assert key not in [token for token, _ in bench.engine.upkeep.rows(bench.engine.keys.all_tokens)]
         bench.engine.queues.purge("q")
 
 

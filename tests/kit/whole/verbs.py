@@ -359,7 +359,6 @@ VERBS: dict[str, Verb] = {
     "dead_letters.walk": lambda s: s.engine.dead_letters.walk("q.dead", LetterFilter(reason="rejected")),
     "dead_letters.look": lambda s: s.engine.dead_letters.look(s.engine.dead_letters.walk("q.dead"), b"", 50),
     "dead_letters.queues": lambda s: s.engine.dead_letters.queues(),
-    "dead_letters.trim": _in_turn(_much_later, lambda s: s.engine.dead_letters.trim()),
     "dead_letters.trim_part": _in_turn(
         _much_later, lambda s: _until_nothing(lambda: s.engine.dead_letters.trim_part("q.dead"))
     ),
@@ -371,7 +370,6 @@ VERBS: dict[str, Verb] = {
     "metrics.samples": lambda s: s.engine.metrics.samples(SERIES["hour"]),
     "metrics.trim_steps": lambda s: [*s.engine.metrics.trim_steps()],
     # -- upkeep
-    "upkeep.promote": lambda s: _later(s).upkeep.promote(),
     "upkeep.promote_part": lambda s: _until_nothing(lambda: _later(s).upkeep.promote_part("q")[0]),
     "upkeep.due_queues": lambda s: _later(s).upkeep.due_queues(),
     "upkeep.unpark": _in_turn(_claim, lambda s: _later(s).upkeep.unpark()),
@@ -387,7 +385,6 @@ VERBS: dict[str, Verb] = {
     "upkeep.clear_dedup_part": lambda s: _until_nothing(lambda: _later(s).upkeep.clear_dedup_part(kept_ms=0)),
     "upkeep.clear_buckets_part": _in_turn(_claim, lambda s: _by_cursor(_later(s).upkeep.clear_buckets_part)),
     "upkeep.rows": lambda s: s.engine.upkeep.rows(s.keys.all_beats),
-    "upkeep.tokens": lambda s: s.engine.upkeep.tokens(),
     "upkeep.clear_rows": lambda s: s.engine.upkeep.clear_rows(s.engine.upkeep.rows(s.keys.all_asides)),
     "upkeep.clear_copy": _copies,
     "upkeep.ghosts": lambda s: s.engine.upkeep.ghosts(),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
+from kit.duties import promote_all
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.keyspace.codec import Record
@@ -118,7 +119,7 @@ VERBS: dict[str, Callable[[Bench], object]] = {
     "claim and reject": lambda bench: bench.engine.messages.reject(leases(bench)),
     "replay": lambda bench: bench.engine.dead_letters.replay("q", 5),
     "arm": lambda bench: bench.engine.messages.arm(["q"]),
-    "promote": lambda bench: bench.engine.upkeep.promote(),
+    "promote": lambda bench: promote_all(bench.engine),
     "peek": lambda bench: bench.engine.inspect.peek("q", 10),
     "find": lambda bench: bench.engine.inspect.find_task("task-1900"),
     "cancel": lambda bench: bench.engine.messages.cancel("task-1900"),

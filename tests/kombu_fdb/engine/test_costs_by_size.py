@@ -40,8 +40,6 @@ ONE_BY_ONE = {
     ("sessions.release", "consumers"): 9,
     ("sessions.release_part", "consumers"): 9,
     ("sessions.forget_part", "consumers"): 9,
-    # The duties do a queue a step, and have a budget; this is a loop for tests.
-    ("upkeep.promote", "queues"): 4,
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 from kit.simulation import twin
 
 from kombu_fdb.engine import topology
@@ -132,7 +133,7 @@ ON_LEASES: dict[str, Verb] = {
 ANYWHERE: dict[str, Verb] = {
     "claim": claim,
     "service": serve,
-    "promotion": lambda at: at.engine.upkeep.promote(),
+    "promotion": lambda at: promote_all(at.engine),
     "cancel": lambda at: len(at.engine.messages.cancel(LARGE[:100].hex())),
     "delete": delete_at,
     "move": lambda at: at.engine.messages.move(at.queue, "elsewhere"),

@@ -17,6 +17,7 @@ from kit.conformance.invariants import check_counts, messages
 from kit.conformance.lines import Rival
 from kit.conformance.newer import make_newer, upgraded
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 from kit.simulation import twin
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -104,7 +105,7 @@ def fence_while_beating(bench: Bench) -> None:
 def two_promoters(bench: Bench) -> None:
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
     bench.later(1)
-    bench.during(bench.engine.upkeep.promote, bench.another().upkeep.promote)
+    bench.during(lambda: promote_all(bench.engine), lambda: promote_all(bench.another()))
     assert bench.counts() == (1, 0, 0)
     assert len(messages(bench.engine)) == 1
 
@@ -114,9 +115,9 @@ def delay_while_the_last_delayed_is_promoted(bench: Bench) -> None:
     bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
     bench.later(1)
     due_ms = bench.clock.wall_ms() + 1000
-    bench.during(bench.engine.upkeep.promote, lambda: bench.put(b"b", due_ms=due_ms))
+    bench.during(lambda: promote_all(bench.engine), lambda: bench.put(b"b", due_ms=due_ms))
     bench.later(2)
-    bench.engine.upkeep.promote()
+    promote_all(bench.engine)
     assert bench.payloads() == [b"a", b"b"]
 
 

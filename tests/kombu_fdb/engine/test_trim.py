@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.duties import trim_all
 
 from kombu_fdb.engine import dead_letters
 from kombu_fdb.engine.stored.work import Policy
@@ -21,14 +22,14 @@ def dead(length: int, number: int) -> Bench:
 def test_as_many_as_may_be_kept_are(length: int, number: int) -> None:
     """Whatever their size."""
     bench = dead(length, number)
-    assert bench.engine.dead_letters.trim() == 0
+    assert trim_all(bench.engine) == 0
     assert bench.counts("q.dead") == (number, 0, 0)
 
 
 def test_the_oldest_go_in_as_many_parts_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "TRIMMED_PER_TRANSACTION", 2)
     bench = dead(1, 6)
-    assert bench.engine.dead_letters.trim() == 5
+    assert trim_all(bench.engine) == 5
     assert bench.payloads(9, "q.dead") == [b"a long payload 5"]
     bench.check()
 
@@ -36,9 +37,9 @@ def test_the_oldest_go_in_as_many_parts_as_it_takes(monkeypatch: pytest.MonkeyPa
 def test_what_has_not_outlived_its_time_stays() -> None:
     bench = dead(5, 2)
     bench.later(bench.policy.dead_ttl_ms / 1000 - 1)
-    assert bench.engine.dead_letters.trim() == 0
+    assert trim_all(bench.engine) == 0
     bench.later(1)
-    assert bench.engine.dead_letters.trim() == 2
+    assert trim_all(bench.engine) == 2
     assert bench.engine.inspect.find_task(b"a long payload 0".hex()) == []
     bench.check()
 
@@ -50,5 +51,5 @@ def test_unreadable_bytes_are_kept_as_long_as_there_is_room() -> None:
     ((key, value),) = bench.engine.upkeep.rows((keys.ready("q.dead"), keys.ready("q.dead") + b"\xff"))
     bench.write(lambda tr: tr.set(key, b"\xff" * len(value)))
     bench.later(bench.policy.dead_ttl_ms / 1000)
-    assert bench.engine.dead_letters.trim() == 0
+    assert trim_all(bench.engine) == 0
     assert [letter.payload for letter in bench.engine.inspect.peek("q.dead", 1)] == [b"\xff" * len(value)]

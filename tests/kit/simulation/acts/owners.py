@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kit.duties import promote_all
 from kit.simulation.ledgers.rights import Once
 from kit.simulation.ledgers.rows import label_of
 from kit.simulation.process import Frame, Killed, Process
@@ -272,7 +273,7 @@ def sweep(world: World, frame: Frame) -> None:
 
 def promote(_world: World, frame: Frame) -> None:
     """A second promoter, that believes to hold the role."""
-    frame.actor.engine.upkeep.promote()
+    promote_all(frame.actor.engine)
 
 
 def start(_world: World, _frame: Frame) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
+from kit.duties import promote_all
 
 from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.messages.bury import REST_MS
@@ -124,7 +125,7 @@ def test_on_a_full_disk_what_would_be_buried_rests_and_those_behind_it_are_serve
     assert rested == [False, True]
     assert bench.counts("q.dead") == (0, 0, 0)
     assert bench.counts()[1] == 1
-    assert bench.engine.upkeep.promote() == (0, bench.clock.wall_ms() + REST_MS)
+    assert promote_all(bench.engine) == (0, bench.clock.wall_ms() + REST_MS)
 
 
 def test_any_other_refusal_of_a_full_disk_is_the_callers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

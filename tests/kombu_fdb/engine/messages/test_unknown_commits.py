@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 
 from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.engine.stored import copies, session
@@ -111,7 +112,7 @@ class TestOnce:
         bench.put(b"a", due_ms=bench.clock.wall_ms() + 1)
         bench.later(1)
         lose(bench, faults)
-        assert bench.engine.upkeep.promote() == (1, None)
+        assert promote_all(bench.engine) == (1, None)
         assert bench.counts() == (1, 0, 0)
 
     def test_sweep(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
@@ -257,12 +258,12 @@ def test_a_claim_that_lands_between_the_look_of_its_recovery_and_that_ones_commi
 
 def test_a_token_of_unknown_fate_is_not_used_again(bench: Bench) -> None:
     """The late commit would overwrite the token of the transaction that reused the key."""
-    tokens = {key for key, _ in bench.engine.upkeep.tokens()}
+    tokens = {key for key, _ in bench.engine.upkeep.rows(bench.engine.keys.all_tokens)}
     lose(bench, (Fault.COMMIT_LATE,))
     with pytest.raises(CommitUnknown):
         bench.put(b"a")
     bench.put(b"b")
-    assert {key for key, _ in bench.engine.upkeep.tokens()} - tokens
+    assert {key for key, _ in bench.engine.upkeep.rows(bench.engine.keys.all_tokens)} - tokens
 
 
 def test_a_burial_that_copies_once_more_is_in_doubt_no_longer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 from kit.machines import Machine, run
 
 from kombu_fdb.engine.scheduling.fair import ARRIVALS
@@ -132,7 +133,7 @@ class Turns(Machine):
     def promote(self) -> None:
         """In the order of their moments, the more urgent first."""
         self.bench.later(1)
-        self.bench.engine.upkeep.promote()
+        promote_all(self.bench.engine)
         due = sorted(each for each in self.order.delayed if each[0] <= self.bench.clock.wall_ms())
         self.order.delayed = [each for each in self.order.delayed if each not in due]
         for _due, _rank, name, key, priority in due:

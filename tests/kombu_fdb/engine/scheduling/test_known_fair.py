@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 
 from kombu_fdb.model import ClaimTerms, Delivery, KeyLimits
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -84,7 +85,7 @@ class History:
 
     def wait(self) -> None:
         self.both(lambda bench: bench.later(3))
-        self.both(lambda bench: bench.engine.upkeep.promote())
+        self.both(lambda bench: promote_all(bench.engine))
 
 
 def shown(delivery: Delivery) -> tuple[str, str, bytes]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import key_limits
@@ -53,7 +54,7 @@ class Fleet:
         self.passed_s += seconds
         for clock in self.clocks:
             clock.advance(seconds)
-        self.promoter.upkeep.promote()
+        promote_all(self.promoter)
 
     def claim(self, consumer: int, most: int = 1000) -> int:
         taken = self.consumers[consumer].messages.claim(self.sessions[consumer], ["q"], most)

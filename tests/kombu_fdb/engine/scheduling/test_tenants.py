@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.duties import trim_all
 
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.layout import range_of
@@ -244,7 +245,7 @@ def discarded(bench: Bench) -> None:
 
 def trimmed(bench: Bench) -> None:
     bench.later(2)
-    assert bench.engine.dead_letters.trim() == LETTERS
+    assert trim_all(bench.engine) == LETTERS
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 from kit.machines import Machine, run
 
 from kombu_fdb.model import Delivery, KeyLimits
@@ -42,7 +43,7 @@ class Counters(Machine):
     @rule()
     def promote(self) -> None:
         self.bench.later(1)
-        self.bench.engine.upkeep.promote()
+        promote_all(self.bench.engine)
 
     @rule()
     def purge(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 
 from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.keyspace.layout import range_of
@@ -73,7 +74,7 @@ def drain(bench: Bench, end: Callable[[list[Any]], object]) -> None:
             if not bench.engine.inspect.counts("q").ready:
                 return
             bench.later(1)
-            bench.engine.upkeep.promote()
+            promote_all(bench.engine)
 
 
 def tidy(bench: Bench) -> None:

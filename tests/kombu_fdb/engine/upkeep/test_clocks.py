@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import KEPT_MS
@@ -130,7 +131,7 @@ def test_a_life_does_not_depend_on_the_clock_of_a_consumer_that_delayed_the_mess
     (delivery,) = ahead.engine.messages.claim(ahead.session, ["q"], 1)
     ahead.engine.messages.release([delivery.lease], due_ms=ahead.clock.wall_ms() + 2_000)
     pass_time([publisher, ahead, consumer], 2)
-    ahead.engine.upkeep.promote()
+    promote_all(ahead.engine)
     assert len(consumer.engine.messages.claim(consumer.session, ["q"], 1)) == 1
 
 
@@ -157,7 +158,7 @@ def test_a_delay_is_wrong_by_how_far_publisher_and_promoter_are_apart_at_most(
     publisher, promoter = hosts = [Host(bench, publisher_s), Host(bench, promoter_s)]
     publisher.engine.publisher.publish([Publication("", "q", b"", due_ms=publisher.clock.wall_ms() + WINDOW_MS)])
     pass_time(hosts, later_s)
-    promoter.engine.upkeep.promote()
+    promote_all(promoter.engine)
     ready, apart_s = bench.counts()[0], abs(publisher_s - promoter_s)
     if later_s < WINDOW_MS / 1000 - apart_s:
         assert not ready

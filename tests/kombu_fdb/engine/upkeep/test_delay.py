@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.duties import promote_all
 
 from kombu_fdb.engine.upkeep import due
 from kombu_fdb.keyspace.layout import range_of
@@ -21,12 +22,12 @@ def test_queues_are_looked_at_so_many_at_once(bench: Bench, monkeypatch: pytest.
     for at, queue in enumerate(queues):
         bench.put(b"%d" % at, queue=queue, due_ms=now_ms + 1000)
         bench.put(b"later %d" % at, queue=queue, due_ms=now_ms + 9000 - at)
-    assert bench.engine.upkeep.promote() == (0, now_ms + 1000)
+    assert promote_all(bench.engine) == (0, now_ms + 1000)
     bench.later(1)
-    assert bench.engine.upkeep.promote() == (number, now_ms + 9000 - (number - 1))
+    assert promote_all(bench.engine) == (number, now_ms + 9000 - (number - 1))
     assert [bench.counts(queue) for queue in queues] == [(1, 1, 0)] * number
     bench.later(8)
-    assert bench.engine.upkeep.promote() == (number, None)
+    assert promote_all(bench.engine) == (number, None)
 
 
 def test_a_part_of_those_that_are_due_is_the_first_ones(bench: Bench) -> None:
@@ -64,6 +65,6 @@ def test_behind_one_that_cannot_be_read_the_next_one_is_due_when_it_is_due() -> 
     bench.put(b"a", due_ms=due_ms)
     ((key, value),) = bench.engine.upkeep.rows(range_of(bench.engine.keys.delayed("q")))
     bench.write(lambda tr: tr.set(key[:-1], value))
-    assert bench.engine.upkeep.promote() == (0, due_ms)
+    assert promote_all(bench.engine) == (0, due_ms)
     (letter,) = bench.engine.inspect.peek("q.dead", 1)
     assert letter.deaths[0].reason == "malformed"

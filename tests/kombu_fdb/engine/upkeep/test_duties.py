@@ -73,7 +73,7 @@ def test_commit_tokens_are_cleared_together(bench: Bench, counted: CountingDatab
     counted.reset()
     duties.clear_leftovers()
     assert len(counted.transactions) <= 15
-    assert len(bench.engine.upkeep.tokens()) <= 2
+    assert len(bench.engine.upkeep.rows(bench.engine.keys.all_tokens)) <= 2
 
 
 def test_promotion_waits_for_one_turn_of_one_duty(
