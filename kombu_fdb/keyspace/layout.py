@@ -310,10 +310,6 @@ class Keyspace:
         suffix = place.removeprefix(NO_KEY)
         return (self.keyed(queue) if suffix.startswith(TEXT_CODE) else self.ready(queue)) + suffix
 
-    def ready_prefix(self, queue: str, priority: int) -> bytes:
-        """The prefix of a new message, with the stamp's code; append a stamp."""
-        return self.ready(queue) + _RANKS[priority] + STAMP_CODE
-
     def delayed_prefix(self, queue: str, due_ms: int, rank: Rank) -> bytes:
         """The prefix of a new delayed message, with the stamp's code; append a stamp."""
         return self.delayed(queue) + pack_int(due_ms) + rank + STAMP_CODE

@@ -677,8 +677,6 @@ class Publisher:
         queue: str,
         copy: Publication | Burial,
         deaths: Sequence[Death] = (),
-        *,
-        reason: str = "rejected",
         details: dict[str, Any] | None = None,
     ) -> None:
         """Store a dead letter of a message that is no longer in the store, as if it had died in ``queue`` now.
@@ -694,7 +692,7 @@ class Publisher:
         dead = burial.publication
 
         def body(work: Work) -> None:
-            bury(work, dead_of(work, queue, dead, deaths), reason, details, payload=dead.payload)
+            bury(work, dead_of(work, queue, dead, deaths), "rejected", details, payload=dead.payload)
 
         self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt, now_ms=self._run.now())
 

@@ -31,7 +31,7 @@ from celery_fdb.inspection.schedules import EntryReport, schedule_of
 from celery_fdb.web import application, dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION, Record
-from kombu_fdb.keyspace.layout import Keyspace, pack_stamp
+from kombu_fdb.keyspace.layout import STAMP_CODE, Keyspace, pack_stamp
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.clock import SystemClock
 
@@ -122,9 +122,9 @@ def rows(keys: Keyspace, size: Size) -> Iterator[tuple[bytes, bytes]]:
     """Queue "q" and its dead letters without keys; queue "fair" with keys at which no consumer has looked yet."""
     death = Death("q", "rejected", 1, 5, details={"error_class": "shop.Declined"})
     places = {
-        ("q", "ready"): (keys.ready_prefix("q", 0), size.ready, record()),
+        ("q", "ready"): (keys.items("q", "", keys.rank(0)) + STAMP_CODE, size.ready, record()),
         ("q", "delayed"): (keys.delayed_prefix("q", LATER_MS, keys.rank(0)), size.delayed, record()),
-        ("q.dead", "ready"): (keys.ready_prefix("q.dead", 0), size.dead, record("", death)),
+        ("q.dead", "ready"): (keys.items("q.dead", "", keys.rank(0)) + STAMP_CODE, size.dead, record("", death)),
     }
     for (queue, state), (prefix, number, value) in places.items():
         for each in range(number):

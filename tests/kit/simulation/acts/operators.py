@@ -12,7 +12,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.layout import STAMP_CODE, Keyspace
 from kombu_fdb.model import KeyLimits, QueueControl, View
 
 
@@ -74,7 +74,7 @@ def garble(world: World, frame: Frame) -> None:
     keys: Keyspace = world.ledger.keys
     tr = frame.actor.link.begin(timeout_s=1.0)
     try:
-        tr.set_versionstamped_key(keys.ready_prefix(queue, 0), b"\0\0", value)
+        tr.set_versionstamped_key(keys.items(queue, "", keys.rank(0)) + STAMP_CODE, b"\0\0", value)
         tr.add(keys.count(queue, "ready"), encode_amount(1, len(value)), width=AMOUNT_BYTES)
         tr.set_versionstamped_value(keys.bell(queue))
         tr.commit()

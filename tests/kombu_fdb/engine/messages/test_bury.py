@@ -17,13 +17,13 @@ def test_a_copy_from_outside_is_what_the_message_was(bench: Bench) -> None:
     bench.engine.queues.declare(QueueDeclaration("q"))
     earlier = Death("before", "rejected", 2, 5, "", ("before",), {})
     copy = Publication("", "q", b"x", key="alice", ttr_ms=700, task_id="t", priority=3, message_id=b"m" * 16)
-    bench.engine.publisher.bury_copy("q", copy, [earlier], reason="failed", details={"error": "e"})
+    bench.engine.publisher.bury_copy("q", copy, [earlier], details={"error": "e"})
     bench.check()
     assert [each.queue for each in bench.engine.inspect.find_task("t")] == ["q.dead"]
     (letter,) = bench.take(1, "q.dead")
     assert (letter.payload, letter.key, letter.ttr_ms, letter.message_id) == (b"x", "alice", 700, b"m" * 16)
     died, before = letter.deaths
-    assert (died.queue, died.reason, died.count, died.details) == ("q", "failed", 1, {"error": "e"})
+    assert (died.queue, died.reason, died.count, died.details) == ("q", "rejected", 1, {"error": "e"})
     assert before == earlier
     bench.engine.messages.release([letter.lease])
     bench.engine.dead_letters.replay("q", 1)
