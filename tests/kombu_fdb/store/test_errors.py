@@ -143,17 +143,18 @@ def test_a_missing_library(copied_binding: Path) -> None:
     assert "foundationdb-clients" in line
 
 
-def test_a_missing_binding(tmp_path: Path) -> None:
+@pytest.fixture
+def no_binding(tmp_path: Path) -> Path:
     (tmp_path / "fdb").mkdir()
     (tmp_path / "fdb" / "__init__.py").write_text("raise ImportError('No module named fdb')")
-    assert "pip install 'foundationdb==7.3.*'" in opened_with(tmp_path, "/nowhere")
+    return tmp_path
 
 
-def test_what_only_an_installation_mends_is_no_connection_error(tmp_path: Path) -> None:
-    """A worker connects again after those, a hundred times."""
-    (tmp_path / "fdb").mkdir()
-    (tmp_path / "fdb" / "__init__.py").write_text("raise ImportError('No module named fdb')")
-    assert opened_with(tmp_path, "/nowhere").startswith("ClientUnusable ")
+def test_a_missing_binding_is_no_connection_error(no_binding: Path) -> None:
+    """A worker connects again after those, a hundred times; only an installation mends it."""
+    line = opened_with(no_binding, "/nowhere")
+    assert line.startswith("ClientUnusable ")
+    assert "pip install 'foundationdb==7.3.*'" in line
     assert not issubclass(ClientUnusable, CONNECTION_ERRORS)
 
 
@@ -168,10 +169,8 @@ WORKER = """
 """
 
 
-def test_a_worker_that_can_not_use_its_binding_ends_at_once_and_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "fdb").mkdir()
-    (tmp_path / "fdb" / "__init__.py").write_text("raise ImportError('No module named fdb')")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
+def test_a_worker_that_can_not_use_its_binding_ends_at_once_and_says_what_to_install(no_binding: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(no_binding), str(Path.cwd())])}
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(WORKER)],
         check=False,

@@ -20,6 +20,7 @@ from kombu_fdb.errors import KombuFDBError, StoreUnavailable
 from kombu_fdb.process.connect import open_store, verify
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import parse_options
+from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.sqlite import files as sqlite_files
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -121,32 +122,25 @@ def opening_in_another_process(database: SqliteDatabase) -> None:
     open_apart(database.path).close()
 
 
-def writing(database: SqliteDatabase) -> None:
-    tr = database.begin(timeout_s=TIMEOUT_S)
+def run(database: SqliteDatabase, body: Callable[[Transaction], object], *, read_only: bool = False) -> None:
+    tr = database.begin(timeout_s=TIMEOUT_S, read_only=read_only)
     try:
-        tr.set(b"a", b"1")
-        tr.set_versionstamped_value(b"bell")
+        body(tr)
         tr.commit()
     finally:
         tr.cancel()
+
+
+def writing(database: SqliteDatabase) -> None:
+    run(database, lambda tr: (tr.set(b"a", b"1"), tr.set_versionstamped_value(b"bell")))
 
 
 def reading(database: SqliteDatabase) -> None:
-    tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
-    try:
-        tr.get(b"a")
-        tr.commit()
-    finally:
-        tr.cancel()
+    run(database, lambda tr: tr.get(b"a"), read_only=True)
 
 
 def arming(database: SqliteDatabase) -> None:
-    tr = database.begin(timeout_s=TIMEOUT_S, read_only=True)
-    try:
-        tr.watch(b"bell")
-        tr.commit()
-    finally:
-        tr.cancel()
+    run(database, lambda tr: tr.watch(b"bell"), read_only=True)
 
 
 def verifying(database: SqliteDatabase) -> None:

@@ -11,9 +11,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from kit.interruption import interrupt, runs_handlers
@@ -110,6 +111,11 @@ def everything(connection: Connection, queue: str = "q") -> list[tuple[Any, bool
         found.append((message.payload, message.delivery_info["redelivered"]))
         message.ack()
     return found
+
+
+def away(verb: Callable[..., Any], times: int) -> Mock:
+    """The verb of a store that does not answer its first calls."""
+    return Mock(wraps=verb, side_effect=chain([StoreUnavailable] * times, repeat(DEFAULT)))
 
 
 def let_the_receiver_turn(connection: Connection) -> None:
@@ -343,12 +349,7 @@ class TestCollected:
         client = forget()
         if store != "answers":
             monkeypatch.setattr(session_threads, "RETRY_S", 0.01)
-            remove_consumer, failures = client.engine.queues.remove_consumer, [1, 2]
-
-            def away_for_a_while(*args: Any, **given: Any) -> Any:
-                return _unavailable(failures.pop()) if failures else remove_consumer(*args, **given)
-
-            monkeypatch.setattr(client.engine.queues, "remove_consumer", away_for_a_while)
+            monkeypatch.setattr(client.engine.queues, "remove_consumer", away(client.engine.queues.remove_consumer, 2))
         until(lambda: collect() is None and client.engine_if_open is None)
         assert engine.inspect.queue("own") is None
         assert placed(engine) == (1, 0)
@@ -505,15 +506,9 @@ class TestUndrained:
             until(lambda: placed(engine) == (0, 5))
             own = connection.default_channel.engine
             with monkeypatch.context() as patch:
-                patch.setattr(own.messages, "release", _unavailable)
+                patch.setattr(own.messages, "release", Mock(side_effect=StoreUnavailable))
                 until(lambda: connection.transport.receiver.failed)
             until(lambda: placed(engine) == (4, 1))
-
-
-def _unavailable(*_: Any, **__: Any) -> Any:
-    from kombu_fdb.errors import StoreUnavailable
-
-    raise StoreUnavailable("the test switched it off")
 
 
 class TestInterrupted:
@@ -645,17 +640,10 @@ class TestEndedMeanwhile:
         connection = connect(ack_delay_ms=2.5)
         connection.default_channel.queue_declare("own", exclusive=True)
         queues = connection.transport.engine.queues
-        remove_consumer, failures = queues.remove_consumer, [1]
-
-        def fail_once(*args: Any, **kwargs: Any) -> Any:
-            if failures:
-                failures.pop()
-                raise StoreUnavailable("the store is away")
-            return remove_consumer(*args, **kwargs)
-
-        monkeypatch.setattr(queues, "remove_consumer", fail_once)
+        remove_consumer = away(queues.remove_consumer, 1)
+        monkeypatch.setattr(queues, "remove_consumer", remove_consumer)
         connection.close()
-        assert not failures
+        assert remove_consumer.called
         until(lambda: engine.inspect.queue("own") is None)
 
     @pytest.mark.parametrize("end", ["close", "collect"])

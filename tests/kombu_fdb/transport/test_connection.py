@@ -20,7 +20,6 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import os
 import sqlite3
 import sys
 import threading
@@ -37,6 +36,7 @@ import pytest
 from amqp.exceptions import RecoverableConnectionError
 from celery._state import _task_stack
 from celery.exceptions import WorkerShutdown
+from kit.processes import in_child
 from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
@@ -455,21 +455,10 @@ class TestSharing:
 
 
 class TestFork:
-    def in_child(self, work: Any) -> None:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                work()
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(pid, 0)[1] == 0
-
     def test_publish_on_inherited_objects(self, connection: Connection) -> None:
         producer = connection.Producer(auto_declare=False)
         producer.publish("parent", routing_key="q")
-        self.in_child(lambda: producer.publish("child", routing_key="q"))
+        in_child(lambda: producer.publish("child", routing_key="q"))
         producer.publish("parent", routing_key="q")
         assert connection.default_channel._size("q") == 3
 
@@ -489,7 +478,7 @@ class TestFork:
                 received[0].ack()
                 connection.close()
 
-            self.in_child(child)
+            in_child(child)
             held[0].ack()
             engine = connection.default_channel.engine
             until(lambda: engine.inspect.counts("q").leased == 0)
@@ -504,12 +493,12 @@ class TestFork:
                 with pytest.raises(TimeoutError):  # established anew, without the parent's consumers
                     connection.drain_events(timeout=0.1)
 
-            self.in_child(child)
+            in_child(child)
 
     def test_collect_in_the_child(self, connection: Connection) -> None:
         connection.Producer().publish(1, routing_key="q")
         message = connection.default_channel.basic_get("q")
-        self.in_child(connection.collect)
+        in_child(connection.collect)
         message.ack()
         assert connection.default_channel.client.lost_acks == 0
 

@@ -102,6 +102,19 @@ def let_the_thread_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WatchSet, "rest", rest)
 
 
+def turns_of(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads of the turns that follow."""
+    drivers: list[threading.Thread] = []
+    turn = Receiver.turn
+
+    def note(self: Receiver, *failures: Any) -> float | None:
+        drivers.append(threading.current_thread())
+        return turn(self, *failures)
+
+    monkeypatch.setattr(Receiver, "turn", note)
+    return drivers
+
+
 class TestADrain:
     """On a store whose writers take turns, a drain claims by itself."""
 
@@ -210,14 +223,7 @@ class TestADrain:
     def test_needs_no_other_thread(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """While drains follow each other the thread stands by; here, for ever."""
         monkeypatch.setattr(watch_set, "SHORTEST_REST_S", 1000.0)
-        drivers: list[threading.Thread] = []
-        turn = Receiver.turn
-
-        def note(self: Receiver, *failures: Any) -> float | None:
-            drivers.append(threading.current_thread())
-            return turn(self, *failures)
-
-        monkeypatch.setattr(Receiver, "turn", note)
+        drivers = turns_of(monkeypatch)
         with consumer(tmp_path) as (connection, seen):
             producer = connection.Producer()
             for number in range(100):
@@ -278,9 +284,7 @@ class TestADrain:
     def test_that_need_not_wait_does_not_wait_for_acks(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """It did until the last ack was settled, and took a turn every millisecond meanwhile."""
         let_the_thread_rest(monkeypatch)
-        turns: list[int] = []
-        turn = Receiver.turn
-        monkeypatch.setattr(Receiver, "turn", lambda *args: (turns.append(1), turn(*args))[1])
+        turns = turns_of(monkeypatch)
         with consumer(tmp_path, ack_delay_ms=1000) as (connection, seen):
             connection.default_channel.basic_qos(0, 10)
             connection.drain_events(timeout=30)
@@ -328,14 +332,7 @@ class TestADrain:
         """As long as the store's writers are slow, a drain ends by its own deadline."""
         monkeypatch.setattr(receiver, "SLOW_S", -1.0)
         monkeypatch.setattr(receiver, "SPARED_S", 1000.0)
-        drivers: list[threading.Thread] = []
-        turn = Receiver.turn
-
-        def note(self: Receiver, *failures: Any) -> float | None:
-            drivers.append(threading.current_thread())
-            return turn(self, *failures)
-
-        monkeypatch.setattr(Receiver, "turn", note)
+        drivers = turns_of(monkeypatch)
         with consumer(tmp_path) as (connection, seen):
             for number in range(10):
                 connection.drain_events(timeout=30)
