@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kombu_fdb.engine.stored.batches import AdaptiveBatch, Budget
+from kombu_fdb.engine.transactions import IN_THE_WAY
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.testing.clock import ManualClock
 
@@ -35,7 +36,8 @@ def test_what_is_too_large_is_tried_at_once_with_half_of_it() -> None:
     ],
 )
 def test_one_that_never_fits_is_given_up(error: Exception, tried: list[int], size: int) -> None:
-    batch, found = AdaptiveBatch(3), list[int]()
+    """By the errors that halve a step of the duties, of which all of ours are."""
+    batch, found = AdaptiveBatch(3, IN_THE_WAY), list[int]()
     with pytest.raises(type(error)):
         batch.run(too_much_over(0, found, error))
     assert (found, batch.size) == (tried, size)
