@@ -2,8 +2,11 @@ import json
 import os
 import random
 import re
+import sqlite3
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +44,7 @@ def test_a_healthy_file(tmp_path):
     assert "ok    content         0 queues" in text
 
 
-def test_a_damaged_file_is_not_well_though_it_can_be_read(tmp_path, monkeypatch):
+def test_a_damaged_file_is_not_well_though_it_can_be_read(tmp_path):
     path = tmp_path / "broker.db"
     with Broker.open(f"fdb+sqlite:///{path}") as broker:
         broker.queue("jobs").put_many(b"%d" % number for number in range(100))
@@ -54,10 +57,34 @@ def test_a_damaged_file_is_not_well_though_it_can_be_read(tmp_path, monkeypatch)
     assert re.search(
         r"fail  damage .*freelist.*\n.*restore a backup.*\nok    content .* 100 messages ready", text, re.IGNORECASE
     )
-    monkeypatch.setattr(doctor, "LOOK_S", 0)
-    monkeypatch.setattr(doctor, "LOOK_STEPS", 1)
-    level, _, found, _ = finding(doctor.examine(f"fdb+sqlite:///{path}", {}, {}), "damage")
-    assert (level, found) == ("ok", "not looked for in all of the file: it takes more than 0 s")
+
+
+def test_the_look_for_damage_neither_lasts_nor_maps_the_file(tmp_path, monkeypatch):
+    """Before 3.41, SQLite walked 17 s through a file of 1.4 GB that had to come from the disk, whatever it was told.
+
+    What maps a file is ended by SIGBUS where the disk fails.
+    """
+    mapped, goes_on = [], threading.Event()
+
+    class Connection(sqlite3.Connection):
+        """As on a system that maps files, with a slow disk."""
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            super().execute("PRAGMA mmap_size=1000000")
+
+        def execute(self, sql):
+            if "integrity_check" in sql:
+                mapped.extend(super().execute("PRAGMA mmap_size").fetchone())
+                goes_on.wait(30)
+            return super().execute(sql)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
+    monkeypatch.setattr(doctor, "LOOK_S", 0.5)
+    found = finding(doctor.examine(f"fdb+sqlite:///{tmp_path}/broker.db", {}, {}), "damage")
+    goes_on.set()
+    assert found == ("ok", "damage", "not looked for in all of the file: it takes more than 0.5 s", "")
+    assert mapped in ([0], [])  # none, if the machine was so busy that the look had not begun
 
 
 def test_the_content_is_that_of_the_pages(tmp_path):
