@@ -607,8 +607,11 @@ class FdbBackend(BaseBackend):
         """
         deadline = None if timeout is None else monotonic() + timeout
         ids = {_text(task_id) for task_id in task_ids}
-        known = {task_id: self._cache.get(task_id) for task_id in ids}
-        cached = {task_id: meta for task_id, meta in known.items() if meta and meta["status"] in READY_STATES}
+        cached: dict[str, dict[str, Any]] = {}
+        for task_id in ids:
+            with suppress(KeyError):  # so raises even ``get``, from Python 3.12 on, if a thread makes room meanwhile
+                if (meta := self._cache[task_id])["status"] in READY_STATES:
+                    cached[task_id] = meta
         yield from cached.items()
         waiting = Waiting(self._look, ids - cached.keys())
         rounds = 0

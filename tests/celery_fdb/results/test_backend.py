@@ -466,3 +466,18 @@ def test_the_worker_starts_its_sweeper_and_stops_it(app: Celery, backend: FdbBac
     named[0].join(10)
     assert not named[0].is_alive()
     assert os.getpid() == backend.sweeper._pid
+
+
+def test_a_result_that_leaves_the_cache_during_the_look_is_read(backend: FdbBackend) -> None:
+    """From Python 3.12 on, ``get`` of Celery's cache is two steps: between them, another thread had made room."""
+
+    class Leaving(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            return self[key]
+
+        def __getitem__(self, key: str) -> Any:
+            raise KeyError(key)
+
+    backend.store_result("t", 1, states.SUCCESS)
+    backend._cache = Leaving()
+    assert [task_id for task_id, _ in backend.get_many(["t"], timeout=10)] == ["t"]
