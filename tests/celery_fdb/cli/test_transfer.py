@@ -30,7 +30,7 @@ from celery_fdb.operations.transfer import (
 )
 from kombu_fdb import Broker
 from kombu_fdb.engine.transfer import Transfer
-from kombu_fdb.errors import StoreUnavailable
+from kombu_fdb.errors import FormatError, StoreUnavailable
 from kombu_fdb.model import Death, KeyLimits, StoredMessage
 from kombu_fdb.primitives.ranges import MOST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -451,6 +451,17 @@ def test_entries_are_numbered_by_their_lines(run, filled, source_url, tmp_path):
     numbers = [int.from_bytes(mark, "big") for mark, _ in read_entries(tmp_path / "f")]
     assert numbers == list(range(2, len(numbers) + 2))
     assert len(read_header(tmp_path / "f").id) == 16
+
+
+def test_a_field_that_this_version_does_not_know_is_refused_in_any_entry(run, filled, source_url, tmp_path):
+    run("export", str(tmp_path / "f"), broker=source_url)
+    entries = [json.loads(line) for line in (tmp_path / "f").read_bytes().splitlines()[1:-1]]
+    kinds = {kind for each in entries for kind in each}
+    assert kinds == {"exchange", "queue", "binding", "control", "limits", "dedup", "message"}
+    for ((kind, fields),) in map(dict.items, entries):
+        module._decode(json.dumps({kind: fields}).encode(), 2)
+        with pytest.raises(FormatError):
+            module._decode(json.dumps({kind: {**fields, "new": 1}}).encode(), 2)
 
 
 @pytest.mark.parametrize("number", [-(2**62), 2**62])
