@@ -228,6 +228,11 @@ class Patience:
         now_s, failures = self.clock.monotonic(), self._failures
         return 0.0 if now_s - failures.last_s > ENDING_S else now_s - failures.since_s
 
+    @property
+    def pause_s(self) -> float:
+        """How long this thread should wait before it connects again: as it has failed, since the last failure."""
+        return max(0.0, min(self.failing_s, LONGEST_PAUSE_S) - (self.clock.monotonic() - self._failures.last_s))
+
     def answered(self) -> None:
         """Note that the store took a commit."""
         self.left_s = ENDING_S

@@ -41,7 +41,7 @@ from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
-from kombu_fdb.store.retry import ENDING_S, LONGEST_PAUSE_S
+from kombu_fdb.store.retry import ENDING_S
 from kombu_fdb.transport.consuming.loop import Loop
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
@@ -157,8 +157,9 @@ class BrokerConnection(virtual.Transport):
         if failing_s > ENDING_S:  # it may let itself be opened each time, and refuse at once what is written
             end_repetition(StoreUnavailable("the store refuses what is written"), failing_s)
         # A worker repeats that without an end, and kombu and Celery pause only between attempts to connect that fail.
-        repeats = "celery.worker.consumer" in sys.modules and not self._refused_since
-        pause_s = min(failing_s, LONGEST_PAUSE_S, timeout_s / 2) if repeats else 0.0
+        # Not so a task: the retries of what it publishes end by themselves.
+        repeats = "celery.worker.consumer" in sys.modules and not self._refused_since and not in_task()
+        pause_s = min(store.patience.pause_s, timeout_s / 2) if repeats else 0.0
         store.patience.clock.sleep(pause_s)
         began = monotonic()
         try:
@@ -423,6 +424,11 @@ def is_stopping() -> bool:
     return (stop is not None and stop is not False) or (terminate is not None and terminate is not False)
 
 
+def in_task() -> bool:
+    """Whether this thread or greenlet of a worker runs a task."""
+    return sys.modules["celery._state"].get_current_task() is not None
+
+
 def end_repetition(error: StoreUnavailable, repeated_s: float) -> None:
     """In a worker that was told to stop, end a call that Celery repeats until there is a connection.
 
@@ -433,8 +439,7 @@ def end_repetition(error: StoreUnavailable, repeated_s: float) -> None:
     """
     if not is_stopping():
         return
-    in_task = sys.modules["celery._state"].get_current_task() is not None
-    if threading.current_thread() is threading.main_thread() and not in_task:
+    if threading.current_thread() is threading.main_thread() and not in_task():
         sys.modules["celery.worker.state"].maybe_shutdown()
     if repeated_s > REPEATED_S:
         raise OperationalError(str(error)) from error

@@ -265,12 +265,22 @@ class TestRefused:
         monkeypatch.setattr(connection.default_channel.client.patience, "clock", clock)
         return clock
 
-    @pytest.mark.parametrize(("worker", "expected"), [(True, range(10, 90)), (False, range(100, 101))])
+    @pytest.mark.parametrize(
+        ("worker", "task", "expected"),
+        [(True, None, range(10, 90)), (True, "one", range(100, 101)), (False, None, range(100, 101))],
+    )
     def test_what_is_published_again_for_ever(
-        self, connection: Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, worker: bool, expected: range
+        self,
+        connection: Connection,
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+        worker: bool,
+        task: str | None,
+        expected: range,
     ) -> None:
-        """A worker's heartbeat event took a core. In a minute; a program that publishes fails at once, as before."""
+        """A worker's heartbeat event took a core. In a minute; a program or task that publishes fails at once."""
         become(monkeypatch, worker=worker)
+        monkeypatch.setattr("celery._state.get_current_task", lambda: task)
         attempts, until_s = [], clock.monotonic() + 60
 
         def count(*_: object) -> None:
@@ -287,6 +297,18 @@ class TestRefused:
         with pytest.raises(Enough):
             connection.Producer().publish(1, routing_key="q", retry=True, retry_policy={"errback": count})
         assert len(attempts) in expected
+
+    def test_connections_that_follow_each_other_wait_once(
+        self, connection: Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A worker opens several when its store is back; each waited for a second."""
+        become(monkeypatch, worker=True)
+        connection.default_channel.client.patience.wasted(5.0)
+        began = clock.monotonic()
+        for _ in range(4):
+            with connection.clone() as another:
+                another.connect()
+        assert 0.9 < clock.monotonic() - began < 1.5
 
     def test_what_another_thread_fails_to_claim(self, connection: Connection, clock: ManualClock) -> None:
         """It counts for the thread that drains, as that one connects again: Celery's did so six times a second."""
