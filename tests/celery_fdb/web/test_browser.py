@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -30,15 +31,16 @@ class Shop(Programs):
 
     def __init__(self, directory: Path) -> None:
         self.url = f"fdb+sqlite:///{directory}/broker.db"
-        os.environ["SHOP_BROKER"] = self.url
         spec = importlib.util.spec_from_file_location("shop", HERE / "shop.py")
         assert spec is not None
         assert spec.loader is not None
         self.tasks = importlib.util.module_from_spec(spec)
         shared = set(_state._on_app_finalizers)
-        spec.loader.exec_module(self.tasks)
+        with patch.dict(os.environ, SHOP_BROKER=self.url):  # and no longer: programs of other tests read it, too
+            spec.loader.exec_module(self.tasks)
+            environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
         _state._on_app_finalizers &= shared  # its tasks are for no app of another test, which may come in between
-        super().__init__(directory, {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])})
+        super().__init__(directory, environ)
 
     def start_worker(self) -> None:
         options = ("-c", "4", "-P", "threads", "-l", "INFO", "-n", "worker1@shop")
@@ -71,7 +73,6 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         shop.stop()
         shop.tasks.app.pool.force_close_all()
         shop.tasks.app.close()
-        del os.environ["SHOP_BROKER"]
 
 
 @pytest.fixture(scope="session")
