@@ -409,7 +409,10 @@ def check_damage(path: str) -> Finding:
     """
     found: list[Finding] = []
     look = threading.Thread(target=lambda: found.append(_look(path)), daemon=True)
-    start(look)
+    try:
+        start(look)
+    except RuntimeError:  # the system has no thread left
+        return _look(path)
     look.join(LOOK_S)
     too_long = Finding("ok", "damage", f"not looked for in all of the file: it takes more than {LOOK_S:g} s")
     return found[0] if found else too_long

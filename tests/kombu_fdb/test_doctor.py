@@ -87,6 +87,17 @@ def test_the_look_for_damage_neither_lasts_nor_maps_the_file(tmp_path, monkeypat
     assert mapped in ([0], [])  # none, if the machine was so busy that the look had not begun
 
 
+def test_the_look_for_damage_without_a_thread(tmp_path, monkeypatch):
+    """Under a limit of threads or memory, the doctor ended with a traceback."""
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(doctor, "start", refuse)
+    found = finding(doctor.examine(f"fdb+sqlite:///{tmp_path}/broker.db", {}, {}), "damage")
+    assert found == ("ok", "damage", "none", "")
+
+
 def test_the_content_is_that_of_the_pages(tmp_path):
     """Neither dead letters nor what Celery keeps for itself wait for a worker."""
     with Broker.open(f"fdb+sqlite:///{tmp_path}/broker.db") as broker:
