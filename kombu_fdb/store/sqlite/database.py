@@ -47,6 +47,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import struct
+import sys
 import threading
 from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
@@ -181,8 +182,9 @@ class SqliteTransaction:
         if limit < 0:
             raise ValueError("limit is negative")
         self._write()
-        # One row more shows whether the last one is where it belongs.
-        rows = self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), limit + 1 if limit else -1))
+        # One row more shows whether the last one is where it belongs. SQLite has no number after the largest limit.
+        most = limit + 1 if 0 < limit < sys.maxsize else -1
+        rows = self._run(RANGE_REVERSE if reverse else RANGE, (blob(begin), blob(end), most))
         try:
             in_order = rows == sorted(rows, reverse=reverse)
         except TypeError:  # a key is text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -136,6 +137,12 @@ def test_the_row_of_the_version_is_in_no_range_of_keys(path: str) -> None:
         read.cancel()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT v FROM kv WHERE k = 0").fetchone() == (1,)
+
+
+def test_a_limit_of_any_size_is_one(path: str) -> None:
+    with contextlib.closing(SqliteDatabase.open(path)) as database:
+        commit(database, lambda tr: tr.set(b"a", b"1"))
+        assert commit(database, lambda tr: tr.get_range(b"a", b"b", limit=sys.maxsize)) == [(b"a", b"1")]
 
 
 def test_what_was_saved_of_a_damaged_file_without_its_version(path: str) -> None:
