@@ -12,7 +12,8 @@ is the task), the thread takes a turn, and sleeps until the next one.
 What happens at each failure:
 
 * the store does not answer in a turn, or another process writes: the turn ends after :data:`.receiver.SLOW_S`, and all
-  turns are the thread's for :data:`.receiver.SPARED_S`. If the store has failed, the thread finds out, and the next
+  turns are the thread's for :data:`.receiver.SPARED_S`, as they are if slow turns take more than
+  :data:`.receiver.HELD_UP_SHARE` of the loop's time. If the store has failed, the thread finds out, and the next
   delivery raises the error out of the loop, on which Celery connects again. So it does after any other error of a turn.
 * the loop is reset, or ends without telling: the thread takes the turns. Registered again, the loop does.
 * a signal on which Celery shuts down comes in a turn: its handler runs after the turn. What any other handler raises

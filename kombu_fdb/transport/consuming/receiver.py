@@ -137,9 +137,10 @@ CANCEL_S = 1.0
 #: A drain, or a loop, whose turn takes longer than this leaves the turns to the thread for a while: the store's writers
 #: are slow just now, and a drain has a deadline of its own.
 SLOW_S = 0.1
-#: A loop's turn is slow after this part of it: the worker does nothing else meanwhile (``full``, a slow disk).
-IN_LOOP = 0.1
 SPARED_S = 5.0
+#: A loop's turn that takes longer than this holds up the worker, in seconds; and the part of the loop's time that such
+#: turns may take. A checkpoint now and then stays within it, and a disk on which each commit takes so long does not.
+HELD_UP_S, HELD_UP_SHARE = 0.01, 0.05
 
 
 class Receiver:
@@ -153,7 +154,9 @@ class Receiver:
         self._starting = threading.RLock()
         self._cancels_wait = True
         #: Until when only the thread takes turns.
-        self._spared_until = float("-inf")
+        self._spared_until = -inf
+        #: When a turn last held up the loop.
+        self._held_up_at = -inf
 
     @property
     def alive(self) -> bool:
@@ -300,10 +303,13 @@ class Receiver:
         try:
             if watch_set.turns.acquire(ticket, 0):
                 pause_s = self._client.patience.within(SLOW_S, self._two_turns)
-                if monotonic() - began <= IN_LOOP * SLOW_S:
+                ended, before = monotonic(), self._held_up_at
+                if ended - began > HELD_UP_S:
+                    self._held_up_at = ended
+                if ended - began <= max(HELD_UP_S, HELD_UP_SHARE * (ended - before)):
                     watch_set.rest_beside_loop()
                     return pause_s
-                self._spared_until = monotonic() + SPARED_S
+                self._spared_until = ended + SPARED_S
         except StoreUnavailable:  # another process writes, or the store has failed: the thread finds out
             self._spared_until = monotonic() + SPARED_S
         watch_set.call_thread()

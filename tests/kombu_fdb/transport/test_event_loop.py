@@ -79,6 +79,7 @@ def idle_loop(connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch,
     if not receiver.may_be_driven:
         pytest.skip("all turns are the thread's")
     monkeypatch.setattr(receiver_module, "SLOW_S", 60.0)  # however busy the machine is
+    monkeypatch.setattr(receiver_module, "HELD_UP_S", 60.0)
     threads = turns_of(monkeypatch)
     receiver.watch_set.call_thread()
     until(lambda: threads and receiver.fetcher.idle)
@@ -141,6 +142,26 @@ def test_leaves_the_turns_to_the_thread(
         if blocked == "too late":
             assert receiver._thread in threads
             assert receiver._spared_until > 0
+
+
+@pytest.mark.parametrize(("share", "times"), [(1e9, 3), (1e-9, 2)])
+def test_slow_turns_stay_the_loops_unless_they_take_much_of_its_time(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, share: float, times: int
+) -> None:
+    """A checkpoint now and then does not send all turns to the thread; a slow disk does."""
+    received: list[Any] = []
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")], on_message=received.append, no_ack=True):
+        threads = idle_loop(connection, hub, monkeypatch, until)
+        monkeypatch.setattr(receiver_module, "HELD_UP_S", -1.0)
+        monkeypatch.setattr(receiver_module, "HELD_UP_SHARE", share)
+        receiver, taken = connection.transport.receiver, 0
+        while receiver._spared_until < 0 and taken < times:
+            receiver.take_turn()
+            taken += 1
+        assert taken == times
+        assert (receiver._spared_until > 0) == (share < 1)
+        assert threading.current_thread() in threads
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
