@@ -3,7 +3,8 @@
 Model. Celery's worker registers its connection with its loop, which watches the bell *arrived*. On a store whose
 writers take turns, unless threads are greenlets, the loop also takes the turns of the fetcher that are *due*: a watch
 has fired, or acks or free places are enough for a claim or have waited long enough (a timer of the loop's). So no
-message passes from one thread to another. ``WatchSet.ask`` notes that a turn is due, and rings *arrived*.
+message passes from one thread to another. ``WatchSet.ask`` notes that a turn is due, and rings *arrived*. The turn
+after a claim, which watches the queues that the claim has emptied, waits for :data:`POOLS_ROUNDS` of the loop's rounds.
 
 The receiver's thread (``receiver.py``) does the rest. Beside a loop that takes turns it rests. If the loop takes none
 for a moment, because nothing is due, the loop has ended, or a callback works for long (with the solo pool, the callback
@@ -34,6 +35,8 @@ from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 #: How many messages are delivered in one go, and for how long, so that other descriptors get their turn.
 MESSAGES = 64
 DELIVERING_S = 0.01
+#: In the first round after a claim, the loop delivers the messages; in the second, its pool writes them to the children.
+POOLS_ROUNDS = 2
 
 
 class Loop:
@@ -47,6 +50,8 @@ class Loop:
         self._alive = alive
         #: When the timer calls.
         self._timer_at = inf
+        #: How many rounds the loop makes before its next turn.
+        self._rounds = 0
         hub.add_reader(receiver.fetcher.arrived, self.on_arrived)
         if receiver.may_be_driven:
             receiver.watch_set.loop = weakref.ref(self)
@@ -57,9 +62,12 @@ class Loop:
         receiver = self._alive()
         if receiver is None:
             return
+        self._rounds = max(self._rounds - 1, 0)
         until_s = monotonic() + DELIVERING_S
         for _ in range(MESSAGES):
             if not self._deliver_next(receiver):
+                if self._rounds:  # the bell rings
+                    return
                 receiver.fetcher.arrived.clear()
                 if not self._deliver_next(receiver):
                     return
@@ -68,13 +76,14 @@ class Loop:
         # The bell still rings, so the loop calls this again at once.
 
     def _deliver_next(self, receiver: Receiver) -> bool:
-        if receiver.watch_set.due:
+        if receiver.watch_set.due and not self._rounds:
             self._take_turn(receiver)
         return deliver_next(receiver.fetcher)
 
     def _take_turn(self, receiver: Receiver) -> None:
         pause_s = receiver.take_turn()
         if pause_s == 0:
+            self._rounds = POOLS_ROUNDS
             receiver.watch_set.ask()
         elif pause_s is not None and receiver.fetcher.waits:
             self.take_turn_in(pause_s)

@@ -302,7 +302,7 @@ class Receiver:
         watch_set, began = self.watch_set, monotonic()
         try:
             if watch_set.turns.acquire(ticket, 0):
-                pause_s = self._client.patience.within(SLOW_S, self._two_turns)
+                pause_s = self._client.patience.within(SLOW_S, partial(self.turn, late=(StoreUnavailable,)))
                 ended, before = monotonic(), self._held_up_at
                 if ended - began > HELD_UP_S:
                     self._held_up_at = ended
@@ -314,12 +314,6 @@ class Receiver:
             self._spared_until = monotonic() + SPARED_S
         watch_set.call_thread()
         return None
-
-    def _two_turns(self) -> float | None:
-        """A claim, and a turn that watches the queues that it has emptied."""
-        turn = partial(self.turn, late=(StoreUnavailable,))
-        pause_s = turn()
-        return turn() if pause_s == 0 else pause_s
 
     def _end_drive(self, ticket: Ticket) -> None:
         self.watch_set.turns.release(ticket)

@@ -110,6 +110,28 @@ def test_takes_the_turns_that_are_due(
     assert received == list(range(20))
 
 
+def test_a_pool_gets_what_a_claim_brought_before_the_next_turn(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    """The turn after a claim, which watches the emptied queue, costs the tasks no time."""
+    at_write: list[list[threading.Thread]] = []
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        hub.remove(writing)
+        at_write.append(list(threads))
+
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")], on_message=lambda _: hub.add_writer(writing, write), no_ack=True):
+        threads = idle_loop(connection, hub, monkeypatch, until)
+        publish(connection, 1)
+        run(hub, lambda: at_write)
+        assert at_write == [[threading.current_thread()]]
+        run(hub, lambda: len(threads) == 2)
+    os.close(reading)
+    os.close(writing)
+
+
 @pytest.mark.parametrize("blocked", ["in a turn", "too late", "failed", "broken"])
 def test_leaves_the_turns_to_the_thread(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, blocked: str
