@@ -336,7 +336,7 @@ def test_remote_control(broker: Any, app: Any, start: Any, until: Any, engine: A
     json.dumps(stats)
     assert "password" not in stats["broker"]
     broker.allow("busy")
-    assert set(engine.inspect.queues()) - {"celery"} <= queues, "reply queues are gone"
+    until(lambda: set(engine.inspect.queues()) - {"celery"} <= queues)  # reply queues are gone
     control.shutdown(destination=["w@test"])
     worker.wait_end()
     until(lambda: not [name for name in engine.inspect.queues() if "pidbox" in name or "celeryev" in name])

@@ -78,8 +78,8 @@ def idle_loop(connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch,
     receiver = connection.transport.receiver
     if not receiver.may_be_driven:
         pytest.skip("all turns are the thread's")
-    monkeypatch.setattr(receiver_module, "SLOW_S", 60.0)  # however busy the machine is
-    monkeypatch.setattr(receiver_module, "HELD_UP_S", 60.0)
+    for name in ("SLOW_S", "HELD_UP_S"):
+        monkeypatch.setattr(receiver_module, name, 60.0)  # however busy the machine is
     threads = turns_of(monkeypatch)
     receiver.watch_set.call_thread()
     until(lambda: threads and receiver.fetcher.idle)
@@ -88,12 +88,18 @@ def idle_loop(connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch,
     return threads
 
 
+@pytest.fixture
+def thread_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the loop takes no turn."""
+    monkeypatch.setattr(watch_set_module, "LONGEST_REST_S", 60.0)
+    monkeypatch.setattr(watch_set_module, "BESIDE_LOOP", 1e6)
+
+
+@pytest.mark.usefixtures("thread_at_rest")
 def test_takes_the_turns_that_are_due(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     """Messages that come, and acks that are enough for a claim; no message passes from one thread to another."""
-    monkeypatch.setattr(watch_set_module, "LONGEST_REST_S", 60.0)
-    monkeypatch.setattr(watch_set_module, "BESIDE_LOOP", 1e6)
     received: list[Any] = []
     connection.register_with_event_loop(hub)
     with connection.Consumer(
@@ -110,6 +116,7 @@ def test_takes_the_turns_that_are_due(
     assert received == list(range(20))
 
 
+@pytest.mark.usefixtures("thread_at_rest")
 def test_a_pool_gets_what_a_claim_brought_before_the_next_turn(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
