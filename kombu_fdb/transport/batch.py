@@ -135,6 +135,7 @@ class PublishBatch:
             self.channel.engine.publisher.check(publication)
         except KombuFDBError as error:
             raise_as_amqp(error, "basic_publish")
+            raise
 
     def _count_copies(self, exchange: str, routing_key: str) -> int:
         """Kombu counts operations: a fanout to n queues is n. Routes are looked up once per batch."""
@@ -146,6 +147,7 @@ class PublishBatch:
                 self._routes[key] = max(1, len(self.channel.engine.inspect.route(exchange, routing_key)))
             except KombuFDBError as error:
                 self.channel.raise_unpublished(error)
+                raise
         return self._routes[key]
 
     def flush(self) -> None:

@@ -11,7 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 from weakref import ref
 
 from amqp import spec
@@ -142,11 +142,12 @@ class Channel(DeclaringChannel):
             if isinstance(error, StoreError) and not isinstance(error, LimitExceeded):
                 self.transport.suspect()
             self.raise_unpublished(error)
+            raise
         if not queues:
             self.on_unroutable(message, publication, mandatory)
 
-    def raise_unpublished(self, error: KombuFDBError) -> NoReturn:
-        """Raise a publish's error as kombu's, and let a retry declare a vanished exchange again."""
+    def raise_unpublished(self, error: KombuFDBError) -> None:
+        """:func:`raise_as_amqp` of a publish's error; lets a retry declare a vanished exchange again."""
         if isinstance(error, ExchangeNotFound) and self.transport.forget_declared(error.exchange):
             raise not_found(str(error), "basic_publish", ExchangeVanished) from error
         raise_as_amqp(error, "basic_publish")

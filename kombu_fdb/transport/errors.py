@@ -7,9 +7,9 @@ classes of their own, which callers of passive declarations catch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NoReturn
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from functools import partial
 
 from amqp import exceptions as amqp
 from amqp.exceptions import NotFound, PreconditionFailed, RecoverableConnectionError
@@ -68,20 +68,39 @@ CHANNEL_ERRORS: tuple[type[BaseException], ...] = (
 )
 
 
-@contextmanager
-def amqp_errors(method: str) -> Iterator[None]:
+class _Raising(ContextDecorator):
+    """Hands an error of ours to what may raise another in its place.
+
+    Since Python 3.12 a ``contextmanager`` would keep it, with all its frames, until Python looks for garbage:
+    https://github.com/python/cpython/issues/129280.
+    """
+
+    def __init__(self, translate: Callable[[KombuFDBError], None]) -> None:
+        self._translate = translate
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, KombuFDBError):
+            self._translate(error)
+
+
+def amqp_errors(method: str) -> _Raising:
     """Raise an error that has an AMQP code as AMQP's class, and a missing answer as an ``OperationalError``.
 
     ``method``: AMQP's name, such as ``queue_declare``.
     """
-    try:
-        yield
-    except KombuFDBError as error:
-        raise_as_amqp(error, method)
+    return _Raising(partial(raise_as_amqp, method=method))
 
 
-def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
-    """:func:`amqp_errors` for hot paths: a context manager takes ten times as long when nothing is wrong."""
+def operational_errors() -> _Raising:
+    """Raise the error of a store that did not answer as an ``OperationalError``."""
+    return _Raising(raise_as_operational)
+
+
+def raise_as_amqp(error: KombuFDBError, method: str) -> None:
+    """:func:`amqp_errors` for hot paths. Returns if the error is to be raised as it is."""
     if isinstance(error, QueueNotFound | ExchangeNotFound):
         raise not_found(str(error), method) from error
     if isinstance(error, CapacityExceeded):
@@ -90,19 +109,11 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> NoReturn:
     is_refused = isinstance(error, InvalidArgument) and method in ("queue_declare", "exchange_declare")
     if is_refused or isinstance(error, NotEquivalent | MessageTooLarge | LimitExceeded):
         raise PreconditionFailed(f"PRECONDITION_FAILED - {error}", (50, 10), f"Channel.{method}") from error
-    try:
-        with operational_errors():
-            raise error
-    finally:
-        del error  # its frames refer to this local
+    raise_as_operational(error)
 
 
-@contextmanager
-def operational_errors() -> Iterator[None]:
-    """Raise the error of a store that did not answer as an ``OperationalError``."""
-    try:
-        yield
-    except UNANSWERED as error:
+def raise_as_operational(error: KombuFDBError) -> None:
+    if isinstance(error, UNANSWERED):
         kind = OutcomeUnknown if isinstance(error, CommitUnknown) else Unanswered
         raise kind(error.text, **error.attributes) from error
 
