@@ -113,12 +113,12 @@ def _is_of_keys(step: str) -> bool:
 @pytest.mark.parametrize("schema", SCHEMAS, ids=["rowid", "without rowid"])
 @pytest.mark.parametrize("rows", [3, 30, 300, 30_000])
 def test_no_statement_scans_whatever_was_analyzed(statements: set[str], schema: str, rows: int) -> None:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.execute(schema)
-    connection.executemany("INSERT INTO kv VALUES (?, ?)", ((b"%d" % number, b"") for number in range(rows)))
-    for outsider in ("ANALYZE", "PRAGMA optimize=0x10002", "VACUUM"):
-        connection.execute(outsider).fetchall()
-        assert scans(connection, statements) == {}
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute(schema)
+        connection.executemany("INSERT INTO kv VALUES (?, ?)", ((b"%d" % number, b"") for number in range(rows)))
+        for outsider in ("ANALYZE", "PRAGMA optimize=0x10002", "VACUUM"):
+            connection.execute(outsider).fetchall()
+            assert scans(connection, statements) == {}
 
 
 def test_the_broker_has_said_all_that_it_says(statements: set[str]) -> None:
@@ -128,10 +128,10 @@ def test_the_broker_has_said_all_that_it_says(statements: set[str]) -> None:
 
 
 def test_a_scan_is_noticed() -> None:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.execute(SCHEMAS[0])
-    for scan in ("SELECT v FROM kv WHERE v=?", "SELECT k FROM kv", "SELECT k FROM kv WHERE k>? ORDER BY v"):
-        assert scans(connection, {scan})
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute(SCHEMAS[0])
+        for scan in ("SELECT v FROM kv WHERE v=?", "SELECT k FROM kv", "SELECT k FROM kv WHERE k>? ORDER BY v"):
+            assert scans(connection, {scan})
 
 
 def analyze(connection: sqlite3.Connection, _copy: Path) -> None:
