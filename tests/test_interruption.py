@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -54,3 +55,11 @@ def test_it_strikes_where_it_says() -> None:
 def test_what_the_call_raises_itself_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         interrupt(lambda: 1 / 0, 10_000, HERE)
+
+
+def test_it_strikes_in_no_finalizer_of_garbage() -> None:
+    """The exception would be lost, pytest would warn of it, and each round would have other moments."""
+    collects: list[bool] = []
+    interrupt(lambda: collects.append(gc.isenabled()), 10_000, HERE)
+    assert collects == [False]
+    assert gc.isenabled()

@@ -8,6 +8,7 @@ there later has it as its context. So the thread is not used again.
 from __future__ import annotations
 
 import dis
+import gc
 import linecache
 import sys
 import threading
@@ -58,13 +59,13 @@ def runs_handlers(frame: FrameType) -> bool:
 
 
 def _jumps(frame: FrameType) -> bool:
-    """Whether this is a jump, which since Python 3.12 no ``with`` or ``try`` around it need cover.
+    """Whether this is a jump (or, in 3.12, the loop it led to), which no ``with`` or ``try`` around it need cover.
 
     What a trace function raises there gets past them, and in 3.13 so does what a signal handler raises on the way back
     to a loop: https://github.com/python/cpython/issues/130279.
     """
     operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    return sys.version_info >= (3, 12) and operation.startswith(("JUMP", "POP_JUMP"))
+    return sys.version_info >= (3, 12) and operation.startswith(("JUMP", "POP_JUMP", "FOR_ITER"))
 
 
 class _Attempt:
@@ -90,11 +91,15 @@ class _Attempt:
 
     def run(self) -> None:
         try:
+            # Python 3.12 has opcode events only if a frame has asked for them before: python/cpython#103615.
+            sys._getframe().f_trace_opcodes = self._per == "opcode"
+            gc.disable()  # or it would strike in the finalizers of what was left behind before, as Python collects it
             sys.settrace(self._enter)
             try:
                 self._call()
             finally:
                 sys.settrace(None)
+                gc.enable()
         except self._error:
             pass
         except BaseException as error:

@@ -7,7 +7,6 @@ where it waits. Here an exception comes at *each* instruction of the driver in t
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import struct
 import threading
@@ -135,13 +134,9 @@ def test_an_exception_at_any_instruction(bench: Bench, name: str) -> None:
     work = getattr(bench, name)
     work()
     moment = 1
-    gc.disable()  # what another test left behind would be collected in our name
-    try:
-        while where := bench.interrupt(work, moment):
-            bench.check(where)
-            moment += STRIDES[name]
-    finally:
-        gc.enable()
+    while where := bench.interrupt(work, moment):
+        bench.check(where)
+        moment += STRIDES[name]
     assert moment > 50 * STRIDES[name]
     assert not bench.database.file.running.inside
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -283,28 +282,13 @@ def after_calls(code: CodeType) -> set[int]:
 
 def interrupt_after_call(call: Callable[[], object], number: int, *codes: CodeType) -> bool:
     """Raise behind the so many-th call out of this code; False if there are not so many."""
-    places, left = {code: after_calls(code) for code in codes}, number
+    places = {code: after_calls(code) for code in codes}
+    files = {code.co_filename for code in codes}
 
-    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
-        nonlocal left
-        if frame.f_code not in places:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_lasti in places[frame.f_code]:
-            left -= 1
-            if left == 0:
-                sys.settrace(None)
-                raise Interrupted
-        return trace
+    def strikes(frame: FrameType) -> bool:
+        return frame.f_lasti in places.get(frame.f_code, ())
 
-    sys.settrace(trace)
-    try:
-        call()
-    except Interrupted:
-        pass
-    finally:
-        sys.settrace(None)
-    return left <= 0
+    return bool(interrupt(call, number, files, per="opcode", strikes=strikes))
 
 
 def test_acks_that_are_taken_are_always_somewhere(broker: Broker) -> None:
