@@ -51,7 +51,8 @@ class Progress:
 
 def main(count: int, children: int, seed: int) -> None:
     stop, progress, rng = threading.Event(), Progress(), Random(seed)
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Waited for below. As a handler it would not run while this thread waits, if another thread gets the signal.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     with Broker.open(URL, **OPTIONS) as broker:
         step.apply_async(task_id=f"{WHO}-first")  # a pool with a connection, for children to inherit
         publishers = threads(lambda number: publish(broker, f"{WHO}-{number}", count, progress.add))
@@ -62,7 +63,8 @@ def main(count: int, children: int, seed: int) -> None:
         for child in forked:
             reap(child)
         tell("published", WHO)
-        stop.wait()
+        signal.sigwait([signal.SIGTERM])
+        stop.set()
         for each in consumers:
             each.join()
 
