@@ -7,6 +7,7 @@ where it waits. Here an exception comes at *each* instruction of the driver in t
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import struct
 import threading
@@ -137,6 +138,7 @@ def test_an_exception_at_any_instruction(bench: Bench, name: str) -> None:
     while where := bench.interrupt(work, moment):
         bench.check(where)
         moment += STRIDES[name]
+    gc.collect()  # here, not in another test's name
     assert moment > 50 * STRIDES[name]
     assert not bench.database.file.running.inside
 
