@@ -58,14 +58,16 @@ def runs_handlers(frame: FrameType) -> bool:
     return not source.startswith(("with ", "try:", "callback("))
 
 
-def _jumps(frame: FrameType) -> bool:
+def _gets_past(frame: FrameType) -> bool:
     """Whether this is a jump (or, in 3.12, the loop it led to), which no ``with`` or ``try`` around it need cover.
 
     What a trace function raises there gets past them, and in 3.13 so does what a signal handler raises on the way back
-    to a loop: https://github.com/python/cpython/issues/130279.
+    to a loop: https://github.com/python/cpython/issues/130279. What it raises where 3.12 drops a generator, in an
+    instruction without a line, is lost.
     """
     operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    return sys.version_info >= (3, 12) and operation.startswith(("JUMP", "POP_JUMP", "FOR_ITER"))
+    is_jump = sys.version_info >= (3, 12) and operation.startswith(("JUMP", "POP_JUMP", "FOR_ITER"))
+    return is_jump or frame.f_lineno is None
 
 
 class _Attempt:
@@ -113,7 +115,7 @@ class _Attempt:
         return self._trace
 
     def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == self._per and not _jumps(frame) and self._strikes(frame):
+        if event == self._per and not _gets_past(frame) and self._strikes(frame):
             self._left -= 1
             if self._left == 0:
                 self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} +{frame.f_lasti}"
