@@ -12,10 +12,10 @@ and their longest and busiest keys have names, and all others are combined under
 queues that delete themselves are left out. If the store does not answer, ``celery_fdb_up`` is 0, and nothing about
 queues is exported.
 
-A queue's busiest keys have counters of their own; the others share one. Prometheus takes a counter that shrinks for one
-that began anew, and counts its whole value as an increase. So the shared counter is not the queue's total minus the
-named keys, which would shrink whenever a key gets a name. Instead, at each scrape it grows by what the keys without a
-name have grown since the scrape before. So the rates of all keys add up to the queue's.
+The busiest queues, and each queue's busiest keys, have counters of their own; the others share one. Prometheus takes a
+counter that shrinks for one that began anew, and counts its whole value as an increase. So the shared counter is not
+the sum of those without a name, which would shrink whenever one gets a name. Instead, at each scrape it grows by what
+those without a name have grown since the scrape before. So the rates of all keys add up to the queue's.
 
 Needs ``prometheus-client`` (the extra ``metrics``).
 """
@@ -37,7 +37,7 @@ from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.primitives.clock import SystemClock
 
-# -- counters of keys --------------------------------------------------------------------------------------------------
+# -- counters of queues and keys ---------------------------------------------------------------------------------------
 
 
 #: The label of all queues or keys without series of their own. A queue or key with this very name is one of them.
@@ -47,16 +47,16 @@ OTHER = "(other)"
 FADING = 0.9
 
 
-class KeyRates:
-    """The counters of one queue's keys, from scrape to scrape. Not thread-safe."""
+class Rates:
+    """The counters of the queues, or of one queue's keys, from scrape to scrape. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
-        """``most``: how many keys get a name, the recently busiest."""
+        """``most``: how many queues or keys get a name, the recently busiest."""
         self._most = most
         self._before: KeyTotals = {}
         self._weights: dict[str, float] = {}
         self.named: KeyTotals = {}
-        #: The counters of all other keys, by event.
+        #: The counters of all others, by event.
         self.others: Counter[str] = Counter()
 
     def look(self, now: KeyTotals) -> None:
@@ -151,7 +151,8 @@ class BrokerCollector(Collector):
         """``keys``: how many keys of each queue have series of their own, the longest and the busiest; 0 for none."""
         self._holding = Holding(open_broker)
         self._keys = keys
-        self._key_rates: dict[str, KeyRates] = {}
+        self._rates = Rates(QUEUES)
+        self._key_rates: dict[str, Rates] = {}
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
@@ -171,15 +172,16 @@ class BrokerCollector(Collector):
         with self._lock:
             try:
                 overview = look(self._holding.broker(), top_keys=self._keys)
-                self._look_at_keys(overview)
+                self._count(overview)
                 return overview
             except KombuFDBError:
                 self._holding.close()  # the next store may be another one, or this process a forked child
                 return None
 
-    def _look_at_keys(self, overview: Overview) -> None:
+    def _count(self, overview: Overview) -> None:
+        self._rates.look({each.name: each.totals for each in _lasting(overview)})
         queues = [each for each in overview.live_queues if each.key_totals]
-        self._key_rates = {each.name: self._key_rates.get(each.name, KeyRates(self._keys)) for each in queues}
+        self._key_rates = {each.name: self._key_rates.get(each.name, Rates(self._keys)) for each in queues}
         for queue in queues:
             self._key_rates[queue.name].look(queue.key_totals)
 
@@ -191,15 +193,15 @@ class BrokerCollector(Collector):
     # -- what it shows -----------------------------------------------------------------------------------------------
 
     def _metrics(self, overview: Overview) -> Iterator[Metric]:
-        queues = [each for each in overview.live_queues if not each.passing]
+        queues = _lasting(overview)
         held = {each.name: each.ready + each.delayed + each.leased + each.dead for each in queues}
         busiest = sorted(queues, key=lambda each: (each.name == OTHER, -held[each.name], each.name))
         named = [each for each in busiest[:QUEUES] if each.name != OTHER]
         others = busiest[len(named) :]
         yield from _of_queues(named, others)
-        totals: list[Counted] = [((each.name,), each.totals) for each in named]
+        totals: list[Counted] = [((name,), events) for name, events in self._rates.named.items()]
         if others:
-            totals.append(((OTHER,), _sum(each.totals for each in others)))
+            totals.append(((OTHER,), self._rates.others))
         yield from _counters(TOTALS, ["queue"], totals)
         yield _gauge("celery_fdb_key_messages", ["queue", "key", "state"], self._of_keys(named))
         yield from _counters(KEY_TOTALS, ["queue", "key"], self._totals_of_keys(named))
@@ -226,6 +228,11 @@ class BrokerCollector(Collector):
             for queue, rates in found
             for key, totals in (*rates.named.items(), (OTHER, rates.others))
         ]
+
+
+def _lasting(overview: Overview) -> list[QueueView]:
+    """The queues that are exported."""
+    return [each for each in overview.live_queues if not each.passing]
 
 
 def _of_queues(named: Sequence[QueueView], others: Sequence[QueueView]) -> Iterator[Metric]:

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from celery_fdb.inspection.metrics import KeyRates
+from celery_fdb.inspection.metrics import Rates
 from kombu_fdb.engine.metrics.totals import OTHERS
 
 
@@ -17,18 +17,18 @@ def seen(rates, **numbers):
 
 
 def test_at_first_the_most_are_named_and_the_rest_is_the_others():
-    assert seen(KeyRates(2), a=5, b=4, c=3, others=7) == ({"a": 5, "b": 4}, 3 + 7)
+    assert seen(Rates(2), a=5, b=4, c=3, others=7) == ({"a": 5, "b": 4}, 3 + 7)
 
 
 def test_the_others_do_not_shrink_when_a_key_gets_a_name():
-    rates = KeyRates(1)
+    rates = Rates(1)
     seen(rates, a=10, b=9)
     assert seen(rates, a=10, b=19) == ({"b": 19}, 9), "b's growth is its own, what it did before is the others'"
     assert seen(rates, a=13, b=20) == ({"b": 20}, 9 + 3)
 
 
 def test_a_key_that_was_busy_long_ago_gives_way():
-    rates = KeyRates(1)
+    rates = Rates(1)
     seen(rates, old=1000, new=1)
     for number in range(2, 100):
         named, _ = seen(rates, old=1000, new=10 * number)
@@ -36,7 +36,7 @@ def test_a_key_that_was_busy_long_ago_gives_way():
 
 
 def test_a_key_that_is_folded_in_the_store_is_no_rate():
-    rates = KeyRates(1)
+    rates = Rates(1)
     seen(rates, a=100, b=5, others=50)
     assert seen(rates, a=101, others=55) == ({"a": 101}, 55)
     assert seen(rates, a=102, b=2, others=55) == ({"a": 102}, 57)
@@ -45,14 +45,14 @@ def test_a_key_that_is_folded_in_the_store_is_no_rate():
 
 
 def test_a_queue_that_begins_anew_makes_the_others_no_fewer():
-    rates = KeyRates(1)
+    rates = Rates(1)
     seen(rates, a=10, b=9, others=5)
     assert seen(rates, a=1, others=1)[1] == 14
 
 
 def test_named_and_others_grow_as_much_as_all_keys():
     rng = random.Random(7)
-    rates, totals, grown = KeyRates(3), Counter(dict.fromkeys("abcdefgh", 1)), 0
+    rates, totals, grown = Rates(3), Counter(dict.fromkeys("abcdefgh", 1)), 0
     rates.look({key: {"acked": number} for key, number in totals.items()})
     others = rates.others["acked"]
     for _ in range(200):

@@ -158,6 +158,21 @@ def test_the_series_of_queues_are_bounded_and_lose_no_message(url, broker, monke
     assert value(found, "celery_fdb_queue_messages", queue=OTHER, state="ready") == 3
 
 
+def test_the_counter_of_the_other_queues_grows_by_what_happens_in_them(url, broker, monkeypatch):
+    """Prometheus takes it for a rate if a queue comes or goes, and each fall for a counter that began anew."""
+    monkeypatch.setattr(metrics, "QUEUES", 1)
+    broker.declare("a").put_many("xxx")
+    broker.declare("b").put_many("xx")
+    with closing(make_collector(url)) as collector:
+        for longest, published in (("a", 3), ("b", 2 + 4)):
+            broker._engine.metrics.flush()
+            found = samples(collector)
+            assert value(found, "celery_fdb_published_total", queue=longest) == published
+            assert value(found, "celery_fdb_published_total", queue=OTHER) == 2
+            broker.queue("a").purge()
+            broker.queue("b").put_many("xxxx")
+
+
 def test_what_is_named_as_the_others_are_is_one_of_them(url, broker):
     """Prometheus refuses a scrape with a series that is there twice."""
     broker.queue("(other)").put_many("xyz", key="k")
