@@ -40,6 +40,7 @@ from kombu.utils import functional
 
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.failure import class_of, text_of
+from kombu_fdb.process.client import close_clients
 from kombu_fdb.transport.envelope import is_timelimit
 from kombu_fdb.transport.errors import CONNECTION_ERRORS
 from kombu_fdb.transport.poison import give_back
@@ -293,6 +294,7 @@ def join_workers(driver_type: str) -> None:
         signals.before_task_publish.connect(tell_retry, weak=False, dispatch_uid="kombu_fdb.transport.worker")
         signals.task_received.connect(receive, weak=False, dispatch_uid="kombu_fdb.transport.worker")
         signals.worker_ready.connect(prepare_worker, weak=False, dispatch_uid="kombu_fdb.transport.worker")
+        signals.worker_process_shutdown.connect(end_child, weak=False, dispatch_uid="kombu_fdb.transport.worker")
 
 
 def prepare_worker(sender: Any, **_: Any) -> None:
@@ -301,6 +303,11 @@ def prepare_worker(sender: Any, **_: Any) -> None:
     free_cancelled_timers(sender)
     keep_started_tasks(sender.pool)
     warn(sender.app)
+
+
+def end_child(**_: Any) -> None:
+    """For Celery's signal ``worker_process_shutdown``: a child of the pool ends, by ``os._exit``."""
+    close_clients()
 
 
 def free_cancelled_timers(consumer: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a forked child does with the messages of its parent: nothing."""
+"""What a forked child does with the messages of its parent, which is nothing, and with what it has counted itself."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import os
 
 import pytest
-from kombu import Consumer, Producer, Queue
+from celery.signals import worker_process_shutdown
+from kombu import Connection, Consumer, Producer, Queue
 
+from kombu_fdb import Broker
 from kombu_fdb.errors import ForkedError
 
 
@@ -58,3 +60,16 @@ def test_no_child_settles_it(connection, channel, held, action, settled_before):
     assert counts.ready == 0
     assert counts.leased >= len(held)
     assert not channel.engine.inspect.peek("q.dead", 1)
+
+
+def test_what_a_child_of_a_pool_has_published_is_counted_when_it_ends(tmp_path):
+    url = f"fdb+sqlite:///{tmp_path}/broker.db"
+
+    def work():
+        kept = Connection(url).channel()
+        Producer(kept).publish("x", routing_key="q")
+        worker_process_shutdown.send(sender=None, pid=os.getpid(), exitcode=0)  # the pool goes on with os._exit
+
+    assert in_child(work) == 0
+    with Broker.open(url) as broker:
+        assert broker.inspect.totals()["q"] == {"published": 1}
