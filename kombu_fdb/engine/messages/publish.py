@@ -662,6 +662,7 @@ class Publisher:
         effects = Effects(stamped)
         reached, overfull = publish(self._run.work(tr, effects), publications)
         effects.write(tr, self._run.keys)
+        self._run.totals.write(tr, effects.events)  # not noted for later: the caller may not commit
         for queue, own in overfull.items():  # only the present excess: this one's counts after the commit
             self._shed(queue, overflow.Load(key=own.key), self._run.timeouts.call_s)
         return reached, effects.stamped

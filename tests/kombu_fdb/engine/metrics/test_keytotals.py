@@ -92,6 +92,15 @@ def test_what_happens_to_a_message_is_counted_for_its_key(bench):
     }
 
 
+def test_what_is_published_in_a_callers_transaction_is_counted_if_that_commits(bench):
+    for end in ("cancel", "commit"):
+        tr = bench.database.begin(timeout_s=5.0)
+        bench.engine.publisher.publish_in(tr, [Publication("", "q", b"x", key="a")])
+        getattr(tr, end)()
+    bench.engine.metrics.flush()
+    assert bench.engine.metrics.key_totals() == {"q": {"a": {"published": 1}}}
+
+
 def test_a_queue_without_keys_has_no_totals_of_keys(bench):
     bench.put(b"a")
     bench.engine.metrics.flush()
