@@ -25,6 +25,7 @@ from typing import Any
 
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts, is_internal
 from kombu_fdb.primitives.clock import SystemClock
@@ -107,6 +108,8 @@ class Overview:
     late_settlements: int = 0
     #: Failing background jobs, each with its duty, subject, error, times and since_ms.
     asides: list[dict[str, Any]] = field(default_factory=list)
+    #: What is still counted of queues that are gone: an undeclared one comes and goes with its messages.
+    gone: list[QueueView] = field(default_factory=list)
 
     @property
     def live_queues(self) -> list[QueueView]:
@@ -135,7 +138,7 @@ class Overview:
         seconds = (self.taken_ms - before.taken_ms) / 1000
         if seconds <= 0:
             return {}
-        was = {queue.name: queue for queue in before.queues}
+        was = {queue.name: queue for queue in [*before.queues, *before.gone]}
         found = {}
         for now in self.queues:
             old = was.get(now.name, QueueView(now.name))
@@ -148,7 +151,7 @@ class Overview:
         seconds = (self.taken_ms - before.taken_ms) / 1000
         if seconds <= 0:
             return {}
-        was = {queue.name: queue.key_totals for queue in before.queues}
+        was = {queue.name: queue.key_totals for queue in [*before.queues, *before.gone]}
         return {
             queue.name: {
                 key: _speeds(was.get(queue.name, {}).get(key, {}), events, seconds)
@@ -161,6 +164,7 @@ class Overview:
     def as_json(self) -> dict[str, Any]:
         """The overview as dicts, lists, strings and numbers; secrets in queue arguments are masked."""
         document = dataclasses.asdict(self)
+        del document["gone"]
         document["sessions"] = [_session_as_json(each) for each in self.sessions]
         for queue in document["queues"]:
             queue["arguments"] = {name: masked(name, value) for name, value in queue["arguments"].items()}
@@ -223,7 +227,13 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
         for name in names
     ]
     asides = [each._asdict() for each in broker.inspect.set_aside()]
-    return Overview(now_ms, str(broker.location), views, sessions, totals.get("", {}).get("late", 0), asides)
+    late = totals.pop(OTHERS, {}).get("late", 0)
+    gone = [
+        QueueView(name, totals=events, key_totals=by_key.get(name, {}))
+        for name, events in totals.items()
+        if name not in counts
+    ]
+    return Overview(now_ms, str(broker.location), views, sessions, late, asides, gone)
 
 
 def _queue(name: str, counts: Mapping[str, QueueCounts], facts: QueueFacts, now_ms: int, **besides: Any) -> QueueView:

@@ -39,7 +39,7 @@ from kombu_fdb.engine.transactions import Environment, Timeouts, Transactions, V
 from kombu_fdb.engine.transfer import Transfer
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import LimitExceeded, StoreFull
-from kombu_fdb.model import SessionId
+from kombu_fdb.model import QueueCounts, SessionId
 from kombu_fdb.store.protocol import Database, Watch
 
 #: How many deleted queues' totals one transaction clears.
@@ -86,11 +86,14 @@ class Metrics(Verbs):
         self._run.write(lambda work: samples.write(work, series, sample))
 
     def _queues(self) -> dict[str, QueueSample]:
-        ever = self.totals()
-        return {
-            name: QueueSample(counts.ready, counts.delayed, counts.leased, None, ever.get(name, {}))
-            for name, counts in self._inspect.queues().items()
-        }
+        """Also those that are only counted: an undeclared one comes and goes with its messages."""
+        ever, held = self.totals(), self._inspect.queues()
+        ever.pop(totals.OTHERS, None)  # late settlements
+        found = {}
+        for name in sorted(ever.keys() | held.keys()):
+            counts = held.get(name, QueueCounts())
+            found[name] = QueueSample(counts.ready, counts.delayed, counts.leased, None, ever.get(name, {}))
+        return found
 
     def _with_ages(self, queues: dict[str, QueueSample], now_ms: int) -> dict[str, QueueSample]:
         """Add the ages of the oldest messages, where there are ready ones."""

@@ -48,6 +48,24 @@ def test_rates_are_measured_by_key(broker):
     assert before.key_rates(before) == {}
 
 
+def test_an_undeclared_queue_that_was_empty_has_the_rate_of_what_came_since(broker):
+    """Until something comes it is gone, and its totals are not."""
+    jobs = broker.queue("jobs")
+    jobs.put_many("abc", key="k")
+    for job in jobs.take_many(3, 0):
+        job.ack()
+    broker._engine.metrics.flush()
+    before = look(broker, top_keys=1)
+    assert before.queues == []
+    assert "jobs" not in str(before.as_json())
+    jobs.put("d", key="k")
+    broker._engine.metrics.flush()
+    after = dataclasses.replace(look(broker, top_keys=1), taken_ms=before.taken_ms + 1000)
+    rates = {"published": 1.0, "claimed": 0.0, "acked": 0.0}
+    assert after.rates(before) == {"jobs": {**rates, "growth": 1.0}}
+    assert after.key_rates(before) == {"jobs": {"k": rates}}
+
+
 def test_a_queue_that_began_anew_has_no_negative_rate(broker):
     jobs = broker.queue("jobs")
     jobs.put_many("abc")

@@ -14,6 +14,7 @@ from kombu_fdb.engine.metrics import samples
 from kombu_fdb.engine.metrics.samples import EVENTS, QUEUES_SAMPLED, SERIES, QueueSample, Sample
 from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.keyspace.codec import encode_json
+from kombu_fdb.model import Lease
 from kombu_fdb.process.duties import SAMPLING
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -59,6 +60,18 @@ def test_a_sample_tells_what_waits_and_what_was_done(bench):
     )
     assert sample.queues["q"].backlog == 3
     assert bench.engine.metrics.samples(DAY) == []
+
+
+def test_a_sample_tells_what_was_done_in_a_queue_that_is_gone_while_it_is_empty(bench):
+    bench.put(b"1")
+    bench.engine.messages.ack([each.lease for each in bench.take(1)])
+    bench.engine.messages.ack([Lease(bench.session, 1)])  # too late: counted for no queue
+    bench.engine.metrics.flush()
+    assert bench.engine.inspect.queues() == {}
+    bench.engine.metrics.sample([HOUR])
+    (sample,) = bench.engine.metrics.samples(HOUR)
+    done = {"published": 1, "claimed": 1, "acked": 1, "returned": 0, "dead": 0}
+    assert sample.queues == {"q": QueueSample(0, 0, 0, None, done)}
 
 
 def test_the_duties_sample_each_quarter_of_a_minute_and_five_minutes(bench):
