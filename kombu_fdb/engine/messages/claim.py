@@ -277,6 +277,7 @@ def take(
         if leased:
             put_leased(work, lease, Message(queue, place, value))
         else:
+            work.effects.note(queue, "acked", fair_key)
             delete_rest(work, record, key)
             delivery = delivery._replace(leased=False)
     if (delivery is None or not leased) and has_key(place):

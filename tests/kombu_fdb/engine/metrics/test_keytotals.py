@@ -17,7 +17,7 @@ from kombu_fdb.engine.metrics.totals import (
     OTHERS,
     surplus,
 )
-from kombu_fdb.model import Publication
+from kombu_fdb.model import ClaimTerms, Publication
 from kombu_fdb.process.duties import LEFT_INTERVAL_S
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 from kombu_fdb.testing.memory import MemoryDatabase
@@ -99,6 +99,13 @@ def test_what_is_published_in_a_callers_transaction_is_counted_if_that_commits(b
         getattr(tr, end)()
     bench.engine.metrics.flush()
     assert bench.engine.metrics.key_totals() == {"q": {"a": {"published": 1}}}
+
+
+def test_what_is_taken_without_a_lease_is_done(bench):
+    publish(bench, "a")
+    assert bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(no_ack={"q"}))
+    bench.engine.metrics.flush()
+    assert bench.engine.metrics.key_totals() == {"q": {"a": {"published": 1, "claimed": 1, "acked": 1}}}
 
 
 def test_a_queue_without_keys_has_no_totals_of_keys(bench):
