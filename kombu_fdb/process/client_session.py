@@ -27,7 +27,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress, count
+from itertools import accumulate, compress, count
 from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -42,8 +42,8 @@ from kombu_fdb.settings.options import Options
 
 logger = logging.getLogger(__name__)
 
-#: How many queues a heartbeat shows.
-MOST_CONSUMED = 100
+#: How many bytes of queues' names a heartbeat shows: about a thousand queues.
+MOST_CONSUMED_BYTES = 25_000
 #: A claim lasts no longer than its deadline; after this many times that, it no longer counts as under way.
 CLAIM_TIMEOUTS = 3
 #: How many ended demands one join clears.
@@ -115,8 +115,10 @@ class ClientSession:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that this session consumes, up to :data:`MOST_CONSUMED`."""
-        return sorted({queue for queues in list(self.consumed.values()) for queue in queues})[:MOST_CONSUMED]
+        """The queues that this session consumes, up to :data:`MOST_CONSUMED_BYTES`."""
+        names = sorted({queue for queues in list(self.consumed.values()) for queue in queues})
+        sizes = accumulate(len(name.encode()) for name in names)
+        return [name for name, size in zip(names, sizes, strict=True) if size <= MOST_CONSUMED_BYTES]
 
     # -- claiming --------------------------------------------------------------------------------------------------
 
