@@ -60,7 +60,7 @@ from functools import partial
 from shlex import quote
 from typing import TypeVar
 
-from kombu_fdb.errors import StoreError, StoreUnavailable
+from kombu_fdb.errors import StoreError, StoreFull, StoreUnavailable
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.threads import FairLock, Signal, Ticket, instead_of_threads, start, would_wait_for_itself
 from kombu_fdb.store.sqlite.errors import explain
@@ -479,7 +479,6 @@ class OpenFile:
         self._synchronous = ""
         self._log: tuple[int, int] | None = None
         self._log_path = f"{path}-wal"
-        self.space = Space(path)
         self.access = Access.of(path)
         bells = BellDirectory(f"{path}-bells", self.access)
         self.listener = Listener(bells, partial(read_values, self), clock)
@@ -495,6 +494,7 @@ class OpenFile:
             bells.close()
             raise
         self.lock = WriteLock(path, gate, main, clock)
+        self.space = Space(path, main)
         _guarded.add(self)
 
     def close(self) -> None:
@@ -536,7 +536,13 @@ class OpenFile:
             running.wait(ticket, deadline)
         writer = self._writer
         if writer is None:
-            writer = self._writer = self._open_writer(deadline)
+            try:
+                writer = self._open_writer(deadline)
+            except StoreFull:  # no space for the log, or for its index
+                if not self.space.let_go():
+                    raise
+                writer = self._open_writer(deadline)
+            self._writer = writer
         if self._synchronous != synchronous:
             self._synchronous = ""
             self.insist(lambda: set_synchronous(writer, synchronous), deadline)

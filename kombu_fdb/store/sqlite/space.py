@@ -17,6 +17,9 @@ deletion. Therefore:
   that takes a page, and an acknowledgement that frees one, would pass the reserve on to publishers page by page;
 * on a disk with hardly any space left, which other programs may have filled, the log is copied before each transaction,
   so that it begins anew in the space that it already has;
+* to copy a page that lies behind the file's end takes space, and by then another program may have taken all there is.
+  So the file of the write lock, whose contents mean nothing, *holds* as much, and a bit more for the next transaction.
+  It is let go when SQLite finds no space to copy the log, or to begin one;
 * a reader in the middle of its transaction keeps the log from being copied completely. Then nothing more is written
   once the log would grow into the space that is needed to copy the rest of it: otherwise it could never be copied
   again. Such a transaction, and a deletion that finds the disk full, is tried again for a moment, as readers soon end.
@@ -39,6 +42,8 @@ CHECKPOINT_BYTES = 16_000_000
 #: The smallest log before a checkpoint; with less, each larger transaction would need one.
 FEWEST_BYTES = 256 * 1024
 RESERVE_BYTES = 256 * 1024
+#: Space that is held for the next transaction.
+HELD_BYTES = 256 * 1024
 #: Shares of the reserve, by what a transaction does.
 FILLING, MOVING, WRITING, CLEARING = 0.0, 0.25, 0.5, 1.0
 #: The log gets this part of the free space.
@@ -80,8 +85,10 @@ class PageLimits(NamedTuple):
 class Space:
     """The space of one writing connection."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, holder: int) -> None:
+        """``holder``: a descriptor of the file that holds space. Only who may write changes its size."""
         self._path = path
+        self._holder = holder
         #: When to look at the disk, before a transaction; by the monotonic clock.
         self.look_at = 0.0
         #: Whether nothing is limited but the log, or it is not known yet.
@@ -122,11 +129,20 @@ class Space:
             if limits.left + free < limits.kept(share):
                 raise _full()
 
+    def let_go(self) -> bool:
+        """Let go of the space that is held; whether there was any."""
+        held = _size(self._holder) > 0
+        os.ftruncate(self._holder, 0)
+        return held
+
     def _copy_log(self, connection: sqlite3.Connection, limits: PageLimits) -> None:
         """Copy the log into the file as far as there is space."""
-        frames = copied = 0
-        with contextlib.suppress(sqlite3.Error):  # no space for all of it; then the log goes on in its own space
+        try:
             _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error:  # no space for all of it
+            if self.let_go():
+                self._copy_log(connection, limits)
+            return  # the log goes on in its own space
         if copied < frames and self._left(connection) < limits.log:
             error = StoreFull(
                 path=self._path,
@@ -141,20 +157,30 @@ class Space:
         (page,) = connection.execute("PRAGMA page_size").fetchone()
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         disk = os.statvfs(os.path.dirname(self._path))
-        grows = max(pages * page - _size(self._path), 0)
+        grows = max(pages * page - _size(self._path) - _size(self._holder), 0)
         return int((disk.f_bavail * disk.f_frsize - grows) // page)
 
     def _look(self, connection: sqlite3.Connection) -> PageLimits:
         disk = os.statvfs(os.path.dirname(self._path))
-        free = disk.f_bavail * disk.f_frsize
+        held = _size(self._holder)
+        free = disk.f_bavail * disk.f_frsize + held
         (page,) = connection.execute("PRAGMA page_size").fetchone()
-        if free > PLENTY_BYTES:
-            return PageLimits(CHECKPOINT_BYTES // page)
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         log = _size(f"{self._path}-wal")
+        # What a checkpoint would add to the file, now and after the next transaction: no more than the log has, even if
+        # the disk compresses the file. A young log comes first.
+        grows = min(max(pages * page - _size(self._path), 0), log) + HELD_BYTES
+        hold = max(min(grows, free - max(FEWEST_BYTES - log, 0)), 0)
+        with contextlib.suppress(OSError, AttributeError):  # not every file system can, and macOS has no such call
+            if held < hold:
+                os.posix_fallocate(self._holder, 0, hold)
+            elif held > hold:
+                os.ftruncate(self._holder, hold)
+        if free > PLENTY_BYTES:
+            return PageLimits(CHECKPOINT_BYTES // page)
         checkpoint = min(max((free + log) // LOG_SHARE, FEWEST_BYTES), CHECKPOINT_BYTES) // page
-        # What a checkpoint would add to the file, and a log of twice the size at which it is copied.
-        promised = max(pages * page - _size(self._path), 0) + max(2 * checkpoint * page - log, 0)
+        # That, and a log of twice the size at which it is copied.
+        promised = grows + max(2 * checkpoint * page - log, 0)
         left = max(free - promised, 0) // 2 // page
         return PageLimits(checkpoint, pages, left, RESERVE_BYTES // page, free < promised + checkpoint * page)
 
@@ -166,7 +192,7 @@ def _full() -> sqlite3.OperationalError:
     return error
 
 
-def _size(path: str) -> int:
+def _size(path: str | int) -> int:
     """The size in bytes, without holes: before a checkpoint, SQLite extends the file by a hole."""
     try:
         status = os.stat(path)

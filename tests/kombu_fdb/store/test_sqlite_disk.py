@@ -117,6 +117,39 @@ def test_acks_on_a_disk_that_others_filled(disk: Path) -> None:
         commit(database, lambda tr: tr.set(b"after", bytes(20_000)))
 
 
+def test_a_disk_that_others_filled_while_the_file_grew_is_emptied(disk: Path) -> None:
+    """The log could not be copied, as it takes space to make the file grow."""
+    with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
+        stored = [b"%06d" % number for number in range(60)]
+        for key in stored:
+            commit(database, lambda tr, key=key: tr.set(key, bytes(5_000)))  # type: ignore[misc]
+        take_all(disk / "ballast")
+        for key in stored:
+            commit(database, lambda tr, key=key: tr.clear(key))  # type: ignore[misc]
+            take_all(disk / f"ballast-{key!r}")
+        assert keys(database) == []
+
+
+def test_a_store_is_opened_on_a_disk_that_others_filled(disk: Path) -> None:
+    """It needs a log and an index of it."""
+    with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
+        commit(database, lambda tr: tr.set(b"000001", bytes(5_000)))
+    take_all(disk / "ballast")
+    with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
+        commit(database, lambda tr: tr.clear(b"000001"))
+        assert keys(database) == []
+
+
+def test_no_more_space_is_held_than_a_copy_of_the_log_takes(disk: Path) -> None:
+    held = []
+    for number in (60, 1):  # who closes the file last copies the log
+        with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
+            for each in range(number):
+                commit(database, lambda tr: tr.set(b"%06d" % each, bytes(5_000)))  # noqa: B023
+                held.append((disk / "b.db-lock").stat().st_size)
+    assert max(held) > held[-1] > 0
+
+
 def take_all(path: Path) -> None:
     with path.open("wb", buffering=0) as ballast:
         for size in (65536, 4096):
