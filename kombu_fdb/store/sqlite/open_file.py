@@ -480,6 +480,7 @@ class OpenFile:
         self._log: tuple[int, int] | None = None
         self._log_path = f"{path}-wal"
         self.access = Access.of(path)
+        self.space = Space(path, self.access)
         bells = BellDirectory(f"{path}-bells", self.access)
         self.listener = Listener(bells, partial(read_values, self), clock)
         self.ringer = Ringer(bells, self.listener)
@@ -494,7 +495,6 @@ class OpenFile:
             bells.close()
             raise
         self.lock = WriteLock(path, gate, main, clock)
-        self.space = Space(path, main)
         _guarded.add(self)
 
     def close(self) -> None:

@@ -35,7 +35,8 @@ import os
 import sqlite3
 from typing import NamedTuple
 
-from kombu_fdb.errors import StoreFull
+from kombu_fdb.errors import StoreFull, StoreUnavailable
+from kombu_fdb.store.sqlite.files import Access
 
 #: What a checkpoint copies while writers wait.
 CHECKPOINT_BYTES = 16_000_000
@@ -85,10 +86,11 @@ class PageLimits(NamedTuple):
 class Space:
     """The space of one writing connection."""
 
-    def __init__(self, path: str, holder: int) -> None:
-        """``holder``: a descriptor of the file that holds space. Only who may write changes its size."""
+    def __init__(self, path: str, access: Access) -> None:
         self._path = path
-        self._holder = holder
+        self._access = access
+        #: The file that holds space. Only the writer changes its size.
+        self._holder = f"{path}-lock"
         #: When to look at the disk, before a transaction; by the monotonic clock.
         self.look_at = 0.0
         #: Whether nothing is limited but the log, or it is not known yet.
@@ -130,10 +132,24 @@ class Space:
                 raise _full()
 
     def let_go(self) -> bool:
-        """Let go of the space that is held; whether there was any."""
-        held = _size(self._holder) > 0
-        os.ftruncate(self._holder, 0)
-        return held
+        """Let go of the space that is held. False if there was none."""
+        held = _size(self._holder)
+        if held:
+            self._hold(0)
+        return _size(self._holder) < held
+
+    def _hold(self, size: int) -> None:
+        """Have the file hold so much, as far as the system can: not every file system does, and macOS has no call."""
+        with contextlib.suppress(OSError, AttributeError, StoreUnavailable):
+            # Opened for the moment: a closing database may close the lock's own descriptor before its writer has ended.
+            descriptor = self._access.open_sidecar(self._holder)
+            try:
+                if size < os.fstat(descriptor).st_size:
+                    os.ftruncate(descriptor, size)
+                else:
+                    os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
 
     def _copy_log(self, connection: sqlite3.Connection, limits: PageLimits) -> None:
         """Copy the log into the file as far as there is space."""
@@ -171,11 +187,8 @@ class Space:
         # the disk compresses the file. A young log comes first.
         grows = min(max(pages * page - _size(self._path), 0), log) + HELD_BYTES
         hold = max(min(grows, free - max(FEWEST_BYTES - log, 0)), 0)
-        with contextlib.suppress(OSError, AttributeError):  # not every file system can, and macOS has no such call
-            if held < hold:
-                os.posix_fallocate(self._holder, 0, hold)
-            elif held > hold:
-                os.ftruncate(self._holder, hold)
+        if held != hold:
+            self._hold(hold)
         if free > PLENTY_BYTES:
             return PageLimits(CHECKPOINT_BYTES // page)
         checkpoint = min(max((free + log) // LOG_SHARE, FEWEST_BYTES), CHECKPOINT_BYTES) // page
@@ -192,7 +205,7 @@ def _full() -> sqlite3.OperationalError:
     return error
 
 
-def _size(path: str | int) -> int:
+def _size(path: str) -> int:
     """The size in bytes, without holes: before a checkpoint, SQLite extends the file by a hole."""
     try:
         status = os.stat(path)

@@ -150,6 +150,21 @@ def test_no_more_space_is_held_than_a_copy_of_the_log_takes(disk: Path) -> None:
     assert max(held) > held[-1] > 0
 
 
+def test_space_is_held_in_no_file_that_took_the_locks_descriptor(tmp_path: Path) -> None:
+    """While a database is closed, its helper may close the lock's descriptors before the last writer has ended."""
+    with closing(SqliteDatabase.open(str(tmp_path / "b.db"))) as database:
+        commit(database, lambda tr: tr.set(b"a", bytes(50_000)))
+        file = database.file
+        assert file._writer is not None
+        file.lock.close_files()
+        others = [(tmp_path / str(number)).open("wb+") for number in range(2)]
+        file.space.bound(file._writer, 0.0)
+        assert [os.fstat(each.fileno()).st_size for each in others] == [0, 0]
+        for each in others:
+            each.close()
+    assert (tmp_path / "b.db-lock").stat().st_size > 0
+
+
 def take_all(path: Path) -> None:
     with path.open("wb", buffering=0) as ballast:
         for size in (65536, 4096):
