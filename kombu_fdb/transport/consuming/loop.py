@@ -35,7 +35,7 @@ from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 #: How many messages are delivered in one go, and for how long, so that other descriptors get their turn.
 MESSAGES = 64
 DELIVERING_S = 0.01
-#: In the first round after a claim, the loop delivers the messages; in the second, its pool writes them to the children.
+#: The round that claims also delivers; in the next, the pool writes the tasks to its children; then comes a turn.
 POOLS_ROUNDS = 2
 
 
@@ -62,6 +62,13 @@ class Loop:
         receiver = self._alive()
         if receiver is None:
             return
+        try:
+            self._deliver(receiver)
+        except BaseException:  # a signal handler's may have come after the bell was cleared, or in a turn
+            receiver.watch_set.ask()
+            raise
+
+    def _deliver(self, receiver: Receiver) -> None:
         self._rounds = max(self._rounds - 1, 0)
         until_s = monotonic() + DELIVERING_S
         for _ in range(MESSAGES):
@@ -99,10 +106,10 @@ class Loop:
     def _on_timer(self, moment: float) -> None:
         if moment != self._timer_at:  # an earlier one was set after it
             return
-        self._timer_at = inf
         receiver = self._alive()
         if receiver is not None and receiver.fetcher.waits:
-            self._take_turn(receiver)
+            receiver.watch_set.ask()  # the loop looks at the bell right after its timers
+        self._timer_at = inf
 
     def wake(self) -> None:
         """Have it take the turn that is due."""

@@ -113,8 +113,12 @@ class WatchSet:
         hungry, watches = engine.messages.arm_empty(queues, session_id, consumers)
         self.hungry |= hungry
         for queue, watch in watches.items():
-            self._armed[queue] = watch
-            watch.on_fire(partial(self._on_fire, queue, watch))
+            try:
+                self._armed[queue] = watch
+                watch.on_fire(partial(self._on_fire, queue, watch))
+            except BaseException:  # from a signal handler: it may never tell
+                self.disarm([queue])
+                raise
 
     def _on_fire(self, queue: str, watch: Watch) -> None:
         """From any thread, also from native ones."""

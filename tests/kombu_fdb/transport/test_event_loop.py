@@ -333,7 +333,7 @@ def test_a_timer_that_an_earlier_one_has_replaced_takes_no_turn(
     with connection.Consumer([Queue("q")]):
         monkeypatch.setattr(hub, "call_later", lambda _, timer, moment: timers.append(partial(timer, moment)))
         monkeypatch.setattr(Fetcher, "waits", True)
-        monkeypatch.setattr(loop_module.Loop, "_take_turn", lambda _, receiver: turns.append(receiver))
+        monkeypatch.setattr(connection.transport.receiver.watch_set, "ask", lambda: turns.append(1))
         for seconds in (60, 30, 45):
             connection.transport._loop.take_turn_in(seconds)
         assert len(timers) == 2
@@ -372,6 +372,24 @@ def test_an_exception_at_any_line_of_a_turn_loses_nothing(connection: Connection
             receive()
         assert moment > 30
         assert sorted(received) == [*range(1, moment + 1)]
+
+
+def test_the_loop_goes_on_by_itself_after_an_exception_at_any_line_of_a_turn(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    """Also while the thread sleeps, and nothing else asks for a turn before the safety look."""
+    with beside_a_loop(connection, hub, monkeypatch, until) as received:
+        receiver = connection.transport.receiver
+        for moment in count(1):
+            until(lambda: receiver.watch_set.bell._sleepers)
+            publish(connection, moment)
+            receive = partial(
+                run, hub, lambda moment=moment: len(received) == moment and not receiver.watch_set.due, 20
+            )
+            if not interrupt(receive, moment, FILES, strikes=runs_handlers):
+                break
+            receive()
+        assert moment > 30
 
 
 def test_a_callback_that_works_for_long_keeps_no_ack_waiting(connection: Connection, hub: Hub, until: Any) -> None:
