@@ -306,7 +306,10 @@ def prepare_worker(sender: Any, **_: Any) -> None:
 
 
 def end_child(**_: Any) -> None:
-    """For Celery's signal ``worker_process_shutdown``: a child of the pool ends, by ``os._exit``."""
+    """For Celery's signal ``worker_process_shutdown``: close a child's clients, which counts what it has published.
+
+    The child ends by ``os._exit``, so ``atexit`` would not. If the store does not answer, it ends a second later.
+    """
     close_clients()
 
 

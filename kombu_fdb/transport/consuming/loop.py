@@ -4,7 +4,7 @@ Model. Celery's worker registers its connection with its loop, which watches the
 writers take turns, unless threads are greenlets, the loop also takes the turns of the fetcher that are *due*: a watch
 has fired, or acks or free places are enough for a claim or have waited long enough (a timer of the loop's). So no
 message passes from one thread to another. ``WatchSet.ask`` notes that a turn is due, and rings *arrived*. The turn
-after a claim, which watches the queues that the claim has emptied, waits for :data:`POOLS_ROUNDS` of the loop's rounds.
+after a claim, which watches the queues that the claim has emptied, comes :data:`ROUNDS_AFTER_CLAIM` rounds later.
 
 The receiver's thread (``receiver.py``) does the rest. Beside a loop that takes turns it rests. If the loop takes none
 for a moment, because nothing is due, the loop has ended, or a callback works for long (with the solo pool, the callback
@@ -13,9 +13,9 @@ is the task), the thread takes a turn, and sleeps until the next one.
 What happens at each failure:
 
 * the store does not answer in a turn, or another process writes: the turn ends after :data:`.receiver.SLOW_S`, and all
-  turns are the thread's for :data:`.receiver.SPARED_S`, as they are if slow turns take more than
-  :data:`.receiver.HELD_UP_SHARE` of the loop's time. If the store has failed, the thread finds out, and the next
-  delivery raises the error out of the loop, on which Celery connects again. So it does after any other error of a turn.
+  turns are the thread's for :data:`.receiver.SPARED_S`. So they are where turns of over :data:`.receiver.HELD_UP_S`
+  take more than :data:`.receiver.HELD_UP_SHARE` of the time. If the store has failed, the thread finds out, and the
+  next delivery raises the error out of the loop, on which Celery connects again. So it does after any other error.
 * the loop is reset, or ends without telling: the thread takes the turns. Registered again, the loop does.
 * a signal on which Celery shuts down comes in a turn: its handler runs after the turn. What any other handler raises
   ends the turn; the next turn goes on with what that one had in hand.
@@ -36,7 +36,7 @@ from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 MESSAGES = 64
 DELIVERING_S = 0.01
 #: The round that claims also delivers; in the next, the pool writes the tasks to its children; then comes a turn.
-POOLS_ROUNDS = 2
+ROUNDS_AFTER_CLAIM = 2
 
 
 class Loop:
@@ -50,7 +50,7 @@ class Loop:
         self._alive = alive
         #: When the timer calls.
         self._timer_at = inf
-        #: How many rounds the loop makes before its next turn.
+        #: How many rounds later the next turn comes.
         self._rounds = 0
         hub.add_reader(receiver.fetcher.arrived, self.on_arrived)
         if receiver.may_be_driven:
@@ -90,7 +90,7 @@ class Loop:
     def _take_turn(self, receiver: Receiver) -> None:
         pause_s = receiver.take_turn()
         if pause_s == 0:
-            self._rounds = POOLS_ROUNDS
+            self._rounds = ROUNDS_AFTER_CLAIM
             receiver.watch_set.ask()
         elif pause_s is not None and receiver.fetcher.waits:
             self.take_turn_in(pause_s)
