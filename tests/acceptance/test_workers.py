@@ -330,7 +330,7 @@ def test_remote_control(broker: Any, app: Any, start: Any, until: Any, engine: A
     app.hold.delay("busy")
     until(lambda: broker.marks("start", "busy"))
     inspect = control.inspect(timeout=3, destination=["w@test"])
-    assert [task["args"] for task in inspect.active()["w@test"]] == [["busy"]]
+    until(lambda: [task["args"] for task in inspect.active()["w@test"]] == [["busy"]])
     stats = inspect.stats()["w@test"]
     assert stats["broker"]["transport"] == "fdb"
     json.dumps(stats)
