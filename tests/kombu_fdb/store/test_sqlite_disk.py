@@ -86,7 +86,7 @@ def test_a_full_disk_is_read_and_opened_by_others(disk: Path) -> None:
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         assert keys(database) == stored
         for key in stored[:5]:
-            commit(database, lambda tr, key=key: tr.clear(key))  # type: ignore[misc]
+            clear(database, key)
         commit(database, lambda tr: tr.set(b"again", bytes(20_000)))
 
 
@@ -107,12 +107,12 @@ def test_acks_on_a_disk_that_others_filled(disk: Path) -> None:
     """As far as the room in SQLite's log reaches, which has been used once."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         for number in range(40):
-            commit(database, lambda tr: tr.set(b"%06d" % number, bytes(5_000)))  # noqa: B023
+            put(database, b"%06d" % number)
         for _ in range(400):  # the log reaches its size, and begins anew
             commit(database, lambda tr: tr.set(b"again", os.urandom(20_000)))
         take_all(disk / "ballast")
         for number in range(5):
-            commit(database, lambda tr: tr.clear(b"%06d" % number))  # noqa: B023
+            clear(database, b"%06d" % number)
         (disk / "ballast").unlink()
         commit(database, lambda tr: tr.set(b"after", bytes(20_000)))
 
@@ -122,10 +122,10 @@ def test_a_disk_that_others_filled_while_the_file_grew_is_emptied(disk: Path) ->
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
         stored = [b"%06d" % number for number in range(60)]
         for key in stored:
-            commit(database, lambda tr, key=key: tr.set(key, bytes(5_000)))  # type: ignore[misc]
+            put(database, key)
         take_all(disk / "ballast")
         for key in stored:
-            commit(database, lambda tr, key=key: tr.clear(key))  # type: ignore[misc]
+            clear(database, key)
             take_all(disk / f"ballast-{key!r}")
         assert keys(database) == []
 
@@ -133,10 +133,10 @@ def test_a_disk_that_others_filled_while_the_file_grew_is_emptied(disk: Path) ->
 def test_a_store_is_opened_on_a_disk_that_others_filled(disk: Path) -> None:
     """It needs a log and an index of it."""
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
-        commit(database, lambda tr: tr.set(b"000001", bytes(5_000)))
+        put(database, b"000001")
     take_all(disk / "ballast")
     with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
-        commit(database, lambda tr: tr.clear(b"000001"))
+        clear(database, b"000001")
         assert keys(database) == []
 
 
@@ -145,7 +145,7 @@ def test_no_more_space_is_held_than_a_copy_of_the_log_takes(disk: Path) -> None:
     for number in (60, 1):  # who closes the file last copies the log
         with closing(SqliteDatabase.open(str(disk / "b.db"))) as database:
             for each in range(number):
-                commit(database, lambda tr: tr.set(b"%06d" % each, bytes(5_000)))  # noqa: B023
+                put(database, b"%06d" % each)
                 held.append((disk / "b.db-lock").stat().st_size)
     assert max(held) > held[-1] > 0
 
@@ -163,6 +163,14 @@ def test_space_is_held_in_no_file_that_took_the_locks_descriptor(tmp_path: Path)
         for each in others:
             each.close()
     assert (tmp_path / "b.db-lock").stat().st_size > 0
+
+
+def put(database: SqliteDatabase, key: bytes) -> None:
+    commit(database, lambda tr: tr.set(key, bytes(5_000)))
+
+
+def clear(database: SqliteDatabase, key: bytes) -> None:
+    commit(database, lambda tr: tr.clear(key))
 
 
 def take_all(path: Path) -> None:
