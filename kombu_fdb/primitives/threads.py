@@ -33,7 +33,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TypeVar
 
@@ -71,8 +71,8 @@ def move(source: deque[T], target: list[T], most: int | None = None) -> bool:
 ENDING = tuple(getattr(_signal, name) for name in ("SIGINT", "SIGTERM", "SIGQUIT") if hasattr(_signal, name))
 
 
-def undisturbed(work: Callable[[], T]) -> T:
-    """Do ``work``; in the main thread, the handlers of :data:`ENDING` run after it. Raises what they raise.
+def undisturbed(work: Callable[[], T], signals: Iterable[int] = ENDING) -> T:
+    """Do ``work``; in the main thread, the handlers of these signals run after it. Raises what they raise.
 
     ``work`` must be over in a moment, and the handlers must have been set from Python, as Celery's are.
     """
@@ -89,7 +89,7 @@ def undisturbed(work: Callable[[], T]) -> T:
             handlers[number](number, frame)
 
     def hold() -> T:
-        for number in ENDING:
+        for number in signals:
             handler = _signal.getsignal(number)
             if callable(handler):
                 handlers[number] = handler
@@ -243,17 +243,12 @@ class FairLock:
 
 
 def start(thread: threading.Thread) -> None:
-    """``thread.start()`` that passes on a signal handler's exception unchanged.
+    """``thread.start()``, before or after a signal handler.
 
-    If the thread runs already, CPython's clean-up of a thread that could not be started raises a ``KeyError`` in its
-    place (``Thread.start`` in ``threading.py``): Celery would not recognise its soft time limit.
+    An exception from one inside ``Thread.start`` of ``threading.py`` may come out as a ``KeyError`` or a
+    ``RuntimeError``, by which Celery would not recognise its soft time limit, and end the new thread.
     """
-    try:
-        thread.start()
-    except KeyError as error:
-        if error.__context__ is None:
-            raise
-        raise error.__context__ from None
+    undisturbed(thread.start, _signal.valid_signals())
 
 
 def instead_of_threads() -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -13,35 +17,42 @@ class TimeLimit(Exception):
     """A signal handler's."""
 
 
-def _strike() -> None:
-    raise TimeLimit
+def test_a_signal_at_any_line_of_a_start_comes_out_as_it_is_before_or_after_the_thread_has_begun() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signal handlers run in the main thread")
 
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise TimeLimit
 
-class Interrupted(threading.Thread):
-    """As ``threading.py`` does it: the thread has begun, and cleaned up its own entry, when the signal comes."""
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != threading.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
 
-    def start(self) -> None:
-        begun: dict[object, object] = {}
-        try:
-            _strike()
-        except Exception:
-            del begun[self]
-            raise
-
-
-class Broken(threading.Thread):
-    def start(self) -> None:
-        raise KeyError("of its own")
-
-
-def test_what_the_signal_handler_raised_comes_out() -> None:
-    with pytest.raises(TimeLimit):
-        start(Interrupted())
-
-
-def test_an_error_of_its_own_comes_out() -> None:
-    with pytest.raises(KeyError, match="of its own"):
-        start(Broken())
+    before, moment, traced = signal.signal(signal.SIGUSR1, handle), 0, sys.gettrace()
+    left = 0
+    try:
+        while left <= 0:
+            moment += 1
+            left = moment
+            ran = threading.Event()
+            thread = threading.Thread(target=ran.set, daemon=True)
+            sys.settrace(trace)
+            try:
+                start(thread)
+            except TimeLimit:
+                pass
+            finally:
+                sys.settrace(traced)
+            assert thread.ident is None or ran.wait(30), moment
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert moment > 30
 
 
 def test_a_thread_that_is_not_interrupted_runs() -> None:
