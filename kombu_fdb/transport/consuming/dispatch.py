@@ -13,9 +13,10 @@ A consumer without acks has room as if nothing bounded it (in AMQP, the prefetch
 a channel without a prefetch, as many messages are claimed *ahead* as it handles in :data:`AHEAD_S` at the pace of the
 last one, and no more than the window: the queue's other consumers can't reach messages in a slow consumer's inbox.
 
-Round trips are grouped. With a prefetch, a claim is made when at least half of the prefetch is free, or when a free
-place has waited as long as acks are grouped (``ack_delay_ms``); a free slot does not wait for a second one. Without a
-bound, a claim is made when half of what may be claimed ahead is left.
+Round trips are grouped. With a prefetch, a claim is made when at least three quarters of it are free (with Celery's
+``worker_prefetch_multiplier`` of 4, one message is left for each process then), or when a free place has waited as
+long as acks are grouped (``ack_delay_ms``); a free slot does not wait for a second one. Without a bound, a claim is
+made when half of what may be claimed ahead is left.
 
 In a queue with a single active consumer, only the first consumer here is served, until it ends; the store decides
 whether it is the active one among those of all processes (``engine/scheduling/single.py``). Which queues these are may
@@ -321,10 +322,16 @@ class Credit:
     def _unbounded_waiting(self) -> int:
         return len(self.inbox) - self.inbox.with_acks if self.is_bounded else len(self.inbox)
 
-    def bounded_room(self, now: float, group_s: float) -> tuple[int, float | None]:
+    @property
+    def enough(self) -> int:
+        """How many free places of the prefetch are worth a claim."""
+        return max(1, self.prefetch * 3 // 4)
+
+    def bounded_room(self, now: float, group_s: float, freed_at: float | None) -> tuple[int, float | None]:
         """How many messages with acks are worth claiming, where something bounds them.
 
-        If none, also in how many seconds it may be different; None: unknown.
+        If none, also in how many seconds it may be different; None: unknown. ``freed_at``: when an ack last made room
+        where there was none.
         """
         if not self.can_consume():
             return 0, None
@@ -334,10 +341,10 @@ class Credit:
         if free <= 0:
             self._free_since = None
             return 0, None
-        if free >= max(1, self.prefetch // 2):
+        if free >= self.enough:
             return free, None
         if self._free_since is None:
-            self._free_since = now
+            self._free_since = now if freed_at is None else freed_at
         left_s = self._free_since + group_s - now
         return (free, None) if left_s <= 0 else (0, left_s)
 
@@ -390,6 +397,8 @@ class Plan:
     #: For each queue with a single active consumer: the tag of the consumer to claim for.
     consumers: dict[str, str] = field(default_factory=dict)
     again_s: float | None = None
+    #: Whether there is no room left when so many have been found, until the next ack.
+    uses_all: bool = True
 
     def note(self, again_s: float | None) -> None:
         """Note when to look again."""
@@ -603,20 +612,24 @@ class Dispatch:
 
     # -- what to claim -------------------------------------------------------------------------------------------------
 
-    def plan(self, hungry: set[str], now: float) -> Plan:
-        """What to claim from those queues that may have messages, first the queue that was first longest ago."""
+    def plan(self, hungry: set[str], now: float, freed_at: float | None = None) -> Plan:
+        """What to claim from those queues that may have messages, first the queue that was first longest ago.
+
+        ``freed_at``: when the first ack came since the last claim.
+        """
         plan = Plan()
-        limit = self.window
+        limit, total = self.window, 0
         with unless_mine(self._lock):
             for queue, subscriptions in self._by_queue.items():
-                if queue in hungry and (room := self._room(self._served(queue), plan, now)):
+                if queue in hungry and (room := self._room(self._served(queue), plan, now, freed_at)):
                     plan.queues.append(queue)
-                    limit = min(limit, room)
+                    limit, total = min(limit, room), total + room
                     if queue in self.single:
                         plan.consumers[queue] = subscriptions[0].tag
                     if subscriptions[0].leaseless and all(each.leaseless for each in subscriptions):
                         plan.leaseless.add(queue)
         plan.limit = limit if plan.queues else 0
+        plan.uses_all = plan.uses_all and plan.limit == total and plan.again_s is None
         if len(plan.queues) > 1:
             start = self._offset % len(plan.queues)
             plan.queues = sorted(plan.queues[start:] + plan.queues[:start], key=lambda each: self._firsts.get(each, 0))
@@ -632,16 +645,16 @@ class Dispatch:
             if first in self._by_queue:
                 self._firsts[first] = self._turns
 
-    def _room(self, subscriptions: Sequence[Subscription], plan: Plan, now: float) -> int:
+    def _room(self, subscriptions: Sequence[Subscription], plan: Plan, now: float, freed_at: float | None) -> int:
         rooms: dict[Credit, int] = {}
         for each in subscriptions:
             credit = each.credit
             if credit in self.stalled:
                 continue
             if each.no_ack or not credit.is_bounded:
-                rooms[credit] = credit.unbounded_room(self.window)
+                rooms[credit], plan.uses_all = credit.unbounded_room(self.window), False
             else:
-                places, again_s = credit.bounded_room(now, self._group_s)
+                places, again_s = credit.bounded_room(now, self._group_s, freed_at)
                 rooms.setdefault(credit, places)
                 plan.note(again_s)
         return sum(rooms.values())

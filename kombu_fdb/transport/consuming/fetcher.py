@@ -9,7 +9,7 @@ was seen empty and its bell is watched, or neither: due for its safety look. Its
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
 3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
    the whole line. Afterwards the queues before the last one that gave a message are no longer hungry; if there was room
-   for more, no queue is. Begin again.
+   for more, no queue is. Begin again, unless all the room is used and there is no queue to be watched.
 4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``; or for twice as long while a few
    free places wait for more, as the claim that fills them takes the acks along.
 5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
@@ -491,7 +491,8 @@ class Fetcher:
         queues = dispatch.queues
         left_alone = others = set()
         line_again_s = None
-        if claiming.may_have_rivals:
+        rivals = claiming.may_have_rivals
+        if rivals:
             line = claiming.stand(session, now)
             if dispatch.arriving:
                 return self._hand_over()
@@ -504,11 +505,14 @@ class Fetcher:
             line_again_s = line.again_s
         if unknown := watch_set.limit(queues):
             watch_set.arm(self.client.engine, unknown, session.session_id, dispatch.consumers)
-        plan = dispatch.plan(watch_set.hungry - left_alone, now)
+        plan = dispatch.plan(watch_set.hungry - left_alone, now, self._first_ack)
         self._room_waits = plan.again_s is not None
         if plan.queues:
             claiming.choose(plan)
-            return self._hand_over() if dispatch.arriving else self._claim(session, plan)
+            rest_s = self._hand_over() if dispatch.arriving else self._claim(session, plan)
+            if rest_s == 0 and plan.uses_all and not rivals:
+                return max(min(self._next_look - now, self.client.options.undrained_timeout), 0.0005)
+            return rest_s
         self._fruitless = 0
         self._flush_if_due(now)
         next_look_s = claiming.member.next_look_s()
@@ -588,6 +592,7 @@ class Fetcher:
         self._watch_set.hungry.difference_update(empty)
         if found:
             self._fruitless = 0
+            plan.uses_all = plan.uses_all and len(gave) == plan.limit
             return self._hand_over()
         # The messages had expired, or a rival took them. Even if they can't be claimed at all, this is no busy loop.
         self._fruitless += 1

@@ -339,6 +339,8 @@ class Receiver:
         if self.failed:
             self.watch_set.bell.clear()  # as no turn does
             return 0 if self.fetcher.error is None else None  # asked once more: ``restart`` may have rung just then
+        if not self.fetcher.waits and (idle_s := self.watch_set.idle_beside_loop_s()) > 0:
+            return idle_s
         ticket, turns = Ticket(), self.watch_set.turns
         return surely(
             lambda: self.turn() if turns.acquire(ticket, self.watch_set.rest_s) else 0, lambda: turns.release(ticket)
@@ -348,9 +350,12 @@ class Receiver:
         self, failures: tuple[type[BaseException], ...] = (Exception,), *, late: tuple[type[BaseException], ...] = ()
     ) -> float | None:
         """``late``: what says that there was too little time."""
-        self._cancels_wait = True
+        self._cancels_wait, watch_set = True, self.watch_set
+        watch_set.next_at = -inf
         try:
-            return self.fetcher.turn()
+            pause_s = self.fetcher.turn()
+            watch_set.next_at = inf if pause_s is None else monotonic() + pause_s
+            return pause_s
         except late:
             raise
         except failures as error:  # the next drain raises it

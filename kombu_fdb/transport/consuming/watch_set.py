@@ -92,6 +92,8 @@ class WatchSet:
         self.loop: ReferenceType[Any] | None = None
         #: Whether a turn of the loop's is due.
         self.due = False
+        #: When the next turn is, if nothing happens before (``monotonic``).
+        self.next_at = -inf
         #: Wakes the thread alone.
         self.relief = Bell()
         #: Whether the thread rests; and whether only ``relief`` ends that.
@@ -163,13 +165,14 @@ class WatchSet:
         if loop is None:
             self.bell.ring()
             return
-        if not self._rests:
+        of_loop = loop.thread == threading.get_ident()
+        if of_loop or not self._rests:
             self.rest_beside_loop()
-        if at_once or loop.thread != threading.get_ident():
+        if at_once or not of_loop:
             self.due = True
             loop.wake()
         else:
-            loop.take_turn_in(self.rest_s)
+            loop.take_turn_in(self.rest_s * (2 if self.hungry else 1))  # as Fetcher._ack_wait_s
 
     def rest_beside_loop(self) -> None:
         """If the loop takes no turn for that long, because it has ended or a callback works, the thread takes them."""
@@ -197,6 +200,12 @@ class WatchSet:
         self._rests = self._until_relieved = False
         return rests
 
+    def idle_beside_loop_s(self) -> float:
+        """For how long nothing is due, beside an event loop that would take the turn; 0 without one."""
+        if self.loop is None or self.loop() is None or self.due or self.bell.wait(0):
+            return 0
+        return self.next_at - monotonic()
+
     def begin_drive(self) -> None:
         """A drain takes a turn, and sleeps until the next: have the thread rest, as its own sleep would be too long."""
         self.rest_until = inf
@@ -221,6 +230,7 @@ class WatchSet:
     def call_thread(self) -> None:
         """Have the thread take a turn now: drains can't, or may not."""
         self.rest_until = -inf
+        self.bell.ring()
         self.relief.ring()
 
     def stop(self) -> None:

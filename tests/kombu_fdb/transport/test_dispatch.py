@@ -78,9 +78,9 @@ def test_waiting_and_held_take_room(dispatch: Dispatch) -> None:
         assert dispatch.next([])
     assert dispatch.next([]) is None
     assert dispatch.plan({"q"}, 0).queues == []
-    one.credit.held.leases.popitem()
-    one.credit.held.leases.popitem()
-    assert dispatch.plan({"q"}, 0).limit == 2
+    for _ in range(3):
+        one.credit.held.leases.popitem()
+    assert dispatch.plan({"q"}, 0).limit == 3
 
 
 def test_a_single_place_waits_for_others(dispatch: Dispatch) -> None:
@@ -93,7 +93,17 @@ def test_a_single_place_waits_for_others(dispatch: Dispatch) -> None:
     assert dispatch.plan({"q"}, 100.0 + GROUP_S).limit == 1
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 3])
+def test_a_single_place_waits_from_the_ack_that_made_it(dispatch: Dispatch) -> None:
+    one = Channel(8)
+    dispatch.add(subscription(one))
+    place(dispatch, deliveries(7))
+    plan = dispatch.plan({"q"}, 100.0, 100.0 - GROUP_S / 2)
+    assert plan.queues == []
+    assert plan.again_s == pytest.approx(GROUP_S / 2)
+    assert dispatch.plan({"q"}, 100.0 + GROUP_S / 2, 100.0).limit == 1
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
 def test_a_small_prefetch_never_waits(dispatch: Dispatch, prefetch: int) -> None:
     one = Channel(prefetch)
     dispatch.add(subscription(one))

@@ -139,6 +139,42 @@ def test_a_pool_gets_what_a_claim_brought_before_the_next_turn(
     os.close(writing)
 
 
+def test_the_thread_takes_a_turn_beside_a_loop_only_if_one_is_due(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")], on_message=print):
+        threads, receiver = idle_loop(connection, hub, monkeypatch, until), connection.transport.receiver
+        assert receiver.step() > 0
+        assert threads == []
+        for happens in (
+            partial(setattr, receiver.watch_set, "due", True),
+            receiver.watch_set.bell.ring,
+            partial(setattr, receiver.fetcher, "_first_ack", -inf),
+            partial(setattr, receiver.watch_set, "next_at", -inf),
+            partial(connection.transport.unregister_from_event_loop, connection, hub),
+        ):
+            happens()
+            receiver.step()
+            assert threads == [threading.current_thread()]
+            threads.clear()
+
+
+def test_the_first_ack_waits_twice_as_long_where_a_claim_will_take_it_along(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    received: list[Any] = []
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")], on_message=received.append, prefetch_count=4):
+        idle_loop(connection, hub, monkeypatch, until)
+        watch_set, seconds = connection.transport.receiver.watch_set, list[float]()
+        monkeypatch.setattr(hub, "call_later", lambda s, *_: seconds.append(s))
+        publish(connection, *range(5))
+        run(hub, lambda: len(received) == 4)
+        received.pop().ack()
+        assert seconds == [2 * watch_set.rest_s]
+
+
 @pytest.mark.parametrize("blocked", ["in a turn", "too late", "failed", "broken"])
 def test_leaves_the_turns_to_the_thread(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any, blocked: str

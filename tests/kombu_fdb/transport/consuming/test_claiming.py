@@ -168,15 +168,22 @@ def handed_one_out(bench: Bench) -> Consumer:
     return consumer
 
 
+def test_no_turn_follows_a_claim_that_uses_all_the_room(without_lines: Bench) -> None:
+    consumer = Consumer(without_lines, ["q"])
+    consumer.turn()
+    without_lines.put(*[b""] * 8)
+    consumer.turn()
+    assert len(consumer.waiting) == 4
+    assert not consumer.transport.is_awake
+
+
 def test_acks_wait_for_a_claim_that_takes_them_along(without_lines: Bench) -> None:
     bench, consumer, delay_s = without_lines, handed_one_out(without_lines), OPTIONS.ack_delay_ms / 1000
     consumer.transport.qos.ack(*consumer.transport.given)
     bench.clock.advance(0.6 * delay_s)
     consumer.turn()  # sees a free place, which waits for more of them
     bench.clock.advance(0.6 * delay_s)
-    consumer.turn()
-    assert consumer.transport.store.acks, "not by themselves"
-    bench.clock.advance(0.6 * delay_s)
+    assert consumer.transport.store.acks
     consumer.turn()
     assert not consumer.transport.store.acks
     assert len(consumer.waiting) == 4

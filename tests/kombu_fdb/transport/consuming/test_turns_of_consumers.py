@@ -51,6 +51,7 @@ def acked(bench: Bench) -> Consumer:
         take_turns(consumer)
         assert len(consumer.waiting) == messages
         bench.clock.advance(1)
+        take_turns(consumer)  # a few free places have waited for long enough
         consumer.settle()
     assert bench.counts("q")[2] == 2
     return consumer
