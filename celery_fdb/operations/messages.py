@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from celery import Celery
@@ -252,37 +252,35 @@ def _priority(text: str) -> int | None:
 T = TypeVar("T")
 
 
-class Done(NamedTuple, Generic[T]):
-    """The results for selected messages, how many had moved (``missed``), how many were not reached (``late``)."""
-
-    results: list[tuple[Spot, T]]
-    missed: int
-    late: int
-
-    def outcome(self, request: Request, text: str, told: str = "") -> Outcome:
-        """The outcome: a text, the names of the messages, what else is told, and sentences about the others."""
-        names = [request.names.get(spot.message_id) or spot.message_id.hex() for spot, _ in self.results]
-        sentences = [f"{text}: {', '.join(names)}." if names else f"{text}."]
-        if told:
-            sentences.append(told)
-        if self.missed:
-            sentences.append(f"Left alone: {plural(self.missed, 'message')} that had moved meanwhile.")
-        if self.late:
-            sentences.append(f"Not reached in time: {plural(self.late, 'message')}; select them again to go on.")
-        return Outcome(" ".join(sentences), self.missed)
+#: The selected messages that were acted on, each with what ``act`` returned, and how many were not reached in time.
+Done = tuple[dict[Spot, T], int]
 
 
 def _each_selected(request: Request, act: Callable[[Spot], T | None]) -> Done[T]:
     """Act on the selected messages until the time is over. ``act`` returns None for a message that has moved."""
     ends = request.clock.monotonic() + request.seconds
-    results: list[tuple[Spot, T]] = []
+    done: dict[Spot, T] = {}
     for number, spot in enumerate(request.spots):
         if number and request.clock.monotonic() >= ends:
-            return Done(results, number - len(results), len(request.spots) - number)
+            return done, len(request.spots) - number
         found = act(spot)
         if found is not None:
-            results.append((spot, found))
-    return Done(results, len(request.spots) - len(results), 0)
+            done[spot] = found
+    return done, 0
+
+
+def _told(request: Request, text: str, done: Collection[Spot], late: int = 0, *, besides: str = "") -> Outcome:
+    """The outcome: a text, the names of the messages, what else is told, and sentences about the others."""
+    names = [request.names.get(spot.message_id) or spot.message_id.hex() for spot in done]
+    missed = len(request.spots) - len(done) - late
+    sentences = [f"{text}: {', '.join(names)}." if names else f"{text}."]
+    if besides:
+        sentences.append(besides)
+    if missed:
+        sentences.append(f"Left alone: {plural(missed, 'message')} that had moved meanwhile.")
+    if late:
+        sentences.append(f"Not reached in time: {plural(late, 'message')}; select them again to go on.")
+    return Outcome(" ".join(sentences), missed)
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------------
@@ -294,9 +292,9 @@ PART, MOST_AT_ONCE = 200, 20
 
 def cancel(broker: Broker, request: Request) -> Outcome:
     """Cancel the selected messages."""
-    done = _delete(broker, request)
-    text = f"Cancelled {plural(len(done.results), 'message')} of {request.queue}"
-    return done.outcome(request, text, _tell(request, [message for _, message in done.results]))
+    gone, late = _delete(broker, request)
+    text = f"Cancelled {plural(len(gone), 'message')} of {request.queue}"
+    return _told(request, text, gone, late, besides=_revoke(request, gone.values()))
 
 
 def cancel_all(broker: Broker, request: Request) -> Outcome:
@@ -309,12 +307,12 @@ def cancel_all(broker: Broker, request: Request) -> Outcome:
         page = queue.page(PART, state=state, after=after)
         matching = [each for each in page.messages if wanted(each.message) and about.had_come(each.position)]
         now = matching[:MOST_AT_ONCE]
-        done = _delete(broker, request._replace(spots=[each.spot for each in now]))
-        if done.results:
-            told.add(_tell(request, [message for _, message in done.results]))
-        reached = now[: len(now) - done.late]
+        gone, late = _delete(broker, request._replace(spots=[each.spot for each in now]))
+        if gone:
+            told.add(_revoke(request, gone.values()))
+        reached = now[: len(now) - late]
         is_all = len(reached) == len(matching)
-        return Part(len(done.results), page.following if is_all else reached[-1].position)
+        return Part(len(gone), page.following if is_all else reached[-1].position)
 
     done = in_parts(part, request, "Cancelled", f"{state} message", request.queue)
     return done._replace(text=" ".join([done.text, *sorted(told)]))
@@ -330,7 +328,7 @@ def _delete(broker: Broker, request: Request) -> Done[Peeked]:
     return _each_selected(request, act)
 
 
-def _tell(request: Request, gone: Sequence[Peeked]) -> str:
+def _revoke(request: Request, gone: Iterable[Peeked]) -> str:
     """Store ``REVOKED`` for the deleted messages. Returns a sentence about their results."""
     if request.app is None:
         return request.untold
@@ -354,16 +352,16 @@ def replay(broker: Broker, request: Request) -> Outcome:
         listed = queue.at(spot)
         return listed if listed is not None and letters.replay(at=[spot]) else None
 
-    done = _each_selected(request, act)
-    queues = ", ".join(sorted({death.queue for _, listed in done.results for death in listed.message.deaths[:1]}))
-    text = f"Replayed {plural(len(done.results), 'dead letter')}" + (f" to {queues}" if queues else "")
-    return done.outcome(request, text)
+    done, late = _each_selected(request, act)
+    queues = ", ".join(sorted({death.queue for listed in done.values() for death in listed.message.deaths[:1]}))
+    text = f"Replayed {plural(len(done), 'dead letter')}" + (f" to {queues}" if queues else "")
+    return _told(request, text, done, late)
 
 
 def discard(broker: Broker, request: Request) -> Outcome:
     """Discard the selected letters for good."""
-    done = _each_selected(request, lambda spot: broker.queue(request.queue).delete(spot) or None)
-    return done.outcome(request, f"Discarded {plural(len(done.results), 'dead letter')} of {request.queue}")
+    done, late = _each_selected(request, lambda spot: broker.queue(request.queue).delete(spot) or None)
+    return _told(request, f"Discarded {plural(len(done), 'dead letter')} of {request.queue}", done, late)
 
 
 def _all(verb: Callable[..., Part], done: str, broker: Broker, request: Request) -> Outcome:
@@ -470,15 +468,14 @@ def _written(value: Any) -> str:
 def edit(broker: Broker, request: Request) -> Outcome:
     """Replay with the arguments in the JSON fields ``args`` and ``kwargs``; a missing field changes nothing."""
     listed = _look(broker, request)
-    missed = Done[None]([], 1, 0).outcome(request, f"Replayed nothing of {request.queue}")
+    missed = _told(request, f"Replayed nothing of {request.queue}", ())
     if listed is None:
         return missed
     payload = with_arguments(listed.message.payload, _given(request, arguments_of(listed.message.payload)))
     if not broker.dead_letters(request.queue).replay_changed(listed.spot, payload):
         return missed
     home = listed.message.deaths[0].queue if listed.message.deaths else request.queue.removesuffix(DEAD_SUFFIX)
-    done = Done([(listed.spot, payload)], 0, 0)
-    return done.outcome(request, f"Replayed 1 dead letter to {home} with other arguments")
+    return _told(request, f"Replayed 1 dead letter to {home} with other arguments", [listed.spot])
 
 
 def _given(request: Request, old: Arguments) -> Arguments:
@@ -509,17 +506,16 @@ def in_an_hour(_: Broker, request: Request) -> Mapping[str, str]:
 
 def run_now(broker: Broker, request: Request) -> Outcome:
     """Make the selected messages ready at once."""
-    done = _each(broker, request, None)
-    return done.outcome(request, f"Made {plural(len(done.results), 'message')} of {request.queue} ready")
+    done, late = _each(broker, request, None)
+    return _told(request, f"Made {plural(len(done), 'message')} of {request.queue} ready", done, late)
 
 
 def reschedule(broker: Broker, request: Request) -> Outcome:
     """Make the selected messages due at the moment, or after the time, in the field ``due``."""
     due_ms = _due_ms(request, request.clock.wall_ms())
-    done = _each(broker, request, due_ms)
+    done, late = _each(broker, request, due_ms)
     at = f"{moment(due_ms).astimezone(request.zone):%Y-%m-%d %H:%M:%S %Z}"
-    number = plural(len(done.results), "message")
-    return done.outcome(request, f"Rescheduled {number} of {request.queue} to {at}")
+    return _told(request, f"Rescheduled {plural(len(done), 'message')} of {request.queue} to {at}", done, late)
 
 
 def _each(broker: Broker, request: Request, due_ms: int | None) -> Done[bool]:
