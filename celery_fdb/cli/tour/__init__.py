@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Self
@@ -134,70 +133,58 @@ def entries(journal: str) -> list[Entry]:
     return [Entry(what, float(waited_s), int(worker)) for what, waited_s, worker in lines]
 
 
-class Check(NamedTuple):
-    claim: str
-    holds: bool
-    found: str
+def lost(sent: Iterable[str], ran: Iterable[Entry]) -> int:
+    return len(set(sent) - {each.what for each in ran})
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """All there is to judge by: what was sent, what ran, the worker that was killed, and the chord's result."""
+def rows(sent: Sequence[str], ran: Sequence[Entry]) -> Iterator[tuple[str, str, str, str, str]]:
+    """By task: how many were sent, ended once and more than once, and their median time in seconds."""
+    ends = Counter(each.what for each in ran)
+    for task in dict.fromkeys(each.split()[0] for each in sent):
+        mine = [ends[each] for each in sent if each.split()[0] == task]
+        waited = [each.waited_s for each in ran if each.what.split()[0] == task]
+        often = sum(each > 1 for each in mine)
+        yield task, f"{len(mine):,}", f"{mine.count(1):,}", f"{often:,}", f"{median(waited or [0]):.2f}"
 
-    sent: Sequence[str]
-    ran: Sequence[Entry]
-    killed: int
-    articles: int
-    counted: object
 
-    @property
-    def lost(self) -> int:
-        return len(set(self.sent) - {each.what for each in self.ran})
+def verdict(
+    sent: Sequence[str], ran: Sequence[Entry], *, killed: int, articles: int, counted: object
+) -> list[dict[str, Any]]:
+    """Judge by all there is: what was sent, what ran, the worker that was killed, and the chord's result.
 
-    def checks(self) -> list[Check]:
-        return [self._all_ran(), self._twice(), self._chord(), self._retries(), self._surveys()]
+    Returns each claim, whether it ``holds``, and what was ``found``.
+    """
+    whole = "all that was sent has run", not lost(sent, ran), f"{len(sent):,} sent, {lost(sent, ran)} lost"
+    chord = (
+        "the chord ran once, with all results",
+        counted == articles and sum(each.what == "inventory 0" for each in ran) == 1,
+        f"{counted} articles",
+    )
+    late = [each.waited_s for each in ran if each.what.startswith("survey ")]
+    first_s = min(late, default=-1)
+    surveys = "nothing ran before its ETA", first_s >= 0, f"the first survey {first_s:.2f} s after it"
+    judged = (whole, _twice(sent, ran, killed), chord, _retries(ran), surveys)
+    return [dict(zip(("claim", "holds", "found"), each, strict=True)) for each in judged]
 
-    def rows(self) -> Iterator[tuple[str, str, str, str, str]]:
-        """By task: how many were sent, ended once and more than once, and their median time in seconds."""
-        ends = Counter(each.what for each in self.ran)
-        for task in dict.fromkeys(each.split()[0] for each in self.sent):
-            mine = [ends[each] for each in self.sent if each.split()[0] == task]
-            waited = [each.waited_s for each in self.ran if each.what.split()[0] == task]
-            often = sum(each > 1 for each in mine)
-            yield task, f"{len(mine):,}", f"{mine.count(1):,}", f"{often:,}", f"{median(waited or [0]):.2f}"
 
-    def _all_ran(self) -> Check:
-        return Check("all that was sent has run", not self.lost, f"{len(self.sent):,} sent, {self.lost} lost")
+def _twice(sent: Iterable[str], ran: Sequence[Entry], killed: int) -> tuple[str, bool, str]:
+    """A worker may be killed between a task's end and its ack: such a task runs again, and no other does."""
+    ends = Counter(each.what for each in ran)
+    at_killed = {each.what for each in ran if each.worker == killed}
+    wrong = sorted(what for what in set(sent) - at_killed if ends[what] > 1)
+    again = sum(number - 1 for what, number in ends.items() if what.startswith("begin "))
+    found = _listed(wrong) or f"{again} stocktakings were begun again"
+    return "only what a killed process had begun ran again", not wrong and again > 0, found
 
-    def _twice(self) -> Check:
-        """A worker may be killed between a task's end and its ack: such a task runs again, and no other does."""
-        ends = Counter(each.what for each in self.ran)
-        at_killed = {each.what for each in self.ran if each.worker == self.killed}
-        wrong = sorted(what for what in set(self.sent) - at_killed if ends[what] > 1)
-        again = sum(number - 1 for what, number in ends.items() if what.startswith("begin "))
-        found = _listed(wrong) or f"{again} stocktakings were begun again"
-        return Check("only what a killed process had begun ran again", not wrong and again > 0, found)
 
-    def _chord(self) -> Check:
-        return Check(
-            "the chord ran once, with all results",
-            self.counted == self.articles and sum(each.what == "inventory 0" for each in self.ran) == 1,
-            f"{self.counted} articles",
-        )
-
-    def _retries(self) -> Check:
-        tries: dict[str, list[float]] = {}
-        for each in self.ran:
-            if each.what.startswith("try "):
-                tries.setdefault(each.what, []).append(each.waited_s)
-        wrong = [what for what, (first, *later) in tries.items() if not _apart(first, later)]
-        found = _listed(wrong) or f"{len(tries)} payments"
-        return Check("what failed was tried again after 1 s and 2 s", bool(tries) and not wrong, found)
-
-    def _surveys(self) -> Check:
-        late = [each.waited_s for each in self.ran if each.what.startswith("survey ")]
-        first_s = min(late, default=-1)
-        return Check("nothing ran before its ETA", first_s >= 0, f"the first survey {first_s:.2f} s after it")
+def _retries(ran: Iterable[Entry]) -> tuple[str, bool, str]:
+    tries: dict[str, list[float]] = {}
+    for each in ran:
+        if each.what.startswith("try "):
+            tries.setdefault(each.what, []).append(each.waited_s)
+    wrong = [what for what, (first, *later) in tries.items() if not _apart(first, later)]
+    found = _listed(wrong) or f"{len(tries)} payments"
+    return "what failed was tried again after 1 s and 2 s", bool(tries) and not wrong, found
 
 
 def _apart(first_s: float, later_s: Sequence[float]) -> bool:
@@ -235,8 +222,8 @@ class Tour:
         self._sent: list[str] = []
         self._orders = 0
 
-    def run(self, home: Path, url: str, port: int) -> Evidence:
-        """Play all acts, on a broker that is empty. Raises ``Refused``."""
+    def run(self, home: Path, url: str, port: int) -> tuple[list[dict[str, Any]], str]:
+        """Play all acts, on a broker that is empty. Returns the verdict, and its sum. Raises ``Refused``."""
         os.environ.update(TOUR_HOME=str(home), TOUR_BROKER=url)
         from celery_fdb.cli.tour import shop  # the module reads the environment, also in the workers
 
@@ -349,22 +336,22 @@ class Tour:
         self._say(f"The service works again: {replayed} replayed, each with what its workflow still has to do.")
         self._wait_for("the replayed orders", sent)
 
-    def _closing_time(self, killed: int, counted: object) -> Evidence:
+    def _closing_time(self, killed: int, counted: object) -> tuple[list[dict[str, Any]], str]:
         self._act(5, "Closing time")
         self._wait_for("the photos", self._sent)
         wait("an empty store", self._is_empty)
-        articles = sum(map(self.shop.articles, range(SHELVES)))
-        evidence = Evidence(self._sent, self._journal(), killed, articles, counted)
+        ran, articles = self._journal(), sum(map(self.shop.articles, range(SHELVES)))
         headings = ("task", "sent", "ended once", "more than once", "median wait, s")
         table = Table(*headings, box=None, padding=(0, 2, 0, 3))
-        for row in evidence.rows():
+        for row in rows(self._sent, ran):
             table.add_row(*row)
         self.console.print(table)
-        for check in evidence.checks():
-            mark = "[green]ok  [/]" if check.holds else "[bold red]FAIL[/]"
-            self._say(f"{mark} {check.claim}: {check.found}")
+        checks = verdict(self._sent, ran, killed=killed, articles=articles, counted=counted)
+        for check in checks:
+            mark = "[green]ok  [/]" if check["holds"] else "[bold red]FAIL[/]"
+            self._say(f"{mark} {check['claim']}: {check['found']}")
         self._look("/tasks", "shows how often each task ran, how long, and how often in vain.")
-        return evidence
+        return checks, f"{len(self._sent):,} sent, {lost(self._sent, ran)} lost."
 
     def _is_empty(self) -> bool:
         counts = self.broker.queues()[QUEUE]
@@ -404,11 +391,9 @@ def tour(invocation: Invocation, store: str, port: int, *, go_on: bool) -> Answe
             Prompt.ask("   [dim]Enter goes on[/]", default="", show_default=False, console=console)
 
     with tempfile.TemporaryDirectory(prefix="celery-fdb-tour-") as home, broker(store, Path(home)) as url:
-        evidence = Tour(console, pause).run(Path(home), url, port)
-    checks = evidence.checks()
-    holds = all(check.holds for check in checks)
-    shown = f"{len(evidence.sent):,} sent, {evidence.lost} lost." + ("" if holds else " The verdict: FAILED.")
-    return Answer([check._asdict() for check in checks], [f"\n{shown}"], ok=holds)
+        checks, shown = Tour(console, pause).run(Path(home), url, port)
+    holds = all(check["holds"] for check in checks)
+    return Answer(checks, [f"\n{shown}" + ("" if holds else " The verdict: FAILED.")], ok=holds)
 
 
 @contextmanager
