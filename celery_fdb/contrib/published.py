@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -17,6 +17,7 @@ from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
 from celery_fdb.brokers import location_of
+from celery_fdb.inspection.time_formats import read
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, OptionError
 from kombu_fdb.model import Peeked, State, is_internal
@@ -46,8 +47,7 @@ class Published(NamedTuple):
     def eta(self) -> datetime | None:
         """When the task is due, with its time zone."""
         text = self.headers.get("eta")
-        due = None if text is None else datetime.fromisoformat(text)
-        return due.replace(tzinfo=UTC) if due is not None and due.tzinfo is None else due
+        return None if text is None else read(text)
 
     @property
     def args(self) -> list[Any]:

@@ -59,7 +59,6 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import wraps
 from typing import Any
 
@@ -76,6 +75,7 @@ from celery_fdb.history.layout import RunGroup
 from celery_fdb.history.options import History
 from celery_fdb.history.run import NAME_LENGTH, PUBLISHED, Run, bounded
 from celery_fdb.history.store import ActiveKey, HistoryStore
+from celery_fdb.inspection.time_formats import read
 from celery_fdb.tasks.failures import details_of, mix_in
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
@@ -247,8 +247,7 @@ def _moment(seconds: Any) -> int:
 def _eta_ms(eta: str) -> int:
     """The moment in the header ``eta``, which Celery writes as a date; without a zone it is in UTC."""
     try:
-        moment = datetime.fromisoformat(eta)
-        return _moment((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+        return _moment(read(eta).timestamp())
     except (ValueError, OverflowError):
         return 0
 

@@ -42,7 +42,7 @@ from typing import NamedTuple
 
 from celery_fdb.inspection.message import error_line, reason_of
 from celery_fdb.inspection.overview import Overview, QueueView
-from celery_fdb.inspection.time_formats import moment
+from celery_fdb.inspection.time_formats import moment, read
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Conditions
 from kombu_fdb.api.queue import Queue
@@ -257,9 +257,7 @@ def moment_ms(name: str, text: str, zone: tzinfo) -> int | None:
     if not text.strip():
         return None
     try:
-        given = datetime.fromisoformat(text.strip())
-        aware = given if given.tzinfo else given.replace(tzinfo=zone)
-        return min(max(int(aware.timestamp() * 1000), 1), LATEST_MS)  # 0 is no bound of the history
+        return min(max(int(read(text, zone).timestamp() * 1000), 1), LATEST_MS)  # 0 is no bound of the history
     except (ValueError, OverflowError):
         fix = "Write it as 2031-12-31T23:59, or with a zone as 2031-12-31T23:59+00:00."
         raise InvalidArgument(f"{name} must be a date and time", given=shown(text), fix=fix) from None

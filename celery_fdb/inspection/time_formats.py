@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from itertools import pairwise
 
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, SLOWEST
@@ -19,6 +19,12 @@ UNITS_S = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 def moment(ms: float) -> datetime:
     """The moment in UTC; pages localise it. A moment beyond the calendar becomes the nearest day in it."""
     return datetime.fromtimestamp(min(max(ms, 0), LAST_MS) / 1000, tz=UTC)
+
+
+def read(text: str, zone: tzinfo = UTC) -> datetime:
+    """The moment of this text in ISO 8601; in ``zone`` if it names none. Raises ``ValueError``."""
+    found = datetime.fromisoformat(text.strip())
+    return found if found.tzinfo else found.replace(tzinfo=zone)
 
 
 def age(seconds: float | None, nothing: str = "") -> str:

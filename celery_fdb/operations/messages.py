@@ -31,7 +31,7 @@ from kombu.utils.json import loads as loads_types
 from celery_fdb.control import ResultNotRevoked, ask_workers, revoke_result
 from celery_fdb.inspection.filters import dead_queues, died_elsewhere
 from celery_fdb.inspection.overview import look
-from celery_fdb.inspection.time_formats import moment, seconds_of
+from celery_fdb.inspection.time_formats import moment, read, seconds_of
 from celery_fdb.operations.action import Field, Outcome, Request, in_parts
 from kombu_fdb import Broker
 from kombu_fdb.api.arguments import Conditions
@@ -542,9 +542,7 @@ def _due_ms(request: Request, now_ms: int) -> int:
     if seconds is not None:
         return now_ms + int(seconds * 1000)
     try:
-        found = datetime.fromisoformat(text)
-        aware = found if found.tzinfo else found.replace(tzinfo=request.zone)
-        due_ms = int(aware.astimezone(UTC).timestamp() * 1000)
+        due_ms = int(read(text, request.zone).timestamp() * 1000)
     except (ValueError, OverflowError):
         fix = "Write a date and time, as 2031-12-31T23:59, or from now on: 90s, 10m, 2h, 7d."
         raise InvalidArgument("this is no date and time", given=shown(text), fix=fix) from None

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from celery_fdb.history.run import LOST
-from celery_fdb.inspection.time_formats import age, limit, moment, rate, took
+from celery_fdb.inspection.time_formats import age, limit, moment, rate, read, took
 from celery_fdb.operations.action import Action, Audit
 from celery_fdb.web.settings import DashboardSettings, User
 from kombu_fdb.model import Spot
@@ -180,8 +180,7 @@ def moment_of(seconds: float) -> datetime:
 def picked(text: str, zone: tzinfo) -> datetime | None:
     """The moment that a person picked, in ``zone``, also assumed for a text without one; None for no moment."""
     try:
-        found = datetime.fromisoformat(text.strip())
-        return (found if found.tzinfo else found.replace(tzinfo=zone)).astimezone(zone)
+        return read(text, zone).astimezone(zone)
     except (ValueError, OverflowError):
         return None
 

@@ -47,6 +47,7 @@ from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
 from celery_fdb.contrib.django import conf
+from celery_fdb.inspection.time_formats import read
 from kombu_fdb.errors import FormatError, OptionError
 from kombu_fdb.transport.envelope import open_payload
 
@@ -297,10 +298,7 @@ def _filled(result: TaskResult[Any, Any], meta: dict[str, Any]) -> TaskResult[An
 
 
 def _moment(value: Any) -> datetime | None:
-    if value is None or isinstance(value, datetime):
-        return value
-    moment = datetime.fromisoformat(value)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return value if value is None or isinstance(value, datetime) else read(value)
 
 
 def _error(error: BaseException, traceback: str | None = None) -> TaskError:
