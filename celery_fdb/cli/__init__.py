@@ -22,26 +22,22 @@ __all__ = ["LazyGroup", "fdb", "json_object"]
 class LazyGroup(DYMGroup):
     """A group that imports the module of a command when the command is called."""
 
-    def __init__(self, *arguments: Any, homes: dict[str, str] | None = None, **settings: Any) -> None:
-        """``homes``: by command, its module in this package, which names it so, or with an underscore behind."""
-        super().__init__(*arguments, **settings)
-        self.homes = homes or {}
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return list(self.homes)
+        return list(HOMES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
-        if cmd_name not in self.homes:
+        if cmd_name not in HOMES:
             return None
-        module = import_module(f"{__name__}.{self.homes[cmd_name]}")
+        module = import_module(f"{__name__}.{HOMES[cmd_name]}")
         name = cmd_name.replace("-", "_")
         found = getattr(module, name + "_", None) or getattr(module, name)
         assert isinstance(found, click.Command)
         return found
 
 
+#: By command, its module in this package, which names it so, or with an underscore behind.
 HOMES = {
     "status": "look",
     "top": "look",
@@ -85,7 +81,7 @@ def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -
     return parsed
 
 
-@click.group(cls=LazyGroup, homes=HOMES)
+@click.group(cls=LazyGroup)
 @click.option(
     "--broker", metavar="URL", envvar="CELERY_FDB_BROKER", help="The broker's URL; default: the app's broker_url."
 )
