@@ -29,7 +29,7 @@ from celery_fdb import brokers
 from celery_fdb.brokers import Holding, open_existing
 from kombu_fdb import Broker
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind
+from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind, refused
 
 # -- versions ----------------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,10 @@ def read(given: object = None) -> DjangoSettings:
     given = getattr(django_settings, NAME, {}) if given is None else given
     if not isinstance(given, Mapping):
         raise OptionError(f"{NAME} is not a dict", fix=f"Set {NAME} = {{}}, or remove it.")
-    return DjangoSettings(**{_field(name): _accept(name, value) for name, value in given.items()})
+    fields = {_field(name): value for name, value in given.items()}
+    for name, _, kind in refused(_KINDS, fields):
+        raise OptionError(f"unusable value in {NAME}", key=name.upper(), fix=f"Use {kind.what}.")
+    return DjangoSettings(**fields)
 
 
 def _field(name: object) -> str:
@@ -95,13 +98,6 @@ def _field(name: object) -> str:
         fix = f"Did you mean {near[0].upper()}?" if near else f"Known keys: {known}."
         raise OptionError(f"unknown key in {NAME}", key=name, fix=fix)
     return field
-
-
-def _accept(name: str, value: Any) -> Any:
-    kind = _KINDS[name.lower()]
-    if not kind.accepts(value):
-        raise OptionError(f"unusable value in {NAME}", key=name, fix=f"Use {kind.what}.")
-    return value
 
 
 def celery_app(settings: DjangoSettings) -> Celery:
