@@ -53,21 +53,6 @@ NAVIGATION = (
 )
 
 
-def url_of(root: str, page: str, /, **query: object) -> str:
-    """The address of a page, under the prefix at which the dashboard is mounted. Leaves out fields that are None."""
-    given = {name: value for name, value in query.items() if value is not None}
-    path = root.rstrip("/") + PATHS[page]
-    return f"{path}?{urlencode(given, errors='replace')}" if given else path
-
-
-def local_path(root: str, target: str) -> str:
-    """``target`` if it is an address of this dashboard, else the first page: a redirect must not leave this site."""
-    first = url_of(root, "overview")
-    parts = unquote(target.split("?", 1)[0]).split("/")  # browsers read %2e as a dot
-    is_plain = target.isprintable() and "\\" not in target and not {".", ".."} & set(parts)
-    return target if target.startswith(first) and not target.startswith("//") and is_plain else first
-
-
 # -- forms -------------------------------------------------------------------------------------------------------------
 
 
@@ -267,7 +252,10 @@ class Visit:
         return self.settings.show_bodies and self.user.may_see_bodies
 
     def url(self, page: str, /, **query: object) -> str:
-        return url_of(self.root, page, **query)
+        """The address of a page, under the prefix of the dashboard. Leaves out fields that are None."""
+        given = {name: value for name, value in query.items() if value is not None}
+        path = self.root.rstrip("/") + PATHS[page]
+        return f"{path}?{urlencode(given, errors='replace')}" if given else path
 
     def asked(self, name: str, default: str = "") -> str:
         """A field of the query."""
@@ -303,8 +291,11 @@ class Visit:
         return Response(html(template, {**common, **context}), status, media_type="text/html")
 
     def way_back(self, target: str) -> str:
-        """``target`` if it is a page of this dashboard, else the first one."""
-        return local_path(self.root, target)
+        """``target`` if it is an address of this dashboard, else the first page: no redirect leaves this site."""
+        first = self.url("overview")
+        parts = unquote(target.split("?", 1)[0]).split("/")  # browsers read %2e as a dot
+        is_plain = target.isprintable() and "\\" not in target and not {".", ".."} & set(parts)
+        return target if target.startswith(first) and not target.startswith("//") and is_plain else first
 
     def redirect(self, target: str) -> Response:
         return RedirectResponse(target, 303)

@@ -10,7 +10,6 @@
     document.getElementById("theme").addEventListener("click", () => {
       root.dataset.theme = dark() ? "light" : "dark";
       try { localStorage.setItem(KEY, root.dataset.theme); } catch { /* for this page only */ }
-      document.dispatchEvent(new Event("theme"));
     });
   });
 }
