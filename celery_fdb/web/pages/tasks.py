@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from celery.states import FAILURE, IGNORED, READY_STATES, REJECTED, SUCCESS
@@ -130,17 +129,8 @@ WORKFLOW_FILTERS = ("task", "state", "since", "until")
 WIDTH = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A node as it is drawn. ``bar``: its place on the time line and its length there.
-
-    ``hidden``: parts that are shown after a click.
-    """
-
-    node: Node
-    bar: tuple[float, float] | None
-    shown: list[Branch]
-    hidden: list[Branch]
+#: The parts of a node that are shown, and those that are shown after a click.
+Parts = tuple[list[Node], list[Node]]
 
 
 def workflows(visit: Visit, broker: Broker) -> Response:
@@ -164,23 +154,29 @@ def workflow(visit: Visit, broker: Broker) -> Response:
     except TaskUnknown:
         raise NotThere("Nothing is known of this task. Workflows are drawn from the history of what ran.") from None
     now_s = visit.settings.clock.wall_ms() / 1000
-    branches = _drawn(found, now_s)
+    parts = _drawn(found)
     begin, end = found.started or now_s, found.ended or now_s
     ticks = [begin + at * (end - begin) / 3 for at in range(4)]
     return visit.page(
         "workflow",
         id=task_id,
         found=found,
-        branches=branches,
+        roots=[each for each in found.roots if id(each) in parts],
+        parts=lambda node: parts[id(node)],
+        bar=lambda node: _bar(node, found, now_s),
         ticks=ticks,
         lasted=max(end - begin, 0),
-        not_drawn=found.tasks - _tasks_in(branches),
+        not_drawn=sum(each.kind == "task" and id(each) not in parts for each in _nodes(found)),
     )
 
 
-def _drawn(found: Workflow, now_s: float) -> list[Branch]:
-    """The branches to draw, within the limits of depth and number. Failed branches have precedence."""
-    nodes = [each for root in found.roots for each in root.below()]
+def _nodes(found: Workflow) -> list[Node]:
+    return [each for root in found.roots for each in root.below()]
+
+
+def _drawn(found: Workflow) -> dict[int, Parts]:
+    """The parts of each node to draw, within the limits of depth and number. What has failed has precedence."""
+    nodes = _nodes(found)
     #: By node: 0 if the node or a part of it has failed, 2 if all is done.
     urgency: dict[int, int] = {}
     for node in reversed(nodes):
@@ -191,25 +187,20 @@ def _drawn(found: Workflow, now_s: float) -> list[Branch]:
         return sorted(nodes, key=lambda each: urgency[id(each)])
 
     drawn = {id(each) for each in urgent(nodes)[:MOST_DRAWN]}  # no node without the node that it is a part of
-
-    def branch(node: Node, level: int) -> Branch:
-        below, bar = branches(node.children, level + 1), _bar(node, found, now_s)
-        if len(below) <= MOST_PARTS or node.kind == "chain":
-            return Branch(node, bar, below, [])
-        shown = {id(each) for each in urgent(node.children)[:MOST_PARTS] if urgency[id(each)] < 2}
-        parts: tuple[list[Branch], list[Branch]] = ([], [])
-        for each in below:
-            parts[id(each.node) not in shown].append(each)
-        return Branch(node, bar, *parts)
-
-    def branches(nodes: Sequence[Node], level: int) -> list[Branch]:
-        return [branch(each, level) for each in nodes if id(each) in drawn and level <= DEEPEST]
-
-    return branches(found.roots, 0)
-
-
-def _tasks_in(branches: Sequence[Branch]) -> int:
-    return sum((each.node.kind == "task") + _tasks_in(each.shown) + _tasks_in(each.hidden) for each in branches)
+    drawn_parts: dict[int, Parts] = {}
+    level = [each for each in found.roots if id(each) in drawn]
+    for depth in range(DEEPEST + 1):
+        below: list[Node] = []
+        for node in level:
+            parts = [each for each in node.children if id(each) in drawn and depth < DEEPEST]
+            shown = {id(each) for each in parts}
+            if len(parts) > MOST_PARTS and node.kind != "chain":
+                shown = {id(each) for each in urgent(node.children)[:MOST_PARTS] if urgency[id(each)] < 2}
+            hidden = [each for each in parts if id(each) not in shown]
+            drawn_parts[id(node)] = [each for each in parts if id(each) in shown], hidden
+            below += parts
+        level = below
+    return drawn_parts
 
 
 def _bar(node: Node, found: Workflow, now_s: float) -> tuple[float, float] | None:
