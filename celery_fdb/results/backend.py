@@ -404,14 +404,14 @@ class FdbBackend(BaseBackend):
             return
         step = self._claim(part, request)
         # A part that was counted may find that another one, which came after it, has published the body.
-        if step is chords.ChordStep.LATE and getattr(request, COUNTED, None) != request.id:
+        if step == "late" and getattr(request, COUNTED, None) != request.id:
             logger.warning("Chord %s is over or has expired; task %s came too late", request.group, request.id)
-        elif step is chords.ChordStep.PUBLISH:
+        elif step == "publish":
             self.publish_body(request.group, maybe_signature(request.chord, app=self.app))
 
     def _claim(self, part: chords.ChordPart, request: Any) -> chords.ChordStep:
         step: chords.ChordStep = self.ensure(lambda: self.store.claim_chord(part))
-        if step is chords.ChordStep.ADD:  # there was no result to store the part with
+        if step == "add":  # there was no result to store the part with
             if self.ensure(lambda: self.store.add_part(part)):
                 setattr(request, COUNTED, request.id)
             step = self.ensure(lambda: self.store.claim_chord(part))

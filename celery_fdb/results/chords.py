@@ -32,8 +32,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
-from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from celery_fdb.results import records
 from kombu_fdb.errors import FormatError, KombuFDBError
@@ -66,13 +65,9 @@ class ChordOver(KombuFDBError):
     text = "the chord is over"
 
 
-class ChordStep(Enum):
-    """What the worker of a header task that has returned is to do."""
-
-    PUBLISH = "publish the body"
-    NOTHING = "others have not returned yet, or another worker publishes it"
-    ADD = "add its part first"
-    LATE = "the chord is over, or has expired"
+#: What the worker of a header task that has returned is to do: publish the body; nothing, as others have not returned
+#: yet, or another worker publishes it; add its part first; or nothing, as it came too late: the chord is over.
+ChordStep = Literal["publish", "nothing", "add", "late"]
 
 
 @dataclass
@@ -230,15 +225,15 @@ def claim(tr: Transaction, keys: records.ResultKeys, part: ChordPart, now_ms: in
         [keys.chord(group_id), keys.part(group_id, *own), keys.returned(group_id), keys.joins(group_id)]
     )
     if value is None:
-        return ChordStep.LATE
+        return "late"
     if known is None:
-        return ChordStep.ADD
+        return "add"
     chord = _decode(value)
     if not chord.is_complete(decode_count(returned), decode_count(joins)) or chord.claimed_by not in {None, own}:
-        return ChordStep.NOTHING
+        return "nothing"
     chord.claimed_by = own
     _look_later(tr, keys, group_id, chord, now_ms + CLAIM_MS)
-    return ChordStep.PUBLISH
+    return "publish"
 
 
 def _look_later(tr: Transaction, keys: records.ResultKeys, group_id: str, chord: Chord, look_ms: int) -> None:

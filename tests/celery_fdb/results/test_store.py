@@ -161,11 +161,11 @@ def add(store: ResultStore, returned: ChordPart) -> ChordStep:
 
 def test_the_last_part_publishes(store: ResultStore) -> None:
     store.open_chord("c", b"body", 0)
-    assert add(store, part("c", 1)) is ChordStep.NOTHING
-    assert add(store, part("c", 0)) is ChordStep.NOTHING, "the size is not known yet"
+    assert add(store, part("c", 1)) == "nothing"
+    assert add(store, part("c", 0)) == "nothing", "the size is not known yet"
     store.enlarge_chord("c", size=3)
-    assert store.claim_chord(part("c", 2)) is ChordStep.ADD
-    assert add(store, part("c", 2, b"x" * 200_000)) is ChordStep.PUBLISH
+    assert store.claim_chord(part("c", 2)) == "add"
+    assert add(store, part("c", 2, b"x" * 200_000)) == "publish"
     assert [(each.place, len(each.payload or b"")) for each in store.parts("c")] == [(0, 1), (1, 1), (2, 200_000)]
     assert store.chord_body("c") == b"body"
 
@@ -182,8 +182,8 @@ def test_parts_are_read_in_pages(store: ResultStore, monkeypatch: pytest.MonkeyP
 def test_a_part_counts_once_and_its_first_return_stays(store: ResultStore) -> None:
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
-    assert add(store, part("c", 0, b"first")) is ChordStep.NOTHING
-    assert add(store, part("c", 0, b"second")) is ChordStep.NOTHING
+    assert add(store, part("c", 0, b"first")) == "nothing"
+    assert add(store, part("c", 0, b"second")) == "nothing"
     assert [each.payload for each in store.parts("c")] == [b"first"]
     assert store.chord_body("c") is None
 
@@ -191,8 +191,8 @@ def test_a_part_counts_once_and_its_first_return_stays(store: ResultStore) -> No
 def test_a_frozen_signature_that_stands_twice_in_the_header_counts_twice(store: ResultStore) -> None:
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
-    assert add(store, ChordPart("c", 0, "same", SUCCESS, b"1")) is ChordStep.NOTHING
-    assert add(store, ChordPart("c", 1, "same", SUCCESS, b"1")) is ChordStep.PUBLISH
+    assert add(store, ChordPart("c", 0, "same", SUCCESS, b"1")) == "nothing"
+    assert add(store, ChordPart("c", 1, "same", SUCCESS, b"1")) == "publish"
 
 
 def test_only_the_part_that_claimed_it_goes_on_at_once(store: ResultStore) -> None:
@@ -200,9 +200,9 @@ def test_only_the_part_that_claimed_it_goes_on_at_once(store: ResultStore) -> No
     store.open_chord("c", None, 0)
     store.enlarge_chord("c", size=2)
     add(store, part("c", 0))
-    assert add(store, part("c", 1)) is ChordStep.PUBLISH
-    assert add(store, part("c", 0)) is ChordStep.NOTHING
-    assert add(store, part("c", 1)) is ChordStep.PUBLISH
+    assert add(store, part("c", 1)) == "publish"
+    assert add(store, part("c", 0)) == "nothing"
+    assert add(store, part("c", 1)) == "publish"
 
 
 def test_a_redelivered_task_claims_a_chord_that_is_still_unclaimed(store: ResultStore) -> None:
@@ -211,7 +211,7 @@ def test_a_redelivered_task_claims_a_chord_that_is_still_unclaimed(store: Result
     store.enlarge_chord("c", size=2)
     store.add_part(part("c", 0))
     store.add_part(part("c", 1))
-    assert add(store, part("c", 1)) is ChordStep.PUBLISH
+    assert add(store, part("c", 1)) == "publish"
 
 
 @pytest.mark.parametrize("claimed", [True, False])
@@ -247,14 +247,14 @@ def test_open_chords_are_looked_at_less_and_less_often(store: ResultStore, clock
 def test_a_chord_is_finished_once_and_leaves_no_key(store: ResultStore, clock: ManualClock, scan: Any) -> None:
     store.open_chord("c", b"x" * 200_000, clock.wall_ms() + 1000)
     store.enlarge_chord("c", size=1)
-    assert add(store, part("c", 0, b"x" * 200_000)) is ChordStep.PUBLISH
+    assert add(store, part("c", 0, b"x" * 200_000)) == "publish"
     store._write(store.finishing("c"))
     assert scan(store) == []
     with pytest.raises(ChordOver):
         store._write(store.finishing("c"))
     with pytest.raises(ChordOver):
         store.parts("c")
-    assert add(store, part("c", 0)) is ChordStep.LATE
+    assert add(store, part("c", 0)) == "late"
     assert scan(store) == [], "a late part leaves nothing behind"
 
 
@@ -264,7 +264,7 @@ def test_a_chord_takes_the_structure_of_its_header_along(store: ResultStore, sca
         store.open_chord("c", b"body", expires_ms)
         store.save_group("c", b"x" * 200_000, expires_ms)
         store.enlarge_chord("c", size=1)
-        assert add(store, part("c", 0)) is ChordStep.PUBLISH
+        assert add(store, part("c", 0)) == "publish"
         store._write(store.finishing("c"))
         assert scan(store) == []
 
@@ -286,7 +286,7 @@ def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> No
         store.enlarge_chord("c", joined=f"{number:0180d}")
     store.enlarge_chord("c", joined=f"{599:0180d}")
     store.enlarge_chord("c", size=1)
-    assert [add(store, part("c", place)) for place in range(601)] == [ChordStep.NOTHING] * 600 + [ChordStep.PUBLISH]
+    assert [add(store, part("c", place)) for place in range(601)] == ["nothing"] * 600 + ["publish"]
     store._write(store.finishing("c"))
     assert scan(store) == []
 
@@ -294,9 +294,9 @@ def test_more_tasks_join_than_one_row_holds(store: ResultStore, scan: Any) -> No
 def test_a_frozen_chord_that_is_applied_again_begins_anew(store: ResultStore, scan: Any) -> None:
     for _ in range(2):
         store.open_chord("c", b"body", 0)
-        assert add(store, part("c", 0)) is ChordStep.NOTHING
+        assert add(store, part("c", 0)) == "nothing"
         store.enlarge_chord("c", size=2)
-        assert add(store, part("c", 1)) is ChordStep.PUBLISH
+        assert add(store, part("c", 1)) == "publish"
     store._write(store.finishing("c"))
     assert scan(store) == []
 
@@ -306,7 +306,7 @@ def test_result_and_part_are_stored_together(store: ResultStore) -> None:
     store.enlarge_chord("c", size=1)
     store.store("t0", *done(b"meta"), part("c", 0))
     assert [each.payload for each in store.parts("c")] == [b"1"]
-    assert store.claim_chord(part("c", 0)) is ChordStep.PUBLISH
+    assert store.claim_chord(part("c", 0)) == "publish"
 
 
 def test_of_parts_that_return_at_the_same_time_one_publishes(running: ResultStore) -> None:
@@ -315,7 +315,7 @@ def test_of_parts_that_return_at_the_same_time_one_publishes(running: ResultStor
     running.enlarge_chord("c", size=number)
     with ThreadPoolExecutor(16) as pool:
         turns = list(pool.map(lambda place: add(running, part("c", place)), range(number)))
-    assert turns.count(ChordStep.PUBLISH) == 1
+    assert turns.count("publish") == 1
     assert len(running.parts("c")) == number
 
 
@@ -364,7 +364,7 @@ def test_every_verb_survives_a_lost_answer(faulty: ResultStore, faults: Faults, 
     strike()
     faulty.add_part(part("c", 1))
     strike()
-    assert faulty.claim_chord(part("c", 1)) is ChordStep.PUBLISH
+    assert faulty.claim_chord(part("c", 1)) == "publish"
     assert len(faulty.parts("c")) == 2
     strike()
     faulty.save_group("g", b"x", 5)
@@ -409,7 +409,7 @@ def test_chords_of_a_faulty_store_complete_exactly_once(seed: int) -> None:
         store.add_part(part("c", place))
         if rng.random() < 0.1:
             continue  # killed before it could look
-        if store.claim_chord(part("c", place)) is ChordStep.PUBLISH and rng.random() < 0.5:
+        if store.claim_chord(part("c", place)) == "publish" and rng.random() < 0.5:
             _publish(store, published)  # else killed before it could publish
     for _ in range(20):  # a look whose answer is lost finds the chord again, later
         clock.advance(chords.CLAIM_MS / 1000)
@@ -444,7 +444,7 @@ def test_a_damaged_row_stops_neither_the_sweep_nor_the_others(store: ResultStore
     store.open_chord("g", b"body", 0)
     store.enlarge_chord("g", size=1)
     store.add_part(part("g", 0))
-    assert store.claim_chord(part("g", 0)) is ChordStep.PUBLISH
+    assert store.claim_chord(part("g", 0)) == "publish"
     store._write(store.finishing("g"))
 
 
@@ -455,7 +455,7 @@ def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_nex
     for _ in range(2):
         store.open_chord("c", b"body", clock.wall_ms() + 1_000)
         store.enlarge_chord("c", size=2)
-        assert add(store, part("c", 0)) is ChordStep.NOTHING
+        assert add(store, part("c", 0)) == "nothing"
         store._write(lambda tr: tr.clear(store.keys.chord("c")))
     clock.advance(1.0)
     store.sweep()
@@ -467,7 +467,7 @@ def test_what_a_chord_has_left_whose_own_row_was_lost_does_not_count_for_the_nex
 def test_a_look_that_the_chord_knows_nothing_of_is_done_once(store: ResultStore, clock: ManualClock) -> None:
     store.open_chord("c", b"body", 0)
     store.enlarge_chord("c", size=1)
-    assert add(store, part("c", 0)) is ChordStep.PUBLISH
+    assert add(store, part("c", 0)) == "publish"
     store._write(lambda tr: tr.set(store.keys.look(1, "c"), b""))
     assert store.abandoned_chords() == ["c"]
     assert store.abandoned_chords() == [], "the claim is held by the call that found it"
