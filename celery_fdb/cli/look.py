@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from celery_fdb.cli.terminal import Answer, Invocation, command, table
-from celery_fdb.inspection.overview import Overview, QueueView, find_keys, key_as_json, look, look_at_keys
+from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, find_keys, key_as_json, look, look_at_keys
 from celery_fdb.inspection.time_formats import age, rate
 from celery_fdb.inspection.time_formats import limit as written
 from kombu_fdb.model import KeyCounts, KeyLimits, SessionFacts, is_internal
@@ -36,7 +36,7 @@ RATES = {"in": "published", "out": "claimed", "acked": "acked", "growth": "growt
 def status(invocation: Invocation) -> Answer:
     """Count the ready, delayed, leased and dead messages of each queue, and the sessions."""
     overview = look(invocation.broker)
-    totals = {name: overview.total(name) for name in ("ready", "delayed", "leased", "dead")}
+    totals = {name: overview.total(name) for name in COUNTED}
     about = summary(overview)
     if newer := sum(queue.newer for queue in overview.queues):  # an older worker could not read them
         about.append(f"messages of a newer version: {newer:,}; upgrade the workers")
@@ -47,7 +47,7 @@ def status(invocation: Invocation) -> Answer:
 
 def summary(overview: Overview) -> list[str]:
     """The broker's totals, in two lines."""
-    states = ", ".join(f"{overview.total(name):,} {name}" for name in ("ready", "delayed", "leased", "dead"))
+    states = ", ".join(f"{overview.total(name):,} {name}" for name in COUNTED)
     live = sum(session.open for session in overview.sessions)
     return [overview.broker, f"{states}; {plural(len(overview.own_queues), 'queue')}, {plural(live, 'session')}"]
 

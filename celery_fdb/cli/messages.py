@@ -14,6 +14,7 @@ from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command,
 from celery_fdb.inspection.filters import Filter
 from celery_fdb.inspection.filters import search as search_page
 from celery_fdb.inspection.message import describe, error_line, reason_of
+from celery_fdb.inspection.overview import STATES
 from celery_fdb.inspection.time_formats import age, moment, seconds_of
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked, State
@@ -26,6 +27,9 @@ MOVED_AT_ONCE = 1_000
 #: The note after a cancellation by the broker's URL.
 UNTOLD = "its result and chord are not updated: that needs the app, as in celery -A APP fdb cancel"
 
+state_option = click.option(
+    "--state", type=click.Choice(STATES), default="ready", show_default=True, help="Which ones."
+)
 body_option = click.option(
     "--body", is_flag=True, help="Also show headers and body. JSON and text only; nothing is ever unpickled."
 )
@@ -35,9 +39,7 @@ body_option = click.option(
 @click.argument("queue")
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True)
 @click.option("--key", help="Only messages with this fairness key.")
-@click.option(
-    "--state", type=click.Choice(["ready", "delayed", "leased"]), default="ready", show_default=True, help="Which ones."
-)
+@state_option
 @body_option
 def peek(invocation: Invocation, *, queue: str, limit: int, key: str | None, state: State, body: bool) -> Answer:
     """Show what a consumer of QUEUE would get next, without taking it."""
@@ -120,9 +122,7 @@ def _content_lines(described: dict[str, Any]) -> list[str]:
     "--since", default="", metavar="TIME", help="Waits, or died, since 2031-12-31T23:59 UTC, or 10m, 12h or 7d ago."
 )
 @click.option("--until", default="", metavar="TIME", help="Before then.")
-@click.option(
-    "--state", type=click.Choice(["ready", "delayed", "leased"]), default="ready", show_default=True, help="Which ones."
-)
+@state_option
 @click.option("--newest", is_flag=True, help="From the end of the queue.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
 @click.option("--most", type=click.IntRange(1), default=100_000, show_default=True, help="Messages to look through.")

@@ -17,13 +17,13 @@ from kombu.compression import decompress
 from kombu.serialization import loads, prepare_accept_content
 
 from celery_fdb.brokers import location_of
+from celery_fdb.inspection.overview import STATES
 from celery_fdb.inspection.time_formats import read
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, OptionError
-from kombu_fdb.model import Peeked, State, is_internal
+from kombu_fdb.model import Peeked, is_internal
 from kombu_fdb.transport.envelope import open_peeked
 
-STATES: tuple[State, ...] = ("ready", "delayed", "leased")
 URL_VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
 
 

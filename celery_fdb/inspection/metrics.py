@@ -31,7 +31,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from celery_fdb.brokers import Holding, location_of
-from celery_fdb.inspection.overview import Overview, QueueView, look
+from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, look
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
 from kombu_fdb.errors import KombuFDBError
@@ -97,7 +97,6 @@ def _sum(totals: Iterable[Mapping[str, int]]) -> Counter[str]:
 #: How many queues have series of their own, and by default how many keys of each.
 QUEUES, KEYS = 200, 10
 
-STATES = ("ready", "delayed", "leased", "dead")
 #: The values of a counter's labels, and the totals by event.
 Counted = tuple[tuple[str, ...], Mapping[str, int]]
 #: Metric and event of ``totals.py``.
@@ -236,9 +235,9 @@ def _lasting(overview: Overview) -> list[QueueView]:
 
 
 def _of_queues(named: Sequence[QueueView], others: Sequence[QueueView]) -> Iterator[Metric]:
-    messages = [((each.name, state), getattr(each, state)) for each in named for state in STATES]
+    messages = [((each.name, state), getattr(each, state)) for each in named for state in COUNTED]
     if others:
-        messages += [((OTHER, state), sum(getattr(each, state) for each in others)) for state in STATES]
+        messages += [((OTHER, state), sum(getattr(each, state) for each in others)) for state in COUNTED]
     yield _gauge("celery_fdb_queue_messages", ["queue", "state"], messages)
     ages = [((each.name,), each.oldest_age_s or 0.0) for each in named]
     yield _gauge("celery_fdb_queue_oldest_seconds", ["queue"], ages)

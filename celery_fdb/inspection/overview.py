@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.errors import QueueNotFound
-from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts, is_internal
+from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts, State, is_internal
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.masking import masked
 
@@ -51,6 +51,9 @@ def is_ours(host: str, names: Collection[str]) -> bool:
 # -- the overview ------------------------------------------------------------------------------------------------------
 
 
+#: The states of a message, and what pages, commands and metrics count of a queue.
+STATES: tuple[State, ...] = get_args(State)
+COUNTED = (*STATES, "dead")
 #: Keys of one queue that are read to find its longest, and at once.
 KEYS_READ = 10_000
 KEYS_PER_LOOK = 1_000

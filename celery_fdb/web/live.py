@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from celery_fdb.brokers import Holding
 from celery_fdb.history.views.runs import history_of
-from celery_fdb.inspection.overview import Overview, QueueView, look
+from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, look
 from celery_fdb.web.authentication import Authentication
 from celery_fdb.web.page import Busy, ThreadPool
 from celery_fdb.web.settings import DashboardSettings
@@ -46,7 +46,6 @@ from kombu_fdb.primitives.plural import plural
 MOST_QUEUES = 500
 #: Rates are averages over so many milliseconds, so that they don't flicker.
 WINDOW_MS = 10_000
-STATES = ("ready", "delayed", "leased", "dead")
 
 
 #: How many runs have ended since the history began, and how many of them failed.
@@ -95,7 +94,7 @@ class LiveStats:
 
 def counts_of(view: QueueView) -> dict[str, Any]:
     facts = {"oldest": view.oldest_age_s, "paused": view.paused, "consumers": view.consumers}
-    return {**{state: getattr(view, state) for state in STATES}, **facts}
+    return {**{state: getattr(view, state) for state in COUNTED}, **facts}
 
 
 def _speeds(speeds: dict[str, dict[str, float]], queue: str) -> dict[str, float | None]:
@@ -117,7 +116,7 @@ def _summary(look: Overview, live: list[QueueView], speeds: dict[str, dict[str, 
     ready = look.total("ready")
     ended = None if dead is None or acked is None else dead + acked
     return {
-        **{state: look.total(state) for state in STATES},
+        **{state: look.total(state) for state in COUNTED},
         **{f"{event}_rate" if event == "dead" else event: value for event, value in totals.items()},
         "oldest": max((each.oldest_age_s for each in live if each.oldest_age_s is not None), default=None),
         "wait": None if not claimed else ready / claimed,

@@ -31,9 +31,10 @@ from celery_fdb.history.reading import RUNS_AT_ONCE, Wanted
 from celery_fdb.history.run import ACTIVE, FAILED, Run, bounded
 from celery_fdb.history.views.runs import history_of, kept_by
 from celery_fdb.history.views.timeline import TaskUnknown
+from celery_fdb.inspection.overview import STATES
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, InvalidArgument
-from kombu_fdb.model import Peeked, State
+from kombu_fdb.model import Peeked
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.transport.envelope import open_payload
 
@@ -50,7 +51,6 @@ MOST_QUEUES, MOST_MESSAGES = 10, 200
 MOST_DEPTH = 100
 PENDING, NOT_RUN = states.PENDING, "NOT_RUN"
 DONE = frozenset({states.SUCCESS, states.IGNORED})
-WAITING: tuple[State, ...] = ("ready", "delayed", "leased")
 #: How a chain names a group that is one of its steps, and another chain.
 GROUPS, CHAIN = frozenset({"celery.group", "celery.chord"}), "celery.chain"
 
@@ -289,7 +289,7 @@ class _Search:
     def _peek(self, queue: str) -> list[Peeked]:
         if queue not in self._waiting:
             of_queue = self._broker.queue(queue)
-            found = [of_queue.peek(MOST_MESSAGES, state=state) for state in WAITING]
+            found = [of_queue.peek(MOST_MESSAGES, state=state) for state in STATES]
             self._waiting[queue] = [each for some in found for each in some]
         self.saw_all_that_waits &= len(self._waiting[queue]) < MOST_MESSAGES
         return self._waiting[queue]
@@ -379,7 +379,7 @@ class _Search:
         _conclude(whole)
         first = min(tasks, key=lambda each: each.started or math.inf, default=whole)
         state = _of_parts({each.state for each in tasks} - {NOT_RUN})
-        goes_on = state in {ACTIVE, PENDING} or any(each.state in {ACTIVE, states.RETRY, *WAITING} for each in tasks)
+        goes_on = state in {ACTIVE, PENDING} or any(each.state in {ACTIVE, states.RETRY, *STATES} for each in tasks)
         return Workflow(
             id=first.id,
             name=first.task,

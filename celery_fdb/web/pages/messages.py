@@ -7,7 +7,6 @@ length; a search looks at a bounded number of messages and says how far it came.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 from starlette.responses import Response
 
@@ -21,7 +20,7 @@ from celery_fdb.inspection.filters import (
     search,
 )
 from celery_fdb.inspection.message import MessageView
-from celery_fdb.inspection.overview import QueueView, look
+from celery_fdb.inspection.overview import STATES, QueueView, look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
 from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known, spot_of
@@ -32,7 +31,6 @@ from kombu_fdb.model import State
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-STATES: tuple[State, ...] = get_args(State)
 #: The most characters of a body that are shown.
 LONGEST_BODY = 100_000
 
