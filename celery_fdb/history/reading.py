@@ -164,7 +164,7 @@ def _walk(
     for number in numbers:
         behind = after if after is not None and number == after.segment else None
         for group, value in _groups(tr, keys, number, wanted, behind):
-            yield number, group, _readable(value)
+            yield number, group, runs_in(value)
 
 
 def _groups(
@@ -231,7 +231,7 @@ def runs_of(
     for start in range(0, len(groups), GROUPS_AT_ONCE):
         some = groups[start : start + GROUPS_AT_ONCE]
         for place, value in zip(some, tr.get_many([keys.group(*each) for each in some], snapshot=True), strict=True):
-            runs += _readable(value, sorted(places[place]))
+            runs += runs_in(value, sorted(places[place]))
     # A retry may have ended before the parent process hears that the attempt before it did.
     return sorted(runs, key=lambda run: (run.start_ms or run.end_ms, run.end_ms)), last
 
@@ -273,7 +273,8 @@ def _segments_with(
     return having
 
 
-def _readable(value: bytes | None, at: Iterable[int] | None = None) -> list[Run]:
+def runs_in(value: bytes | None, at: Iterable[int] | None = None) -> list[Run]:
+    """The runs of a stored group; none of one that is missing, or can't be read."""
     try:
         return [] if value is None else RunGroup.decode(value, at)
     except FormatError:
@@ -286,7 +287,7 @@ def _readable(value: bytes | None, at: Iterable[int] | None = None) -> list[Run]
 def active(tr: Transaction, keys: HistoryKeys, *, limit: int) -> list[tuple[bytes, Run]]:
     """Active runs, each with the session of its worker."""
     rows = tr.get_range(*keys.all_active, limit=limit, snapshot=True)
-    return [(session, run) for session, value in readable(rows, keys.split_active) for run in _readable(value)]
+    return [(session, run) for session, value in readable(rows, keys.split_active) for run in runs_in(value)]
 
 
 def holders(tr: Transaction, keys: HistoryKeys, *, limit: int, cursor: bytes = b"") -> tuple[set[bytes], bytes]:

@@ -391,8 +391,8 @@ class Recorder:
 
     def __init__(self, bounds: History) -> None:
         self.bounds = bounds
-        #: Runs that were dropped since the process started, and how many of them are not counted in the store yet.
-        self.dropped = self._untold = 0
+        #: Runs that were dropped, and are not counted in the store yet.
+        self._untold = 0
         self._pid = 0
         self._store: HistoryStore | None = None
         self._session: Callable[[], bytes] | None = None
@@ -485,7 +485,7 @@ class Recorder:
             if active_key is not None:
                 self._ended.append(active_key)
             if self._weight + weight > MOST_BYTES:
-                self._drop()
+                self._untold += 1
                 return
             self._weight += weight
             self._waiting.append(facts)
@@ -499,11 +499,7 @@ class Recorder:
             self._failed_once = True
             logger.warning("the history of a run is not kept: %r", error, exc_info=error)
         with self._lock:
-            self._drop()
-
-    def _drop(self) -> None:
-        self.dropped += 1
-        self._untold += 1
+            self._untold += 1
 
     # -- flushing ----------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Cursor, Wanted
 from celery_fdb.history.run import LOST, Run
-from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.layout import pack_int, pack_text
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction
@@ -130,21 +129,6 @@ def trim(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: int) -> in
     return cleared
 
 
-# -- active runs -------------------------------------------------------------------------------------------------------
-
-
-def lose(tr: Transaction, keys: HistoryKeys, session: bytes, now_ms: int) -> list[Run]:
-    """Clear up to :data:`LOST_RUNS` active runs of a session that has ended. Returns them with the state LOST."""
-    found: list[Run] = []
-    for key, value in tr.get_range(*keys.active_of(session), limit=LOST_RUNS):
-        tr.clear(key)
-        try:
-            found += [run._replace(state=LOST, end_ms=now_ms) for run in RunGroup.decode(value)]
-        except FormatError:
-            continue
-    return found
-
-
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
@@ -216,9 +200,13 @@ class HistoryStore:
         """End the active runs of an ended session. Returns how many."""
 
         def body(tr: Transaction) -> int:
-            lost = lose(tr, self.keys, session, self._now())
+            now_ms, rows = self._now(), tr.get_range(*self.keys.active_of(session), limit=LOST_RUNS)
+            for key, _ in rows:
+                tr.clear(key)
+            active = [run for _, value in rows for run in reading.runs_in(value)]
+            lost = [run._replace(state=LOST, end_ms=now_ms) for run in active]
             for group in layout.pack_groups(lost):
-                write(tr, self.keys, group, bounds=bounds, now_ms=self._now())
+                write(tr, self.keys, group, bounds=bounds, now_ms=now_ms)
             return len(lost)
 
         total = 0

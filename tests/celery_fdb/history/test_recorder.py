@@ -173,7 +173,7 @@ def test_a_store_that_is_down_costs_memory_up_to_a_bound_and_is_told_later(
             recorder._flush_safely()
         for number in range(15, 30):
             Request(run(f"t{number:02d}", ago_s=100 - number)).end(recorder)
-        assert (recorder.waiting, recorder.dropped) == (20, 10)
+        assert (recorder.waiting, recorder._untold) == (20, 10)
     assert caplog.text.count("the history can't be written now") == 1
     recorder.flush()
     assert kept(store)[::-1] == [f"t{number:02d}" for number in (*range(10), *range(15, 25))]
@@ -184,7 +184,7 @@ def test_a_store_that_is_down_costs_memory_up_to_a_bound_and_is_told_later(
 
 def test_a_heavy_run_takes_more_room(recorder: Recorder, run: Make) -> None:
     Request(run()).end(recorder, weight=module.MOST_BYTES)
-    assert (recorder.waiting, recorder.dropped) == (0, 1)
+    assert (recorder.waiting, recorder._untold) == (0, 1)
 
 
 @pytest.mark.parametrize("happened", [True, False])
