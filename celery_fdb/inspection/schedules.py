@@ -74,10 +74,6 @@ class EntryReport(NamedTuple):
     reported_ms: int
     again_s: float
 
-    def has(self, timing: Any) -> bool:
-        """Whether this timing has the same text as the reported one."""
-        return fit(text_of(timing)) == self.timing
-
 
 def configured(app: Celery) -> dict[str, Any]:
     """The entries of the app's ``beat_schedule``, by name, each as it is written there."""

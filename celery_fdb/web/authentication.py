@@ -55,7 +55,10 @@ class Authentication:
     def __init__(self, settings: DashboardSettings) -> None:
         self._settings = settings
         self._attempts = Attempts(settings.clock)
-        self._ended = Ended()
+        #: The tickets that were logged out. For one event loop.
+        self._ended: set[str] = set()
+        #: Tickets that expire by then count as logged out, too: they were issued before the set was full.
+        self._ended_until_ms = 0
 
     async def visit(self, request: Request) -> tuple[Visit, Response | None]:
         """The visit, and what to answer instead of the page if the visitor is not known."""
@@ -84,7 +87,19 @@ class Authentication:
 
     def _is_logged_in(self, visit: Visit, token: str) -> bool:
         ticket = visit.kept(COOKIE)
-        return holds(token, ticket, self._settings.clock.wall_ms()) and ticket not in self._ended
+        return holds(token, ticket, self._settings.clock.wall_ms()) and not self.has_ended(ticket)
+
+    def has_ended(self, ticket: str) -> bool:
+        """Whether the ticket was logged out."""
+        return ticket in self._ended or _until_ms(ticket) <= self._ended_until_ms
+
+    def end(self, ticket: str) -> None:
+        """Log out a ticket that still holds."""
+        now_ms = self._settings.clock.wall_ms()
+        self._ended = {each for each in self._ended if _until_ms(each) > now_ms}
+        if len(self._ended) == MOST_ENDED:
+            self._ended, self._ended_until_ms = set(), now_ms + 1000 * HOLDS_S
+        self._ended.add(ticket)
 
     def _stranger(self, visit: Visit) -> Response:
         request, target = visit.request, self._settings.login_url
@@ -155,7 +170,7 @@ class Authentication:
         """Log out. Every copy of this browser's cookie ends with it."""
         token, answer = self._settings.token, visit.redirect(visit.url("login"))
         if token is not None and self._is_logged_in(visit, token):
-            self._ended.add(visit.kept(COOKIE), self._settings.clock.wall_ms())
+            self.end(visit.kept(COOKIE))
         visit.drop(answer, COOKIE)
         return answer
 
@@ -197,25 +212,6 @@ def holds(token: str, value: str, now_ms: int, *, known: bool = False) -> bool:
     if not hmac.compare_digest(_digest(signed), _digest(_signed(token, until, known=known))):
         return False
     return _until_ms(value) > now_ms
-
-
-class Ended:
-    """The tickets that were logged out. For one event loop."""
-
-    def __init__(self) -> None:
-        self._tickets: set[str] = set()
-        #: Tickets that expire before then count as logged out, too: they were issued before the set was full.
-        self._until_ms = 0
-
-    def add(self, ticket: str, now_ms: int) -> None:
-        """Add a ticket that still holds."""
-        self._tickets = {each for each in self._tickets if _until_ms(each) > now_ms}
-        if len(self._tickets) == MOST_ENDED:
-            self._tickets, self._until_ms = set(), now_ms + 1000 * HOLDS_S
-        self._tickets.add(ticket)
-
-    def __contains__(self, ticket: str) -> bool:
-        return ticket in self._tickets or _until_ms(ticket) <= self._until_ms
 
 
 def _until_ms(ticket: str) -> int:

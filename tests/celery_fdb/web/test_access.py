@@ -176,16 +176,19 @@ def test_logging_out_ends_copies_of_the_cookie_too(visit: Any) -> None:
 
 def test_too_many_that_were_logged_out_end_all_that_were_given_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "MOST_ENDED", 10)
-    ended = authentication.Ended()
-    given = [authentication.new_ticket(TOKEN, now_ms) for now_ms in range(authentication.MOST_ENDED + 2)]
+    clock = ManualClock()
+    now_ms = clock.wall_ms()
+    known = authentication.Authentication(DashboardSettings("", token=TOKEN, clock=clock))
+    given = [authentication.new_ticket(TOKEN, now_ms - before_ms) for before_ms in range(authentication.MOST_ENDED + 2)]
     for each in given[:-1]:
-        assert each not in ended
-        ended.add(each, authentication.MOST_ENDED + 1)
-    assert len(ended._tickets) == 1
-    assert all(each in ended for each in given)
-    assert authentication.new_ticket(TOKEN, authentication.MOST_ENDED + 2) not in ended
-    ended.add(given[0], authentication.HOLDS_S * 2000)
-    assert ended._tickets == {given[0]}, "what is over by itself is not kept"
+        assert not known.has_ended(each)
+        known.end(each)
+    assert len(known._ended) == 1
+    assert all(known.has_ended(each) for each in given)
+    assert not known.has_ended(authentication.new_ticket(TOKEN, now_ms + 1))
+    clock.advance(authentication.HOLDS_S * 2)
+    known.end(given[0])
+    assert known._ended == {given[0]}, "what is over by itself is not kept"
 
 
 def test_dashboards_at_the_ports_of_one_host_leave_each_other_logged_in(url: str, broker: Any) -> None:
