@@ -27,7 +27,8 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -176,8 +177,7 @@ class ScheduleStore:
 
     def reports(self) -> list[EntryReport]:
         """All reported entries, by name. What can't be read is left out."""
-        rows = self._page(*range_of(self._prefix))
-        return [report for key, value in rows if (report := self._readable(key, value)) is not None]
+        return list(self._readable(self._page(*range_of(self._prefix))))
 
     def pause(self, name: str) -> None:
         """Pause an entry: beats no longer publish it."""
@@ -205,26 +205,23 @@ class ScheduleStore:
         begin, end = range_of(self._prefix)
         forgotten: list[str] = []
         while rows := self._page(begin, end):
-            old = list(self._old(rows, now_ms))
-            if old:
-                forgotten += self._retry.repeat(partial(self._clear_old, old, now_ms), timeout_s=self._timeout_s)
+            names = self._old(rows, now_ms)
+            if names:
+                forgotten += self._retry.repeat(partial(self._clear_old, names, now_ms), timeout_s=self._timeout_s)
             begin = rows[-1][0] + b"\0"
         return forgotten
 
-    def _clear_old(self, keys: Sequence[bytes], now_ms: int, tr: Transaction) -> list[str]:
+    def _clear_old(self, names: Iterable[str], now_ms: int, tr: Transaction) -> list[str]:
+        keys = [self._key(each) for each in names]
         values = zip(keys, tr.get_many(keys), strict=True)
         old = self._old([(key, value) for key, value in values if value is not None], now_ms)
-        for name in old.values():
+        for name in old:
             tr.clear(self._key(name))
             tr.clear(self._paused + pack_key(name))
-        return list(old.values())
+        return old
 
-    def _old(self, rows: Iterable[KeyValue], now_ms: int) -> dict[bytes, str]:
-        """The names of the old entries, by key."""
-        reports = ((key, self._readable(key, value)) for key, value in rows)
-        return {
-            key: each.name for key, each in reports if each is not None and now_ms - each.reported_ms > KEPT_S * 1000
-        }
+    def _old(self, rows: Iterable[KeyValue], now_ms: int) -> list[str]:
+        return [each.name for each in self._readable(rows) if now_ms - each.reported_ms > KEPT_S * 1000]
 
     def _page(self, begin: bytes, end: bytes) -> list[KeyValue]:
         return self._retry.read(
@@ -234,11 +231,10 @@ class ScheduleStore:
     def _key(self, name: str) -> bytes:
         return self._prefix + pack_key(name)
 
-    def _readable(self, key: bytes, value: bytes) -> EntryReport | None:
-        try:
-            return unpack(str(unpack_as(key[len(self._prefix) :], str)[0]), value)
-        except FormatError:
-            return None
+    def _readable(self, rows: Iterable[KeyValue]) -> Iterator[EntryReport]:
+        for key, value in rows:
+            with suppress(FormatError):
+                yield unpack(str(unpack_as(key[len(self._prefix) :], str)[0]), value)
 
 
 def schedule_of(broker: Broker, *, timeout_s: float | None = None) -> ScheduleStore:
