@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -12,13 +12,14 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from celery_fdb.contrib.outbox.django.models import OutboxRow
+from celery_fdb.inspection.time_formats import moment
 from kombu_fdb.primitives.masking import masked_text
 
 
 def _moment(milliseconds: int) -> datetime:
     """A moment as Django shows it in its time zone: without ``USE_TZ`` it changes none that names its zone."""
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment if settings.USE_TZ else timezone.make_naive(moment, timezone.get_default_timezone())
+    found = moment(milliseconds)
+    return found if settings.USE_TZ else timezone.make_naive(found, timezone.get_default_timezone())
 
 
 @admin.register(OutboxRow)
@@ -54,14 +55,9 @@ class OutboxRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic
         """Masked here, too, as earlier versions stored the error as it was."""
         return row.error and masked_text(row.error)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        del request
-        return False
-
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Refuse all changes, whatever permissions a user has: only a relay changes rows."""
         del request, obj
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        del request, obj
-        return False
+    has_add_permission = has_delete_permission = has_change_permission
