@@ -53,6 +53,8 @@ KeyValue = tuple[bytes, bytes]
 
 
 class Transaction(Protocol):
+    """A store may inherit what has a body here; the bodies are for stores without round trips."""
+
     @property
     def read_only(self) -> bool:
         """True until the first mutation."""
@@ -67,11 +69,13 @@ class Transaction(Protocol):
 
     def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
         """Several range reads ``(begin, end, limit)`` in one round trip, answers in the order asked."""
+        return [self.get_range(begin, end, limit=limit, snapshot=snapshot) for begin, end, limit in ranges]
 
     def get_together(
         self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
     ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
         """:meth:`get_many` and :meth:`get_ranges` in one round trip."""
+        return self.get_many(keys, snapshot=snapshot), self.get_ranges(ranges, snapshot=snapshot)
 
     def set(self, key: bytes, value: bytes) -> None: ...
     def clear(self, key: bytes) -> None: ...

@@ -28,12 +28,12 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.primitives.clock import Clock, SystemClock
-from kombu_fdb.store.protocol import KeyValue, Watch, check_key, check_size, check_value
+from kombu_fdb.store.protocol import KeyValue, Transaction, Watch, check_key, check_size, check_value
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 
 try:
@@ -117,35 +117,22 @@ class Mutation:
     value: bytes = b""
     suffix: bytes = b""
 
+    @property
+    def is_atomic(self) -> bool:
+        """Whether the old value matters."""
+        return self.kind in ("add", "byte_max")
 
-def apply_atomic(kind: str, old: bytes | None, operand: bytes) -> bytes | None:
-    """What an atomic operation makes of ``old``, as FoundationDB's ADD with COMPARE_AND_CLEAR, and BYTE_MAX, do."""
-    if kind == "byte_max":
-        return operand if old is None else max(old, operand)
-    width = len(operand)
-    padded = (old or b"")[:width].ljust(width, b"\0")
-    total = int.from_bytes(padded, "little") + int.from_bytes(operand, "little")
-    total %= 1 << 8 * width
-    return total.to_bytes(width, "little") if total else None
-
-
-@dataclass(slots=True)
-class Op:
-    """What this transaction's writes so far make of one key."""
-
-    #: True when the stored value no longer matters.
-    independent: bool
-    value: bytes | None = None
-    #: Atomics to apply to the stored value, in order.
-    atomics: list[tuple[str, bytes]] = field(default_factory=list)
-    #: Holds a versionstamp that is not known yet.
-    unreadable: bool = False
-
-    def over(self, stored: bytes | None) -> bytes | None:
-        value = self.value if self.independent else stored
-        for kind, operand in self.atomics:
-            value = apply_atomic(kind, value, operand)
-        return value
+    def over(self, old: bytes | None) -> bytes | None:
+        """What it makes of the old value of its key, as FoundationDB's ADD with COMPARE_AND_CLEAR, and BYTE_MAX, do."""
+        if not self.is_atomic:
+            return None if self.kind == "clear" else self.value
+        if self.kind == "byte_max":
+            return self.value if old is None else max(old, self.value)
+        width = len(self.value)
+        padded = (old or b"")[:width].ljust(width, b"\0")
+        total = int.from_bytes(padded, "little") + int.from_bytes(self.value, "little")
+        total %= 1 << 8 * width
+        return total.to_bytes(width, "little") if total else None
 
 
 class OwnWrites:
@@ -153,7 +140,8 @@ class OwnWrites:
 
     def __init__(self) -> None:
         self.log: list[Mutation] = []
-        self._ops: dict[bytes, Op] = {}
+        #: Those that count for each key: the last one that is not atomic, if there is one, and what follows it.
+        self._counting: dict[bytes, list[Mutation]] = {}
         self._keys: list[bytes] = []
         self._cleared: list[Range] = []
         #: Where versionstamped keys may end up: can't be read before the commit.
@@ -162,25 +150,32 @@ class OwnWrites:
     def record(self, mutation: Mutation) -> None:
         self.log.append(mutation)
         match mutation.kind:
-            case "set":
-                self._put(mutation.key, Op(True, mutation.value))
-            case "clear":
-                self._put(mutation.key, Op(True, None))
             case "clear_range":
                 self._clear_range(mutation.key, mutation.value)
-            case "stamp_value":
-                self._put(mutation.key, Op(True, None, unreadable=True))
             case "stamp_key":
                 first, last = (mutation.key + stamp + mutation.suffix for stamp in (bytes(10), b"\xff" * 10))
                 self.unreadable.append((first, last + b"\0"))
             case _:
-                self._atomic(mutation)
+                before = self.of(mutation.key) if mutation.is_atomic else []
+                if mutation.key not in self._counting:
+                    insort(self._keys, mutation.key)
+                self._counting[mutation.key] = [*before, mutation]
 
-    def op(self, key: bytes) -> Op | None:
-        op = self._ops.get(key)
-        if op is None and any(begin <= key < end for begin, end in self._cleared):
-            return Op(True, None)
-        return op
+    def of(self, key: bytes) -> list[Mutation]:
+        """The mutations that count for this key."""
+        if key not in self._counting and any(begin <= key < end for begin, end in self._cleared):
+            return [Mutation("clear", key)]
+        return self._counting.get(key, [])
+
+    def cover(self, key: bytes) -> bool:
+        """Whether the stored value no longer matters."""
+        return any(not each.is_atomic for each in self.of(key))
+
+    def are_unreadable(self, begin: bytes, end: bytes) -> bool:
+        """Whether the range may hold a versionstamp that is not known yet."""
+        if any(b < end and begin < e for b, e in self.unreadable):
+            return True
+        return any(each.kind == "stamp_value" for key in self.keys(begin, end) for each in self.of(key))
 
     def keys(self, begin: bytes, end: bytes) -> list[bytes]:
         """Own keys in the range, including cleared ones, but not ranges that were cleared as a whole."""
@@ -188,7 +183,7 @@ class OwnWrites:
 
     def unknown_parts(self, begin: bytes, end: bytes) -> list[Range]:
         """The range without what this transaction itself has overwritten: only the rest can conflict."""
-        holes = [(k, k + b"\0") for k in self.keys(begin, end) if self._ops[k].independent]
+        holes = [(k, k + b"\0") for k in self.keys(begin, end) if self.cover(k)]
         holes += [(b, e) for b, e in self._cleared if b < end and begin < e]
         edges = [(begin, begin), *sorted(holes), (end, end)]
         parts = []
@@ -199,25 +194,12 @@ class OwnWrites:
                 parts.append((reached, next_begin))
         return parts
 
-    def _put(self, key: bytes, op: Op) -> None:
-        if key not in self._ops:
-            insort(self._keys, key)
-        self._ops[key] = op
-
     def _clear_range(self, begin: bytes, end: bytes) -> None:
         low, high = bisect_left(self._keys, begin), bisect_left(self._keys, end)
         for key in self._keys[low:high]:
-            del self._ops[key]
+            del self._counting[key]
         del self._keys[low:high]
         self._cleared.append((begin, end))
-
-    def _atomic(self, mutation: Mutation) -> None:
-        op = self.op(mutation.key) or Op(False)
-        if op.independent and not op.unreadable:
-            op = Op(True, apply_atomic(mutation.kind, op.value, mutation.value))
-        else:
-            op.atomics.append((mutation.kind, mutation.value))
-        self._put(mutation.key, op)
 
 
 def pack_stamp(version: int) -> bytes:
@@ -234,7 +216,7 @@ RANGE_BYTES = 24
 TRANSACTION_AGE_S = 5.0
 
 
-class MemoryTransaction:
+class MemoryTransaction(Transaction):
     """One transaction; ended by ``commit`` or ``cancel``."""
 
     def __init__(self, database: MemoryDatabase, timeout_s: float, read_only: bool) -> None:
@@ -252,6 +234,10 @@ class MemoryTransaction:
         self.keys_read: set[bytes] = set()
         self.ranges_read: list[Range] = []
         self.writes = OwnWrites()
+        #: Of a commit that was not answered: when it lands, or between the look and the commit of another, if that
+        #: comes first.
+        self.lands_s = math.inf
+        self.lands_after_a_look = False
         #: Fired although the committer never got its answer.
         self.lost_watches: list[Watch] = []
 
@@ -295,39 +281,34 @@ class MemoryTransaction:
 
     def _get(self, key: bytes, snapshot: bool) -> bytes | None:
         self._refuse_unreadable(key, key + b"\0")
-        op = self.writes.op(key)
-        if op is not None and op.independent:
-            return op.over(None)
         if not snapshot:
-            self.keys_read.add(key)
-        stored = self._stored(key)
-        return stored if op is None else op.over(stored)
+            self._note_read(key)
+        return self._seen(key)
 
-    def _stored(self, key: bytes) -> bytes | None:
+    def _note_read(self, key: bytes) -> None:
+        if not self.writes.cover(key):
+            self.keys_read.add(key)
+
+    def _seen(self, key: bytes) -> bytes | None:
+        """The value as this transaction sees it; any value for one that is unreadable."""
         assert self.read_version is not None
-        return self._db.map.at(key, self.read_version)
+        value = self._db.map.at(key, self.read_version)
+        for each in self.writes.of(key):
+            value = each.over(value)
+        return value
 
     def _merged(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[KeyValue]:
         assert self.read_version is not None
         stored = self._db.map.scan(begin, end, self.read_version, reverse=reverse)
         if not self.writes.log:
             return list(islice(stored, limit or None))
-        own = [(key, self._own_value(key)) for key in self.writes.keys(begin, end)]
-        others = ((k, v) for k, v in stored if self.writes.op(k) is None)
+        own = [(key, self._seen(key)) for key in self.writes.keys(begin, end)]
+        others = ((k, v) for k, v in stored if not self.writes.of(k))
         mine = ((k, v) for k, v in (reversed(own) if reverse else own) if v is not None)
         return list(islice(heapq.merge(others, mine, reverse=reverse), limit or None))
 
-    def _own_value(self, key: bytes) -> bytes | None:
-        op = self.writes.op(key)
-        assert op is not None
-        if op.unreadable:
-            return b"?"  # present; a transaction that reads as far as this is refused
-        return op.over(None if op.independent else self._stored(key))
-
     def _refuse_unreadable(self, begin: bytes, end: bytes) -> None:
-        writes = self.writes
-        stamped = any(b < end and begin < e for b, e in writes.unreadable)
-        if stamped or any(op.unreadable for op in map(writes.op, writes.keys(begin, end)) if op):
+        if self.writes.are_unreadable(begin, end):
             raise StoreError("can't read what depends on this transaction's own versionstamp", key=begin)
 
     def _before_read(self) -> None:
@@ -347,14 +328,6 @@ class MemoryTransaction:
             self.born_s = self._db.clock.monotonic()
             self.read_version = self._db.take_read_version(self)
         self._check_age()
-
-    def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
-        return [self.get_range(begin, end, limit=limit, snapshot=snapshot) for begin, end, limit in ranges]
-
-    def get_together(
-        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
-    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
-        return self.get_many(keys, snapshot=snapshot), self.get_ranges(ranges, snapshot=snapshot)
 
     # Writes
 
@@ -404,9 +377,7 @@ class MemoryTransaction:
     def add_read_conflict_key(self, key: bytes) -> None:
         self._check_alive()
         check_key(key)
-        op = self.writes.op(key)
-        if op is None or not op.independent:
-            self.keys_read.add(key)
+        self._note_read(key)
 
     def add_read_conflict_range(self, begin: bytes, end: bytes) -> None:
         self._check_alive()
@@ -418,9 +389,7 @@ class MemoryTransaction:
         with self._db.lock:
             self._check_alive()
             self._ensure_read_version()
-            op = self.writes.op(key)
-            if op is None or not op.independent:
-                self.keys_read.add(key)
+            self._note_read(key)
         watch = Watch(key, self._db.disarm)
         self._watches.append(watch)
         return watch
@@ -488,16 +457,6 @@ class MemoryTransaction:
 # -- the database ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False, slots=True)
-class _Late:
-    """A commit that was sent, and not answered."""
-
-    lands_s: float
-    transaction: MemoryTransaction
-    #: Or between the look and the commit of another, if that comes first.
-    after_a_look: bool
-
-
 @dataclass(slots=True)
 class _Committed:
     """What one commit wrote."""
@@ -545,7 +504,8 @@ class MemoryDatabase:
         self._ticked = self.clock.monotonic()
         self._readers: dict[int, MemoryTransaction] = {}
         self._watches: dict[bytes, list[Watch]] = {}
-        self._late: list[_Late] = []
+        #: Those whose commits were sent, and not answered.
+        self._late: list[MemoryTransaction] = []
         self.closed = False
         self.recovered = 0
 
@@ -567,9 +527,9 @@ class MemoryDatabase:
         with self.lock:
             self._land([late for late in self._late if late.lands_s <= before_s])
 
-    def _land(self, due: list[_Late]) -> None:
+    def _land(self, due: list[MemoryTransaction]) -> None:
         for late in sorted(due, key=lambda late: late.lands_s):
-            self._try_apply(late.transaction)
+            self._try_apply(late)
             self._late.remove(late)  # not before: as long as it waits, the log is kept for it
 
     def recover(self, versions: int = 100_000_000) -> None:
@@ -617,7 +577,7 @@ class MemoryDatabase:
         """Commit and return the watches to fire, which the caller does without the lock."""
         self._land_due()
         if transaction.read_version is not None:
-            self._land([late for late in self._late if late.after_a_look])
+            self._land([late for late in self._late if late.lands_after_a_look])
         fault = self.faults.next_at_commit(can_conflict=transaction.can_conflict)
         match fault:
             case None:
@@ -647,10 +607,10 @@ class MemoryDatabase:
             return
         if transaction.can_conflict and transaction.read_version is None:
             transaction.read_version = self.version
-        lateness_s, after_a_look = landing
-        lands_s = self.clock.monotonic() + lateness_s
-        if not transaction.is_too_old(lands_s):
-            self._late.append(_Late(lands_s, transaction, after_a_look))
+        lateness_s, transaction.lands_after_a_look = landing
+        transaction.lands_s = self.clock.monotonic() + lateness_s
+        if not transaction.is_too_old(transaction.lands_s):
+            self._late.append(transaction)
 
     def _try_apply(self, transaction: MemoryTransaction) -> None:
         try:
@@ -703,10 +663,6 @@ class MemoryDatabase:
     def _mutate(self, mutation: Mutation, state: dict[bytes, bytes | None], ranges: list[Range], stamp: bytes) -> None:
         key, value, suffix = mutation.key, mutation.value, mutation.suffix
         match mutation.kind:
-            case "set":
-                state[key] = value
-            case "clear":
-                state[key] = None
             case "clear_range":
                 own = [k for k in state if key <= k < value]
                 state.update(dict.fromkeys([*self.map.keys(key, value), *own]))
@@ -715,13 +671,12 @@ class MemoryDatabase:
                 state[key + stamp + suffix] = value
             case "stamp_value":
                 state[key] = value + stamp + suffix
-            case kind:
-                old = state[key] if key in state else self.map.at(key, self.version)
-                state[key] = apply_atomic(kind, old, value)
+            case _:
+                state[key] = mutation.over(state[key] if key in state else self.map.at(key, self.version))
 
     def _oldest_read(self) -> int:
         """The oldest version that is still read, or can conflict with a commit that is still to land."""
-        readers = [*self._readers.values(), *(late.transaction for late in self._late)]
+        readers = [*self._readers.values(), *self._late]
         versions = (reader.read_version for reader in readers)
         return min((version for version in versions if version is not None), default=self.version)
 

@@ -261,7 +261,7 @@ def remove(work: Work, queue: str, row: KeyValue) -> None:
 # -- dry run -----------------------------------------------------------------------------------------------------------
 
 
-class DryRun:
+class DryRun(Transaction):
     """A transaction that reads what is there, and keeps its writes to itself, to see what a verb would do."""
 
     def __init__(self, inner: Transaction) -> None:
@@ -309,11 +309,6 @@ class DryRun:
             return rows
         seen = dict(rows) | {key: self._own[key] for key in own}
         return sorted(((key, value) for key, value in seen.items() if value is not None), reverse=reverse)
-
-    def get_together(
-        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
-    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
-        return self.get_many(keys, snapshot=snapshot), self.get_ranges(ranges, snapshot=snapshot)
 
     def set(self, key: bytes, value: bytes) -> None:
         self._own[key] = value

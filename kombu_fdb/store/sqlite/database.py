@@ -61,6 +61,7 @@ from kombu_fdb.store.protocol import (
     TRANSACTION_BYTES,
     VALUE_BYTES,
     KeyValue,
+    Transaction,
     Watch,
     check_key,
     check_size,
@@ -117,7 +118,7 @@ def _sum(stored: bytes | None, delta: int, width: int) -> bytes | None:
     return total.to_bytes(width, "little") if total else None
 
 
-class SqliteTransaction:
+class SqliteTransaction(Transaction):
     """A transaction that may write: the only writer from its first read, or from its commit, to its end."""
 
     # Class attributes for what most transactions don't set, as each message makes a transaction.
@@ -192,14 +193,6 @@ class SqliteTransaction:
         if not in_order:
             raise self._failed(damage())
         return rows[:limit] if limit else rows
-
-    def get_ranges(self, ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False) -> list[list[KeyValue]]:
-        return [self.get_range(begin, end, limit=limit) for begin, end, limit in ranges]
-
-    def get_together(
-        self, keys: Sequence[bytes], ranges: Sequence[tuple[bytes, bytes, int]], *, snapshot: bool = False
-    ) -> tuple[list[bytes | None], list[list[KeyValue]]]:
-        return self.get_many(keys), self.get_ranges(ranges)
 
     # Blind writes: noted
 
