@@ -326,16 +326,6 @@ class DeadLetters(Verbs):
     discard_part = write(discard_part)
     _queues = read(inspect.queues)
 
-    def replay(self, queue: str, limit: int) -> int:
-        """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back to ``queue``. Returns how many."""
-        walk, cursor, total = self.walk(queue + DEAD_SUFFIX), b"", 0
-        while total < limit:
-            moved, cursor = self.replay_part(walk, cursor, limit - total)
-            total += moved
-            if not cursor:
-                break
-        return total
-
     def walk(self, dead: str, wanted: LetterFilter | None = None) -> LetterWalk:
         """A walk through a queue of dead letters as it is now: what comes later is behind its end."""
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))

@@ -105,7 +105,6 @@ def look_around(bench: Bench) -> None:
         engine.inspect.keys_of(queue)
         engine.inspect.key_page(queue)
         engine.inspect.snapshot(queue, 50)
-        engine.inspect.active_consumer(queue)
         found = [*engine.inspect.peek(queue, 50), *engine.inspect.delayed(queue, 50), *engine.inspect.taken(queue)]
         for each in found:
             describe(each, body=True)

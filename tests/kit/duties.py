@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.facade.upkeep import earliest
+from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.engine.stored.batches import Budget
+from kombu_fdb.model import SessionId
 from kombu_fdb.process.duty_cycle import Duties
 
-__all__ = ["SingleDuties", "promote_all", "trim_all"]
+__all__ = ["SingleDuties", "active_consumer", "earliest", "promote_all", "replay", "trim_all"]
 
 
 def promote_all(engine: Engine) -> tuple[int, int | None]:
@@ -24,6 +26,29 @@ def promote_all(engine: Engine) -> tuple[int, int | None]:
                 break
         next_ms = earliest(next_ms, due_ms)
     return promoted, earliest(unpark_ms, next_ms)
+
+
+def earliest(one: int | None, other: int | None) -> int | None:
+    """The earlier of two moments; None stands for never."""
+    return min((each for each in (one, other) if each is not None), default=None)
+
+
+def replay(engine: Engine, queue: str, limit: int) -> int:
+    """Bring up to ``limit`` of the oldest messages of ``<queue>.dead`` back to ``queue``. Returns how many."""
+    walk, cursor, total = engine.dead_letters.walk(queue + DEAD_SUFFIX), b"", 0
+    while total < limit:
+        moved, cursor = engine.dead_letters.replay_part(walk, cursor, limit - total)
+        total += moved
+        if not cursor:
+            break
+    return total
+
+
+def active_consumer(engine: Engine, queue: str) -> tuple[SessionId, str] | None:
+    """Session and tag of the active consumer of a queue that serves one at a time."""
+    record = engine.transactions.read(lambda work: work.tr.get(work.keys.single(queue))) or b""
+    found = SessionId(record[:SESSION_BYTES]), record[SESSION_BYTES:].decode()
+    return found if len(record) >= SESSION_BYTES else None
 
 
 def trim_all(engine: Engine) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.engine.inspection import browse, inspect
-from kombu_fdb.engine.scheduling import limit_changes, single
+from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.transactions import Verbs, read
 from kombu_fdb.model import Peeked, QueueFacts
 from kombu_fdb.store.protocol import KeyValue
@@ -23,7 +23,6 @@ class Inspection(Verbs):
     counts = read(inspect.counts)
     consumers = read(inspect.consumers)
     consumer_count = read(inspect.consumer_count)
-    active_consumer = read(single.active)
     sessions = read(inspect.sessions)
     control = read(limit_changes.read_control)
     limits = read(limit_changes.read)

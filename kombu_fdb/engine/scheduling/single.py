@@ -66,11 +66,6 @@ def leave(work: Work, queue: str, session_id: SessionId, tag: str) -> None:
         vacate(work, queue)
 
 
-def leave_all(work: Work, session_id: SessionId) -> None:
-    """:func:`leave` for all consumers of a session, in all queues."""
-    leave_each(work, session_id, work.tr.get_range(*work.keys.all_singles, snapshot=True))
-
-
 def leave_each(
     work: Work, session_id: SessionId, records: Sequence[KeyValue], tags: Collection[str] | None = None
 ) -> None:
@@ -79,14 +74,6 @@ def leave_each(
         if record.startswith(session_id) and (tags is None or record[SESSION_BYTES:].decode(errors="replace") in tags):
             work.tr.add_read_conflict_key(work.keys.single(queue))
             vacate(work, queue)
-
-
-def active(work: Work, queue: str) -> tuple[SessionId, str] | None:
-    """Session and tag of the active consumer."""
-    record = work.tr.get(work.keys.single(queue), snapshot=True)
-    if record is None or _is_vacant(record):
-        return None
-    return SessionId(record[:SESSION_BYTES]), record[SESSION_BYTES:].decode(errors="replace")
 
 
 def vacate(work: Work, queue: str) -> None:

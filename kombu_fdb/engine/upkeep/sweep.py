@@ -119,7 +119,7 @@ def release_part(
     if rows:
         return len(rows), rows[-1][0] + b"\x00"
     if not cursor or not work.tr.get_range(begin, cursor, limit=1, snapshot=True):
-        single.leave_all(work, session_id)
+        single.leave_each(work, session_id, work.tr.get_range(*work.keys.all_singles, snapshot=True))
     return 0, b""
 
 

@@ -13,6 +13,7 @@ from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject, Retry
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker.request import Request
+from kit.duties import replay
 from kombu import Connection
 
 from celery_fdb.tasks import failures
@@ -171,7 +172,7 @@ def test_a_copy_of_an_acknowledged_message_is_what_was_published(channel):
         (letter,) = dead(channel)
         assert (letter.priority, letter.task_id) == (5, "1")
         assert [(death.count, death.details) for death in letter.deaths] == [(life, {"error": f"life {life}"})]
-        channel.engine.dead_letters.replay("q", 1)
+        replay(channel.engine, "q", 1)
     assert "x-death" in channel.basic_get("q").headers
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench, OnBench, _beat, _wait_until
-from kit.duties import promote_all
+from kit.duties import active_consumer, promote_all, replay
 from kombu_fdb.engine.messages.overflow import MOST_LEAVING
 from kombu_fdb.errors import CapacityExceeded, InvalidArgument
 from kombu_fdb.keyspace.codec import INLINE_BYTES
@@ -72,7 +72,7 @@ class LimitsConformance(OnBench):
         bench.later(1)
         promote_all(bench.engine)
         assert bench.engine.inspect.counts("q").ready_bytes == len(one.payload) + 100
-        bench.engine.dead_letters.replay("q", 5)
+        replay(bench.engine, "q", 5)
         assert bench.engine.inspect.counts("q").ready_bytes == 10 + INLINE_BYTES + 1 + 100
         bench.check()
         bench.engine.messages.delete("q", one.message_id)
@@ -392,7 +392,7 @@ class LimitsConformance(OnBench):
         assert one.take() == [], "it is active even of an empty queue"
         single.put(b"a", b"b")
         assert two.take() == []
-        assert single.engine.inspect.active_consumer("q") == (one.session, "one")
+        assert active_consumer(single.engine, "q") == (one.session, "one")
         assert [one.take(), two.take(), one.take()] == [[b"a"], [], [b"b"]]
 
     def test_two_consumers_of_one_session_are_two(self, single: Bench) -> None:
@@ -437,7 +437,7 @@ class LimitsConformance(OnBench):
         two.take()
         one.cancel()
         one.engine.sessions.close(one.session)
-        assert single.engine.inspect.active_consumer("q") == (two.session, "two")
+        assert active_consumer(single.engine, "q") == (two.session, "two")
 
     def test_a_closed_session_hands_over_after_its_messages(self, single: Bench) -> None:
         one, two = Consumer(single, "one"), Consumer(single, "two")
@@ -475,7 +475,7 @@ class LimitsConformance(OnBench):
     def test_a_single_get_is_served_only_without_an_active_consumer(self, single: Bench) -> None:
         single.put(b"a", b"b", b"c")
         assert single.payloads(1) == [b"a"]
-        assert single.engine.inspect.active_consumer("q") is None
+        assert active_consumer(single.engine, "q") is None
         one = Consumer(single, "one")
         assert one.take() == [b"b"]
         assert single.payloads(1) == []

@@ -14,7 +14,7 @@ import pytest
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
-from kit.duties import promote_all, trim_all
+from kit.duties import promote_all, replay, trim_all
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, INLINE_BYTES, encode_amount
@@ -211,13 +211,13 @@ class NewerConformance:
         bench.engine.messages.reject([each.lease for each in bench.take()])
         make_newer(bench)
         assert len(bench.engine.dead_letters.look(bench.engine.dead_letters.walk("q.dead"), b"", 10)[0]) == 1
-        assert bench.engine.dead_letters.replay("q", 10) == 0
+        assert replay(bench.engine, "q", 10) == 0
         assert trim_all(bench.engine) == 0
         (listed,) = bench.engine.inspect.page("q.dead", View("ready"), 10).messages
         with pytest.raises(FormatError, match="Upgrade celery-fdb"):
             bench.engine.dead_letters.replay_at("q.dead", listed.position, listed.message.message_id)
         with upgraded():
-            assert bench.engine.dead_letters.replay("q", 10) == 1
+            assert replay(bench.engine, "q", 10) == 1
             assert delivered_once(bench) == [b"new"]
 
     def test_a_move_takes_it_along(self, bench: Bench) -> None:

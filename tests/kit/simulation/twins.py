@@ -190,7 +190,7 @@ def _open_to_all(_work: object, queues: Sequence[str], *_: object) -> list[str]:
 
 def _hand_over(work: Work, _limit: int, session_id: SessionId, *args: Any, **given: Any) -> tuple[int, bytes]:
     if work.tr.get(work.keys.session(session_id)) is None:
-        single.leave_all(work, session_id)
+        single.leave_each(work, session_id, work.tr.get_range(*work.keys.all_singles, snapshot=True))
     return _release_part(work, 1, session_id, *args, **given)
 
 

@@ -348,7 +348,6 @@ VERBS: dict[str, Verb] = {
     ),
     "sessions.watch_alarm": lambda s: s.engine.sessions.watch_alarm(),
     # -- dead letters
-    "dead_letters.replay": lambda s: s.engine.dead_letters.replay("q", ALL),
     "dead_letters.replay_part": lambda s: _walk(
         s, lambda walk, cursor: s.engine.dead_letters.replay_part(walk, cursor, ALL, to="target")
     ),
@@ -404,7 +403,6 @@ VERBS: dict[str, Verb] = {
     "transfer.finish": _import,
     "transfer.forget_marks_part": _clear_marks,
     # -- inspection
-    "inspect.active_consumer": lambda s: s.engine.inspect.active_consumer("single"),
     "inspect.bindings": lambda s: s.engine.inspect.bindings(),
     "inspect.consumers": lambda s: s.engine.inspect.consumers("q"),
     "inspect.consumer_count": lambda s: s.engine.inspect.consumer_count("q"),

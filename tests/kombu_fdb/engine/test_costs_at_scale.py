@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
-from kit.duties import promote_all
+from kit.duties import promote_all, replay
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.keyspace.codec import Record
@@ -117,7 +117,7 @@ VERBS: dict[str, Callable[[Bench], object]] = {
     "claim and release": lambda bench: bench.engine.messages.release(leases(bench)),
     "claim and delay": lambda bench: bench.engine.messages.release(leases(bench), due_ms=LATER_MS),
     "claim and reject": lambda bench: bench.engine.messages.reject(leases(bench)),
-    "replay": lambda bench: bench.engine.dead_letters.replay("q", 5),
+    "replay": lambda bench: replay(bench.engine, "q", 5),
     "arm": lambda bench: bench.engine.messages.arm(["q"]),
     "promote": lambda bench: promote_all(bench.engine),
     "peek": lambda bench: bench.engine.inspect.peek("q", 10),

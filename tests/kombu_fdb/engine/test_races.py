@@ -17,7 +17,7 @@ from kit.conformance.invariants import check_counts, messages
 from kit.conformance.lines import Rival
 from kit.conformance.newer import make_newer, upgraded
 from kit.conformance.queue import Bench
-from kit.duties import promote_all
+from kit.duties import active_consumer, promote_all
 from kit.simulation import twin
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -340,7 +340,7 @@ class Consumers:
 
     @property
     def active(self) -> str:
-        found = self.engine.inspect.active_consumer("q")
+        found = active_consumer(self.engine, "q")
         return "" if found is None else found[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kit import duties
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine import dead_letters
@@ -18,7 +19,7 @@ def die(bench: Bench, *payloads: bytes, key: str = "") -> None:
 
 
 def replay(bench: Bench, limit: int = 100) -> int:
-    return bench.engine.dead_letters.replay("q", limit)
+    return duties.replay(bench.engine, "q", limit)
 
 
 def test_it_waits_among_the_messages_of_its_key(bench: Bench) -> None:

@@ -9,14 +9,12 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace import codec
@@ -210,15 +208,3 @@ def test_limits_that_were_let_in_before_there_were_ranges(stored: dict[str, Any]
     assert codec.decode_limits(json.dumps(stored).encode()) == read
     control = json.dumps({"paused": True, "every_key": stored, "ageing": float("inf")}).encode()
     assert codec.decode_control(control) == QueueControl(paused=True, every_key=read, ageing=LONGEST_S)
-
-
-def test_an_active_consumer_with_an_unreadable_tag_has_a_name() -> None:
-    class Stored:
-        def get(self, _key: bytes, *, snapshot: bool) -> bytes:
-            assert snapshot
-            return bytes(16) + b"\xff"
-
-    class Keys:
-        single = staticmethod(str.encode)
-
-    assert single.active(SimpleNamespace(tr=Stored(), keys=Keys()), "q") == (bytes(16), "\N{REPLACEMENT CHARACTER}")  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.duties import replay
 from kit.processes import in_child
 
 from kombu_fdb import Broker
@@ -60,7 +61,7 @@ def live(bench: Bench) -> None:
         engine.inspect.page("fair", View(state, reverse=True), 10)
     engine.inspect.peek("fair", 10)
     engine.messages.cancel("t")
-    engine.dead_letters.replay("q", 10)
+    replay(engine, "q", 10)
     engine.messages.move("fair", "q")
     engine.queues.purge("q")
     engine.queues.delete("full")

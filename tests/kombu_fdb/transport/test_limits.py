@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from amqp.exceptions import MessageNacked, PreconditionFailed
+from kit.duties import active_consumer
 from kombu import Connection, Consumer, Queue
 
 from kombu_fdb.errors import CapacityExceeded, StoreUnavailable
@@ -62,7 +63,7 @@ class Listener:
 
     @property
     def active(self) -> bool:
-        found = self.connection.default_channel.engine.inspect.active_consumer("q")
+        found = active_consumer(self.connection.default_channel.engine, "q")
         return found is not None and found[1].partition("-")[2] in self.consumer._active_tags.values()
 
 

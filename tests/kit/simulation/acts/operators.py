@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from kit import duties
 from kit.simulation.process import Frame
 from kit.simulation.world import World
 from kombu_fdb.engine.dead_letters import LetterWalk
@@ -64,7 +65,7 @@ def delete(world: World, frame: Frame) -> None:
 def replay(world: World, frame: Frame) -> None:
     """Bring dead letters back."""
     queue = frame.rng.choice([*world.profile.queues])
-    world.note(f"replay {queue}: {frame.actor.engine.dead_letters.replay(queue, frame.rng.choice([1, 3]))}")
+    world.note(f"replay {queue}: {duties.replay(frame.actor.engine, queue, frame.rng.choice([1, 3]))}")
 
 
 def garble(world: World, frame: Frame) -> None:

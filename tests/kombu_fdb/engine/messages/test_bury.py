@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kit.conformance.queue import Bench
+from kit.duties import replay
 
 from kombu_fdb.engine.messages.bury import DETAILS_BYTES, MOST_DETAILED, fitted
 from kombu_fdb.keyspace.codec import INLINE_BYTES
@@ -26,7 +27,7 @@ def test_a_copy_from_outside_is_what_the_message_was(bench: Bench) -> None:
     assert (died.queue, died.reason, died.count, died.details) == ("q", "rejected", 1, {"error": "e"})
     assert before == earlier
     bench.engine.messages.release([letter.lease])
-    bench.engine.dead_letters.replay("q", 1)
+    replay(bench.engine, "q", 1)
     (message,) = bench.engine.transfer.dump("q")
     assert message.priority == 3
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
-from kit.duties import promote_all
+from kit.duties import promote_all, replay
 
 from kombu_fdb.engine.messages.publish import Burial
 from kombu_fdb.engine.stored import copies, session
@@ -83,7 +83,7 @@ class TestOnce:
         bench.put(b"a", b"b")
         bench.engine.messages.reject([each.lease for each in bench.take()])
         lose(bench, faults)
-        assert bench.engine.dead_letters.replay("q", 10) == 2
+        assert replay(bench.engine, "q", 10) == 2
         assert (bench.counts(), bench.counts("q.dead")) == ((2, 0, 0), (0, 0, 0))
 
     def test_discard(self, bench: Bench, faults: tuple[Fault, ...]) -> None:

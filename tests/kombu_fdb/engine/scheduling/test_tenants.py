@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.duties import trim_all
+from kit.duties import replay, trim_all
 
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.layout import range_of
@@ -216,7 +216,7 @@ def turns_of(bench: Bench, queue: str) -> tuple[int, int]:
 
 
 def replayed(bench: Bench) -> None:
-    assert bench.engine.dead_letters.replay("q", LETTERS) == LETTERS
+    assert replay(bench.engine, "q", LETTERS) == LETTERS
 
 
 def replayed_to_another(bench: Bench) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from kit.conformance.queue import Bench
-from kit.duties import promote_all
+from kit.duties import promote_all, replay
 from kit.machines import Machine, run
 
 from kombu_fdb.model import Delivery, KeyLimits
@@ -59,7 +59,7 @@ class Counters(Machine):
 
     @rule(limit=st.integers(1, 4))
     def replay(self, limit: int) -> None:
-        self.bench.engine.dead_letters.replay("q", limit)
+        replay(self.bench.engine, "q", limit)
 
     @invariant()
     def counters_equal_a_scan(self) -> None:

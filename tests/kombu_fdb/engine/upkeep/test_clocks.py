@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.conformance.queue import Bench
-from kit.duties import promote_all
+from kit.duties import promote_all, replay
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import KEPT_MS
@@ -145,7 +145,7 @@ def test_the_life_of_what_died_does_not_depend_on_its_publishers_clock(ttl_ms: i
     consumer.engine.messages.reject([delivery.lease])
     if queue == "q":
         consumer.engine.queues.declare(QueueDeclaration("q", arguments={"x-message-ttl": ttl_ms}))
-        assert consumer.engine.dead_letters.replay("q", 1) == 1
+        assert replay(consumer.engine, "q", 1) == 1
     assert len(behind.engine.messages.claim(behind.session, [queue], 1)) == bool(ttl_ms)
 
 
