@@ -37,11 +37,12 @@ from typing import NamedTuple
 from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
 from kombu_fdb.engine.messages.message import Subqueue, delete, forget, put_ready, take_out, with_payload
+from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import QueueError, QueueNotFound
 from kombu_fdb.keyspace.codec import ATTEMPTS, Message, Record, decode_amount, end_of_life, headers_of
-from kombu_fdb.keyspace.layout import STAMP_BYTES, priority_of, range_of, read_or
+from kombu_fdb.keyspace.layout import priority_of, range_of, read_or
 from kombu_fdb.model import NO_PRIORITY, Death, Peeked, Way
 from kombu_fdb.store.protocol import KeyValue
 
@@ -51,10 +52,6 @@ from kombu_fdb.store.protocol import KeyValue
 LETTERS_PER_TRANSACTION = 200
 #: Limits of records and of payloads looked into: FoundationDB's transactions hold 10,000,000 B, and last 5 s.
 BYTES_PER_TRANSACTION = 2_000_000
-#: The first bytes of a stamp: the version of the commit.
-VERSION_BYTES = 10
-#: The bound of a walk through a queue that is not there: no bound.
-NO_LAST = b"\xff" * VERSION_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +143,12 @@ class LetterWalk(NamedTuple):
 
     def mark(self, cursor: bytes) -> bytes | None:
         """Where a further part goes on (:meth:`after`); None at the end."""
-        return self.last[:VERSION_BYTES] + cursor if cursor else None
+        return batches.mark(self.last, cursor) or None
 
     def after(self, mark: bytes) -> tuple[LetterWalk, bytes]:
         """The walk that a mark is of, as far as its end, and the cursor; from the beginning for b""."""
-        return (self._replace(last=mark[:VERSION_BYTES]) if mark else self), mark[VERSION_BYTES:]
+        last, cursor = batches.split_mark(mark)
+        return (self._replace(last=last) if mark else self), cursor
 
 
 #: A dead letter where it stands, and its record: None if it can't be read; then it can only be shown or discarded.
@@ -177,7 +175,7 @@ def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tup
             return found, key
         size += len(value)
         record = read_or(None, Record.decode, value)
-        if key[-STAMP_BYTES:][:VERSION_BYTES] <= walk.last and walk.wanted.matches(record):
+        if batches.came_by(walk.last, key) and walk.wanted.matches(record):
             if walk.wanted.looks_into_payloads:
                 size += record.size if record is not None else 0
                 if not walk.wanted.matches_payload(browse.look(work, walk.dead, (key, value))):
@@ -329,7 +327,7 @@ class DeadLetters(Verbs):
     def walk(self, dead: str, wanted: LetterFilter | None = None) -> LetterWalk:
         """A walk through a queue of dead letters as it is now: what comes later is behind its end."""
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
-        return LetterWalk(dead, wanted or LetterFilter(), NO_LAST if last is None else last)
+        return LetterWalk(dead, wanted or LetterFilter(), batches.NO_LAST if last is None else last)
 
     def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
         """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.

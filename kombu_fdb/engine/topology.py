@@ -31,7 +31,7 @@ from kombu_fdb.engine.messages.message import delete, take_out
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling import single
 from kombu_fdb.engine.stored import session
-from kombu_fdb.engine.stored.batches import came_by, rows_from
+from kombu_fdb.engine.stored.batches import NO_LAST, VERSION_BYTES, came_by, rows_by
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError, InvalidArgument, NotEquivalent, QueueNotFound
 from kombu_fdb.keyspace.codec import Message, decode_control, encode_settings
@@ -140,10 +140,6 @@ def declared_for_claims(work: Work, queue: str) -> dict[str, Any]:
 
 
 MESSAGES_PER_PURGE = 500
-#: The first bytes of a stamp: the version of the commit.
-VERSION_BYTES = 10
-#: The bound of a purge of a queue whose bell never rang: no bound.
-NO_LAST = b"\xff" * VERSION_BYTES
 #: Follows the version of a deleted queue of which only held messages may be left.
 HELD = b"\xff" * (STAMP_BYTES - VERSION_BYTES)
 #: How many consumers of an ended session one transaction removes.
@@ -253,26 +249,16 @@ def last_stamp(work: Work, queue: str) -> bytes:
     return max(bell or b"", alarm or b"") or NO_LAST
 
 
-def purge_part(
-    work: Work,
-    queue: str,
-    last: bytes,
-    cursor: bytes,
-    limit: int = MESSAGES_PER_PURGE,
-) -> tuple[int, bytes]:
+def purge_part(work: Work, limit: int, queue: str, last: bytes, cursor: bytes = b"") -> tuple[int, bytes]:
     """Look at up to ``limit`` ready and delayed messages, and delete those that were there by ``last``.
 
-    Returns how many, and where to go on; b"" at the end, where a deletion up to ``last`` is finished, too. Later
-    messages stay, and adjacent ones are skipped together, so the purge ends, however fast they come.
+    Returns how many, and where to go on; b"" at the end, where a deletion up to ``last`` is finished, too.
     """
     ranges = [range_of(prefix) for prefix in (work.keys.delayed(queue), work.keys.keyed(queue), work.keys.ready(queue))]
-    rows, following = rows_from(work, ranges, cursor, limit)
-    purged = [row for row in rows if came_by(last, row[0])]
+    purged, following = rows_by(work, ranges, cursor, limit, last)
     for row in purged:  # chunks first: SQLite then frees whole pages, and writes few of them to a full disk
         delete(work, Message(queue, *row))
     take_out(work, queue, purged)
-    if following and not came_by(last, rows[-1][0]):
-        following = rows[-1][0][:-STAMP_BYTES] + b"\xff" * (STAMP_BYTES + 1)
     if not following:
         deleting = work.tr.get(work.keys.deleting(queue))
         if deleting is not None and deleting <= last:

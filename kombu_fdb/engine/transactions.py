@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -19,10 +19,10 @@ from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Effects, Event, Policy, Work
 from kombu_fdb.errors import KombuFDBError, MessageTooLarge, StoreFull
-from kombu_fdb.keyspace.layout import Keyspace
+from kombu_fdb.keyspace.layout import Keyspace, Range
 from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
-from kombu_fdb.store.protocol import Database, Transaction
+from kombu_fdb.store.protocol import Database, KeyValue, Transaction
 from kombu_fdb.store.retry import Doubt, Patience, Retry
 
 P = ParamSpec("P")
@@ -106,6 +106,16 @@ class Transactions:
         """Run a verb that only reads."""
         return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.timeouts.call_s)
 
+    def scan(self, whole: Range, most: int) -> Iterator[KeyValue]:
+        """All rows of a range, up to ``most`` of them in each transaction. At snapshot."""
+        begin, end = whole
+        while True:
+            rows = self.read(partial(_rows, begin, end, most))
+            yield from rows
+            if len(rows) < most:
+                return
+            begin = rows[-1][0] + b"\x00"
+
     def work(self, tr: Transaction, effects: Effects) -> Work:
         """The ``Work`` of one run in ``tr``."""
         return Work(tr, self.keys, self.routing, self.policy, self.ids, self.clock.wall_ms(), effects)
@@ -188,6 +198,10 @@ class Transactions:
             lambda tr: copies.copy_part(self.work(tr, Effects()), missing, target, new_id, most),
             timeout_s=deadline - self.clock.monotonic(),
         )
+
+
+def _rows(begin: bytes, end: bytes, most: int, work: Work) -> list[KeyValue]:
+    return work.tr.get_range(begin, end, limit=most, snapshot=True)
 
 
 # -- groups of verbs ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ another's gets a new id. Limits of the queues are not checked: nothing may be lo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from kombu_fdb.keyspace.codec import (
     decode_json,
     encode_json,
 )
-from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, Range, range_of, read_or, split_place
+from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, read_or, split_place
 from kombu_fdb.model import NO_PRIORITY, Place, Rank, Stamp, StoredMessage
 from kombu_fdb.primitives.ranges import LATEST_MS
 from kombu_fdb.store.protocol import KeyValue
@@ -59,20 +59,6 @@ ROWS = 500
 SUBQUEUES, ROWS_OF_EACH = 50, 20
 #: How many payloads are read in one transaction.
 PAYLOAD_BYTES = 4_000_000
-
-
-def messages(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMessage]:
-    """Every message of ``queue``. ``leased``: leased ones, too. Raises ``FormatError`` for a newer version's."""
-    if decode_count(run.read(lambda work: work.tr.get(run.keys.count(queue, "newer"), snapshot=True))):
-        raise _newer(queue)
-    for part in _parts(_closed(run, queue, leased=leased)):
-        yield from run.read(partial(_open_all, part))
-
-
-def dedups(run: Transactions) -> Iterator[DedupEntry]:
-    """Each dedup window (``publish.py``)."""
-    for (exchange, routing_key, dedup_id), value in run.keys.read(_scan(run, run.keys.all_dedups), str, str, str):
-        yield exchange, routing_key, dedup_id, publish.decode_end(value)
 
 
 def _open_all(found: list[StoredMessage], work: Work) -> list[StoredMessage]:
@@ -129,13 +115,13 @@ def _closed(run: Transactions, queue: str, *, leased: bool) -> Iterator[StoredMe
     """The messages as their rows are found: with the bytes of the record as payload, and not looked into."""
     if leased:
         yield from _leased(run, queue)
-    for name, value in _scan(run, range_of(run.keys.ready(queue))):
+    for name, value in run.scan(range_of(run.keys.ready(queue)), ROWS):
         yield _of_row(queue, value, Keyspace.priority(_rank(run.keys.place(queue, name))))
     subqueues, misplaced = _subqueues(run, queue)
     for start in range(0, len(subqueues), SUBQUEUES):
         yield from _side_by_side(run, queue, subqueues[start : start + SUBQUEUES])
     yield from [_of_row(queue, value, NO_PRIORITY) for value in misplaced]
-    for name, value in _scan(run, range_of(run.keys.delayed(queue))):
+    for name, value in run.scan(range_of(run.keys.delayed(queue)), ROWS):
         due_ms, rank = _due(run.keys, queue, name)
         yield dataclasses.replace(_of_row(queue, value, Keyspace.priority(rank)), state="delayed", due_ms=due_ms)
 
@@ -155,22 +141,9 @@ def _due(keys: Keyspace, queue: str, name: bytes) -> tuple[int, Rank]:
     return min(due_ms, LATEST_MS), rank
 
 
-def _scan(run: Transactions, whole: Range) -> Iterator[KeyValue]:
-    begin, end = whole
-    while rows := run.read(_reader([(begin, end, ROWS)])):
-        yield from rows[0]
-        if len(rows[0]) < ROWS:
-            return
-        begin = rows[0][-1][0] + b"\x00"
-
-
-def _reader(ranges: list[tuple[bytes, bytes, int]]) -> Callable[[Work], list[list[KeyValue]]]:
-    return lambda work: work.tr.get_ranges(ranges, snapshot=True)
-
-
 def _leased(run: Transactions, queue: str) -> Iterator[StoredMessage]:
     found = []
-    for _, value in _scan(run, run.keys.all_leases):
+    for _, value in run.scan(run.keys.all_leases, ROWS):
         try:
             name, place, record = Message.of_lease(value)
         except FormatError:  # its queue is unknown
@@ -188,7 +161,7 @@ def _subqueues(run: Transactions, queue: str) -> tuple[list[tuple[str, Rank]], l
     """Key and rank of each sub-queue, in the order of their first messages; and the messages in no sub-queue."""
     heads: dict[tuple[str, Rank], Stamp] = {}
     misplaced = []
-    for name, value in _scan(run, range_of(run.keys.keyed(queue))):
+    for name, value in run.scan(range_of(run.keys.keyed(queue)), ROWS):
         try:
             subqueue = split_place(run.keys.place(queue, name))
         except FormatError:
@@ -201,13 +174,18 @@ def _subqueues(run: Transactions, queue: str) -> tuple[list[tuple[str, Rank]], l
 def _side_by_side(run: Transactions, queue: str, group: list[tuple[str, Rank]]) -> Iterator[StoredMessage]:
     left = {each: range_of(run.keys.items(queue, *each)) for each in group}
     while left:
-        parts = run.read(_reader([(*whole, ROWS_OF_EACH) for whole in left.values()]))
+        ranges = [(*whole, ROWS_OF_EACH) for whole in left.values()]
+        parts = run.read(partial(_read_ranges, ranges))
         for (key, rank), rows in zip(list(left), parts, strict=True):
             yield from [_of_row(queue, value, Keyspace.priority(rank), key) for _, value in rows]
             if len(rows) < ROWS_OF_EACH:
                 del left[key, rank]
             else:
                 left[key, rank] = rows[-1][0] + b"\x00", left[key, rank][1]
+
+
+def _read_ranges(ranges: list[tuple[bytes, bytes, int]], work: Work) -> list[list[KeyValue]]:
+    return work.tr.get_ranges(ranges, snapshot=True)
 
 
 # -- restore -----------------------------------------------------------------------------------------------------------
@@ -293,13 +271,19 @@ class Transfer(Verbs):
     def dump(self, queue: str, *, leased: bool = False) -> Iterator[StoredMessage]:
         """Every message of a queue that rests, in the order in which to store it again.
 
-        ``leased``: leased ones, too, as ready ones.
+        ``leased``: leased ones, too, as ready ones. Raises ``FormatError`` if there are messages of a newer version.
         """
-        return messages(self._run, queue, leased=leased)
+        run = self._run
+        if decode_count(run.read(lambda work: work.tr.get(run.keys.count(queue, "newer"), snapshot=True))):
+            raise _newer(queue)
+        for part in _parts(_closed(run, queue, leased=leased)):
+            yield from run.read(partial(_open_all, part))
 
     def dedups(self) -> Iterator[DedupEntry]:
         """Exchange, routing key, dedup id and end (wall clock, ms) of each window that may still be open."""
-        return dedups(self._run)
+        rows = self._run.scan(self._run.keys.all_dedups, ROWS)
+        for (exchange, routing_key, dedup_id), value in self._run.keys.read(rows, str, str, str):
+            yield exchange, routing_key, dedup_id, publish.decode_end(value)
 
     def restore(self, import_id: bytes, messages: Sequence[tuple[bytes, StoredMessage]]) -> int:
         """Store messages of another store, each with its mark, in one transaction: those that are not here yet.

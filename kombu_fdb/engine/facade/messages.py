@@ -7,7 +7,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import claim, move, settle, watch
@@ -15,7 +14,7 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.scheduling.window import Window
-from kombu_fdb.engine.stored import session
+from kombu_fdb.engine.stored import batches, session
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
 from kombu_fdb.engine.stored.work import Effects, Event, Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
@@ -275,13 +274,9 @@ class Messages(Verbs):
         ``mark``: from :meth:`~kombu_fdb.engine.facade.queues.Queues.last`, or from the previous part; b"" at the end.
         """
         _check_move(source, target)
-        last, cursor = mark[: topology.VERSION_BYTES], mark[topology.VERSION_BYTES :]
-
-        def part(limit: int) -> tuple[int, bytes]:
-            return self._run.write(lambda work: move.move_some(work, (source, key), target, (last, cursor), limit))
-
-        moved, following = AdaptiveBatch(move.MESSAGES_PER_TRANSACTION).run(part)
-        return moved, last + following if following else b""
+        by = batches.split_mark(mark)
+        moved, cursor = self._run.part(move.move_some, move.MESSAGES_PER_TRANSACTION, (source, key), target, by)
+        return moved, batches.mark(by[0], cursor)
 
 
 def _check_move(source: str, target: str) -> None:

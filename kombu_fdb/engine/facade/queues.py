@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.scheduling import limit_changes, single
-from kombu_fdb.engine.stored.batches import AdaptiveBatch
+from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
 from kombu_fdb.errors import LimitExceeded
@@ -93,14 +93,12 @@ class Queues(Verbs):
             last = verb(work)
             if last is None:
                 return None
-            purged, following = topology.purge_part(work, queue, last, b"", limit)
+            purged, following = topology.purge_part(work, limit, queue, last)
             if following:
                 topology.to_be_purged(work, queue, last)
             return last, purged, following
 
-        deleted = AdaptiveBatch(topology.MESSAGES_PER_PURGE).run(
-            lambda limit: self._run.write(lambda work: verb_and_purge(work, limit))
-        )
+        deleted = self._run.part(verb_and_purge, topology.MESSAGES_PER_PURGE)
         if deleted is not None:
             self._run.routing.forget_queue(queue)
         return deleted
@@ -113,9 +111,7 @@ class Queues(Verbs):
     def finish_deletion_part(self, queue: str, cursor: bytes = b"") -> bytes:
         """Purge a part of a deleted queue, in one transaction. Returns where to go on; b"" at the end."""
         last = self._run.read(lambda work: topology.being_deleted(work, queue))
-        if last is None:
-            return b""
-        return AdaptiveBatch(topology.MESSAGES_PER_PURGE).run(partial(self._purge_part, queue, last, cursor))[1]
+        return b"" if last is None else self._purge_part(queue, last, cursor)[1]
 
     def finish_deletion(self, queue: str) -> None:
         """Purge the rest of a deleted queue."""
@@ -128,34 +124,31 @@ class Queues(Verbs):
 
         A message that is published meanwhile stays, and so does one that becomes due meanwhile.
         """
-        return self._purge(queue, self.last(queue), b"")
+        return self._purge(queue, self.last(queue))
 
     def last(self, queue: str) -> bytes:
         """The mark up to which :meth:`purge_some` deletes: messages that are published later stay."""
-        return self._run.read(lambda work: topology.last_stamp(work, queue))[: topology.VERSION_BYTES]
+        return batches.split_mark(self._run.read(lambda work: topology.last_stamp(work, queue)))[0]
 
     def purge_some(self, queue: str, mark: bytes = b"") -> tuple[int, bytes]:
         """Run one transaction of :meth:`purge`. Returns how many, and the next ``mark``; b"" first and at the end."""
         return self._run.as_one(partial(self._purge_some, queue, mark))
 
     def _purge_some(self, queue: str, mark: bytes) -> tuple[int, bytes]:
-        last = mark[: topology.VERSION_BYTES] or self.last(queue)
-        cursor = mark[topology.VERSION_BYTES :]
-        purged, following = AdaptiveBatch(topology.MESSAGES_PER_PURGE).run(
-            partial(self._purge_part, queue, last, cursor)
-        )
-        return purged, last + following if following else b""
+        last, cursor = batches.split_mark(mark or self.last(queue))
+        purged, cursor = self._purge_part(queue, last, cursor)
+        return purged, batches.mark(last, cursor)
 
-    def _purge(self, queue: str, last: bytes, cursor: bytes) -> int:
-        batch, total = AdaptiveBatch(topology.MESSAGES_PER_PURGE), 0
+    def _purge(self, queue: str, last: bytes, cursor: bytes = b"") -> int:
+        total = 0
         while True:
-            purged, cursor = batch.run(partial(self._purge_part, queue, last, cursor))
+            purged, cursor = self._purge_part(queue, last, cursor)
             total += purged
             if not cursor:
                 return total
 
-    def _purge_part(self, queue: str, last: bytes, cursor: bytes, limit: int) -> tuple[int, bytes]:
-        return self._run.write(lambda work: topology.purge_part(work, queue, last, cursor, limit))
+    def _purge_part(self, queue: str, last: bytes, cursor: bytes) -> tuple[int, bytes]:
+        return self._run.part(topology.purge_part, topology.MESSAGES_PER_PURGE, queue, last, cursor)
 
     def expire(self, queue: str, last_use: bytes) -> bool:
         """Delete a queue unless it was used since ``last_use``."""

@@ -39,14 +39,12 @@ class Upkeep(Verbs):
 
     def due_queues(self) -> tuple[list[str], int | None, bool]:
         """The queues with messages to promote, when the next of the others is due, and whether keys wait for a rate."""
-        due: list[str] = []
-        next_ms, begin = None, b""
-        while True:
+        due, next_ms, parked, begin = self._due_part()
+        while begin:
             found, part_ms, parked, begin = self._due_part(begin)
             due += found
-            next_ms = earliest(next_ms, part_ms)
-            if not begin:
-                return due, next_ms, parked
+            next_ms = min((each for each in (next_ms, part_ms) if each is not None), default=None)
+        return due, next_ms, parked
 
     _due_part = read(due.due_queues)
 
@@ -84,15 +82,7 @@ class Upkeep(Verbs):
 
     def rows(self, whole: Range) -> list[KeyValue]:
         """All rows of a range, read in parts, for a FailureDetector."""
-        begin, end = whole
-        found: list[KeyValue] = []
-        while part := self._rows(begin, end):
-            found += part
-            begin = part[-1][0] + b"\x00"
-        return found
-
-    def _rows(self, begin: bytes, end: bytes) -> list[KeyValue]:
-        return self._run.read(lambda work: work.tr.get_range(begin, end, limit=ROWS_PER_TRANSACTION, snapshot=True))
+        return [*self._run.scan(whole, ROWS_PER_TRANSACTION)]
 
     def ghosts(self) -> dict[tuple[str, str], bytes]:
         """The rows of queues and exchanges that seem to be gone: kind, name and last change, for a FailureDetector."""
@@ -112,8 +102,3 @@ class Upkeep(Verbs):
         """Clear the rows of a ghost, if they have not changed since and their queue or exchange is really gone."""
         clear = quarantine.clear_queue if kind == "queue" else quarantine.clear_exchange
         return self._run.write(lambda work: clear(work, name, value))
-
-
-def earliest(one: int | None, other: int | None) -> int | None:
-    """The earlier of two moments; None stands for never."""
-    return min((each for each in (one, other) if each is not None), default=None)

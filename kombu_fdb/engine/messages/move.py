@@ -14,10 +14,10 @@ from itertools import accumulate
 
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.messages.message import Subqueue, forget, put_delayed, put_ready, take_out
-from kombu_fdb.engine.stored.batches import came_by, rows_from
+from kombu_fdb.engine.stored.batches import rows_by
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Message, Record
-from kombu_fdb.keyspace.layout import STAMP_BYTES, Keyspace, range_of, read_or, split_place
+from kombu_fdb.keyspace.layout import Keyspace, range_of, read_or, split_place
 from kombu_fdb.model import NO_PRIORITY, Rank, Way
 from kombu_fdb.store.protocol import KeyValue
 
@@ -37,12 +37,12 @@ def move(work: Work, source: str, target: str, limit: int, *, key: str | None = 
 
 
 def move_some(
-    work: Work, which: tuple[str, str | None], target: str, by: tuple[bytes, bytes], limit: int
+    work: Work, limit: int, which: tuple[str, str | None], target: str, by: tuple[bytes, bytes]
 ) -> tuple[int, bytes]:
     """Move up to ``limit`` messages. Returns how many, and where to go on; b"" at the end.
 
     ``which``: the queue, and a key or None. ``by``: a mark, and a cursor to start from. Messages that came after the
-    mark stay; adjacent ones are skipped together.
+    mark stay.
     """
     (source, key), (last, cursor) = which, by
     if key is None:
@@ -50,13 +50,11 @@ def move_some(
         ranges = [range_of(prefix) for prefix in prefixes]
     else:
         ranges = [work.keys.all_items(source, key)]
-    rows, following = rows_from(work, ranges, cursor, limit)
-    meant = [row for row in rows if came_by(last, row[0]) and _is_readable(work.keys, row[0])]
+    rows, following = rows_by(work, ranges, cursor, limit, last)
+    meant = [row for row in rows if _is_readable(work.keys, row[0])]
     moved = _light(meant)
     if len(moved) < len(meant):
         following = moved[-1][0] + b"\x00"
-    elif following and not came_by(last, rows[-1][0]):
-        following = rows[-1][0][:-STAMP_BYTES] + b"\xff" * (STAMP_BYTES + 1)
     delayed = work.keys.delayed(source)
     _put(
         work,

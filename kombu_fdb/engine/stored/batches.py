@@ -153,9 +153,36 @@ def rows_from(work: Work, ranges: Sequence[Range], cursor: bytes, most: int) -> 
     return rows, rows[-1][0] + b"\x00" if len(rows) == most else b""
 
 
+#: The first bytes of a stamp: the version of the commit.
+VERSION_BYTES = 10
+#: The version of a queue to which no message has come: it bounds nothing.
+NO_LAST = b"\xff" * VERSION_BYTES
+
+
 def came_by(last: bytes, key: bytes) -> bool:
     """Whether the message at the key was in its queue at the version ``last``."""
     return key[-STAMP_BYTES:][: len(last)] <= last
+
+
+def rows_by(work: Work, ranges: Sequence[Range], cursor: bytes, most: int, last: bytes) -> tuple[list[KeyValue], bytes]:
+    """Those of :func:`rows_from` that were there by ``last``; adjacent later ones are skipped together.
+
+    So a walk ends, however fast messages come meanwhile.
+    """
+    rows, following = rows_from(work, ranges, cursor, most)
+    if following and not came_by(last, rows[-1][0]):
+        following = rows[-1][0][:-STAMP_BYTES] + b"\xff" * (STAMP_BYTES + 1)
+    return [row for row in rows if came_by(last, row[0])], following
+
+
+def mark(last: bytes, cursor: bytes) -> bytes:
+    """What a caller keeps between two parts of a walk that ends at ``last``; b"" at the end."""
+    return last[:VERSION_BYTES] + cursor if cursor else b""
+
+
+def split_mark(mark: bytes) -> tuple[bytes, bytes]:
+    """The version at which the walk ends, and the cursor; for b"", none of either."""
+    return mark[:VERSION_BYTES], mark[VERSION_BYTES:]
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

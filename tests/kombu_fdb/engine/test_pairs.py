@@ -20,6 +20,7 @@ from kit.simulation import twin
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.dead_letters import LetterWalk
 from kombu_fdb.engine.facade.engine import Engine
+from kombu_fdb.engine.stored.batches import VERSION_BYTES
 from kombu_fdb.errors import QueueError, SessionLost
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import range_of
@@ -63,7 +64,7 @@ def scene(state: str) -> Scene:
     queue, shown = ("q.dead", "ready") if state == "dead" else ("q", state)
     (first,) = bench.engine.inspect.page(queue, View(shown), 1).messages
     engine = bench.another()
-    mark = engine.transactions.read(lambda work: topology.last_stamp(work, queue))[: topology.VERSION_BYTES]
+    mark = engine.transactions.read(lambda work: topology.last_stamp(work, queue))[:VERSION_BYTES]
     walk = engine.dead_letters.walk("q.dead")
     return Scene(
         bench, engine, engine.sessions.open({}), state, queue, held, first.spot, walk, mark, Rival(bench, 10, queue)

@@ -11,6 +11,10 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase, cost
 
+from kombu_fdb.engine import topology
+from kombu_fdb.engine.messages import move
+from kombu_fdb.engine.stored.work import Work
+from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.keyspace.layout import pack_text, range_of
 from kombu_fdb.model import Publication
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -273,3 +277,31 @@ def test_a_message_with_a_key_that_comes_during_a_deletion_is_found(
 def once(event: Callable[[], object]) -> Callable[[], object]:
     waiting = [event]
     return lambda: waiting.pop()() if waiting else None
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "call"),
+    [
+        (topology, "purge_part", lambda queues, _: queues.purge_some("q")),
+        (topology, "purge_part", lambda queues, _: queues.delete("q")),
+        (move, "move_some", lambda queues, messages: messages.move_some("q", "other", queues.last("q"))),
+    ],
+    ids=["a purge in parts", "a deletion", "a move in parts"],
+)
+def test_a_part_that_took_too_long_is_followed_by_smaller_ones(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: Callable[[Any, Any], object]
+) -> None:
+    """Else a queue that a slow store can't empty in such parts would never be empty."""
+    verb = getattr(module, name)
+
+    def slow(work: Work, limit: int, *given: Any) -> object:
+        if limit > 150:
+            raise StoreUnavailable
+        return verb(work, limit, *given)
+
+    monkeypatch.setattr(module, name, slow)
+    bench.put(*[b"x"] * 10)
+    for _ in range(3):
+        with suppress(StoreUnavailable):
+            call(bench.engine.queues, bench.engine.messages)
+    assert not bench.counts()[0]
