@@ -62,7 +62,8 @@ class Connection:
         self._turns: dict[str, int] = {}
         self._services = count(1)
         self._lock = RLock()
-        self._sleepers: set[Callable[[], None]] = set()
+        #: :meth:`wake` calls each of them. Each change is one call into C, so it takes no lock.
+        self.sleepers: set[Callable[[], None]] = set()
         self.closed = self.ended = True  # until it has opened
         if timeout_s is not None:
             client.attach(self, timeout_s=timeout_s)
@@ -159,17 +160,7 @@ class Connection:
 
     # -- those who wait --------------------------------------------------------------------------------------------
 
-    def add_sleeper(self, ring: Callable[[], None]) -> None:
-        """Have :meth:`wake` call ``ring``, by which one who waits for a job is woken."""
-        with unless_mine(self._lock):
-            self._sleepers.add(ring)
-
-    def remove_sleeper(self, ring: Callable[[], None]) -> None:
-        """Idempotent."""
-        with unless_mine(self._lock):
-            self._sleepers.discard(ring)
-
     def wake(self) -> None:
         """Have all waiting takes look again. Takes no lock, for signal handlers and finalizers."""
-        for ring in list(self._sleepers):
+        for ring in list(self.sleepers):
             ring()

@@ -140,7 +140,7 @@ class Wait:
 
     def _begin(self, consumed: dict[object, Collection[str]]) -> None:
         self._consumed = consumed
-        self._connection.add_sleeper(self._ring)
+        self._connection.sleepers.add(self._ring)
         consumed[self] = self._queues
 
     def disarm(self, watches: Iterable[Watch] | None) -> None:
@@ -152,7 +152,7 @@ class Wait:
         self.member.abandon()
         if self._consumed is not None:
             self._consumed.pop(self, None)
-        self._connection.remove_sleeper(self._ring)
+        self._connection.sleepers.discard(self._ring)
 
     @property
     def is_over(self) -> bool:

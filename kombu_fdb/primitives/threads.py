@@ -212,20 +212,22 @@ class FairLock:
         if self._queue and (head := self.head) is not None:
             head.wake()
 
-    def run(self, work: Callable[[], T], timeout_s: float) -> T:
-        """Do ``work`` with the lock. Raises :meth:`refusal` if it was not free within ``timeout_s``."""
+    def run(
+        self, work: Callable[[], T], timeout_s: float, late: str = "another thread of this process hangs in the store"
+    ) -> T:
+        """Do ``work`` with the lock.
+
+        Raises ``StoreUnavailable`` with the text ``late`` if it was not free within ``timeout_s`` seconds, and
+        ``StoreError`` if it is :attr:`mine`.
+        """
         ticket = Ticket()
 
         def in_turn() -> T:
             if not self.acquire(ticket, timeout_s):
-                raise self.refusal("another thread of this process hangs in the SQLite store")
+                raise would_wait_for_itself() if self.mine else StoreUnavailable(late)
             return work()
 
         return surely(in_turn, lambda: self.release(ticket))
-
-    def refusal(self, text: str) -> StoreError:
-        """Why it was not acquired: ``StoreUnavailable`` with this text, or ``StoreError`` if it is :attr:`mine`."""
-        return would_wait_for_itself() if self.mine else StoreUnavailable(text)
 
     def _wait(self, ticket: Ticket, deadline: float) -> bool:
         signal = ticket.listen()

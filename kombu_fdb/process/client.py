@@ -59,7 +59,7 @@ from kombu_fdb.errors import (
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.threads import FairLock, Ticket, move, surely
+from kombu_fdb.primitives.threads import FairLock, move
 from kombu_fdb.process import connect
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import STORE_FAILURES, is_of_one
@@ -108,12 +108,10 @@ class SingleFlight(Generic[T]):
         has failed, or has not ended within ``timeout_s`` seconds; a thread that would wait for itself raises a
         ``StoreError``.
         """
-        before, ticket = self._failed, Ticket()
-        return surely(lambda: self._in_turn(work, ticket, timeout_s, before), lambda: self._lock.release(ticket))
+        before, late = self._failed, "the store has not answered another thread of this process yet"
+        return self._lock.run(lambda: self._in_turn(work, before), timeout_s, late)
 
-    def _in_turn(self, work: Callable[[], T], ticket: Ticket, timeout_s: float, before: StoreError | None) -> T:
-        if not self._lock.acquire(ticket, timeout_s):
-            raise self._lock.refusal("the store has not answered another thread of this process yet")
+    def _in_turn(self, work: Callable[[], T], before: StoreError | None) -> T:
         found = self._found()
         if found is not None:
             return found
@@ -234,11 +232,11 @@ class Client:
     @property
     def engine(self) -> Engine:
         """Raises ``ForkedError`` in a child, ``StoreUnavailable`` when closed."""
-        engine = self.engine_if_open
-        if engine is not None and os.getpid() == self.pid:
-            return engine
-        self.check_process()
-        raise StoreUnavailable("the connection is closed", location=str(self.location))
+        if os.getpid() != self.pid:
+            raise ForkedError("this connection belongs to the parent process", parent=self.pid)
+        if self.engine_if_open is None:
+            raise StoreUnavailable("the connection is closed", location=str(self.location))
+        return self.engine_if_open
 
     @property
     def database(self) -> Database:
@@ -248,11 +246,6 @@ class Client:
     def join(self, tr: Any) -> Transaction:
         """A caller's own FoundationDB transaction, for ``Publisher.publish_in``. Raises ``OptionError``."""
         return connect.join(self.database, self.location, tr)
-
-    def check_process(self) -> None:
-        """Raises ``ForkedError`` in another process than the one that made this client."""
-        if os.getpid() != self.pid:
-            raise ForkedError("this connection belongs to the parent process", parent=self.pid)
 
     # -- the session -------------------------------------------------------------------------------------------------
 

@@ -293,29 +293,23 @@ class Retry:
 
     def _token_for(self, doubt: Doubt[T]) -> Token:
         """A new token, or an open doubt's own, by which its next run finds out about earlier ones."""
-        if doubt.is_open:
-            token = _token(doubt)
-            token.number += 1
-            return token
-        assert not doubt.results, "what has been settled is another transaction's"
-        doubt.token = token = self._new_token()
-        return token
-
-    def _new_token(self) -> Token:
-        """A token that no other run uses meanwhile, with a number it never had before."""
-        now_s = self.clock.monotonic()
-        token = self._free_token(now_s)
+        if not doubt.is_open:
+            assert not doubt.results, "what has been settled is another transaction's"
+            doubt.token = self._free_token()
+        token = _token(doubt)
         token.number += 1
-        token.used_s = now_s
         return token
 
-    def _free_token(self, now_s: float) -> Token:
+    def _free_token(self) -> Token:
+        """A token that no other run uses meanwhile."""
+        now_s = self.clock.monotonic()
         while self._free:
             token = self._free.pop()
             if now_s - token.used_s < LONGEST_DOUBT_S:
+                token.used_s = now_s
                 return token
         assert self.token_key is not None, "only reads and what may be repeated go without tokens"
-        return Token(self.token_key(next(self._numbers)))
+        return Token(self.token_key(next(self._numbers)), used_s=now_s)
 
     def resolve(self, doubt: Doubt[T], *, timeout_s: float) -> bool | None:
         """Settle a doubt: True if it has happened (``doubt.result``), False if it has not, and never will.

@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -53,20 +53,9 @@ DEFAULT_BATCH_SIZE = 1000
 
 def batched(producer: Any, max_size: int = DEFAULT_BATCH_SIZE) -> AbstractContextManager[Any]:
     """``producer.batch(max_size)``, with any kombu. A broker that has no batches publishes each message at once."""
-    if hasattr(producer, "batch"):
-        context: AbstractContextManager[Any] = producer.batch(max_size=max_size)
-        return context
-    return _batched_by_channel(producer, max_size)
-
-
-@contextmanager
-def _batched_by_channel(producer: Any, max_size: int) -> Iterator[Any]:
-    batched_by = getattr(producer.channel, "batched", None)
-    if batched_by is None:
-        yield None
-        return
-    with batched_by(max_size) as batch:
-        yield batch
+    make = getattr(producer, "batch", None) or getattr(producer.channel, "batched", None)
+    context: AbstractContextManager[Any] = nullcontext() if make is None else make(max_size)
+    return context
 
 
 # -- the batch ---------------------------------------------------------------------------------------------------------
@@ -263,30 +252,20 @@ class BatchKeepingChannel(BatchingChannel):
     def batched(self, max_size: int) -> Iterator[PublishBatch]:
         """Store what this thread publishes when the outermost of these ends, or nothing after an exception."""
         outer = self.of_thread.batch
-        with self._outermost(max_size) if outer is None else _within(outer) as batch:
-            yield batch
-
-    @contextmanager
-    def _outermost(self, max_size: int) -> Iterator[PublishBatch]:
-        batch = self.of_thread.batch = self.create_publish_batch(max_size)
+        batch = self.of_thread.batch = outer or self.create_publish_batch(max_size)
         try:
-            try:
-                yield batch
-            finally:
-                self.of_thread.batch = None
-            if not batch.aborted:
-                batch.flush()
+            yield batch
+        except BaseException:
+            batch.discard()
+            raise
         finally:
-            batch.close()
-
-
-@contextmanager
-def _within(outer: PublishBatch) -> Iterator[PublishBatch]:
-    try:
-        yield outer
-    except BaseException:
-        outer.discard()
-        raise
+            self.of_thread.batch = outer
+        if outer is None:
+            try:
+                if not batch.aborted:
+                    batch.flush()
+            finally:
+                batch.close()
 
 
 #: What connections make, with the kombu that is installed.
@@ -308,7 +287,7 @@ def batched_into(producer: Producer, tr: Any) -> AbstractContextManager[None]:
     """
 
     def join(channel: Channel, max_size: int) -> PublishBatch:
-        return PublishBatch(channel, max_size, atomic=True, joined=(tr, channel.join(tr)))
+        return PublishBatch(channel, max_size, atomic=True, joined=(tr, channel.transport.store.join(tr)))
 
     return _batched_as(producer, join)
 

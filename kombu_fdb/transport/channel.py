@@ -33,7 +33,6 @@ from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import QueueDeclaration
-from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.consuming.dispatch import Credit, Subscription, next_tag
@@ -101,10 +100,6 @@ class Channel(DeclaringChannel):
     def engine(self) -> Engine:
         """The engine for everything that does not depend on a session; in a forked child, the child's own."""
         return self.transport.engine
-
-    def join(self, tr: Any) -> Transaction:
-        """A caller's own FoundationDB transaction. Raises ``OptionError`` if it is not of this cluster."""
-        return self.transport.store.join(tr)
 
     def declare(self, declaration: QueueDeclaration) -> None:
         self.transport.declare(declaration)

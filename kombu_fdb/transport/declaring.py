@@ -27,7 +27,7 @@ from kombu_fdb.errors import ExchangeNotFound, InvalidArgument, QueueError
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.routing.tables import Exchange, QueueDeclaration
+from kombu_fdb.routing.tables import EXCHANGE_TYPES, Exchange, QueueDeclaration
 from kombu_fdb.transport.errors import amqp_errors, not_found
 
 P = ParamSpec("P")
@@ -37,9 +37,6 @@ R = TypeVar("R")
 
 
 # ruff: noqa: A002 - the signatures are kombu's
-
-
-EXCHANGE_TYPES = ("direct", "topic", "fanout")
 
 
 def one_call(verb: Callable[P, R]) -> Callable[P, R]:
@@ -209,17 +206,11 @@ class DeclaringChannel(virtual.Channel):
         if not (queue.endswith(DEAD_SUFFIX) or self._has_queue(queue)):
             raise not_found(f"no queue {queue!r}. Declare it, or publish to it", method)
 
-    def _new_queue(self, queue: str, **kwargs: Any) -> None:
-        self.queue_declare(queue, **kwargs)
-
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
         self.engine.queues.delete(queue)
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         self.basic_publish(message, "", queue, **kwargs)
-
-    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
-        self.basic_publish(message, exchange, routing_key, **kwargs)
 
 
 def _kind(exchange_type: str, arguments: dict[str, Any] | None) -> str:

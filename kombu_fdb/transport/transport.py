@@ -11,6 +11,7 @@ from typing import Any
 from kombu.connection import Connection
 from kombu.transport import virtual
 
+from kombu_fdb.routing.tables import EXCHANGE_TYPES
 from kombu_fdb.transport.batch import CHANNEL
 from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.errors import (
@@ -39,7 +40,7 @@ class Transport(BrokerConnection):
     implements = virtual.Transport.implements.extend(
         asynchronous=True,
         batch_publish=True,
-        exchange_type=frozenset({"direct", "topic", "fanout"}),
+        exchange_type=EXCHANGE_TYPES,
         heartbeats=False,
     )
 

@@ -265,9 +265,6 @@ class QoS(virtual.QoS):
             client.suspect()
             raise
 
-    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do: there is no visibility timeout."""
-
     def orphan(self) -> None:
         """The connection is lost. Keep what is still worked on; release what can't be settled any more."""
         unreferenced = []

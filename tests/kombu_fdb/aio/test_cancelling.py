@@ -54,7 +54,7 @@ def check_at_rest(sync, queue, ready):
     """Nothing is held, no take waits, and no attempt is counted."""
     until(lambda: (queue.stats().ready, queue.stats().leased) == (ready, 0))
     assert all(each.redeliveries == 0 for each in queue.peek(9))
-    until(lambda: not sync.connection.held and not sync.connection._sleepers)
+    until(lambda: not sync.connection.held and not sync.connection.sleepers)
     client_session = sync.connection.client._session
     until(lambda: client_session is None or (not client_session.known and not client_session.consumed))
 
@@ -183,7 +183,7 @@ def test_a_thousand_tasks_wait_in_a_few_threads(sync):
         async with aio.Broker(sync, threads=2) as broker:
             queue = broker.queue("jobs")
             tasks = [asyncio.create_task(queue.take()) for _ in range(1_000)]
-            await asyncio.to_thread(until, lambda: len(sync.connection._sleepers) == len(tasks))
+            await asyncio.to_thread(until, lambda: len(sync.connection.sleepers) == len(tasks))
             for task in tasks[1:]:
                 task.cancel()
             await asyncio.wait(tasks[1:])
@@ -372,7 +372,7 @@ def test_a_loop_that_was_closed_leaves_its_jobs_and_they_go_back(sync, submitted
     loop = asyncio.new_event_loop()
     job = loop.run_until_complete(broker.queue("jobs").take(0))
     waiting = loop.create_task(broker.queue("empty").take())
-    while not sync.connection._sleepers:
+    while not sync.connection.sleepers:
         loop.run_until_complete(asyncio.sleep(0.001))
     loop.close()
     sync.queue("empty").put("rings at a loop that is closed")
@@ -382,7 +382,7 @@ def test_a_loop_that_was_closed_leaves_its_jobs_and_they_go_back(sync, submitted
     settle_down(submitted)
     gc.collect()
     until(lambda: (jobs.stats().ready, jobs.stats().leased) == (2, 0))
-    until(lambda: gc.collect() is not None and not sync.connection._sleepers)
+    until(lambda: gc.collect() is not None and not sync.connection.sleepers)
 
     async def again():
         taken = await broker.queue("jobs").take_many(2, 0)
@@ -442,7 +442,7 @@ def test_signals_end_a_loop(sync):
             jobs = broker.queue("jobs").consume()
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, jobs.stop)
             looped = asyncio.create_task(_count(jobs))
-            await asyncio.to_thread(until, lambda: sync.connection._sleepers)
+            await asyncio.to_thread(until, lambda: sync.connection.sleepers)
             os.kill(os.getpid(), signal.SIGUSR1)
             assert await asyncio.wait_for(looped, PATIENCE_S) == 0
 

@@ -334,7 +334,7 @@ def test_threads_that_begin_at_once_have_a_token_each() -> None:
 
     def run() -> None:
         sys.settrace(in_step)
-        tokens.append(bench.retry._new_token().key)
+        tokens.append(bench.retry._free_token().key)
 
     threads = [threading.Thread(target=run) for _ in range(many)]
     for thread in threads:

@@ -132,7 +132,7 @@ def test_a_take_that_is_interrupted_anywhere_holds_nothing(broker: Broker, how: 
         assert queue.stats().ready == 3
         assert not broker.connection.held
         assert not any(broker.connection.arriving.values())
-        assert not broker.connection._sleepers
+        assert not broker.connection.sleepers
         assert not broker._client.session().consumed
         assert not broker._client.session().known
 
