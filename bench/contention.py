@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.transactions import Environment, Timeouts
+from kombu_fdb.engine.stored.work import Policy
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.errors import Outrun, StoreUnavailable
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
@@ -139,7 +140,7 @@ class Rival:
 def open_engine(cluster_file: str, namespace: str) -> Engine:
     environment = Environment(SystemClock(), random_id, random.Random())
     database = FoundationDatabase.open(cluster_file)
-    return Engine(database, namespace, environment, timeouts=Timeouts(call_s=30))
+    return Engine(database, namespace, environment, Policy(call_s=30))
 
 
 def fill(engine: Engine, keys: int, messages: int) -> None:

@@ -40,28 +40,15 @@ class Environment(NamedTuple):
     rng: random.Random
 
 
-class Timeouts(NamedTuple):
-    """Deadlines in seconds: of each call, and of a publish."""
-
-    call_s: float = 5.0
-    publish_s: float = 10.0
-
-
 class Transactions:
     """Runs verbs."""
 
     def __init__(
-        self,
-        database: Database,
-        namespace: str,
-        environment: Environment,
-        policy: Policy | None = None,
-        timeouts: Timeouts | None = None,
+        self, database: Database, namespace: str, environment: Environment, policy: Policy | None = None
     ) -> None:
         self.clock, self.ids, self.rng = environment
         self.keys = Keyspace(namespace)
         self.policy = policy or Policy()
-        self.timeouts = timeouts or Timeouts()
         self.routing = RoutingTables(self.keys, self.clock)
         self.totals = totals.PendingTotals(self.keys, self.clock)
         self.sightings = Sightings(self.clock)
@@ -88,7 +75,7 @@ class Transactions:
 
     def as_one(self, call: Callable[[], T]) -> T:
         """Call ``call``, whose verbs share the deadline of one, and return its result. Guarantee: BOUNDED."""
-        return self.patience.within(self.timeouts.call_s, call)
+        return self.patience.within(self.policy.call_s, call)
 
     def now(self) -> int:
         return self.clock.wall_ms()
@@ -104,7 +91,7 @@ class Transactions:
 
     def read(self, verb: Callable[[Work], T]) -> T:
         """Run a verb that only reads."""
-        return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.timeouts.call_s)
+        return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.policy.call_s)
 
     def scan(self, whole: Range, most: int) -> Iterator[KeyValue]:
         """All rows of a range, up to ``most`` of them in each transaction. At snapshot."""
@@ -138,7 +125,7 @@ class Transactions:
 
         ``now_ms``: one moment for all runs; None: each run has its own.
         """
-        timeout_s = self.timeouts.call_s if timeout_s is None else timeout_s
+        timeout_s = self.policy.call_s if timeout_s is None else timeout_s
         deadline = self.clock.monotonic() + timeout_s
         share = None
         events: dict[Event, int] = {}

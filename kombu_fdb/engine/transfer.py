@@ -290,7 +290,7 @@ class Transfer(Verbs):
 
         Returns how many were stored. Up to :data:`MOST_RESTORED` together.
         """
-        return self._run.write(lambda work: restore(work, import_id, messages), self._run.timeouts.publish_s)
+        return self._run.write(lambda work: restore(work, import_id, messages), self._run.policy.publish_s)
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
         """Note that everything is here, and forget the marks; the duties do so if this is killed. Idempotent."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.transactions import Environment, Timeouts
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.settings.location import FOUR_SLASHES, ClusterLocation, Location, SqliteLocation
@@ -51,8 +51,12 @@ def open_store(location: Location, options: Options, *, timeout_s: float) -> Eng
         database,
         location.namespace,
         Environment(SystemClock(), random_id, random.Random()),
-        policy=Policy(max_message_size=options.max_message_size, delivery_limit=options.delivery_limit),
-        timeouts=Timeouts(call_s=options.operation_timeout, publish_s=options.publish_timeout),
+        Policy(
+            call_s=options.operation_timeout,
+            publish_s=options.publish_timeout,
+            max_message_size=options.max_message_size,
+            delivery_limit=options.delivery_limit,
+        ),
     )
 
 
@@ -62,7 +66,7 @@ def verify(database: Database, location: Location, *, timeout_s: float) -> None:
         database,
         location.namespace,
         Environment(SystemClock(), random_id, random.Random()),
-        timeouts=Timeouts(call_s=timeout_s),
+        Policy(call_s=timeout_s),
     )
     engine.check_format()
 

@@ -35,7 +35,7 @@ from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.session import Beat, Surroundings
 from kombu_fdb.engine.stored.work import Policy, Work
-from kombu_fdb.engine.transactions import Environment, Timeouts, Transactions, Verbs, read, write
+from kombu_fdb.engine.transactions import Environment, Transactions, Verbs, read, write
 from kombu_fdb.engine.transfer import Transfer
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import LimitExceeded, StoreFull
@@ -75,7 +75,7 @@ class Metrics(Verbs):
         """Write now what this process has counted so far. After an error, it is still to be written."""
         share = self._run.totals.share()
         if share.taken:
-            timeout_s = self._run.timeouts.call_s if timeout_s is None else timeout_s
+            timeout_s = self._run.policy.call_s if timeout_s is None else timeout_s
             self._run.retry(lambda tr: self._run.totals.write(tr, share.taken), timeout_s=timeout_s)
 
     def sample(self, series: Sequence[Series]) -> None:
@@ -237,15 +237,10 @@ class Engine:
     """
 
     def __init__(
-        self,
-        database: Database,
-        namespace: str,
-        environment: Environment,
-        policy: Policy | None = None,
-        timeouts: Timeouts | None = None,
+        self, database: Database, namespace: str, environment: Environment, policy: Policy | None = None
     ) -> None:
         self.database = database
-        self.transactions = run = Transactions(database, namespace, environment, policy, timeouts)
+        self.transactions = run = Transactions(database, namespace, environment, policy)
         self.keys = run.keys
         self.writers_take_turns = run.writers_take_turns
         self.inspect = Inspection(run)

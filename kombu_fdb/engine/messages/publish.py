@@ -551,7 +551,7 @@ class Publisher:
         self, publications: Sequence[Publication], timeout_s: float | None = None, now_ms: int | None = None
     ) -> list[list[str]]:
         """Count those that an earlier call has stored as published; publish the others."""
-        timeout_s = self._run.timeouts.publish_s if timeout_s is None else timeout_s
+        timeout_s = self._run.policy.publish_s if timeout_s is None else timeout_s
         deadline = self._run.clock.monotonic() + timeout_s
         taken = [self.doubts.take(each) for each in publications]
         stored: list[list[str] | None] | None = None
@@ -611,7 +611,7 @@ class Publisher:
     ) -> list[list[str]]:
         """``together``: called instead of :func:`publish`; it calls that, and does more in the same transaction."""
         run = self._run
-        timeout_s = run.timeouts.publish_s if timeout_s is None else timeout_s
+        timeout_s = run.policy.publish_s if timeout_s is None else timeout_s
         deadline = run.clock.monotonic() + timeout_s
         stored = [*publications]
         for number, each in enumerate(publications):
@@ -664,7 +664,7 @@ class Publisher:
         effects.write(tr, self._run.keys)
         self._run.totals.write(tr, effects.events)  # not noted for later: the caller may not commit
         for queue, own in overfull.items():  # only the present excess: this one's counts after the commit
-            self._shed(queue, overflow.Load(key=own.key), self._run.timeouts.call_s)
+            self._shed(queue, overflow.Load(key=own.key), self._run.policy.call_s)
         return reached, effects.stamped
 
     def check(self, publication: Publication) -> None:
@@ -695,7 +695,7 @@ class Publisher:
         def body(work: Work) -> None:
             bury(work, dead_of(work, queue, dead, deaths), "rejected", details, payload=dead.payload)
 
-        self._run.write(body, self._run.timeouts.publish_s, doubt=burial.doubt, now_ms=self._run.now())
+        self._run.write(body, self._run.policy.publish_s, doubt=burial.doubt, now_ms=self._run.now())
 
 
 def _with(verb: Callable[[Transaction], None], work: Work, **publishing: Any) -> Reached:

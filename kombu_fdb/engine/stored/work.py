@@ -25,8 +25,11 @@ from kombu_fdb.store.protocol import Transaction
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Sizes in bytes, times in milliseconds."""
+    """What a process's options say. Sizes are in bytes."""
 
+    #: Deadlines in seconds: of each call, and of a publish.
+    call_s: float = 5.0
+    publish_s: float = 10.0
     max_message_size: int = 8 * 1024 * 1024
     #: How often a message may come back from a consumer before it is dead-lettered; None: without a limit.
     delivery_limit: int | None = 20

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from kit.duties import SingleDuties, promote_all, trim_all
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.work import Policy, Work
-from kombu_fdb.engine.transactions import Environment, Timeouts
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.errors import (
     CapacityExceeded,
     ExchangeNotFound,
@@ -61,8 +62,7 @@ class Bench:
             self.database,
             self.namespace,
             Environment(self.clock, random_id, random.Random(7)),
-            policy=self.policy,
-            timeouts=Timeouts(call_s=30.0),
+            replace(self.policy, call_s=30.0),
         )
 
     def during(self, first: Callable[[], object], second: Callable[[], object]) -> object:

@@ -32,7 +32,7 @@ from kit.simulation.verbs import ConnectedMessages
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.transactions import Environment, Timeouts
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.client_session import ClientSession
@@ -241,8 +241,12 @@ class World:
             link,
             "sim",
             Environment(clock, lambda: ids.randbytes(16), Dice(self.frames)),
-            policy=Policy(delivery_limit=self.profile.delivery_limit, dead_length=DEAD_LENGTH),
-            timeouts=Timeouts(CALL_TIMEOUT_S, CALL_TIMEOUT_S),
+            Policy(
+                call_s=CALL_TIMEOUT_S,
+                publish_s=CALL_TIMEOUT_S,
+                delivery_limit=self.profile.delivery_limit,
+                dead_length=DEAD_LENGTH,
+            ),
         )
         engine.sessions = SimulatedSessions(engine, self.frames)
         if self._connect is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored.work import Policy, Work
-from kombu_fdb.engine.transactions import Environment, Timeouts
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
@@ -69,8 +69,7 @@ def _engine(database: Database, clock: ManualClock) -> Engine:
         database,
         NAMESPACE,
         Environment(clock, lambda: ids.randbytes(16), random.Random(7)),
-        policy=Policy(dead_length=10_000),
-        timeouts=Timeouts(call_s=300.0, publish_s=300.0),
+        Policy(call_s=300.0, publish_s=300.0, dead_length=10_000),
     )
 
 

@@ -13,7 +13,8 @@ from kit.duties import promote_all
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import key_limits
-from kombu_fdb.engine.transactions import Environment, Timeouts
+from kombu_fdb.engine.stored.work import Policy
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.testing.clock import ManualClock
@@ -43,7 +44,7 @@ class Fleet:
             bench.database,
             bench.namespace,
             Environment(clock, random_id, random.Random(1)),
-            timeouts=Timeouts(call_s=30.0),
+            Policy(call_s=30.0),
         )
 
     def put(self, number: int) -> None:

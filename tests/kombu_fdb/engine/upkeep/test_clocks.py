@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from kit.duties import promote_all, replay
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import KEPT_MS
 from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.transactions import Environment, Timeouts
+from kombu_fdb.engine.transactions import Environment
 from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication, Spot, View
 from kombu_fdb.primitives.clock import random_id
@@ -35,8 +36,7 @@ class Host:
             bench.database,
             bench.namespace,
             Environment(self.clock, random_id, random.Random(1)),
-            policy,
-            timeouts=Timeouts(call_s=30.0),
+            replace(policy or Policy(), call_s=30.0),
         )
         self.session = self.engine.sessions.open({})
 
