@@ -25,14 +25,12 @@ from amqp.exceptions import (
 from kombu.transport.virtual.base import UNDELIVERABLE_FMT, UndeliverableWarning
 from kombu.utils.uuid import uuid
 
-from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import ExchangeNotFound, FormatError, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
 from kombu_fdb.model import LONGEST_NAME, Death, Delivery, Lease, Publication
 from kombu_fdb.primitives.ranges import check_text
 from kombu_fdb.primitives.wakeup import weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.retry import Patience
 from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.consuming.dispatch import Credit, Subscription, next_tag
@@ -68,8 +66,6 @@ class Channel(DeclaringChannel):
 
     def __init__(self, connection: BrokerConnection, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        self.transport = connection
-        self.missed = connection.missed
         #: ``Producer(on_return=...)`` adds its callback under ``basic_return``.
         self.events: dict[str, set[Callable[..., Any]]] = defaultdict(set)
         self._begin()
@@ -95,14 +91,6 @@ class Channel(DeclaringChannel):
     def client(self) -> Client:
         """The client with which this channel consumes; it stays the same after the connection is lost."""
         return self._qos.client
-
-    @property
-    def engine(self) -> Engine:
-        """The engine for everything that does not depend on a session; in a forked child, the child's own."""
-        return self.transport.engine
-
-    def declare(self, declaration: QueueDeclaration) -> None:
-        self.transport.declare(declaration)
 
     # -- publish -----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,13 @@ the connection that channels are made on. What kombu reads about the transport b
   ``_collect``, after an error, does not call the store: messages that consumers still work on keep their leases
   (``unacked.py``);
 * *collected* by Python without having been closed. Only the program and its event loop refer to a connection, so an
-  abandoned one is garbage. Another thread then releases what it held, uncounted (``transport/declaring.py``).
+  abandoned one is garbage. Another thread then releases what it held, uncounted (:func:`settle_orphaned`).
+
+What ends with it. When a connection is closed or collected, or its process dies, its consumers end, it loses the
+messages that it holds, and its exclusive queues are deleted. To that end, an entry among the consumers of each
+exclusive queue stands for the connection, under the process's session. The entry ends with the connection. If the
+process dies, its session is swept, and the queue loses its last consumer like any other queue. Like RabbitMQ's, an
+exclusive queue that is also auto-delete (kombu's are) is deleted earlier, with its last consumer.
 
 In a forked child an inherited connection is *foreign*: the first use drops what belongs to the parent, without touching
 it, and attaches to a client of the child's own.
@@ -23,8 +29,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -34,10 +41,12 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
+from kombu_fdb.engine.topology import OWNER
+from kombu_fdb.errors import InvalidArgument, KombuFDBError, OptionError, QueueError, StoreUnavailable
 from kombu_fdb.model import Lease, SessionId
 from kombu_fdb.primitives.threads import surely
 from kombu_fdb.process.client import Client, client_for
+from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.location import MEMORY_SCHEME, SCHEMES, UrlParts, locate, parse_url
 from kombu_fdb.settings.options import Options, parse_options
@@ -45,7 +54,6 @@ from kombu_fdb.store.retry import ENDING_S
 from kombu_fdb.transport.consuming.loop import Loop
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
 from kombu_fdb.transport.consuming.watch_set import Drain
-from kombu_fdb.transport.declaring import ExclusiveQueues, settle_orphaned
 from kombu_fdb.transport.envelope import KeyOf, now_ms
 from kombu_fdb.transport.fairkey import key_reader
 
@@ -66,6 +74,51 @@ def url_parts_of(connection: Connection) -> UrlParts:
     last = hostname.rpartition("+")[2]
     host, port = (None, None) if last == "None" else (last, connection.port)  # kombu keeps the port of the URL before
     return UrlParts(scheme, host, port, connection.userid, connection.password, connection.virtual_host)
+
+
+# -- exclusive queues --------------------------------------------------------------------------------------------------
+
+
+#: A session has many connections; no two of its tags are the same.
+_numbers = count(1)
+
+
+class ExclusiveQueues:
+    """The exclusive queues of one connection."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, tuple[SessionId, str, str]] = {}
+        #: Whether the connection has ended: a declaration that is still under way must be undone.
+        self._given_up = False
+
+    def give_up(self) -> list[tuple[SessionId, str, str]]:
+        """Note that all end. Returns the entries that stand for the connection: session, queue, tag."""
+        self._given_up = True  # first: a declaration that begins later sees it
+        return list(self._owners.values())
+
+    def declare(self, client: Client, declaration: QueueDeclaration) -> None:
+        """Declare a queue for this connection alone. Raises what the engine's ``declare`` raises."""
+        client.in_session(partial(self._declare, client, declaration))
+
+    def _declare(self, client: Client, declaration: QueueDeclaration, session: ClientSession) -> None:
+        queue, session_id = declaration.name, session.session_id
+        owner = self._owners.get(queue)
+        if owner is None or owner[0] != session_id:
+            owner = self._owners[queue] = session_id, queue, f"{OWNER}{next(_numbers)}"
+        try:
+            client.engine.queues.declare(declaration, owner=(session_id, owner[2]))
+        except (QueueError, InvalidArgument):  # after other errors it may have been declared
+            self._owners.pop(queue, None)
+            raise
+        finally:
+            if self._given_up:  # another thread may have removed the entry before it was added
+                client.later(partial(client.remove_consumer, *owner))
+
+    def leave(self, client: Client) -> None:
+        """End the connection's queues. Raises a ``StoreError``."""
+        for owner in list(self._owners.values()):
+            client.engine.queues.remove_consumer(*owner)
+            self._owners.pop(owner[1], None)  # no other: another thread may be declaring it
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------
@@ -109,7 +162,7 @@ class BrokerConnection(virtual.Transport):
         self._options: Options | None = None
         self._loop: Any = None
         self._exclusive_queues = ExclusiveQueues()
-        #: Its channels', see :attr:`.declaring.DeclaringChannel.missed`.
+        #: For each exchange that was declared on this connection, the threads that have missed it since.
         self.missed: dict[str, set[int]] = {}
         #: How a message's fairness key is found.
         self.key_of: KeyOf = key_reader(None)
@@ -304,7 +357,7 @@ class BrokerConnection(virtual.Transport):
     def _disown(self) -> None:
         """In a forked child: forget what is the parent's."""
         self._store = self._receiver = self._loop = None
-        self._exclusive_queues.forget()
+        self._exclusive_queues = ExclusiveQueues()
         for channel in list(self.channels):
             channel.disown()
 
@@ -410,6 +463,22 @@ class BrokerConnection(virtual.Transport):
             self._exclusive_queues.declare(self.store, declaration)
         else:
             self.engine.queues.declare(declaration)
+
+
+def settle_orphaned(
+    client: Client,
+    leases: Collection[Lease],
+    consumers: Iterable[tuple[SessionId, str, str]],
+    held: Callable[[], Collection[Lease]] = list,
+) -> None:
+    """Settle for a connection that is gone: the leases it held, and its consumers as session, queue and tag.
+
+    ``held``: as in ``Client.leave``. For another thread. Raises a ``StoreError``: call again.
+    """
+    client.release(leases)
+    # Only now: where one consumer is active at a time, the next one must find what this one held.
+    for consumer in consumers:
+        client.remove_consumer(*consumer, held)
 
 
 # -- a worker's end ----------------------------------------------------------------------------------------------------

@@ -1,17 +1,9 @@
-"""Declaring exchanges, queues and bindings; and what ends with a connection.
-
-When a connection is closed or collected, or its process dies, its consumers end, it loses the messages that it holds,
-and its exclusive queues are deleted. To that end, an entry among the consumers of each exclusive queue stands for the
-connection, under the process's session. The entry ends with the connection. If the process dies, its session is swept,
-and the queue loses its last consumer like any other queue. Like RabbitMQ's, an exclusive queue that is also auto-delete
-(kombu's are) is deleted earlier, with its last consumer.
-"""
+"""Declaring exchanges, queues and bindings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial, wraps
-from itertools import count
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from amqp.exceptions import PreconditionFailed
@@ -22,19 +14,13 @@ from kombu.utils.uuid import uuid
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.topology import OWNER
-from kombu_fdb.errors import ExchangeNotFound, InvalidArgument, QueueError
-from kombu_fdb.model import Lease, SessionId
-from kombu_fdb.process.client import Client
-from kombu_fdb.process.client_session import ClientSession
+from kombu_fdb.errors import ExchangeNotFound
 from kombu_fdb.routing.tables import EXCHANGE_TYPES, Exchange, QueueDeclaration
+from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.errors import amqp_errors, not_found
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# -- declaring ---------------------------------------------------------------------------------------------------------
-
 
 # ruff: noqa: A002 - the signatures are kombu's
 
@@ -54,15 +40,14 @@ def one_call(verb: Callable[P, R]) -> Callable[P, R]:
 class DeclaringChannel(virtual.Channel):
     """The part of a channel that handles no message."""
 
-    #: For each exchange that was declared on this connection, the threads that have missed it since.
-    missed: dict[str, set[int]]
+    def __init__(self, connection: BrokerConnection, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self.transport = connection
 
     @property
     def engine(self) -> Engine:
-        raise NotImplementedError
-
-    def declare(self, declaration: QueueDeclaration) -> None:
-        raise NotImplementedError
+        """The engine for everything that does not depend on a session; in a forked child, the child's own."""
+        return self.transport.engine
 
     # -- exchanges -------------------------------------------------------------------------------------------------
 
@@ -85,7 +70,7 @@ class DeclaringChannel(virtual.Channel):
             return
         declared = Exchange(exchange, _kind(type, arguments), bool(durable), bool(auto_delete), dict(arguments or {}))
         self.engine.queues.declare_exchange(declared)
-        self.missed[exchange] = set()
+        self.transport.missed[exchange] = set()
 
     @amqp_errors("exchange_delete")
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
@@ -143,7 +128,7 @@ class DeclaringChannel(virtual.Channel):
         queue = queue or f"amq.gen-{uuid()}"
         if not passive:
             declaration = QueueDeclaration(queue, bool(durable), bool(exclusive), bool(auto_delete), arguments or {})
-            self.declare(declaration)
+            self.transport.declare(declaration)
         else:
             self._require(queue, "queue_declare")
         return queue_declare_ok_t(queue, self._size(queue), self.engine.inspect.consumer_count(queue))
@@ -221,71 +206,3 @@ def _kind(exchange_type: str, arguments: dict[str, Any] | None) -> str:
     if kind not in EXCHANGE_TYPES:
         raise PreconditionFailed(f"unknown exchange type {kind!r}", (40, 10), "Channel.exchange_declare")
     return kind
-
-
-# -- exclusive queues --------------------------------------------------------------------------------------------------
-
-
-#: A session has many connections; no two of its tags are the same.
-_numbers = count(1)
-
-
-class ExclusiveQueues:
-    """The exclusive queues of one connection."""
-
-    def __init__(self) -> None:
-        self._owners: dict[str, tuple[SessionId, str, str]] = {}
-        #: Whether the connection has ended: a declaration that is still under way must be undone.
-        self._given_up = False
-
-    def give_up(self) -> list[tuple[SessionId, str, str]]:
-        """Note that all end. Returns the entries that stand for the connection: session, queue, tag."""
-        self._given_up = True  # first: a declaration that begins later sees it
-        return list(self._owners.values())
-
-    def declare(self, client: Client, declaration: QueueDeclaration) -> None:
-        """Declare a queue for this connection alone. Raises what the engine's ``declare`` raises."""
-        client.in_session(partial(self._declare, client, declaration))
-
-    def _declare(self, client: Client, declaration: QueueDeclaration, session: ClientSession) -> None:
-        queue, session_id = declaration.name, session.session_id
-        owner = self._owners.get(queue)
-        if owner is None or owner[0] != session_id:
-            owner = self._owners[queue] = session_id, queue, f"{OWNER}{next(_numbers)}"
-        try:
-            client.engine.queues.declare(declaration, owner=(session_id, owner[2]))
-        except (QueueError, InvalidArgument):  # after other errors it may have been declared
-            self._owners.pop(queue, None)
-            raise
-        finally:
-            if self._given_up:  # another thread may have removed the entry before it was added
-                client.later(partial(client.remove_consumer, *owner))
-
-    def leave(self, client: Client) -> None:
-        """End the connection's queues. Raises a ``StoreError``."""
-        for owner in list(self._owners.values()):
-            client.engine.queues.remove_consumer(*owner)
-            self._owners.pop(owner[1], None)  # no other: another thread may be declaring it
-
-    def forget(self) -> None:
-        """Forget them: in a forked child they are the parent's."""
-        self._owners.clear()
-
-
-# -- what is left behind -----------------------------------------------------------------------------------------------
-
-
-def settle_orphaned(
-    client: Client,
-    leases: Collection[Lease],
-    consumers: Iterable[tuple[SessionId, str, str]],
-    held: Callable[[], Collection[Lease]] = list,
-) -> None:
-    """Settle for a connection that is gone: the leases it held, and its consumers as session, queue and tag.
-
-    ``held``: as in ``Client.leave``. For another thread. Raises a ``StoreError``: call again.
-    """
-    client.release(leases)
-    # Only now: where one consumer is active at a time, the next one must find what this one held.
-    for consumer in consumers:
-        client.remove_consumer(*consumer, held)
