@@ -38,12 +38,11 @@ from kombu_fdb.keyspace.codec import Message, decode_control, encode_settings
 from kombu_fdb.keyspace.layout import FORMAT_VERSION, STAMP_BYTES, range_of
 from kombu_fdb.model import SessionId
 from kombu_fdb.primitives.ranges import FLAG, MOST, TEXT, Kind, refused, shown
-from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
+from kombu_fdb.routing.tables import OVERFLOW_MODES, PREDECLARED, Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
 #: An exclusive queue's connection is an entry among its consumers; its tag begins with this.
 OWNER = "exclusive-"
-OVERFLOW_MODES = ("drop-head", "reject-publish", "reject-publish-dlx")
 #: The prefix of our own arguments.
 OWN = "x-fair-"
 #: A name this similar to one of ours is misspelt. None of RabbitMQ's others is: ``x-priority`` is the nearest, 0.83.

@@ -32,7 +32,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from kombu_fdb.errors import FormatError
@@ -120,53 +120,24 @@ class Record(NamedTuple):
     seen: bool = False
 
     @classmethod
-    def of(
-        cls,
-        message_id: bytes,
-        payload: bytes,
-        *,
-        published_ms: int,
-        expires_ms: int,
-        redeliveries: int = 0,
-        deaths: Sequence[Death] = (),
-        key: str = "",
-        ttr_ms: int = 0,
-        task_id: str = "",
-        priority: int = NO_PRIORITY,
-    ) -> Record:
-        """The record with a whole payload, which it carries until it is stored."""
-        size = len(payload)
-        chunks = 0 if size <= INLINE_BYTES else -(-size // CHUNK_BYTES)
-        return cls(
-            message_id,
-            published_ms,
-            expires_ms,
-            redeliveries,
-            chunks,
-            size,
-            payload,
-            tuple(deaths),
-            key,
-            ttr_ms,
-            task_id,
-            priority,
-        )
-
-    @classmethod
     def of_stored(cls, message: StoredMessage, message_id: bytes) -> Record:
-        """The record of a message from elsewhere, under this id."""
-        return cls.of(
-            message_id,
-            message.payload,
+        """The record of a message from elsewhere, under this id. It carries the whole payload until it is stored."""
+        return cls(
+            message_id=message_id,
             published_ms=message.published_ms,
             expires_ms=message.expires_ms,
             redeliveries=message.redeliveries,
+            chunks=0,
+            size=len(message.payload),
+            payload=message.payload,
             deaths=message.deaths,
             key=message.key,
             ttr_ms=message.ttr_ms,
             task_id=message.task_id,
             priority=message.priority_before,
-        )._replace(way=message.way, seen=message.seen)
+            way=message.way,
+            seen=message.seen,
+        )
 
     @classmethod
     def unreadable(cls, value: bytes, message_id: bytes = b"") -> Record:

@@ -260,7 +260,8 @@ class Keyspace:
         self.waiting = self._cached("waiting")
         self.fair = self._cached("fair")
         self.control = self._cached("control")
-        self.count = lru_cache(16384)(self._count)
+        #: By queue and state.
+        self.count: Callable[[str, str], bytes] = lru_cache(16384)(partial(self._key, "count"))
         #: By exchange.
         self.epoch = self._cached("epoch")
         self._of_queue = lru_cache(16384)(self._key)
@@ -378,9 +379,6 @@ class Keyspace:
         return self._key("copy", message_id, target)
 
     # -- queues ---------------------------------------------------------------------------------------------------
-
-    def _count(self, queue: str, state: str) -> bytes:
-        return self._key("count", queue, state)
 
     def counts(self, queue: str) -> Range:
         return range_of(self._key("count", queue))

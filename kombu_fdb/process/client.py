@@ -153,7 +153,8 @@ class Client:
         #: The engine of the open store; in a forked child, still the parent's.
         self.engine_if_open = engine
         self._session: ClientSession | None = None
-        self._suspect = False
+        #: Whether the store did not answer the last time: until a call succeeds, new connections don't wait long.
+        self.suspected = False
         self._doubts = Doubts(SystemClock())
         self._reclaim = Reclaim(SystemClock())
         #: How long to wait for a store that does not answer, when the program ends.
@@ -167,7 +168,7 @@ class Client:
 
         Raises ``StoreUnavailable`` or ``FormatError`` within ``timeout_s`` seconds.
         """
-        if self._suspect:
+        if self.suspected:
             timeout_s = min(timeout_s, SUSPECT_TIMEOUT_S)
         with self._lock:  # from here on it is not idle
             known, engine = user in self._users, self.engine_if_open
@@ -180,12 +181,12 @@ class Client:
                 connect.verify(engine.database, self.location, timeout_s=timeout_s)
         except BaseException as error:
             if isinstance(error, StoreError):
-                self._suspect = True
+                self.suspected = True
             if not known:
                 self._users.discard(user)
                 self._look_whether_idle()
             raise
-        self._suspect = False
+        self.suspected = False
         if self.deferred_calls:  # left from before the store was closed
             self.nudge()
 
@@ -219,15 +220,6 @@ class Client:
         """If no connection is left, have a thread finish the work for which the store is still open, and close it."""
         if not self._users:
             self.nudge()
-
-    def suspect(self) -> None:
-        """Note that a call failed: until one succeeds, new connections don't wait long."""
-        self._suspect = True
-
-    @property
-    def suspected(self) -> bool:
-        """Whether the store did not answer the last time."""
-        return self._suspect
 
     @property
     def engine(self) -> Engine:
@@ -564,7 +556,7 @@ class Client:
         try:
             if session is not None:
                 self._end(engine, session)
-            if not self._suspect:
+            if not self.suspected:
                 engine.metrics.flush(timeout_s=SUSPECT_TIMEOUT_S)
         except KombuFDBError as error:
             logger.debug("the last second's totals are not counted: %s", error)

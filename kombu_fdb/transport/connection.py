@@ -254,7 +254,7 @@ class BrokerConnection(virtual.Transport):
     def suspect(self) -> None:
         """Note that a call has failed: until one succeeds, new connections don't wait long."""
         if self._store is not None:
-            self._store.suspect()
+            self._store.suspected = True
 
     def forget_declared(self, exchange: str) -> bool:
         """Have kombu declare again what it publishes to, and say whether this thread should retry with this exchange.

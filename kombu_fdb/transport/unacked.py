@@ -262,7 +262,7 @@ class QoS(virtual.QoS):
         try:
             client.release(leases, counted=counted)
         except StoreError:
-            client.suspect()
+            client.suspected = True
             raise
 
     def orphan(self) -> None:

@@ -39,11 +39,8 @@ from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CapacityExceeded, FormatError
 from kombu_fdb.keyspace.codec import Message, decode_amount, decode_count, size_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Range, range_of, split_place
+from kombu_fdb.routing.tables import DROP_HEAD, REJECT, REJECT_DLX
 from kombu_fdb.store.protocol import KeyValue
-
-DROP_HEAD = "drop-head"
-REJECT = "reject-publish"
-REJECT_DLX = "reject-publish-dlx"
 
 #: How many messages give way in one transaction, besides one for each that comes.
 MOST_LEAVING = 100

@@ -231,12 +231,15 @@ def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> Non
 
 def dead_of(work: Work, queue: str, publication: Publication, deaths: Sequence[Death] = ()) -> Message[bytes]:
     """An unstored message, with a message id, to be buried as if it had died in ``queue``. ``deaths``: its history."""
-    record = Record.of(
-        publication.message_id,
-        publication.payload,
+    record = Record(
+        message_id=publication.message_id,
         published_ms=work.now_ms,
         expires_ms=0,
-        deaths=deaths,
+        redeliveries=0,
+        chunks=0,
+        size=len(publication.payload),
+        payload=publication.payload,
+        deaths=tuple(deaths),
         key=publication.key,
         ttr_ms=publication.ttr_ms,
         task_id=publication.task_id,

@@ -109,12 +109,6 @@ def _growth(before: int, now: int) -> int:
     return now - before if now >= before else now  # fewer: it was folded in between, and began anew
 
 
-def write_keys(tr: Transaction, keys: Keyspace, events: Mapping[Event, int]) -> None:
-    """Blind atomic adds."""
-    for (queue, event, key), number in events.items():
-        tr.add(keys.key_total(queue, key, event), number)
-
-
 def read_keys(work: Work, begin: bytes) -> tuple[str, KeyTotals, bytes] | None:
     """The first queue from ``begin`` on with keyed messages, its totals, and where the next begins; None at the end.
 
@@ -182,7 +176,8 @@ class PendingTotals:
         for (queue, what, *key), number in events.items():
             if not key:
                 tr.add(self._keys.total(queue, what), number)
-        write_keys(tr, self._keys, self._names.folded(events))
+        for (queue, what, each), number in self._names.folded(events).items():
+            tr.add(self._keys.key_total(queue, each, what), number)
 
 
 class Share:

@@ -351,7 +351,7 @@ class Fetcher:
             else:
                 remove()
         except errors.StoreError:
-            self.client.suspect()
+            self.client.suspected = True
             self.client.later(remove)
         self._known.discard(subscription)  # only now: if interrupted, the connection's end removes it
 
@@ -449,7 +449,7 @@ class Fetcher:
             unexpected.__cause__ = error
             error = unexpected
         if isinstance(error, errors.StoreError):
-            self.client.suspect()
+            self.client.suspected = True
         self.error = error
         self.arrived.ring()
 
@@ -737,7 +737,7 @@ class Fetcher:
             try:
                 self._release_leaving()
             except errors.StoreError as error:  # the client does it as soon as it can
-                self.client.suspect()
+                self.client.suspected = True
                 logger.debug("messages of a cancelled consumer can't be released yet: %s", error)
             if leave:
                 self.leave(subscription)

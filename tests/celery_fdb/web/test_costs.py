@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pytest
 from kit.costs import CountingDatabase
 from kit.dashboard import Person
+from kit.records import record_of
 
 from celery_fdb.history import reading
 from celery_fdb.history.options import History
@@ -30,7 +31,7 @@ from celery_fdb.history.views import workflows
 from celery_fdb.inspection.schedules import EntryReport, schedule_of
 from celery_fdb.web import application, dashboard
 from kombu_fdb import Broker
-from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION, Record
+from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.keyspace.layout import STAMP_CODE, Keyspace, pack_stamp
 from kombu_fdb.model import Death
 from kombu_fdb.primitives.clock import SystemClock
@@ -114,7 +115,7 @@ def envelope(task: str) -> bytes:
 
 
 def record(key: str = "", *deaths: Death) -> bytes:
-    made = Record.of(b"i" * 16, envelope("shop.pay"), published_ms=1, expires_ms=0, key=key, deaths=deaths, task_id="t")
+    made = record_of(b"i" * 16, envelope("shop.pay"), published_ms=1, expires_ms=0, key=key, deaths=deaths, task_id="t")
     return made.encode()
 
 

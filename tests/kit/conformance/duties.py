@@ -17,6 +17,7 @@ import pytest
 from kit.conformance.invariants import leftovers
 from kit.conformance.queue import Bench, OnBench
 from kit.duties import promote_all
+from kit.records import record_of
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import MOST_LETTERS
@@ -571,7 +572,7 @@ def store_with_histories(bench: Bench, queue: str, number: int) -> None:
 
 
 def store(bench: Bench, queue: str, payload: bytes, deaths: tuple[Death, ...]) -> None:
-    record = Record.of(bench.engine.transactions.ids(), payload, published_ms=1, expires_ms=0, deaths=deaths)
+    record = record_of(bench.engine.transactions.ids(), payload, published_ms=1, expires_ms=0, deaths=deaths)
     bench.work(lambda work: put_ready(work, Subqueue(queue, "", work.keys.rank(0)), record))
 
 

@@ -15,9 +15,9 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.costs import Cost, CountingDatabase
 from kit.duties import promote_all, replay
+from kit.records import record_of
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace, pack_stamp
 from kombu_fdb.model import Lease, Publication, View
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -38,7 +38,7 @@ def stamp(number: int) -> bytes:
 
 
 def record(number: int, key: str = "") -> bytes:
-    return Record.of(
+    return record_of(
         number.to_bytes(16, "big"), b"a", published_ms=0, expires_ms=0, key=key, task_id=f"task-{number}"
     ).encode()
 

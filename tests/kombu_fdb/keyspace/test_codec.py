@@ -9,6 +9,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.records import record_of
 
 from kombu_fdb.errors import FormatError
 from kombu_fdb.keyspace.codec import (
@@ -71,7 +72,7 @@ def test_records_round_trip(  # noqa: PLR0917
     way: Way | None,
     has_been_seen: bool,
 ) -> None:
-    written = Record.of(
+    written = record_of(
         message_id,
         payload,
         published_ms=published,
@@ -96,7 +97,7 @@ def test_records_round_trip(  # noqa: PLR0917
 
 def test_golden_bytes_of_version_2() -> None:
     """A message that died, and came to where it is by an exchange; what version 1 has room for is still version 1."""
-    record = Record.of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, priority=7)
+    record = record_of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, priority=7)
     death = Death("q", "rejected", 2, 5, "ex", ("key",), first=True, since_ms=4)
     value = record._replace(way=Way("dlx", "dead"), deaths=(death,)).encode()
     extras = (
@@ -111,7 +112,7 @@ def test_golden_bytes_of_version_2() -> None:
 
 @pytest.mark.parametrize("way", [["dlx"], ["dlx", 5], ["dlx", "dead", "more"], [None, None]])
 def test_a_way_that_is_none(way: list[object]) -> None:
-    head = Record.of(b"0123456789abcdef", b"", published_ms=1, expires_ms=2).encode()
+    head = record_of(b"0123456789abcdef", b"", published_ms=1, expires_ms=2).encode()
     extras, at = json.dumps([way]).encode(), struct.calcsize(">BHHHB")
     with pytest.raises(FormatError, match="unreadable way"):
         Record.decode(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
@@ -132,7 +133,7 @@ def test_chunks_join_to_the_payload(size: int) -> None:
     payload = bytes(range(256)) * (size // 256 + 1)
     payload = payload[:size]
     chunks = chunks_of(payload)
-    record = Record.decode(Record.of(bytes(16), payload, published_ms=0, expires_ms=0).encode())
+    record = Record.decode(record_of(bytes(16), payload, published_ms=0, expires_ms=0).encode())
     assert record.chunks == len(chunks)
     assert record.size == size
     assert (b"".join(chunks) or record.payload) == payload
@@ -140,7 +141,7 @@ def test_chunks_join_to_the_payload(size: int) -> None:
 
 def test_golden_bytes() -> None:
     """A change here is a change of the store's format: raise ``FORMAT_VERSION`` and say how old stores are read."""
-    value = Record.of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3).encode()
+    value = record_of(b"0123456789abcdef", b"hello", published_ms=1, expires_ms=2, redeliveries=3).encode()
     assert value.hex() == (
         "01000300000000000000000000000005000000000000000100000000000000023031323334353637383961626364656668656c6c6f"
     )
@@ -152,7 +153,7 @@ def test_golden_bytes() -> None:
 @pytest.mark.parametrize(("numbers", "ttr_ms", "priority"), [([], 0, 0), ([1500], 1500, 0), ([1500, 7], 1500, 7)])
 def test_extras_as_they_were_written_before_dead_letters_kept_their_priority(numbers, ttr_ms, priority) -> None:
     death = {"queue": "q", "reason": "rejected", "count": 1, "time_ms": 5, "exchange": "", "routing_keys": ["q.dead"]}
-    head = Record.of(bytes(16), b"", published_ms=1, expires_ms=2).encode()
+    head = record_of(bytes(16), b"", published_ms=1, expires_ms=2).encode()
     extras = json.dumps([*numbers, {**death, "details": {"error": "x"}}]).encode()
     at = struct.calcsize(">BHHHB")
     record = Record.decode(head[:at] + struct.pack(">I", len(extras)) + head[at + 4 :] + extras)
@@ -200,7 +201,7 @@ def test_what_every_version_of_a_lease_keeps() -> None:
         b'{"some": "text", "that": "is", "as": "long as the head of a record"}',
         NEWER[:5] + b"\xff" + NEWER[6:],
         NEWER.replace(b"key", b"k\xffy"),
-        Record.of(bytes(16), b"ours", published_ms=1, expires_ms=0).encode(),
+        record_of(bytes(16), b"ours", published_ms=1, expires_ms=0).encode(),
     ],
 )
 def test_what_is_no_newer_record(value: bytes) -> None:

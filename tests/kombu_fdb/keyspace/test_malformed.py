@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from kit.records import record_of
 
 from kombu_fdb.engine.stored import session
 from kombu_fdb.errors import FormatError
@@ -24,8 +25,8 @@ from kombu_fdb.primitives.ranges import LONGEST_S, MOST, SLOWEST
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
 DEATH = Death("q", "rejected", 2, 5, "dlx", ("a", "b"), {"error": "x"})
-RECORD = codec.Record.of(bytes(16), b"payload", published_ms=1, expires_ms=2, redeliveries=3, deaths=[DEATH]).encode()
-RECORD_WITH_ALL = codec.Record.of(
+RECORD = record_of(bytes(16), b"payload", published_ms=1, expires_ms=2, redeliveries=3, deaths=[DEATH]).encode()
+RECORD_WITH_ALL = record_of(
     bytes(16), b"p", published_ms=1, expires_ms=2, deaths=[DEATH], key="k", ttr_ms=9, task_id="t", priority=3
 ).encode()
 PLACE = pack("key") + pack_int(4) + pack_stamp(bytes(12))
@@ -140,7 +141,7 @@ def test_values_of_ours_with_some_bytes_changed(decode: Callable[[bytes], object
 
 def with_extras(extras: bytes) -> bytes:
     """A record whose extras are these."""
-    record = codec.Record.of(bytes(16), b"", published_ms=1, expires_ms=2).encode()
+    record = record_of(bytes(16), b"", published_ms=1, expires_ms=2).encode()
     return record[:11] + len(extras).to_bytes(4, "big") + record[15:] + extras
 
 

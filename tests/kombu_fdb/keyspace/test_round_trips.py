@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.records import record_of
 
 from celery_fdb.operations import transfer
 from celery_fdb.results import chords, records
@@ -91,7 +92,7 @@ def test_records_of_publications(data: Any) -> None:
     except (InvalidArgument, QueueError):
         return
     record = codec.Record.decode(
-        codec.Record.of(
+        record_of(
             bytes(16),
             b"",
             published_ms=0,

@@ -224,7 +224,7 @@ def test_a_mailbox_is_opened_again_as_the_store_answers(connect, monkeypatch, un
     queue = Queue("one.pidbox", Exchange("pidbox", "fanout"), auto_delete=True)
     lost.Consumer([queue], on_message=print).consume()
     client = found.default_channel.connection.store
-    client.suspect()
+    client.suspected = True
     if fails:
         client.later(lambda: 1 // 0)  # another call, which fails for a reason of its own
     lost.close()
