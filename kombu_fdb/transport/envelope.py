@@ -405,20 +405,20 @@ def dedup_of(headers: Mapping[str, Any], properties: Mapping[str, Any], window_s
         (_SQS_DEDUP_ID, properties),
         (_SQS_DEDUP_ID, headers),
     )
-    dedup_id = next(filter(None, (text_of(name, source.get(name)) for name, source in given)), "")
-    if not dedup_id or _goes_on(headers):
-        return "", 0
-    return dedup_id, _window_ms("dedup_window", headers.get("dedup_window"), window_s)
+    return _first_id(given, "dedup_window", headers, window_s)
 
 
-def _once_of(headers: Mapping[str, Any], window_s: float) -> tuple[str, int]:
-    """The once id, "" if there is none, and its window in milliseconds."""
-    if "once_id" not in headers:
+def _first_id(
+    given: Iterable[tuple[str, Mapping[str, Any]]], window: str, headers: Mapping[str, Any], window_s: float
+) -> tuple[str, int]:
+    """The first id that is not empty, "" if there is none, and its window in milliseconds."""
+    found = next(filter(None, (text_of(name, source.get(name)) for name, source in given)), "")
+    if not found or _goes_on(headers):
         return "", 0
-    once_id = text_of("once_id", headers["once_id"])
-    if not once_id or _goes_on(headers):
-        return "", 0
-    return once_id, _window_ms("once_window", headers.get("once_window"), window_s)
+    own = headers.get(window)
+    if own is not None:
+        window_s = number(window, own, "seconds", least=SHORTEST_S, most=LONGEST_S)
+    return found, int(window_s * 1000)
 
 
 def steered_by(
@@ -437,7 +437,7 @@ def steered_by(
             )
     ttr = headers.get("x-ttr")
     dedup_id, dedup_window_ms = dedup_of(headers, properties, window_s)
-    once_id, once_window_ms = _once_of(headers, window_s)
+    once_id, once_window_ms = _first_id([("once_id", headers)], "once_window", headers, window_s)
     return {
         "due_ms": due_ms(headers, properties, now_ms),
         "ttr_ms": 0 if ttr is None else int(number("x-ttr", ttr, "milliseconds", most=LONGEST_MS)),
@@ -453,11 +453,6 @@ def _goes_on(headers: Mapping[str, Any]) -> bool:
     # Without the nesting, a task has published a duplicate under its own id.
     is_replacement = headers.get("replaced_task_nesting") and headers.get("id") == headers.get("parent_id")
     return bool(headers.get("retries") or is_replacement)
-
-
-def _window_ms(name: str, given: Any, default_s: float) -> int:
-    window_s = default_s if given is None else number(name, given, "seconds", least=SHORTEST_S, most=LONGEST_S)
-    return int(window_s * 1000)
 
 
 _MARKER = b'"__type__"'
