@@ -292,7 +292,10 @@ class Retry:
                 self._free.append(token)
 
     def _token_for(self, doubt: Doubt[T]) -> Token:
-        """A new token, or an open doubt's own, by which its next run finds out about earlier ones."""
+        """A new token, or an open doubt's own, by which its next run finds out about earlier ones.
+
+        It gets a number that it never had before.
+        """
         if not doubt.is_open:
             assert not doubt.results, "what has been settled is another transaction's"
             doubt.token = self._free_token()
