@@ -11,8 +11,6 @@ from kombu_fdb import Broker, KombuFDBError
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.model import Publication
 
-__all__ = ["NAMES", "clear", "fill", "mutated"]
-
 NAMES = ["q", "q.dead", "", ".", "..", "_", "_2F", "a/b?c#%2F", "ü\x00\n", "x.celery.pidbox", "\u202e<b>", "n" * 3000]
 ODD = [
     *(None, True, 0, -1, 2**63, 2**200, -1e308, 1e400, float("nan"), "", "\ud800", "\x00", "\x1b[2J", "<script>"),

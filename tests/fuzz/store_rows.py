@@ -19,8 +19,6 @@ from kombu_fdb.transport.envelope import encode
 
 HOUR, DAY = SERIES["hour"], SERIES["day"]
 
-__all__ = ["QUEUES", "damage", "filled", "mutated", "replace", "rows_of", "sort_of", "write_all"]
-
 #: What the queues are called; those of "safe" are never touched.
 QUEUES = ("plain", "fair", "expiring", "single", "full", "plain.dead", "safe")
 DLX = {"x-dead-letter-exchange": "dlx", "x-max-length": 50}

@@ -14,8 +14,6 @@ import pytest
 
 from kit.processes import until
 
-__all__ = ["NARROW", "WIDE", "Window", "chromium"]
-
 WIDE, NARROW = (1280, 860), (390, 844)
 
 

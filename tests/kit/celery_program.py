@@ -12,8 +12,6 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-__all__ = ["prepare", "run"]
-
 _installed = metadata.entry_points
 
 

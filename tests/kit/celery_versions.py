@@ -5,8 +5,6 @@ from __future__ import annotations
 import celery
 import pytest
 
-__all__ = ["CELERY", "since_celery"]
-
 CELERY = celery.VERSION.major, celery.VERSION.minor
 
 

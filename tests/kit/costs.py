@@ -13,8 +13,6 @@ from kombu_fdb.errors import Conflict
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch
 from kombu_fdb.testing.clock import ManualClock
 
-__all__ = ["Cost", "CountingDatabase", "cost"]
-
 
 @dataclass(slots=True)
 class Cost:

@@ -6,8 +6,6 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-__all__ = ["Person"]
-
 
 class Person(TestClient):
     """Opens pages and sends their forms as a browser does."""

@@ -14,8 +14,6 @@ from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import StoreFull
 from kombu_fdb.process.client import close_clients
 
-__all__ = ["fill_queue", "small_broker", "small_disk"]
-
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:

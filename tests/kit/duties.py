@@ -9,8 +9,6 @@ from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.duty_cycle import Duties
 
-__all__ = ["SingleDuties", "active_consumer", "earliest", "promote_all", "replay", "trim_all"]
-
 
 def promote_all(engine: Engine) -> tuple[int, int | None]:
     """Make all due messages ready. Returns how many, and when the next one is due."""

@@ -15,8 +15,6 @@ from typing import Any, Self
 from kombu_fdb import aio
 from kombu_fdb.aio import Face
 
-__all__ = ["Driven", "Loop"]
-
 #: After this time a call is stuck.
 DEADLINE_S = 60.0
 

@@ -6,8 +6,6 @@ import gc
 import weakref
 from collections.abc import Callable
 
-__all__ = ["keeps_frames"]
-
 
 class _Held:
     """What a caller has in a local."""

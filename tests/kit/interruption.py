@@ -18,8 +18,6 @@ from typing import Any, Literal
 
 from kombu_fdb.testing.faults import Interrupted
 
-__all__ = ["interrupt", "runs_handlers"]
-
 #: After this time the call is stuck.
 DEADLINE_S = 60.0
 

@@ -31,8 +31,6 @@ from kombu_fdb.process.session_threads import OnDemandThread, SessionThreads
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport.consuming import receiver
 
-__all__ = ["LateStore", "Lateness", "late_store"]
-
 #: The thread of a connection that consumes is no caller.
 RECEIVER = "kombu-fdb-receiver"
 #: In truth, in seconds: what another thread does at once has come then.

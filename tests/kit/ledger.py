@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["LEDGER", "ROOT", "Entry", "promises", "read"]
-
 ROOT = Path(__file__).resolve().parents[2]
 LEDGER = ROOT / "tests" / "ledger.tsv"
 WORDS = re.compile(r"\b(never|at most|(?:does|do) not depend|as (?:in )?RabbitMQ|keeps)\b", re.IGNORECASE)

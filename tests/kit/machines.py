@@ -7,8 +7,6 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from kombu_fdb.store.protocol import Database
 
-__all__ = ["Machine", "run"]
-
 
 class Machine(RuleBasedStateMachine):
     #: Of the class that :func:`run` makes of it.

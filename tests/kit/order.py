@@ -12,8 +12,6 @@ from collections.abc import Callable, Hashable, Iterable
 from itertools import groupby
 from typing import TypeVar
 
-__all__ = ["spread"]
-
 Test = TypeVar("Test")
 
 

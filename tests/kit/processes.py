@@ -16,8 +16,6 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["DEADLINE_S", "Program", "Programs", "fork", "in_child", "until"]
-
 #: For what never comes; a busy machine needs a good part of it.
 DEADLINE_S = 240.0
 #: For the programs, too, the kit is a package.

@@ -16,8 +16,6 @@ from typing import IO, Self
 
 from kombu.connection import Connection
 
-__all__ = ["Node", "rabbitmq_unavailable_reason"]
-
 START_S = 120.0
 #: Below those of ``net.ipv4.ip_local_port_range``.
 PORTS = (15_000, 32_000)

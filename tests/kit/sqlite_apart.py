@@ -8,8 +8,6 @@ from kombu_fdb.store.sqlite.errors import explain_os
 from kombu_fdb.store.sqlite.files import identify
 from kombu_fdb.store.sqlite.open_file import OpenFile
 
-__all__ = ["open_apart"]
-
 
 def open_apart(path: str) -> SqliteDatabase:
     """The file exists, and ``path`` is a real one. SQLite keeps count of its own openings in one process."""

@@ -25,8 +25,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
-__all__ = ["Forked", "Starter"]
-
 TESTS = Path(__file__).parents[1]
 #: Of an answer, and of a request with its environment.
 MOST_BYTES = 1 << 17

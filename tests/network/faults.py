@@ -18,8 +18,6 @@ from .box import ZONES, Client
 if TYPE_CHECKING:
     from .run import Run
 
-__all__ = ["FAULTS", "Strike"]
-
 
 class Strike(NamedTuple):
     """``struck``: clients on which it falls; ``lasts_s``: until it is healed; ``hold``: begins and heals it."""

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable
 
 from kit.history.record import Recorder
 
-__all__ = ["work"]
-
 #: How often the main thread looks whether a signal has come, in seconds.
 LOOK_S = 1.0
 

@@ -8,8 +8,6 @@ import tarfile
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["RELEASED", "release_unavailable_reason", "unpack"]
-
 ROOT = Path(__file__).parents[2]
 RELEASED = "v0.2.0"
 PACKAGES = ("kombu_fdb", "celery_fdb", "_kombu_fdb_autoload.py")

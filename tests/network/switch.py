@@ -22,8 +22,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["Link", "Switch"]
-
 #: What waits longer than that for the bandwidth of its link is dropped.
 BUFFER_S = 1.0
 LONGEST_MESSAGE = 1 << 17

@@ -17,8 +17,6 @@ from kit.celery_parity.stage import Broker, Observed, Stage
 from kit.rabbitmq import Node
 from kit.starter import Starter
 
-__all__ = ["BROKERS", "PEERS", "RECORDED", "broker", "came_to", "missing", "play"]
-
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "tests" / "parity" / "celery_recorded.json"
 APPLICATION = "kit.celery_parity.application"

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DELAY_S", "SETTINGS", "SITUATIONS", "Situation"]
-
 #: Of a task that waits: the worker should have ended before.
 DELAY_S = 5
 #: Options of a task.

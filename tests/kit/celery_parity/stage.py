@@ -27,8 +27,6 @@ from kombu.utils.json import loads
 from kit.celery_parity.situations import DELAY_S, SITUATIONS, Situation
 from kit.starter import Forked, Starter
 
-__all__ = ["Broker", "Observed", "Stage"]
-
 TESTS = Path(__file__).parents[2]
 DEADLINE_S = 120.0
 #: For the recording: how long nothing happens.

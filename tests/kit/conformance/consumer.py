@@ -13,8 +13,6 @@ from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
-__all__ = ["Consumer"]
-
 OPTIONS = Options(claim_window=4, poll_interval=60.0)
 
 

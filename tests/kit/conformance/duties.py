@@ -34,8 +34,6 @@ from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS, Duties
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 
-__all__ = ["DutiesConformance"]
-
 GRAVES = ("grave-1", "grave-2", "grave-3")
 LARGE = 6_000_000
 

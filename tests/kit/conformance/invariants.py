@@ -15,8 +15,6 @@ from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import QueueCounts
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["check_counts", "check_whereabouts", "leftovers", "messages"]
-
 
 def _rows(engine: Engine, tag: str) -> list[KeyValue]:
     begin, end = range_of(engine.keys._key(tag))

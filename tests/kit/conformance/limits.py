@@ -15,8 +15,6 @@ from kombu_fdb.keyspace.codec import INLINE_BYTES
 from kombu_fdb.model import ClaimTerms, KeyLimits, Publication, QueueControl, QueueCounts, SessionId
 from kombu_fdb.routing.tables import QueueDeclaration
 
-__all__ = ["LimitsConformance"]
-
 
 def declare(bench: Bench, queue: str = "q", **arguments: Any) -> None:
     named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}

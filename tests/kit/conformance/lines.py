@@ -18,9 +18,6 @@ from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, KeyLimits, Lease
 from kombu_fdb.routing.tables import QueueDeclaration
 
-__all__ = ["LineConformance", "Rival"]
-
-
 #: For a watch that fires.
 PATIENCE_S = 60.0
 

@@ -23,8 +23,6 @@ from kombu_fdb.model import KeyLimits, QueueCounts, View
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.protocol import Database, Transaction
 
-__all__ = ["NewerConformance", "make_newer", "upgraded"]
-
 NEWER = codec.RECORD_VERSION + 1
 LARGE = b"x" * (INLINE_BYTES + 1)
 DLX = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "grave"}

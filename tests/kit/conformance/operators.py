@@ -11,8 +11,6 @@ from kombu_fdb.keyspace.codec import CHUNK_BYTES, INLINE_BYTES
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Listed, Publication, Spot, State, View
 
-__all__ = ["OperatorsConformance"]
-
 HOUR_S = 3_600
 #: Payloads in the record, in one chunk, and in several.
 SIZES = (3, INLINE_BYTES + 1, 2 * CHUNK_BYTES + 7)

@@ -39,8 +39,6 @@ from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
-__all__ = ["Bench", "OnBench", "QueueConformance"]
-
 
 class Bench:
     """One namespace, several engines on it as if in several processes, and a clock."""

@@ -24,8 +24,6 @@ from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
 
-__all__ = ["TIMEOUT_S", "Capability", "Keys", "StoreConformance", "arm", "commit", "lacks", "retry_on"]
-
 T = TypeVar("T")
 
 #: For everything here; passes take milliseconds.

@@ -14,8 +14,6 @@ from kombu_fdb.engine.scheduling.fair import ARRIVALS, MOST_LOOKS
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import KeyLimits, Publication, QueueControl
 
-__all__ = ["TurnsConformance"]
-
 
 def put_one_each(bench: Bench, keys: list[str], messages: int = 1, **properties: Any) -> None:
     """So many messages of each key, in one commit; a payload is its key."""

@@ -23,8 +23,6 @@ from typing import NamedTuple
 
 from kit.history.events import Call, Delivery, Event, Fault, History
 
-__all__ = ["CHECKS", "Check", "Finding", "Violation"]
-
 #: What a call may take beyond its deadline: to raise its error, and to write down both ends.
 GRACE_S = 1.0
 #: Between a death and the next start, besides TTL, sweeps and faults: a claim, and a task that is in its way.

@@ -23,8 +23,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Call", "Delivery", "Event", "Fault", "History", "read"]
-
 #: How a settlement that was asked for is told, by its answer.
 SETTLED = {
     ("ack", "ok"): "done",

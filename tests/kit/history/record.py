@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Answer", "Recorder", "clock_name"]
-
 #: How often the pulse beats, and how late it must be for that to be told, in seconds.
 PULSE_S, LATE_S = 0.1, 0.15
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from kit.history.checks import CHECKS, Violation
 from kit.history.events import History
 
-__all__ = ["Line", "judge", "render"]
-
 
 class Line(NamedTuple):
     """One guarantee's verdict."""

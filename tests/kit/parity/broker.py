@@ -19,8 +19,6 @@ from kombu.messaging import Producer
 
 from kit.parity.program import CHANNELS, EXCHANGES, QUEUES, SHORT_MS, Step
 
-__all__ = ["Broker", "Observation"]
-
 #: What a program observes of a step: by place, as ("queue", "q0", "ready"), what was there.
 Observation = dict[tuple[str, ...], Any]
 #: Properties that a publisher sets.

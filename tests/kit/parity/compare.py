@@ -9,8 +9,6 @@ from kit.parity.broker import Broker, Observation
 from kit.parity.deviations import Difference, Seen, explain
 from kit.parity.program import Step
 
-__all__ = ["Bench", "Verdict", "compare"]
-
 #: A broker that is not at rest in this time is observed as it is; before a difference is believed, it gets more.
 PATIENCE_S = 0.5
 MORE_PATIENCE_S = 2.0

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 from kit.parity.broker import Observation
 from kit.parity.program import CHANNELS, LARGE_BYTES, QUEUES, SHORT_MS, Step, step
 
-__all__ = ["RULES", "Difference", "Rule", "Seen", "documented", "explain"]
-
 PAGE = Path(__file__).parents[3] / "docs" / "migrating.md"
 _ROW = re.compile(r"^\| `([a-z0-9-]+)` \|", re.MULTILINE)
 _HEADING = "### Differences, one by one"

@@ -10,8 +10,6 @@ from kit.parity.program import CHANNELS, QUEUES, Step
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 
-__all__ = ["Ours"]
-
 DRAIN_S = 0.005
 #: How often it is looked whether a consumer's queue was deleted.
 LOOK_S = 0.05

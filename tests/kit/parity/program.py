@@ -13,8 +13,6 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["CHANNELS", "EXCHANGES", "LARGE_BYTES", "QUEUES", "SHORT_MS", "Step", "make_program", "step"]
-
 #: Channel -> its connection.
 CHANNELS = {"a1": "a", "a2": "a", "b1": "b"}
 QUEUES = ("q0", "q1", "q2", "q3")

@@ -11,8 +11,6 @@ from kit.parity.broker import SHORT_LIVED, Broker
 from kit.parity.program import EXCHANGES, QUEUES
 from kit.rabbitmq import Node
 
-__all__ = ["RabbitMQ"]
-
 #: Looks in a row at which nothing has changed. A message passes from queue to queue between two looks.
 CALM_LOOKS = 2
 #: Likewise where a quorum queue is, whose log a message passes first.

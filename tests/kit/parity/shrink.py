@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from kit.parity.compare import Verdict
 from kit.parity.program import Step
 
-__all__ = ["shrink"]
-
 #: Runs at most.
 MOST_RUNS = 120
 

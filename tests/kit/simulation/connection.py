@@ -26,8 +26,6 @@ from kombu_fdb.transport.consuming.dispatch import Credit, Subscription
 from kombu_fdb.transport.consuming.watch_set import Drain, WatchSet
 from kombu_fdb.transport.unacked import QoS
 
-__all__ = ["Flag", "Letter", "SimulatedClient", "SimulatedTransport"]
-
 # What goes wrong is in the plan, and is no news.
 for module in (Client.__module__, fetcher.__name__, QoS.__module__):
     logging.getLogger(module).addHandler(logging.NullHandler())

@@ -14,8 +14,6 @@ from typing import Any
 
 from kombu_fdb.testing.faults import Fault
 
-__all__ = ["Profile", "Step", "Trouble", "make_plan", "walk"]
-
 
 @dataclass(frozen=True, slots=True)
 class Trouble:

@@ -26,19 +26,6 @@ from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase, MemoryTransaction
 
-__all__ = [
-    "Dice",
-    "Frame",
-    "Killed",
-    "Link",
-    "NoThreads",
-    "Process",
-    "ProcessClock",
-    "SimulatedSessions",
-    "StepFaults",
-]
-
-
 # What goes wrong is in the plan, and is no news.
 logging.getLogger(ClientSession.__module__).addHandler(logging.NullHandler())
 

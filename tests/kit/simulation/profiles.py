@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from kit.simulation.plan import Profile
 from kombu_fdb.testing.faults import Fault
 
-__all__ = ["PROFILES"]
-
 LIFE = {"publish": 32, "claim": 32, "ack": 16, "release": 6, "reject": 3, "duties": 14, "beat": 3, "pass": 14}
 STORMS = {"die": 2, "close": 1, "freeze": 2, "jump": 1, "outage": 1, "recovery": 1, "cut": 1, "start": 1}
 CONTROL = {"limit": 3, "pause": 1, "purge": 1, "delete": 2, "replay": 1, "wait": 3, "calm": 1, "garble": 1} | {

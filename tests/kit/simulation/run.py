@@ -12,8 +12,6 @@ from kit.simulation.profiles import PROFILES
 from kit.simulation.violation import Violation
 from kit.simulation.world import World
 
-__all__ = ["profile_of", "replay", "simulate"]
-
 
 def profile_of(seed: int) -> str:
     """Every profile gets its turn."""

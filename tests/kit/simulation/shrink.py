@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from kit.simulation.plan import Profile, Step, walk
 from kit.simulation.run import replay
 
-__all__ = ["shrink"]
-
 #: Runs at most; each is shorter than the first.
 MOST_RUNS = 400
 

@@ -36,8 +36,6 @@ from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.transport.consuming.dispatch import Credit, Dispatch
 from kombu_fdb.transport.consuming.fetcher import Claiming, Fetcher
 
-__all__ = ["TWINS", "Twin", "twin"]
-
 
 class Twin(NamedTuple):
     """``attribute`` of ``owner`` is replaced."""

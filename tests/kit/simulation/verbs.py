@@ -14,8 +14,6 @@ from kombu_fdb.engine.messages.claim import Served
 from kombu_fdb.engine.scheduling.line import Standing
 from kombu_fdb.model import Delivery
 
-__all__ = ["ConnectedMessages"]
-
 
 class ConnectedMessages(Messages):
     """The real ones; each verb of a thread of the connection is a frame of its own within the step."""

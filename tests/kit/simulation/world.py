@@ -42,8 +42,6 @@ from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Interrupted
 from kombu_fdb.testing.memory import MemoryDatabase
 
-__all__ = ["BEAT_INTERVAL_S", "DEAD_LENGTH", "SESSION_TTL_S", "SWEEP_INTERVAL_S", "World"]
-
 SESSION_TTL_S = 30.0
 SWEEP_INTERVAL_S = 5.0
 BEAT_INTERVAL_S = 5.0

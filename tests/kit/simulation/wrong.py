@@ -20,25 +20,6 @@ from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.transport.consuming.dispatch import Credit, Dispatch
 from kombu_fdb.transport.consuming.fetcher import Claiming, Fetcher
 
-__all__ = [
-    "clear_after_the_look",
-    "clear_at_once",
-    "count_what_is_held",
-    "end_at_once",
-    "fill_by_own_clock",
-    "fill_twice",
-    "forget_the_acks",
-    "just_leave",
-    "keep_what_waits",
-    "leave_open",
-    "live_anew",
-    "never_expired",
-    "only_in_time",
-    "promise_twice",
-    "settle_a_part",
-    "wake_for_keys",
-]
-
 #: Longer than any call lasts.
 ANSWER_S = 20.0
 

@@ -22,8 +22,6 @@ from kombu_fdb.model import Rank, SessionId
 from kombu_fdb.routing.tables import PREDECLARED, QueueDeclaration
 from kombu_fdb.store.protocol import KeyValue
 
-__all__ = ["RULES", "unexplained"]
-
 Elements = tuple[Any, ...]
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from kombu_fdb.store.protocol import Database, Transaction
 
-__all__ = ["Killed", "MortalDatabase", "small_parts"]
-
 #: Names of the numbers that say how much one transaction does of a verb in parts.
 _PARTS = re.compile(r"[A-Z]+_PER_(TRANSACTION|PURGE|PART|FORGET|FOLD)")
 

@@ -25,8 +25,6 @@ from kombu_fdb.store.protocol import Database, KeyValue
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.memory import MemoryDatabase
 
-__all__ = ["HELD", "LARGE", "Sizes", "Stage", "Store", "store_of"]
-
 NAMESPACE = "stage"
 #: When what is delayed on the stage is due, and what has a time to live expires, in seconds after it was made.
 DUE_S = 10.0

@@ -34,8 +34,6 @@ from kombu_fdb.model import (
 )
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
 
-__all__ = ["VERBS", "Verb", "facade_verbs"]
-
 Verb = Callable[[Stage], object]
 ALL = 100_000
 

@@ -10,8 +10,6 @@ from kit.simulation import weather
 from kit.simulation.acts import closing, consuming, operators, owners
 from kit.simulation.world import Action
 
-__all__ = ["ACTIONS"]
-
 #: Name -> (thread, what it does); the world's own actions have no thread.
 ACTIONS: dict[str, tuple[str, Action]] = {
     **{

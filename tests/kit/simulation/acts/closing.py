@@ -14,8 +14,6 @@ from kombu_fdb.settings.location import MemoryLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.faults import Interrupted
 
-__all__ = ["ClosingClient", "close", "shut"]
-
 # What goes wrong is in the plan, and is no news.
 logging.getLogger(Client.__module__).addHandler(logging.NullHandler())
 

@@ -15,8 +15,6 @@ from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duty_cycle import SessionSteps
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
-__all__ = ["connect", "drain", "finish", "hush", "listen", "turn", "work"]
-
 #: Seconds to the safety look, which would find what a lost wake-up has left: longer than most runs.
 NEVER_S = 3_600.0
 #: Drained seldom, and never.

@@ -17,8 +17,6 @@ from kit.simulation.violation import Violation
 from kit.simulation.world import BEAT_INTERVAL_S, DEAD_LENGTH, SESSION_TTL_S, SWEEP_INTERVAL_S, World
 from kombu_fdb.engine import topology
 
-__all__ = ["calm", "come_to_rest"]
-
 #: Of the duties, until nothing is left for any of them to do at once.
 MOST_ROUNDS = 300
 

@@ -11,8 +11,6 @@ from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.process.duties import Duty
 from kombu_fdb.process.duty_cycle import TURN_TRANSACTIONS
 
-__all__ = ["SimulatedDuties"]
-
 #: What one transaction of a budget may come to: the step itself, what makes room for it, and its record.
 MOST_COMMITS = 3
 

@@ -17,8 +17,6 @@ from kit.simulation.ledgers.keys import Key, KeyLedger
 from kit.simulation.violation import Violation
 from kombu_fdb.model import KeyLimits
 
-__all__ = ["ClockLedger", "Skew"]
-
 #: Buckets count milliseconds, and whole messages.
 TOLERANCE = 0.01
 #: How much later than it was to wait a key may be looked at: another promoter takes over, and looks once a beat.

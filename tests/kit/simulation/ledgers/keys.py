@@ -20,8 +20,6 @@ from kombu_fdb.keyspace.codec import decode_control, decode_limits
 from kombu_fdb.keyspace.layout import Keyspace, pack_int
 from kombu_fdb.model import KeyLimits, QueueControl, Rank
 
-__all__ = ["Key", "KeyLedger"]
-
 #: Queue, key, packed rank.
 SubQueue = tuple[str, str, Rank]
 Key = tuple[str, str]

@@ -25,8 +25,6 @@ from kombu_fdb.keyspace.codec import decode_amount, size_of
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import SessionId
 
-__all__ = ["Ledger"]
-
 Changes = Sequence[tuple[bytes, bytes | None, bytes | None]]
 
 #: Rows that say nothing about messages.

@@ -10,8 +10,6 @@ from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import SessionId
 
-__all__ = ["LineLedger"]
-
 #: Session, and the number of the first lease.
 _Name = tuple[SessionId, int]
 

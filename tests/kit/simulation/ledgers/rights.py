@@ -11,8 +11,6 @@ from kit.simulation.violation import Violation
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.model import Lease, SessionId
 
-__all__ = ["CLAIMS", "Judge"]
-
 #: Verbs of operators who delete messages, and of those who take them elsewhere.
 REMOVERS = frozenset({"purge", "delete", "drop", "cancel", "discard"})
 MOVERS = frozenset({"replay", "walk", "move"})

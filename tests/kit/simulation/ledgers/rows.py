@@ -9,8 +9,6 @@ from kombu_fdb.keyspace.codec import Message, Record
 from kombu_fdb.keyspace.layout import EVERY_RANK, Keyspace, has_key, split_place
 from kombu_fdb.model import NO_SESSION, Rank, SessionId
 
-__all__ = ["STATES", "Row", "label_of", "read_row"]
-
 #: Tags of the ranges in which messages stand, and what their messages are.
 STATES = {"ready": "ready", "keyed": "ready", "delayed": "delayed", "lease": "leased"}
 

@@ -13,8 +13,6 @@ from kombu_fdb.engine.scheduling.single import SESSION_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import NO_SESSION, Lease, SessionId
 
-__all__ = ["SingleLedger"]
-
 
 class SingleLedger:
     """Books of the active consumers. ``queues``: those that serve one at a time."""

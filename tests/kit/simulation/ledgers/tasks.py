@@ -9,8 +9,6 @@ from kit.simulation.ledgers.rows import Row
 from kit.simulation.violation import Violation
 from kombu_fdb.keyspace.layout import STAMP_BYTES, STAMP_CODE, Keyspace
 
-__all__ = ["TaskLedger"]
-
 
 class TaskLedger:
     """Books of the index."""
