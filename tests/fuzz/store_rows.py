@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from kit.conformance.queue import Bench
@@ -136,16 +137,20 @@ def write_all(tr: Transaction, rows: Iterable[KeyValue]) -> None:
 
 def damage(rng: random.Random, bench: Bench, row: KeyValue) -> KeyValue:
     """Put the row as :func:`mutated` into the store, in its place or beside it. Returns what was put."""
-    key, value = mutated(rng, row, bench.engine.keys.prefix)
+    damaged = mutated(rng, row, bench.engine.keys.prefix)
     beside = rng.random() >= 0.7
+    bench.write(lambda tr: replace(tr, row, damaged, beside=beside))
+    return damaged
 
-    def put(tr: Transaction) -> None:
-        if not beside:
-            tr.clear(row[0])
-        tr.set(key, value)
 
-    bench.write(put)
-    return key, value
+@contextmanager
+def telling(row: KeyValue, damaged: KeyValue) -> Iterator[None]:
+    """An error tells which row was damaged, and how."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{row[0]!r}: {row[1][:200]!r}\n-> {damaged[0]!r}: {damaged[1][:200]!r}")
+        raise
 
 
 def _scrambled(rng: random.Random, text: bytes) -> bytes:

@@ -16,7 +16,7 @@ from functools import cache, partial
 
 from celery.states import FAILURE, STARTED, SUCCESS
 from prometheus_client import CollectorRegistry, generate_latest
-from store_rows import mutated, replace, write_all
+from store_rows import mutated, replace, telling, write_all
 
 from celery_fdb.cli.doctor import check_history
 from celery_fdb.history.options import History
@@ -52,15 +52,12 @@ def test_a_damaged_row_of_the_history_stops_nothing_else(fuzz: Callable[..., Non
             store = history_of(broker)
             store._write(lambda tr: write_all(tr, rows()))
             row = rng.choice(rows())
-            key, value = mutated(rng, row, store.keys.prefix)
-            store._write(partial(replace, row=row, damaged=(key, value), beside=rng.random() < 0.3))
-            try:
+            damaged = mutated(rng, row, store.keys.prefix)
+            store._write(partial(replace, row=row, damaged=damaged, beside=rng.random() < 0.3))
+            with telling(row, damaged):
                 look_around(broker)
                 go_on(broker, store, is_counted=b"segment" not in row[0])
                 look_around(broker)
-            except Exception as error:
-                error.add_note(f"{row[0]!r}: {row[1][:200]!r}\n-> {key!r}: {value[:200]!r}")
-                raise
 
     fuzz(target)
 

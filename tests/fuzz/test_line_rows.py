@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
-from store_rows import damage
+from store_rows import damage, telling
 
 from kombu_fdb.engine.scheduling.line import ENDED, GRANTED
 from kombu_fdb.keyspace.layout import range_of
@@ -25,14 +25,11 @@ def test_a_damaged_row_of_a_line_stops_no_consumer(fuzz: Callable[..., None]) ->
     def target(rng: random.Random) -> None:
         bench, rivals = filled()
         row = rng.choice(rows_of(bench))
-        key, value = damage(rng, bench, row)
-        try:
+        damaged = damage(rng, bench, row)
+        with telling(row, damaged):
             bench.put(b"new")
             wait(rivals[-1])
             end_all(bench, rivals)
-        except Exception as error:
-            error.add_note(f"{row[0]!r}: {row[1][:200]!r}\n-> {key!r}: {value[:200]!r}")
-            raise
 
     fuzz(target)
 

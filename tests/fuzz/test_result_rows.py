@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache, partial
 
 from celery.states import STARTED, SUCCESS
-from store_rows import mutated, replace, write_all
+from store_rows import mutated, replace, telling, write_all
 
 from celery_fdb.results import chords
 from celery_fdb.results.chords import ChordOver, ChordPart
@@ -40,14 +40,11 @@ def test_a_damaged_row_of_the_results_stops_nothing_else(fuzz: Callable[..., Non
         damaged = mutated(rng, row, store.keys.prefix)
         store._write(lambda tr: write_all(tr, rows()))
         store._write(partial(replace, row=row, damaged=damaged, beside=rng.random() < 0.3))
-        try:
+        with telling(row, damaged):
             look_around(store)
             go_on(store, clock)
             look_around(store)
             begin_anew(store, clock)
-        except Exception as error:
-            error.add_note(f"{row[0]!r}: {row[1][:200]!r}\n-> {damaged[0]!r}: {damaged[1][:200]!r}")
-            raise
 
     fuzz(target)
 

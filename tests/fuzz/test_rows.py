@@ -17,7 +17,7 @@ import pytest
 from kit.conformance.queue import Bench
 from kit.duties import trim_all
 from prometheus_client import CollectorRegistry, generate_latest
-from store_rows import QUEUES, damage, filled, rows_of, sort_of
+from store_rows import QUEUES, damage, filled, rows_of, sort_of, telling
 
 from celery_fdb.inspection.message import describe
 from celery_fdb.inspection.metrics import BrokerCollector
@@ -65,16 +65,13 @@ def test_a_damaged_row_stops_nothing_else(
         bench, sort = filled(), rng.choice(SORTS)
         rows = [row for row in rows_of(bench) if sort_of(bench, row) == sort and not is_safe(sort, row)]
         row = rng.choice(rows)
-        key, value = damage(rng, bench, row)
-        try:
+        damaged = damage(rng, bench, row)
+        with telling(row, damaged):
             look_around(bench)
             look_from_outside(brokers(bench), tmp_path, may_refuse=sort in MAY_REFUSE)
             work(bench)
             look_around(bench)
             tidy_up(bench)
-        except Exception as error:
-            error.add_note(f"{row[0]!r}: {row[1][:200]!r}\n-> {key!r}: {value[:200]!r}")
-            raise
 
     fuzz(target)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
-from store_rows import mutated
+from store_rows import mutated, telling
 
 pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
 
@@ -45,14 +45,11 @@ def test_a_damaged_entry_of_a_schedule_stops_no_other(fuzz: Callable[..., None],
             (row,) = (each for each in rows() if b"bad" in each[0])
             damaged = mutated(rng, row, store._prefix)
             load(store, [each for each in rows() if each != row or rng.random() < 0.3], damaged)
-            try:
+            with telling(row, damaged):
                 look(store, person, "safe")
                 store.report([told("bad")])
                 store.forget_old(SystemClock().wall_ms())
                 look(store, person, "safe", "bad")
-            except Exception as error:
-                error.add_note(f"{row[0]!r}: {row[1]!r}\n-> {damaged[0]!r}: {damaged[1]!r}")
-                raise
 
     fuzz(target)
 
