@@ -100,25 +100,8 @@ def _places_of(task_id: str) -> Callable[[Work], list[bytes]]:
 
 def leftovers(engine: Engine) -> list[bytes]:
     """Keys that a store without messages and queues must not have."""
-    tags = (
-        "ready",
-        "keyed",
-        "todo",
-        "active",
-        "backlog",
-        "flight",
-        "delayed",
-        "lease",
-        "body",
-        "task",
-        "count",
-        "waiting",
-        "expiring",
-        "consumer",
-        "single",
-        "bound",
-        "binding",
-        "relimit",
-        "newer",
-    )
-    return [key for tag in tags for key, _ in _rows(engine, tag)]
+    tags = """
+        ready keyed todo active backlog flight delayed lease body task count waiting expiring consumer single bound
+        binding relimit newer
+    """
+    return [key for tag in tags.split() for key, _ in _rows(engine, tag)]

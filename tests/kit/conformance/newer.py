@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from kit.conformance.invariants import leftovers
-from kit.conformance.queue import Bench
+from kit.conformance.queue import Bench, OnBench
 from kit.costs import CountingDatabase
 from kit.duties import promote_all, replay, trim_all
 from kombu_fdb.errors import FormatError
@@ -52,15 +52,10 @@ def make_newer(bench: Bench, *, leases: bool = False) -> None:
     bench.write(body)
 
 
-class NewerConformance:
+class NewerConformance(OnBench):
     """Run over every store."""
 
-    @pytest.fixture
-    def bench(self, database: Database) -> Iterator[Bench]:
-        bench = Bench(database, task_ids=True)
-        yield bench
-        bench.check()
-        bench.clean()
+    task_ids = True
 
     # -- an old process never loses it, a new one delivers it once ----------------------------------------------------
 

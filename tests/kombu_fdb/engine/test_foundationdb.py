@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from kit.conformance.duties import DutiesConformance
-from kit.conformance.limits import LimitsConformance
-from kit.conformance.lines import LineConformance
-from kit.conformance.newer import NewerConformance
-from kit.conformance.operators import OperatorsConformance
-from kit.conformance.queue import QueueConformance
-from kit.conformance.turns import TurnsConformance
+from kit.conformance.engine import (  # noqa: F401 - pytest runs them here
+    TestDuties,
+    TestLimits,
+    TestLines,
+    TestNewer,
+    TestOperators,
+    TestQueue,
+    TestTurns,
+)
 
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.testing.fdbserver import Cluster
@@ -24,31 +26,3 @@ def database(cluster: Cluster) -> Iterator[FoundationDatabase]:
     database = FoundationDatabase.open(cluster.cluster_file)
     yield database
     database.close()
-
-
-class TestFoundationDB(QueueConformance):
-    pass
-
-
-class TestFoundationDBLimits(LimitsConformance):
-    pass
-
-
-class TestFoundationDBDuties(DutiesConformance):
-    pass
-
-
-class TestFoundationDBNewer(NewerConformance):
-    pass
-
-
-class TestFoundationDBTurns(TurnsConformance):
-    pass
-
-
-class TestFoundationDBLines(LineConformance):
-    pass
-
-
-class TestFoundationDBOperators(OperatorsConformance):
-    pass

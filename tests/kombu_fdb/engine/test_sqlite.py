@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.conformance.duties import DutiesConformance
-from kit.conformance.limits import LimitsConformance
-from kit.conformance.lines import LineConformance
-from kit.conformance.newer import NewerConformance
-from kit.conformance.operators import OperatorsConformance
-from kit.conformance.queue import QueueConformance
-from kit.conformance.turns import TurnsConformance
+from kit.conformance.engine import (  # noqa: F401 - pytest runs them here
+    TestDuties,
+    TestLimits,
+    TestLines,
+    TestNewer,
+    TestOperators,
+    TestQueue,
+    TestTurns,
+)
 
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 
@@ -23,31 +25,3 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteDatabas
     database = SqliteDatabase.open(str(path))
     yield database
     database.close()
-
-
-class TestSqlite(QueueConformance):
-    pass
-
-
-class TestSqliteLimits(LimitsConformance):
-    pass
-
-
-class TestSqliteDuties(DutiesConformance):
-    pass
-
-
-class TestSqliteNewer(NewerConformance):
-    pass
-
-
-class TestSqliteTurns(TurnsConformance):
-    pass
-
-
-class TestSqliteLines(LineConformance):
-    pass
-
-
-class TestSqliteOperators(OperatorsConformance):
-    pass

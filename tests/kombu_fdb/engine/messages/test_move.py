@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit.conformance.invariants import check_counts, check_whereabouts, messages
+from kit.conformance.invariants import messages
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
 
@@ -20,14 +20,6 @@ LOST = [
     pytest.param((Fault.ANSWER_LOST_NOT_APPLIED,), id="not-applied"),
     pytest.param((Fault.CONFLICT, Fault.ANSWER_LOST_APPLIED), id="conflict-then-applied"),
 ]
-
-
-@pytest.fixture
-def bench():
-    bench = Bench(MemoryDatabase())
-    yield bench
-    check_counts(bench.engine)
-    check_whereabouts(bench.engine)
 
 
 def stored(number: int) -> tuple[bytes, StoredMessage]:
