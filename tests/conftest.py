@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,31 @@ def another(url: str) -> Iterator[Callable[..., Broker]]:
     yield another
     for broker in opened:
         broker.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+@pytest.fixture
+def asleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[Broker], threading.Event]:
+    """Tells when a take has found nothing and armed its watches: what comes later, it can learn from them only."""
+
+    def asleep(broker: Broker) -> threading.Event:
+        event, arm = threading.Event(), broker._engine.messages.arm
+
+        def arm_and_tell(*arguments: Any) -> Any:
+            watches = arm(*arguments)
+            if watches is not None:
+                event.set()
+            return watches
+
+        monkeypatch.setattr(broker._engine.messages, "arm", arm_and_tell)
+        return event
+
+    return asleep
 
 
 @pytest.fixture(scope="session")

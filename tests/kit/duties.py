@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kombu_fdb import Broker
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.scheduling.single import SESSION_BYTES
@@ -77,3 +78,12 @@ class SingleDuties(Duties):
 
     def _complete(self, name: str) -> None:
         next(each for each in self._duties if each.name == name).run(Budget(self._clock))
+
+
+def sweep(observer: Broker, silent: Broker) -> None:
+    """What the sweep of ``observer`` does to ``silent`` when it was silent for ``session_ttl``."""
+    session_id = silent._client.session().session_id
+    last_beat = {each: beat for each, beat, _ in observer._engine.sessions.beats()}[session_id]
+    assert observer._engine.sessions.fence(session_id, last_beat)
+    observer._engine.sessions.release(session_id)
+    observer._engine.metrics.flush()

@@ -11,7 +11,7 @@ from itertools import chain
 import pytest
 from kit.conformance.queue import Bench
 from kit.costs import CountingDatabase
-from kit.duties import promote_all
+from kit.duties import promote_all, sweep
 
 from kombu_fdb.api.job import Job
 from kombu_fdb.api.job import backoff_s as seconds
@@ -28,7 +28,7 @@ def jobs(broker):
     return broker.queue("jobs")
 
 
-def test_extend_checks_ownership(another, sweep):
+def test_extend_checks_ownership(another):
     owner, other = another(), another()
     owner.queue("jobs").put("1")
     job = owner.queue("jobs").take(0)
@@ -38,7 +38,7 @@ def test_extend_checks_ownership(another, sweep):
         job.extend()
 
 
-def test_lease_stolen(another, sweep):
+def test_lease_stolen(another):
     """Swept, and taken by another one: the late owner changes nothing, and can find out who has it."""
     late, other = another(), another()
     late.queue("jobs").put("1")

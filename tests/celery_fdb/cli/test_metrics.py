@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from kit.duties import sweep
 from kit.processes import DEADLINE_S
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -66,7 +67,7 @@ def test_messages_by_state_ages_and_consumers(collector, broker):
     assert ("celery_fdb_queue_messages", (("queue", "jobs.dead"), ("state", "ready"))) not in found
 
 
-def test_what_happened_is_counted_over_all_processes(collector, another, broker, sweep):
+def test_what_happened_is_counted_over_all_processes(collector, another, broker):
     jobs = broker.queue("jobs")
     jobs.put_many("abcde")
     jobs.take(0).ack()
@@ -122,7 +123,7 @@ def test_messages_without_a_key_are_among_the_other_keys(collector, broker):
     assert numbers == {("k", "ready"): 0, ("k", "leased"): 1, (OTHER, "ready"): 1, (OTHER, "leased"): 1}
 
 
-def test_what_happened_is_counted_by_key(collector, broker, another, sweep):
+def test_what_happened_is_counted_by_key(collector, broker, another):
     jobs = broker.queue("jobs")
     jobs.put_many("abcd", key="k")
     jobs.put("nobody's")
@@ -288,18 +289,6 @@ def test_the_endpoint_serves_until_it_is_told_to_end(url, broker):
 
 
 # -- totals ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def sweep():
-    def sweep(observer, silent):
-        session_id = silent._client.session().session_id
-        last_beat = {each: beat for each, beat, _ in observer._engine.sessions.beats()}[session_id]
-        assert observer._engine.sessions.fence(session_id, last_beat)
-        observer._engine.sessions.release(session_id)
-        observer._engine.metrics.flush()
-
-    return sweep
 
 
 def test_totals_are_added_with_the_next_write_after_a_second(another, monkeypatch):

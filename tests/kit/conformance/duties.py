@@ -405,32 +405,22 @@ class DutiesConformance(OnBench):
         run(bench, duties, 1_300, 10)
         assert rows_in(bench) <= begin + OWN_ROWS
 
-    def test_a_time_to_live_and_a_dead_letter_exchange_make_a_delay(self, bench: Bench) -> None:
+    @pytest.mark.parametrize(("of_the_queue", "own"), [({"x-message-ttl": 5_000}, {}), ({}, {"ttl_ms": 5_000})])
+    def test_a_time_to_live_and_a_dead_letter_exchange_make_a_delay(
+        self, bench: Bench, of_the_queue: dict[str, int], own: dict[str, Any]
+    ) -> None:
         """RabbitMQ's way to retry: the queue in which the messages wait has no consumer."""
-        arguments = {"x-message-ttl": 5_000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work", **of_the_queue}
         bench.engine.queues.declare(QueueDeclaration("wait", arguments=arguments))
         bench.engine.queues.declare(QueueDeclaration("work"))
         duties = bench.duties()
         run(bench, duties, 30, 0.5)
         for number in range(300):
-            bench.put(b"%d" % number, queue="wait", key="a" if number == 7 else "")
+            bench.put(b"%d" % number, queue="wait", key="a" if number == 7 else "", **own)
         run(bench, duties, 4.5, 0.5)
         assert bench.counts("work") == (0, 0, 0)
         run(bench, duties, 2, 0.5)
         assert bench.counts("work") == (300, 0, 0)
-
-    def test_a_message_s_own_time_to_live_and_a_dead_letter_exchange_make_a_delay(self, bench: Bench) -> None:
-        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
-        bench.engine.queues.declare(QueueDeclaration("wait", arguments=arguments))
-        bench.engine.queues.declare(QueueDeclaration("work"))
-        duties = bench.duties()
-        run(bench, duties, 30, 0.5)
-        bench.put(b"a", queue="wait", ttl_ms=5_000)
-        bench.put(b"b", queue="wait", key="k", ttl_ms=5_000)
-        run(bench, duties, 4.5, 0.5)
-        assert bench.counts("work") == (0, 0, 0)
-        run(bench, duties, 2, 0.5)
-        assert bench.counts("work") == (2, 0, 0)
 
     def test_a_key_s_messages_expire_on_time_behind_those_of_other_keys(self, bench: Bench) -> None:
         """More than one transaction looks at, and none of them has expired."""

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,32 +33,6 @@ def broker(url: str, sync: Broker) -> Iterator[Any]:
     with Driven(aio.Broker(sync), loop) as broker:
         yield broker
     loop.close()
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor() as pool:
-        yield pool
-
-
-@pytest.fixture
-def asleep(sync: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[], threading.Event]:
-    """Tells when a take has found nothing and armed its watches: what comes later, it can learn from them only."""
-
-    def asleep() -> threading.Event:
-        event, engine = threading.Event(), sync.connection.engine.messages
-        arm = type(engine).arm
-
-        def arm_and_tell(*arguments: Any) -> Any:
-            watches = arm(engine, *arguments)
-            if watches is not None:
-                event.set()
-            return watches
-
-        monkeypatch.setattr(engine, "arm", arm_and_tell)
-        return event
-
-    return asleep
 
 
 @pytest.fixture(autouse=True)

@@ -80,8 +80,8 @@ def test_many(jobs):
     assert [each.payload for each in jobs.take_many(9, 0)] == [b"a", b"c"]
 
 
-def test_a_take_sleeps_until_a_job_comes(jobs, threads, asleep):
-    sleeping = asleep()
+def test_a_take_sleeps_until_a_job_comes(sync, jobs, threads, asleep):
+    sleeping = asleep(sync)
     taken = threads.submit(jobs.take, PATIENCE_S)
     assert sleeping.wait(PATIENCE_S)
     jobs.put("a")
@@ -203,8 +203,8 @@ def test_a_loop_over_several_queues(broker):
 
 
 @pytest.mark.parametrize("how", ["stop", "close"])
-def test_a_loop_that_sleeps_is_ended(broker, jobs, threads, asleep, how):
-    consumer, sleeping = jobs.consume(), asleep()
+def test_a_loop_that_sleeps_is_ended(sync, broker, jobs, threads, asleep, how):
+    consumer, sleeping = jobs.consume(), asleep(sync)
     looped = threads.submit(list, consumer)
     assert sleeping.wait(PATIENCE_S)
     (consumer.stop if how == "stop" else broker.close)()
@@ -589,8 +589,8 @@ def test_a_closed_broker_says_so(broker, jobs):
             call()
 
 
-def test_a_take_ends_with_its_broker(broker, jobs, threads, asleep):
-    sleeping = asleep()
+def test_a_take_ends_with_its_broker(sync, broker, jobs, threads, asleep):
+    sleeping = asleep(sync)
     taken = threads.submit(jobs.take)
     assert sleeping.wait(PATIENCE_S)
     broker.close()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import Celery
 from kit.processes import DEADLINE_S
 from kombu import Connection
 
@@ -30,6 +31,19 @@ def connect(url: str) -> Iterator[Callable[..., Connection]]:
     yield connect
     for connection in opened:
         connection.close()
+
+
+@pytest.fixture
+def app(url: str) -> Iterator[Celery]:
+    app = Celery(broker=url, backend="cache+memory://", set_as_current=False, control="celery_fdb.control:Control")
+    app.conf.task_default_queue = "q"
+
+    @app.task(name="send", shared=False)
+    def send(*args: Any) -> Any:
+        return args
+
+    yield app
+    app.close()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 from kit.interruption import interrupt, runs_handlers
+from kit.queues import drain_all, fill
 from kombu import Connection, Exchange, Queue
 from kombu.asynchronous import Hub
 from kombu.mixins import ConsumerMixin
@@ -26,9 +27,9 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.process import session_threads
 from kombu_fdb.process.client import Client
-from kombu_fdb.transport import batched, unacked
 from kombu_fdb.transport import channel as channel_module
 from kombu_fdb.transport import connection as connection_module
+from kombu_fdb.transport import unacked
 from kombu_fdb.transport.consuming import dispatch as dispatch_module
 from kombu_fdb.transport.consuming import fetcher, receiver
 
@@ -74,13 +75,6 @@ def abandoned(url: str) -> Callable[..., Connection]:
     return lambda **options: Connection(url, transport_options={"session_ttl": 60.0, "sweep_interval": 0.5, **options})
 
 
-def fill(connection: Connection, number: int, queue: str = "q", first: int = 0) -> None:
-    producer = connection.Producer(auto_declare=False)
-    with batched(producer):
-        for each in range(first, first + number):
-            producer.publish(each, routing_key=queue)
-
-
 def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
@@ -94,14 +88,6 @@ def collect() -> None:
 def placed(engine: Engine, queue: str = "q") -> tuple[int, int]:
     counts = engine.inspect.counts(queue)
     return counts.ready, counts.leased
-
-
-def drain(connection: Connection) -> None:
-    while True:
-        try:
-            connection.drain_events(timeout=0)
-        except TimeoutError:
-            return
 
 
 def everything(connection: Connection, queue: str = "q") -> list[tuple[Any, bool]]:
@@ -185,7 +171,7 @@ class TestBeforeTheFirstDrain:
         received: list[Any] = []
         with connection.Consumer([Queue("q")], on_message=received.append):
             let_the_receiver_turn(connection)
-            drain(connection)
+            drain_all(connection)
         assert [message.payload for message in received] == list(range(10))
 
     def test_an_event_loop_counts(self, connection: Connection, engine: Engine, until: Any) -> None:
@@ -238,8 +224,8 @@ class TestCollected:
             consumer = connection.Consumer(queues, on_message=print)
             consumer.consume()
             if drained:
-                drain(connection)
-                drain(connection)
+                drain_all(connection)
+                drain_all(connection)
                 connection.default_channel.basic_get("q")
             transport = connection.transport
             return [weakref.ref(each) for each in (connection, transport, connection.default_channel, consumer)]
@@ -269,7 +255,7 @@ class TestCollected:
             connection = abandoned()
             queues = [Queue("passing", auto_delete=True), Queue("own", exclusive=True), single]
             connection.Consumer(queues, on_message=lambda _: None).consume()
-            drain(connection)
+            drain_all(connection)
 
         forget()
         assert engine.inspect.queue("passing")
@@ -307,10 +293,10 @@ class TestCollected:
     ) -> None:
         fill(watcher, 200)
         with watcher.Consumer([Queue("warm")]):  # what the first consumer of a store opens, and keeps
-            drain(watcher)
+            drain_all(watcher)
         keeper = abandoned()
         with keeper.Consumer([Queue("warm")]):
-            drain(keeper)
+            drain_all(keeper)
         collect()
         threads, files = set(threading.enumerate()), open_files()
 
@@ -363,7 +349,7 @@ class TestCollected:
         fill(watcher, 3)
         kept = [abandoned()]
         kept[0].Consumer([Queue("q")], on_message=lambda _: None).consume()
-        drain(kept[0])
+        drain_all(kept[0])
         pid = os.fork()
         if pid == 0:
             kept.clear()
@@ -409,7 +395,7 @@ class TestUndrained:
     ) -> None:
         connection = connect(undrained_timeout=SOON_S, poll_interval=0.01)
         with connection.Consumer([Queue("q")], on_message=print):
-            drain(connection)
+            drain_all(connection)
             receiver = connection.transport.receiver
             until(lambda: not receiver.fetcher.idle_tracker.attended and receiver.fetcher.asleep)
             turns: list[None] = []
@@ -469,7 +455,7 @@ class TestUndrained:
             connection.drain_events(timeout=DEADLINE_S)
             until(lambda: placed(engine) == (0, 8))
             consumer.qos(prefetch_count=1)
-            until(lambda: drain(connection) is None and placed(engine) == (7, 1))
+            until(lambda: drain_all(connection) is None and placed(engine) == (7, 1))
 
     def test_one_active_consumer_gives_way(self, connect: Any, watcher: Connection, engine: Engine, until: Any) -> None:
         queue = Queue("q", queue_arguments={"x-single-active-consumer": True})
@@ -522,13 +508,13 @@ class TestInterrupted:
         fill(connection, 3)
         places: list[str] = []
         with connection.Consumer([Queue("q")], on_message=received.append, prefetch_count=3):
-            until(lambda: drain(connection) is None and len(received) == 3)
+            until(lambda: drain_all(connection) is None and len(received) == 3)
             for line in range(1, 1000):
                 received.pop(0).requeue()
                 until(lambda: connection.transport.receiver.fetcher.arrived.wait(DEADLINE_S))
                 hit = interrupt(lambda: connection.drain_events(timeout=DEADLINE_S), line, files, strikes=runs_handlers)
                 places += filter(None, [hit])
-                until(lambda: drain(connection) is None and len(received) == 3)
+                until(lambda: drain_all(connection) is None and len(received) == 3)
                 assert len(connection.default_channel.credit.inbox) == 0, places
                 assert len(connection.default_channel.qos) == 3, places
                 if not hit:
@@ -588,7 +574,7 @@ class TestTwoThreads:
 
         channel.basic_consume("q", False, on_message)
         connection.drain_events(timeout=DEADLINE_S)
-        drain(connection)
+        drain_all(connection)
         until(lambda: placed(engine) == (10, 0))
 
 
@@ -624,7 +610,7 @@ class TestPrograms:
             connection = abandoned()
             queue = Queue("reply", exchange, "reply", auto_delete=True)
             connection.Consumer([queue], on_message=print, no_ack=True).consume()
-            drain(connection)
+            drain_all(connection)
 
         forget()
         assert engine.inspect.queue("reply")

@@ -145,11 +145,6 @@ class TestMessages:
     def get(self, connection: Connection) -> Any:
         return Queue("q")(connection.default_channel).get()
 
-    def test_reject(self, connection: Connection) -> None:
-        connection.Producer().publish(1, routing_key="q")
-        self.get(connection).reject()
-        assert self.get(connection) is None
-
     def test_requeue(self, connection: Connection) -> None:
         for number in (1, 2):
             connection.Producer().publish(number, routing_key="q")
@@ -161,14 +156,6 @@ class TestMessages:
         assert again.delivery_info["redelivered"]
         assert again.delivery_tag != first.delivery_tag
         assert again.headers["x-delivery-count"] == 1
-
-    def test_unacked_go_back_at_close(self, connect: Any) -> None:
-        connection = connect()
-        connection.Producer().publish(1, routing_key="q")
-        self.get(connection)
-        assert self.get(connection) is None
-        connection.close()
-        assert self.get(connect()).payload == 1
 
     def test_ack_from_another_thread(self, connection: Connection, drain: Any) -> None:
         received: list[Any] = []
@@ -210,12 +197,6 @@ class TestConnections:
                 assert message.payload == ("x" if number == 0 else number - 1)
                 message.ack()
                 again.Producer().publish(number, routing_key="q")
-
-    def test_channel_pool(self, connection: Connection) -> None:
-        pool = connection.ChannelPool(2)
-        with pool.acquire() as channel:
-            channel().queue_declare("q") if callable(channel) else channel.queue_declare("q")
-        pool.force_close_all()
 
     def test_publish_from_many_threads(self, connection: Connection) -> None:
         channel = connection.default_channel

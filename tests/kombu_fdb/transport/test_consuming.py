@@ -20,27 +20,12 @@ import time
 from typing import Any
 
 import pytest
+from kit.queues import drain_all, fill
 from kombu import Connection, Consumer, Queue
 
 from kombu_fdb.store.sqlite import wakeups
-from kombu_fdb.transport import batched
 from kombu_fdb.transport import connection as connection_module
 from kombu_fdb.transport.consuming.fetcher import Claiming
-
-
-def fill(connection: Connection, number: int, queue: str = "q") -> None:
-    producer = connection.Producer(auto_declare=False)
-    with batched(producer):
-        for each in range(number):
-            producer.publish(each, routing_key=queue)
-
-
-def drain_all(connection: Connection) -> None:
-    while True:
-        try:
-            connection.drain_events(timeout=0)
-        except TimeoutError:
-            return
 
 
 class TestPrefetch:

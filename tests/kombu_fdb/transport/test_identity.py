@@ -6,25 +6,11 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from celery import Celery
 from celery.app.trace import build_tracer
 from kombu import Producer, Queue
 
 from kombu_fdb.transport import batched
 from kombu_fdb.transport.envelope import dedup_of, task_id_of
-
-
-@pytest.fixture
-def app(url):
-    app = Celery(broker=url, set_as_current=False)
-    app.conf.task_default_queue = "q"
-
-    @app.task(name="send", shared=False)
-    def send(*args):
-        return args
-
-    yield app
-    app.close()
 
 
 def test_a_celery_task_is_found_and_cancelled_by_its_id(app, broker):

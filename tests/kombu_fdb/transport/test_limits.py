@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from amqp.exceptions import MessageNacked, PreconditionFailed
 from kit.duties import active_consumer
+from kit.queues import drain_all
 from kombu import Connection, Consumer, Queue
 
 from kombu_fdb.errors import CapacityExceeded, StoreUnavailable
@@ -36,14 +37,6 @@ def wait_until_active(listener: Listener) -> None:
     while not listener.active:
         with contextlib.suppress(TimeoutError):
             listener.connection.drain_events(timeout=0.01)
-
-
-def drain_all(connection: Connection) -> None:
-    while True:
-        try:
-            connection.drain_events(timeout=0)
-        except TimeoutError:
-            return
 
 
 class Listener:

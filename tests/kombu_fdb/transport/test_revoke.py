@@ -9,19 +9,6 @@ from celery import Celery, chord
 from celery.exceptions import ChordError, TaskRevokedError
 
 
-@pytest.fixture
-def app(url):
-    app = Celery(broker=url, backend="cache+memory://", set_as_current=False, control="celery_fdb.control:Control")
-    app.conf.task_default_queue = "q"
-
-    @app.task(name="send", shared=False)
-    def send(*args):
-        return args
-
-    yield app
-    app.close()
-
-
 def depth(broker):
     counts = broker.queue("q").stats()
     return counts.ready + counts.delayed

@@ -109,7 +109,6 @@ def test_a_letter_is_routed_by_its_own_key_unless_the_queue_names_one(
     bench.engine.messages.reject([message.lease])
     counts = {each: bench.counts(each)[0] for each in ("eu", "us", "all", "q.dead")}
     assert counts == {"eu": 0, "us": 0, "all": 0, "q.dead": 0, ("all" if named else "eu"): 1}
-    bench.check()
 
 
 def test_a_letter_that_is_rejected_and_expires_comes_back_by_its_own_key(bench: Bench) -> None:
@@ -138,7 +137,6 @@ def test_a_letter_in_a_working_queue_is_one_of_its_key_again(bench: Bench, targe
     engine.publisher.publish([Publication("", "q", b"x", key="acme")] * 5)
     engine.messages.reject([each.lease for each in bench.take(5)])
     assert len(bench.take(5, target)) == (1 if kept else 5)
-    bench.check()
 
 
 @pytest.mark.parametrize("arguments", [{}, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q.dead"}])
@@ -152,7 +150,6 @@ def test_a_letter_lives_for_as_long_as_its_queue_is_declared_to_keep_it(
     bench.engine.messages.reject([each.lease for each in bench.take(1, "q")])
     assert bench.engine.inspect.counts("q.dead").ready == 1
     assert not bench.take(1, "q.dead")
-    bench.check()
 
 
 def test_a_death_that_comes_again_knows_its_first_time_and_its_last(bench: Bench) -> None:

@@ -97,7 +97,6 @@ class TestOnce:
         lose(bench, faults)
         bench.engine.publisher.bury_copy("q", Publication("", "q", b"a"))
         assert bench.counts("q.dead") == (1, 0, 0)
-        bench.check()
 
     def test_bury_copy_of_a_large_message(self, bench: Bench, faults: tuple[Fault, ...]) -> None:
         """Whichever of its transactions the answer of which is lost."""
