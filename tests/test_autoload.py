@@ -1,18 +1,16 @@
 """The entry point that tells kombu our URL schemes runs in every process that imports kombu: it has to be harmless."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from kit.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 
 
 def python(code):
     """Run ``code`` in a fresh interpreter that imports from the checkout."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", code, cwd=ROOT)
     assert done.stderr == ""
     return done.stdout
 

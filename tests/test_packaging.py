@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from kit.processes import run_python
 
 pytestmark = pytest.mark.xdist_group("wheel")
 
@@ -40,10 +41,7 @@ def installed(wheel, tmp_path_factory):
 def run(installed, tmp_path):
     def run(*arguments):
         environ = {**os.environ, "PYTHONPATH": str(installed)}
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_python(*arguments, cwd=tmp_path, env=environ)
         return done.stdout
 
     return run

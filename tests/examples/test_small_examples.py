@@ -1,12 +1,12 @@
 """The small examples, run as their pages say."""
 
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from kit.processes import run_python
 
 from kombu_fdb import Broker
 
@@ -14,11 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(*command, exit_code=0):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == exit_code, done.stdout + done.stderr
-    return done.stdout
+    return run_python(*command, exit_code=exit_code).stdout
 
 
 @pytest.mark.process

@@ -99,6 +99,14 @@ class Programs:
                 process.wait(10)
 
 
+def run_python(*arguments: object, exit_code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A Python program that has ended, with this exit code if one is given, and what it said."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **options)
+    assert exit_code in {None, done.returncode}, done.stdout + done.stderr
+    return done
+
+
 def in_child(work: Callable[[], object]) -> None:
     """Run ``work`` in a forked child, and fail if it does."""
     child = fork(work)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from kit.processes import run_python
 
 import kombu_fdb
 from kombu_fdb import Broker
@@ -16,13 +14,13 @@ def test_importing_the_package_loads_nothing():
     script = (
         "import sys, kombu_fdb; print([name for name in sys.modules if name.startswith(('kombu_', 'kombu', 'fdb'))])"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    found = run_python("-c", script).stdout
     assert found.strip() == "['kombu_fdb']"
 
 
 def test_importing_the_broker_loads_no_framework():
     script = "import sys; from kombu_fdb import Broker; print({'kombu', 'celery', 'fdb', 'sqlite3'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    found = run_python("-c", script).stdout
     assert found.strip() == "set()"
 
 

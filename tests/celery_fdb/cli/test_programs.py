@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.processes import until
+from kit.processes import run_python, until
 
 from celery_fdb.inspection.overview import look
 
@@ -97,9 +97,7 @@ def test_celery_starts_without_loading_our_commands(program):
     """Also a worker: what it has no need of, it does not import."""
     unwanted = {"rich", "kombu_fdb.api.broker", "celery_fdb.cli.look"}
     code = f"import sys, celery.bin.celery; print(sorted({unwanted} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python("-c", code, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.processes import DEADLINE_S
+from kit.processes import DEADLINE_S, run_python
 
 from kombu_fdb import Broker
 
@@ -143,8 +143,7 @@ def test_without_its_libraries_it_says_what_to_install(
 def test_its_package_says_what_to_install() -> None:
     """In a process of its own, in which nothing of it is imported yet."""
     code = "import sys; sys.modules['starlette'] = None; import celery_fdb.web"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
+    result = run_python("-c", code, cwd=ROOT, exit_code=1)
     assert "pip install 'celery-fdb[web]'" in result.stderr.splitlines()[-1]
 
 

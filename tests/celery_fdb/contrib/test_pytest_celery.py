@@ -6,10 +6,10 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from kit.processes import run_python
 
 pytest.importorskip("pytest_celery", reason="pytest-celery is not installed")
 
@@ -19,6 +19,7 @@ from pytest_celery import CeleryBrokerCluster, CeleryTestBroker, RedisContainer
 from celery_fdb.contrib.pytest_celery import COMMAND, READY, FdbContainer
 
 ROOT = Path(__file__).parents[3]
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 CONFTEST = """
 import pytest
@@ -79,15 +80,8 @@ def test_a_node_configures_celery():
 
 def test_pytest_finds_the_fixtures(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--fixtures", "-v", "--rootdir", str(tmp_path), str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    options = ("--fixtures", "-v", "--rootdir", tmp_path)
+    done = run_python("-m", "pytest", *options, tmp_path, cwd=tmp_path, env=ENVIRON, exit_code=None)
     for name in ("celery_fdb_broker", "default_fdb_broker_cls", "default_fdb_broker_command", "default_fdb_broker"):
         assert f"\n{name} " in done.stdout, done.stdout[-2000:] + done.stderr
 
@@ -141,13 +135,5 @@ def test_a_container(tmp_path):
         "        broker.queue('q').put(b'hello')\n"
         "        assert broker.queue('q').take(timeout=10).payload == b'hello'\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = run_python("-m", "pytest", tmp_path, cwd=tmp_path, env=ENVIRON, exit_code=None)
     assert "1 passed" in done.stdout, done.stdout + done.stderr

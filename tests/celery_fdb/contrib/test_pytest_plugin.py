@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from kit.processes import run_python
 
 ROOT = Path(__file__).parents[3]
 #: Without what else is installed here; pytest-celery's ``celery_worker`` wants Docker.
@@ -62,9 +63,7 @@ heavy = {{"celery", "kombu", "fdb", "sqlite3", "kombu_fdb", "sortedcontainers"}}
 print("imported:", sorted(heavy & set(sys.modules)), "celery_fdb.contrib.pytest_plugin" in sys.modules)
 """
     environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python("-c", code, cwd=tmp_path, env=environ)
     assert done.stdout.splitlines()[-1] == "imported: [] True"
 
 
@@ -193,9 +192,7 @@ def test_what_is_compressed_is_decoded(project):
 
 def test_the_url_is_an_error_outside_of_tests(tmp_path):
     code = "from kombu_fdb import Broker; Broker.open('fdb+memory://orders')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", code, cwd=ROOT, exit_code=None)
     assert "stores in memory are for tests" in done.stderr.splitlines()[-1]
     assert "fdb_broker" in done.stderr.splitlines()[-1]
 

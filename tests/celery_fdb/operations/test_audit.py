@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from kit.processes import run_python
 
 from celery_fdb.operations.action import Action, Outcome, Request, log_audit
 from celery_fdb.operations.actions import ACTIONS
@@ -104,5 +103,5 @@ def test_what_is_done_is_told_on_stderr_unless_the_program_says_otherwise(
 from celery_fdb.operations.action import log_audit
 log_audit("eve")("jobs", "Pause jobs?")("Paused jobs.")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_python("-c", code, cwd=ROOT)
     assert done.stderr.count("eve on jobs: Paused jobs.") == is_told

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from kit.processes import Program
+from kit.processes import Program, run_python
 
 from kombu_fdb import doctor
 from kombu_fdb.errors import ClientUnusable, OptionError, StoreUnavailable
@@ -171,14 +171,7 @@ WORKER = """
 
 def test_a_worker_that_can_not_use_its_binding_ends_at_once_and_says_what_to_install(no_binding: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(no_binding), str(Path.cwd())])}
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(WORKER)],
-        check=False,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ended = run_python("-c", textwrap.dedent(WORKER), env=env, exit_code=None)
     assert "pip install 'foundationdb==7.3.*'" in ended.stderr
     assert "Trying again" not in ended.stderr
     assert ended.returncode

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from kit.processes import run_python
 
 PROGRAM = """
 import os, sys, threading, time
@@ -38,5 +38,4 @@ sys.exit("the child hangs")
 
 def test_a_fork_while_a_store_is_imported_leaves_the_child_able_to_open_it(tmp_path: Path) -> None:
     url = f"fdb+sqlite:///{tmp_path}/broker.db"
-    done = subprocess.run([sys.executable, "-c", PROGRAM, url], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", PROGRAM, url)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from itertools import count
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from kit.processes import run_python
 from kombu import Connection, Consumer, Producer, Queue
 
 from kombu_fdb.engine.facade.engine import Engine
@@ -248,7 +247,7 @@ connection = Connection(sys.argv[1])
 connection.Producer().publish("x", routing_key="q")
 message = connection.default_channel.basic_get("q")
 """
-    subprocess.run([sys.executable, "-c", code, url], check=True, timeout=240)
+    run_python("-c", code, url)
     engine = connect().default_channel.engine
     assert (engine.inspect.counts("q").ready, engine.inspect.counts("q").leased) == (1, 0)
     assert engine.sessions.beats() == []
@@ -268,7 +267,7 @@ process.start()
 process.join()
 sys.exit(process.exitcode)
 """
-    subprocess.run([sys.executable, "-c", code, url], check=True, timeout=240)
+    run_python("-c", code, url)
     assert connect().default_channel.engine.inspect.counts("q").ready == 1
 
 

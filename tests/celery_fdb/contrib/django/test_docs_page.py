@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kit.processes import run_python
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "django.md"
@@ -59,10 +58,7 @@ def run(tmp_path: Path) -> Callable[..., str]:
     environ.pop("DJANGO_SETTINGS_MODULE", None)
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = run_python(*arguments, cwd=tmp_path, env=environ)
         return done.stdout
 
     return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import django
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
+from kit.processes import run_python
 
 from celery_fdb.contrib.django import checks
 
@@ -67,7 +67,7 @@ print([each.id for each in checks.check_project()])
 
 def test_without_the_admin_there_are_pages_and_a_warning() -> None:
     """Its models can't be imported then."""
-    ran = subprocess.run([sys.executable, "-c", WITHOUT_ADMIN], capture_output=True, text=True, check=False)
+    ran = run_python("-c", WITHOUT_ADMIN, exit_code=None)
     assert (ran.stdout, ran.stderr) == ("['celery_fdb.W009']\n", "")
 
 
