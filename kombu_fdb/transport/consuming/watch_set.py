@@ -165,14 +165,14 @@ class WatchSet:
         if loop is None:
             self.bell.ring()
             return
-        of_loop = loop.thread == threading.get_ident()
-        if of_loop or not self._rests:
+        in_a_moment = not at_once and loop.thread == threading.get_ident()
+        if in_a_moment or not self._rests:  # what is due does not prolong the rest: a callback may ask time and again
             self.rest_beside_loop()
-        if at_once or not of_loop:
+        if in_a_moment:
+            loop.take_turn_in(self.rest_s * (2 if self.hungry else 1))  # as Fetcher._ack_wait_s
+        else:
             self.due = True
             loop.wake()
-        else:
-            loop.take_turn_in(self.rest_s * (2 if self.hungry else 1))  # as Fetcher._ack_wait_s
 
     def rest_beside_loop(self) -> None:
         """If the loop takes no turn for that long, because it has ended or a callback works, the thread takes them."""

@@ -446,6 +446,24 @@ def test_a_callback_that_works_for_long_keeps_no_ack_waiting(connection: Connect
         run(hub, lambda: left)
 
 
+def test_a_callback_that_makes_room_again_and_again_does_not_keep_the_thread_from_its_turn(
+    connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    """As one that works on a batch, and settles each message when it is done with it."""
+    left: list[bool] = []
+
+    def work(message: Any) -> None:
+        threads.clear()
+        until(lambda: connection.transport.on_room() or threads)
+        left.append(True)
+
+    connection.register_with_event_loop(hub)
+    with connection.Consumer([Queue("q")], on_message=work):
+        threads = idle_loop(connection, hub, monkeypatch, until)
+        publish(connection, 1)
+        run(hub, lambda: left)
+
+
 def test_credit_returns_by_an_ack_in_another_thread(connection: Connection, hub: Hub) -> None:
     publish(connection, *range(10))
     received: list[Any] = []
