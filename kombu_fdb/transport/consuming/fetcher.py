@@ -9,7 +9,7 @@ was seen empty and its bell is watched, or neither: due for its safety look. Its
 2. Arm the watches of queues that are neither hungry nor armed. Those that are not empty are hungry.
 3. Claim from the hungry queues that have room (``dispatch.py``), taking pending acks along; as the first of a line, for
    the whole line. Afterwards the queues before the last one that gave a message are no longer hungry; if there was room
-   for more, no queue is. Begin again, unless all the room is used and there is no queue to be watched.
+   for more, no queue is. Begin again, unless all the room is used, there is no queue to be watched, and no ack is left.
 4. If there is nothing to claim, settle the acks that have waited for ``ack_delay_ms``; or for twice as long while a few
    free places wait for more, as the claim that fills them takes the acks along.
 5. Sleep until a bell rings (a watch fired, consumers or room changed, acks came), an ack or a free place has waited
@@ -510,7 +510,7 @@ class Fetcher:
         if plan.queues:
             claiming.choose(plan)
             rest_s = self._hand_over() if dispatch.arriving else self._claim(session, plan)
-            if rest_s == 0 and plan.uses_all and not rivals:
+            if rest_s == 0 and plan.uses_all and not (rivals or self.client.acks):  # a claim takes along only so many
                 return max(min(self._next_look - now, self.client.options.undrained_timeout), 0.0005)
             return rest_s
         self._fruitless = 0

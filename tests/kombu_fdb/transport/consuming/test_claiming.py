@@ -9,6 +9,7 @@ import pytest
 from kit.conformance.consumer import OPTIONS, Consumer
 from kit.conformance.queue import Bench
 
+from kombu_fdb.process import client
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.testing.memory import MemoryDatabase
 from kombu_fdb.transport.consuming.dispatch import Plan
@@ -175,6 +176,26 @@ def test_no_turn_follows_a_claim_that_uses_all_the_room(without_lines: Bench) ->
     consumer.turn()
     assert len(consumer.waiting) == 4
     assert not consumer.transport.is_awake
+
+
+def test_a_turn_follows_a_claim_that_could_not_take_all_acks_along(
+    without_lines: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST_LEASES", 3)
+    bench, consumer = without_lines, Consumer(without_lines, ["q"])
+    consumer.turn()
+    bench.put(*[b""] * 12)
+    consumer.turn()
+    consumer.settle()
+    consumer.turn()
+    assert len(consumer.waiting) == 4
+    assert len(consumer.transport.store.acks) == 1
+    while consumer.transport.is_awake:
+        consumer.transport.turn()
+    bench.clock.advance(1.1 * OPTIONS.ack_delay_ms / 1000)
+    assert consumer.transport.is_awake
+    consumer.transport.turn()
+    assert not consumer.transport.store.acks
 
 
 def test_acks_wait_for_a_claim_that_takes_them_along(without_lines: Bench) -> None:
