@@ -15,8 +15,8 @@ last one, and no more than the window: the queue's other consumers can't reach m
 
 Round trips are grouped. With a prefetch, a claim is made when at least three quarters of it are free (with Celery's
 ``worker_prefetch_multiplier`` of 4, one message is left for each process then), or when a free place has waited as
-long as acks are grouped (``ack_delay_ms``); a free slot does not wait for a second one. Without a bound, a claim is
-made when half of what may be claimed ahead is left.
+long as acks are grouped (``ack_delay_ms``) since its ack, so at once for a message that comes later; a free slot does
+not wait for a second one. Without a bound, a claim is made when half of what may be claimed ahead is left.
 
 In a queue with a single active consumer, only the first consumer here is served, until it ends; the store decides
 whether it is the active one among those of all processes (``engine/scheduling/single.py``). Which queues these are may
@@ -330,8 +330,7 @@ class Credit:
     def bounded_room(self, now: float, group_s: float, freed_at: float | None) -> tuple[int, float | None]:
         """How many messages with acks are worth claiming, where something bounds them.
 
-        If none, also in how many seconds it may be different; None: unknown. ``freed_at``: when an ack last made room
-        where there was none.
+        If none, also in how many seconds it may be different; None: unknown. ``freed_at``: as in ``Dispatch.plan``.
         """
         if not self.can_consume():
             return 0, None
@@ -344,7 +343,9 @@ class Credit:
         if free >= self.enough:
             return free, None
         if self._free_since is None:
-            self._free_since = now if freed_at is None else freed_at
+            if freed_at is None:  # the place was free before a message came
+                return free, None
+            self._free_since = freed_at
         left_s = self._free_since + group_s - now
         return (free, None) if left_s <= 0 else (0, left_s)
 
@@ -615,7 +616,7 @@ class Dispatch:
     def plan(self, hungry: set[str], now: float, freed_at: float | None = None) -> Plan:
         """What to claim from those queues that may have messages, first the queue that was first longest ago.
 
-        ``freed_at``: when the first ack came since the last claim.
+        ``freed_at``: when the first of the pending acks came, which may have made room; None: there are none.
         """
         plan = Plan()
         limit, total = self.window, 0

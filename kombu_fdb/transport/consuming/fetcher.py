@@ -141,7 +141,7 @@ class Claiming:
 
     def _contested(self, now: float) -> Plan:
         shared = self._contested_queues()
-        return self._dispatch.plan(shared, now) if shared else Plan()
+        return self._dispatch.plan(shared, now, now) if shared else Plan()
 
     def others(self) -> set[str]:
         """The queues that another consumer looks at, or would if one had room."""

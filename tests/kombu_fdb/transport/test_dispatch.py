@@ -87,10 +87,18 @@ def test_a_single_place_waits_for_others(dispatch: Dispatch) -> None:
     one = Channel(8)
     dispatch.add(subscription(one))
     place(dispatch, deliveries(7))
-    plan = dispatch.plan({"q"}, 100.0)
+    plan = dispatch.plan({"q"}, 100.0, 100.0)
     assert plan.queues == []
     assert plan.again_s == pytest.approx(GROUP_S)
     assert dispatch.plan({"q"}, 100.0 + GROUP_S).limit == 1
+
+
+def test_a_place_that_was_free_before_a_message_came_does_not_wait(dispatch: Dispatch) -> None:
+    one = Channel(8)
+    dispatch.add(subscription(one))
+    place(dispatch, deliveries(7))
+    assert dispatch.plan(set(), 100.0, 100.0).queues == []
+    assert dispatch.plan({"q"}, 101.0).limit == 1
 
 
 def test_a_single_place_waits_from_the_ack_that_made_it(dispatch: Dispatch) -> None:
