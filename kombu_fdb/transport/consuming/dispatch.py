@@ -13,10 +13,9 @@ A consumer without acks has room as if nothing bounded it (in AMQP, the prefetch
 a channel without a prefetch, as many messages are claimed *ahead* as it handles in :data:`AHEAD_S` at the pace of the
 last one, and no more than the window: the queue's other consumers can't reach messages in a slow consumer's inbox.
 
-Round trips are grouped. With a prefetch, a claim is made when at least three quarters of it are free (with Celery's
-``worker_prefetch_multiplier`` of 4, one message is left for each process then), or when a free place has waited as
-long as acks are grouped (``ack_delay_ms``) since its ack, so at once for a message that comes later; a free slot does
-not wait for a second one. Without a bound, a claim is made when half of what may be claimed ahead is left.
+Round trips are grouped. With a prefetch, a claim is made when at least half of it is free, or when a free place has
+waited as long as acks are grouped (``ack_delay_ms``) since its ack, so at once for a message that comes later; a free
+slot does not wait for a second one. Without a bound, a claim is made when half of what may be claimed ahead is left.
 
 In a queue with a single active consumer, only the first consumer here is served, until it ends; the store decides
 whether it is the active one among those of all processes (``engine/scheduling/single.py``). Which queues these are may
@@ -325,7 +324,7 @@ class Credit:
     @property
     def enough(self) -> int:
         """How many free places of the prefetch are worth a claim."""
-        return max(1, self.prefetch * 3 // 4)
+        return max(1, self.prefetch // 2)
 
     def bounded_room(self, now: float, group_s: float, freed_at: float | None) -> tuple[int, float | None]:
         """How many messages with acks are worth claiming, where something bounds them.
