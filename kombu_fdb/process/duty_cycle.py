@@ -497,13 +497,17 @@ class Duties:
     def _turn(self, duty: duties.Duty) -> bool:
         """Give a duty its turn. Returns whether it has used its budget."""
         duty.due_at = self._clock.monotonic() + ROLE_INTERVAL_S  # one that fails is due again in a while, not at once
-        budget = Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
+        budget = self._budget()
         pause_s = duty.run(budget)
         now = self._clock.monotonic()
         duty.due_at = now + pause_s
         if duty is self._duties[0]:
             self._promoted_s = now
         return budget.is_used
+
+    def _budget(self) -> Budget:
+        """That of one turn; a simulation chooses another."""
+        return Budget(self._clock, seconds=TURN_S, transactions=TURN_TRANSACTIONS)
 
     def _pause(self, *, held: bool) -> float:
         """Seconds until the next duties are due (without the role: of its own two), or the next look at the role."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.keyspace.codec import Message, encode_lease
 from kombu_fdb.store.protocol import Transaction
 from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(MemoryDatabase())
+    yield bench
+    bench.check()
 
 
 @pytest.mark.parametrize("verb", ["ack", "release", "reject"])

@@ -7,6 +7,12 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.model import ClaimTerms, KeyLimits
 from kombu_fdb.routing.tables import QueueDeclaration
+from kombu_fdb.testing.memory import MemoryDatabase
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(MemoryDatabase())
 
 
 def hungry(bench: Bench, *queues: str, tag: str = "one") -> set[str]:
