@@ -153,7 +153,7 @@ class QoS(virtual.QoS):
             if lease in client.acks:
                 credit.held.drop(tag)
             raise
-        enough = credit.enough if credit.prefetch else MANY_ACKS
+        enough = max(1, credit.prefetch // 2) if credit.prefetch else MANY_ACKS  # to be worth a claim
         if self._connection.on_ack(len(client.acks), enough, was_blocked=credit.was_blocked):
             return
         if self.ended:

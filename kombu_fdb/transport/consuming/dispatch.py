@@ -321,11 +321,6 @@ class Credit:
     def _unbounded_waiting(self) -> int:
         return len(self.inbox) - self.inbox.with_acks if self.is_bounded else len(self.inbox)
 
-    @property
-    def enough(self) -> int:
-        """How many free places of the prefetch are worth a claim."""
-        return max(1, self.prefetch // 2)
-
     def bounded_room(self, now: float, group_s: float, freed_at: float | None) -> tuple[int, float | None]:
         """How many messages with acks are worth claiming, where something bounds them.
 
@@ -339,7 +334,7 @@ class Credit:
         if free <= 0:
             self._free_since = None
             return 0, None
-        if free >= self.enough:
+        if free >= max(1, self.prefetch // 2):
             return free, None
         if self._free_since is None:
             if freed_at is None:  # the place was free before a message came

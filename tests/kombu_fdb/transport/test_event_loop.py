@@ -139,12 +139,15 @@ def test_a_pool_gets_what_a_claim_brought_before_the_next_turn(
     os.close(writing)
 
 
+@pytest.mark.usefixtures("thread_at_rest")
 def test_the_thread_takes_a_turn_beside_a_loop_only_if_one_is_due(
     connection: Connection, hub: Hub, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
     connection.register_with_event_loop(hub)
     with connection.Consumer([Queue("q")], on_message=print):
         threads, receiver = idle_loop(connection, hub, monkeypatch, until), connection.transport.receiver
+        receiver.watch_set.rest_beside_loop()
+        until(lambda: receiver.watch_set._rests)  # the thread; this one does what it does
         assert receiver.step() > 0
         assert threads == []
         for happens in (
@@ -152,7 +155,7 @@ def test_the_thread_takes_a_turn_beside_a_loop_only_if_one_is_due(
             receiver.watch_set.bell.ring,
             partial(setattr, receiver.fetcher, "_first_ack", -inf),
             partial(setattr, receiver.watch_set, "next_at", -inf),
-            partial(connection.transport.unregister_from_event_loop, connection, hub),
+            partial(setattr, receiver.watch_set, "loop", None),
         ):
             happens()
             receiver.step()
