@@ -226,9 +226,10 @@ class Client:
         """Raises ``ForkedError`` in a child, ``StoreUnavailable`` when closed."""
         if os.getpid() != self.pid:
             raise ForkedError("this connection belongs to the parent process", parent=self.pid)
-        if self.engine_if_open is None:
+        engine = self.engine_if_open  # read once: another thread may close it
+        if engine is None:
             raise StoreUnavailable("the connection is closed", location=str(self.location))
-        return self.engine_if_open
+        return engine
 
     @property
     def database(self) -> Database:

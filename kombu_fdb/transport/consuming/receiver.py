@@ -278,7 +278,7 @@ class Receiver:
         took_s = monotonic() - began
         if took_s > SLOW_S:
             self._spared_until = began + took_s + SPARED_S
-        elif pause_s != 0 and not self.fetcher.arrived.wait(0):  # it rings for messages, and for a failure
+        elif pause_s != 0 and self.fetcher.error is None and not self.fetcher.arrived.wait(0):
             pauses = [each for each in (pause_s, None if timeout_s is None else timeout_s - took_s) if each is not None]
             wait_for((watch_set.bell, self.fetcher.arrived), max(min(pauses), 0) if pauses else None)
         return True

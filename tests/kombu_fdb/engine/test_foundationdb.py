@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from kit.conformance.engine import (  # noqa: F401 - pytest runs them here
-    TestDuties,
-    TestLimits,
-    TestLines,
-    TestNewer,
-    TestOperators,
-    TestQueue,
-    TestTurns,
-)
+from kit.conformance.engine import *  # noqa: F403 - pytest runs its suites here
 
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
 from kombu_fdb.testing.fdbserver import Cluster

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit.conformance.engine import (  # noqa: F401 - pytest runs them here
-    TestDuties,
-    TestLimits,
-    TestLines,
-    TestNewer,
-    TestOperators,
-    TestQueue,
-    TestTurns,
-)
+from kit.conformance.engine import *  # noqa: F403 - pytest runs its suites here
 
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.memory import MemoryDatabase

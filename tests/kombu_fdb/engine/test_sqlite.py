@@ -6,15 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.conformance.engine import (  # noqa: F401 - pytest runs them here
-    TestDuties,
-    TestLimits,
-    TestLines,
-    TestNewer,
-    TestOperators,
-    TestQueue,
-    TestTurns,
-)
+from kit.conformance.engine import *  # noqa: F403 - pytest runs its suites here
 
 from kombu_fdb.store.sqlite.database import SqliteDatabase
 

@@ -21,6 +21,7 @@ from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.transport import connection as connections
 from kombu_fdb.transport.consuming import receiver, watch_set
+from kombu_fdb.transport.consuming.fetcher import Fetcher
 from kombu_fdb.transport.consuming.receiver import Receiver
 from kombu_fdb.transport.consuming.watch_set import WatchSet
 
@@ -381,3 +382,38 @@ def test_a_cancel_in_an_event_loop_does_not_wait(monkeypatch: pytest.MonkeyPatch
         while engine.inspect.counts("q").leased:
             connection.transport.receiver.fetcher.arrived.wait(0.01)
         assert engine.inspect.counts("q").ready == 1
+
+
+def test_a_drain_whose_turn_has_failed_does_not_sleep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Although another drain has cleared the bell that the failure rang."""
+
+    def fail_and_clear(self: Fetcher, error: BaseException) -> None:
+        fail(self, error)
+        self.arrived.clear()
+
+    def sleep(*_: Any) -> bool:
+        raise AssertionError("it sleeps")
+
+    fail = Fetcher.fail
+    with consumer(tmp_path) as (connection, seen):
+        connection.drain_events(timeout=30)
+        monkeypatch.setattr(Receiver, "_may_drive", lambda _: True)
+        monkeypatch.setattr(Fetcher, "fail", fail_and_clear)
+        monkeypatch.setattr(receiver, "wait_for", sleep)
+        strike_once(monkeypatch, StoreUnavailable)
+        with pytest.raises(connection.connection_errors):
+            connection.drain_events(timeout=30)
+        assert seen == [1]
+
+
+def test_an_engine_that_another_thread_closes_meanwhile_is_still_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with consumer(tmp_path) as (connection, _):
+        client = connection.default_channel.client
+        engine = client.engine
+        reads = [engine, None]
+        monkeypatch.setattr(Client, "engine_if_open", property(lambda _: reads.pop(0)), raising=False)
+        found = client.engine
+        monkeypatch.undo()
+        assert found is engine
