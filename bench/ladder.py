@@ -54,7 +54,7 @@ from kombu.transport import memory
 from weight import Floor, Side, blob, celery_message, over, pack_stamp
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.messages.message import Subqueue, put_ready
+from kombu_fdb.engine.messages.message import put_ready
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Environment, Transactions
 from kombu_fdb.keyspace.codec import Record
@@ -111,7 +111,7 @@ def by_work(run: Transactions, *publications: Publication) -> None:
     def verb(work: Work) -> None:
         for each in publications:
             work.effects.note("weight", "published", "")
-            put_ready(work, Subqueue("weight", "", work.keys.rank(0)), record_of(each, work.now_ms))
+            put_ready(work, "weight", "", work.keys.rank(0), record_of(each, work.now_ms))
 
     run.write(verb, TIMEOUT_S)
 

@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
-from kombu_fdb.engine.messages.message import Subqueue, delete, forget, put_ready, take_out, with_payload
+from kombu_fdb.engine.messages.message import delete, forget, put_ready, rank_in, take_out, with_payload
 from kombu_fdb.engine.stored import batches
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Verbs, read, write
@@ -275,11 +275,11 @@ def _replay(work: Work, message: Message[bytes], record: Record, queue: str, pay
         return False
     forget(work, message)
     priority = record.priority or priority_of(message.place)
-    to = Subqueue.of(work, queue, record.key, priority)
+    rank = rank_in(work, queue, priority)
     ttl_ms = work.routing.queue(work.tr, queue).message_ttl_ms
     if payload is not None:
         record = with_payload(work, record, payload)
-    kept = NO_PRIORITY if to.rank == work.keys.rank(priority) else priority
+    kept = NO_PRIORITY if rank == work.keys.rank(priority) else priority
     alive = record._replace(
         expires_ms=end_of_life(work.now_ms, ttl_ms),
         redeliveries=0,
@@ -287,7 +287,7 @@ def _replay(work: Work, message: Message[bytes], record: Record, queue: str, pay
         priority=kept,
         way=Way("", queue),
     )
-    put_ready(work, to, alive)
+    put_ready(work, queue, alive.key, rank, alive)
     return True
 
 

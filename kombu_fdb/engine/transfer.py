@@ -31,7 +31,7 @@ from typing import Any
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import message, publish
-from kombu_fdb.engine.messages.message import Subqueue, put_delayed, put_ready
+from kombu_fdb.engine.messages.message import put_delayed, put_ready, rank_in
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.errors import FormatError
@@ -225,11 +225,11 @@ def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, Stored
 
 def _store(work: Work, message: StoredMessage, message_id: bytes) -> None:
     stored = message.payload if message.unreadable else Record.of_stored(message, message_id)
+    rank = rank_in(work, message.queue, message.priority)
     if message.state == "delayed":
-        put_delayed(work, Subqueue.of(work, message.queue, "", message.priority), message.due_ms, stored)
+        put_delayed(work, message.queue, rank, message.due_ms, stored)
     else:
-        key = message.key if message.keyed else ""
-        put_ready(work, Subqueue.of(work, message.queue, key, message.priority), stored)
+        put_ready(work, message.queue, message.key if message.keyed else "", rank, stored)
 
 
 def finish(work: Work, import_id: bytes, facts: dict[str, Any]) -> None:

@@ -34,7 +34,6 @@ from functools import partial
 
 from kombu_fdb.engine.messages import message
 from kombu_fdb.engine.messages.message import (
-    Subqueue,
     end_lease,
     forget,
     open_records,
@@ -373,9 +372,9 @@ def _put(work: Work, queue: str, row: KeyValue, due_ms: int, payload: bytes | No
     if payload is not None:
         record = with_payload(work, record, payload)
     if due_ms > work.now_ms:
-        put_delayed(work, Subqueue(queue, "", rank), due_ms, record)
+        put_delayed(work, queue, rank, due_ms, record)
     else:
-        put_ready(work, Subqueue(queue, record.key, rank), record._replace(published_ms=work.now_ms))
+        put_ready(work, queue, record.key, rank, record._replace(published_ms=work.now_ms))
 
 
 def _rank(work: Work, queue: str, key: bytes) -> Rank:

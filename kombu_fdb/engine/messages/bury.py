@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from kombu_fdb.engine.messages.message import Subqueue, delete_rest, forget, put_delayed, put_ready, unindex
+from kombu_fdb.engine.messages.message import delete_rest, forget, put_delayed, put_ready, rank_in, unindex
 from kombu_fdb.engine.stored import copies, newer
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import ExchangeNotFound, FormatError
@@ -103,8 +103,8 @@ def bury(
 def _rest(work: Work, message: Message[bytes], record: Record) -> None:
     """Delay the message unchanged, so that it takes no more room than before."""
     forget(work, message)
-    to = Subqueue.of(work, message.queue, record.key, record.priority)
-    put_delayed(work, to, work.now_ms + REST_MS, message.value)
+    rank = rank_in(work, message.queue, record.priority)
+    put_delayed(work, message.queue, rank, work.now_ms + REST_MS, message.value)
 
 
 def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
@@ -113,11 +113,11 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     ttl_ms = work.routing.queue(work.tr, target).message_ttl_ms
     if ttl_ms is None and not declared:
         ttl_ms = work.policy.dead_ttl_ms
+    record = record._replace(expires_ms=end_of_life(work.now_ms, ttl_ms))
     if target.endswith(DEAD_SUFFIX):
-        to = Subqueue(target, "", work.keys.rank(NO_PRIORITY))
+        put_ready(work, target, "", work.keys.rank(NO_PRIORITY), record)
     else:
-        to = Subqueue.of(work, target, record.key, record.priority)
-    put_ready(work, to, record._replace(expires_ms=end_of_life(work.now_ms, ttl_ms)))
+        put_ready(work, target, record.key, rank_in(work, target, record.priority), record)
 
 
 def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.stored import batches
@@ -48,21 +47,6 @@ from kombu_fdb.keyspace.codec import (
 from kombu_fdb.keyspace.layout import STAMP_BYTES, STAMP_CODE, TEXT_CODE, split_place
 from kombu_fdb.model import Lease, Place, Rank
 from kombu_fdb.store.protocol import KeyValue
-
-
-class Subqueue(NamedTuple):
-    """Where messages of one key and rank stand in a queue; ``key`` "" for messages without one. ``rank``: packed."""
-
-    queue: str
-    key: str
-    rank: Rank
-
-    @classmethod
-    def of(cls, work: Work, queue: str, key: str, priority: int) -> Subqueue:
-        """Where a message of this priority stands, capped by the queue's ``x-max-priority``."""
-        most = work.routing.queue(work.tr, queue).max_priority
-        return cls(queue, key, work.keys.rank(min(priority, most)))
-
 
 # -- out ---------------------------------------------------------------------------------------------------------------
 
@@ -124,19 +108,26 @@ def delete_rest(work: Work, record: Record, place: bytes) -> None:
 # -- in ----------------------------------------------------------------------------------------------------------------
 
 
-def put_ready(work: Work, to: Subqueue, message: Record | bytes) -> None:
-    """Put a message at the end of its sub-queue: a record, or the bytes of a record that stays unchanged."""
-    queue, key, rank = to
+def rank_in(work: Work, queue: str, priority: int) -> Rank:
+    """The rank at which a message of this priority stands in the queue, capped by its ``x-max-priority``."""
+    return work.keys.rank(min(priority, work.routing.queue(work.tr, queue).max_priority))
+
+
+def put_ready(work: Work, queue: str, key: str, rank: Rank, message: Record | bytes) -> None:
+    """Put a message at the end of its key's messages of this rank; ``key`` "": of those without one.
+
+    ``message``: a record, or the bytes of a record that stays unchanged.
+    """
     work.effects.ready(queue, _put(work, work.keys.items(queue, key, rank) + STAMP_CODE, message))
     if key:
         work.effects.came(queue, key, rank)
 
 
-def put_delayed(work: Work, to: Subqueue, due_ms: int, message: Record | bytes) -> None:
+def put_delayed(work: Work, queue: str, rank: Rank, due_ms: int, message: Record | bytes) -> None:
     """Store a message outside the ready range until it is due; its key stands in its record. Guarantee: NOT-EARLY."""
-    _put(work, work.keys.delayed_prefix(to.queue, due_ms, to.rank), message)
-    work.tr.set(work.keys.waiting(to.queue), b"")
-    work.effects.delayed(to.queue)
+    _put(work, work.keys.delayed_prefix(queue, due_ms, rank), message)
+    work.tr.set(work.keys.waiting(queue), b"")
+    work.effects.delayed(queue)
 
 
 def _put(work: Work, prefix: bytes, message: Record | bytes) -> int:

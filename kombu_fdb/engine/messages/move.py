@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
-from kombu_fdb.engine.messages.message import Subqueue, forget, put_delayed, put_ready, take_out
+from kombu_fdb.engine.messages.message import forget, put_delayed, put_ready, rank_in, take_out
 from kombu_fdb.engine.stored.batches import rows_by
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Message, Record
@@ -77,11 +77,11 @@ def _put(work: Work, source: str, target: str, ready: list[KeyValue], delayed: l
             key = moved.key
         if not stays_dead:
             rank, moved = _ranked(work, target, rank, moved)
-        put_ready(work, Subqueue(target, key, rank), moved)
+        put_ready(work, target, key, rank, moved)
     for name, value in delayed:
         due_ms, rank = work.keys.split_delayed(source, name)
         rank, moved = _ranked(work, target, rank, _by_name(target, value))
-        put_delayed(work, Subqueue(target, "", rank), due_ms, moved)
+        put_delayed(work, target, rank, due_ms, moved)
 
 
 def _take(work: Work, source: str, rows: list[KeyValue]) -> None:
@@ -98,7 +98,7 @@ def _by_name(target: str, value: bytes) -> Record | bytes:
 def _ranked(work: Work, target: str, rank: Rank, moved: Record | bytes) -> tuple[Rank, Record | bytes]:
     """Where it stands in its new queue, and the message: by its priority as far as the queue allows."""
     priority = (moved.priority if isinstance(moved, Record) else NO_PRIORITY) or work.keys.priority(rank)
-    allowed = Subqueue.of(work, target, "", priority).rank
+    allowed = rank_in(work, target, priority)
     if not isinstance(moved, Record):
         return allowed, moved
     kept = NO_PRIORITY if allowed == work.keys.rank(priority) else priority

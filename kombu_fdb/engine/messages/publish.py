@@ -63,7 +63,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import bury
-from kombu_fdb.engine.messages.message import Subqueue, from_outside, put_delayed, put_ready
+from kombu_fdb.engine.messages.message import from_outside, put_delayed, put_ready
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.stored.work import Effects, Work
 from kombu_fdb.engine.transactions import Transactions
@@ -222,11 +222,10 @@ def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> Non
         task_id,
         kept_priority,
     )
-    to = Subqueue(queue.name, key, work.keys.rank(rank))
     if is_delayed:
-        put_delayed(work, to, due_ms, record)
+        put_delayed(work, queue.name, work.keys.rank(rank), due_ms, record)
     else:
-        put_ready(work, to, record)
+        put_ready(work, queue.name, key, work.keys.rank(rank), record)
 
 
 def dead_of(work: Work, queue: str, publication: Publication, deaths: Sequence[Death] = ()) -> Message[bytes]:

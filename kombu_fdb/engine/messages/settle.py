@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from kombu_fdb.engine.messages.bury import bury
-from kombu_fdb.engine.messages.message import Subqueue, delete, end_lease, forget, put_delayed, put_in_place
+from kombu_fdb.engine.messages.message import delete, end_lease, forget, put_delayed, put_in_place
 from kombu_fdb.engine.stored.batches import came_by, runs_of
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError
@@ -83,7 +83,7 @@ def release_message(work: Work, message: Message[Place], how: Release) -> None:
     work.effects.note(message.queue, "returned", key)
     if how.due_ms > work.now_ms:
         forget(work, message)
-        put_delayed(work, Subqueue(message.queue, key, rank), how.due_ms, message.value)
+        put_delayed(work, message.queue, rank, how.due_ms, message.value)
     else:
         put_in_place(work, message)
 

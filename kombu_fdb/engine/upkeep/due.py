@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.engine.messages.bury import bury_malformed, drop_expired
-from kombu_fdb.engine.messages.message import Subqueue, forget, put_ready, take_out, take_run
+from kombu_fdb.engine.messages.message import forget, put_ready, take_out, take_run
 from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.stored.batches import rows_from
 from kombu_fdb.engine.stored.work import Work
@@ -99,7 +99,7 @@ def _promote_one(work: Work, queue: str, row: KeyValue) -> None:
         bury_malformed(work, message, error)
         return
     forget(work, message)
-    put_ready(work, Subqueue(queue, Record.known(message.value).key, rank), Record.due_from(message.value, due_ms))
+    put_ready(work, queue, Record.known(message.value).key, rank, Record.due_from(message.value, due_ms))
 
 
 def unpark(work: Work, sightings: key_limits.Sightings) -> int | None:

@@ -21,7 +21,7 @@ from kit.records import record_of
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import MOST_LETTERS
-from kombu_fdb.engine.messages.message import Subqueue, put_ready
+from kombu_fdb.engine.messages.message import put_ready
 from kombu_fdb.engine.stored.copies import CopiesMissing
 from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.upkeep import due, sweep
@@ -561,7 +561,7 @@ def store_with_histories(bench: Bench, queue: str, number: int) -> None:
 
 def store(bench: Bench, queue: str, payload: bytes, deaths: tuple[Death, ...]) -> None:
     record = record_of(bench.engine.transactions.ids(), payload, published_ms=1, expires_ms=0, deaths=deaths)
-    bench.work(lambda work: put_ready(work, Subqueue(queue, "", work.keys.rank(0)), record))
+    bench.work(lambda work: put_ready(work, queue, "", work.keys.rank(0), record))
 
 
 def take_all(bench: Bench, limit: int = 100, *queues: str) -> list[Delivery]:

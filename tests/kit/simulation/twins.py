@@ -18,7 +18,6 @@ from kombu_fdb.engine.facade.messages import Messages
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.inspection import browse
 from kombu_fdb.engine.messages import bury, claim, message, move, overflow, publish, settle
-from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import fair, key_limits, limit_changes, line, single
 from kombu_fdb.engine.scheduling.key_limits import Allowances
 from kombu_fdb.engine.stored import batches, copies, session
@@ -150,8 +149,8 @@ def _forget_attempts(_run: object, tr: Transaction, *_args: object) -> None:
     tr.commit()
 
 
-def _at_once(work: Work, to: Subqueue, _due_ms: int, message: Any) -> None:
-    _put_ready(work, to._replace(key=""), message)
+def _at_once(work: Work, queue: str, rank: Rank, _due_ms: int, message: Any) -> None:
+    _put_ready(work, queue, "", rank, message)
 
 
 def _everything_delayed(keys: Keyspace, queue: str, _now_ms: int) -> tuple[bytes, bytes]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import claim, message
-from kombu_fdb.engine.messages.message import Subqueue
 from kombu_fdb.engine.scheduling import key_limits
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import KombuFDBError, StoreError, StoreUnavailable
 from kombu_fdb.keyspace.codec import Record
+from kombu_fdb.model import Rank
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.store import retry
@@ -37,10 +37,10 @@ def settle_a_part(client: Client, engine: Any, client_session: Any) -> None:
         client_session.close()
 
 
-def wake_for_keys(work: Work, to: Subqueue, message: Any) -> None:
+def wake_for_keys(work: Work, queue: str, key: str, rank: Rank, message: Any) -> None:
     bells = set(work.effects._bells)
-    _put_ready(work, to, message)
-    if to.queue.startswith("fair") and not to.key:
+    _put_ready(work, queue, key, rank, message)
+    if queue.startswith("fair") and not key:
         work.effects._bells &= bells
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 SWAPPED = "# swapped"
 CALLS = f"""
 from kombu_fdb.engine.facade.engine import Sessions
-from kombu_fdb.engine.messages.message import Subqueue, delete, put_in_place, put_leased
+from kombu_fdb.engine.messages.message import delete, put_in_place, put_leased, put_ready
 from kombu_fdb.engine.scheduling.fair import Turn
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.keyspace.codec import Message, encode_lease
@@ -33,7 +33,8 @@ def calls(keys: Keyspace, work: Work, sessions: Sessions, turn: Turn, key: bytes
     keys.ring_entry("q", turn.stamp, turn.round, turn.rank, turn.key)  {SWAPPED}
     Turn(rank, 1, turn.stamp, name, turn.rank)
     Turn(rank, 1, rank, name, turn.rank)  {SWAPPED}
-    Subqueue("q", name, place)  {SWAPPED}
+    put_ready(work, "q", name, rank, value)
+    put_ready(work, "q", name, place, value)  {SWAPPED}
     Lease(session, 1)
     Lease(place, 1)  {SWAPPED}
     keys.consumer("q", session, "tag")
