@@ -32,7 +32,7 @@ from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.claim import Served
-from kombu_fdb.engine.scheduling.line import Standing, Waiter
+from kombu_fdb.engine.scheduling.line import Standing, Waiting
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
 from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, SessionId
@@ -264,13 +264,11 @@ class ClientSession:
             self.lose()
             raise
 
-    def serve(
-        self, demand: Demand, queues: Sequence[str], rows: Sequence[Waiter], patience: Callable[[], float]
-    ) -> Served:
+    def serve(self, demand: Demand, queues: Sequence[str], seen: Waiting, patience: Callable[[], float]) -> Served:
         """Claim for the line."""
         claim = self._seen(demand)
         try:
-            served = self._engine.messages.serve(demand, queues, rows, patience)
+            served = self._engine.messages.serve(demand, queues, seen, patience)
             if served.deliveries:
                 self._receive(demand, claim, served.deliveries)
             return served

@@ -168,8 +168,8 @@ class LineMember:
         #: itself.
         self._is_near = self._has_to_ask = False
         self._pause_s = PATIENCE_S
-        #: The line as seen when this became the first; after its first service that found nothing, only its own row.
-        self._rows: list[line.Waiter] | None = None
+        #: The line as seen when this became the first; after its first service that found nothing, only itself.
+        self._waiting: line.Waiting | None = None
         self._server = b""
         self._has_just_joined = True
 
@@ -181,7 +181,7 @@ class LineMember:
 
     @property
     def is_first(self) -> bool:
-        return self._demand is not None and self._rows is not None
+        return self._demand is not None and self._waiting is not None
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -249,8 +249,8 @@ class LineMember:
 
     def _lead(self, standing: line.Standing) -> None:
         """Note that it is the first; its next service includes the consumers that it has just seen."""
-        if self._rows is None or len(standing.rows) > 1:
-            self._rows = standing.rows
+        if self._waiting is None or len(standing.waiting) > 1:
+            self._waiting = standing.waiting
         self._server = standing.server
         self._is_near = self._has_to_ask = False
         self._due_s = self._clock() + self._longest_s
@@ -258,7 +258,7 @@ class LineMember:
     def _wait(self, engine: Engine, demand: Demand, standing: line.Standing, timed: bool) -> None:
         """``timed``: it looks because its pause is over, not because it was woken."""
         now = self._clock()
-        self._rows = None
+        self._waiting = None
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * GROWTH, self._longest_s)
         first = self.contention.first_of(demand.line)
         asks = standing.behind is not None or first.work_s is not None or now >= first.ask_at
@@ -320,8 +320,8 @@ class LineMember:
         Returns those of them that have a single active consumer: if there is one, it leaves the line, and has to claim
         for itself. Raises what ``ClientSession.claim`` raises.
         """
-        rows, demand = self._rows, self._demand
-        if rows is None or demand is None:
+        waiting, demand = self._waiting, self._demand
+        if waiting is None or demand is None:
             return ()
         began_s, last_s = self._clock(), self.contention.service_s
 
@@ -330,20 +330,20 @@ class LineMember:
             takes_s = max(last_s, self._clock() - began_s)
             return _bounded(max(PATIENT * takes_s, LEFT * self._patience_s))
 
-        served = self._of().serve(demand, queues, rows, patience)
+        served = self._of().serve(demand, queues, waiting, patience)
         if served.single:
             self.leave()
             self.contention.end(demand.line)
         elif served.ended:
-            self._rows, self._rung = None, True  # the next look finds out how
+            self._waiting, self._rung = None, True  # the next look finds out how
         elif served.deliveries:
-            alone = len(rows) == 1 and self._server == demand.session
+            alone = len(waiting) == 1 and self._server == demand.session
             self.contention.served(demand.line, alone=alone, took_s=self._clock() - began_s)
             self._end(demand)
         else:
             # Nothing is there, and what comes next is usually a single message. It is claimed without a look at the
             # line; the next service sees which consumers have joined meanwhile.
-            self._rows = [row for row in rows if row.demand == demand]
+            self._waiting = {row: each for row, each in waiting.items() if each == demand}
         return served.single
 
     def leave(self) -> None:

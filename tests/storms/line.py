@@ -90,9 +90,9 @@ def first_of_the_line(stage: Stage, broker: Broker) -> Actor:
     alive = stage.alive("consumer")
     begin, end, _ = broker._engine.transactions.read(lambda work: line.first_range(work, line.name([QUEUE])))
     rows = broker._engine.transactions.read(lambda work: work.tr.get_range(begin, end, limit=1, snapshot=True))
-    first = [line._row(line.name([QUEUE]), row).demand for row in rows]
+    first = line.waiting_in(line.name([QUEUE]), rows).values()
     pids = {each.session_id: each.description.get("pid") for each in broker._engine.inspect.sessions()}
-    standing = [each for each in alive for demand in first if demand and pids.get(demand.session) == each.process.pid]
+    standing = [each for each in alive for demand in first if pids.get(demand.session) == each.process.pid]
     return (standing or alive)[0]
 
 

@@ -137,10 +137,10 @@ class Messages(Verbs):
         self,
         demand: Demand,
         queues: Sequence[str],
-        rows: Sequence[line.Waiter],
+        seen: line.Waiting,
         patience: Callable[[], float] = lambda: 0.0,
     ) -> Served:
-        """Claim for the line, as its first consumer. ``rows``: those of a :meth:`look`, the demand's own among them.
+        """Claim for the line, as its first consumer. ``seen``: as a :meth:`look` found the line, the demand in it.
 
         ``patience``: returns for how many seconds the waiters are patient from now on; called in each attempt, right
         before its commit. Raises ``SessionLost``. Guarantees: ONE-PLACE, ONE-OWNER, FAIR.
@@ -152,7 +152,7 @@ class Messages(Verbs):
 
         def body(work: Work, most: int) -> Served:
             window = self._window(demand.session, demand.first, most)
-            served = claim.serve(work, queues, demand, rows, window)
+            served = claim.serve(work, queues, demand, seen, window)
             if served.deliveries or served.others:
                 line.served(work, demand, patience())
             tried[:] = [served]
@@ -168,7 +168,7 @@ class Messages(Verbs):
             if most > 1 and not doubt.is_open:
                 raise Outrun
 
-        wanted = sum(row.demand.want for row in rows if row.demand is not None)
+        wanted = sum(each.want for each in seen.values())
         return self._services.run(run, max(wanted, 1))
 
     def leave(self, demand: Demand) -> bool:

@@ -346,34 +346,29 @@ class Served(NamedTuple):
 Collected = tuple[list[Delivery], list[tuple[Lease, FormatError]]]
 
 
-class _Seat(NamedTuple):
-    """A demand that is served, and its part of the window."""
+def serve(work: Work, queues: Sequence[str], mine: Demand, seen: line.Waiting, window: Window) -> Served:
+    """Claim for those that were ``seen`` in the line and still wait, ``mine`` among them.
 
-    row: line.Waiter
-    demand: Demand
-    window: Window
-
-
-def serve(work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Waiter], window: Window) -> Served:
-    """Claim for those of ``rows`` that still wait, ``mine`` among them. ``window``: at most this much for all of them.
-
-    Raises ``SessionLost`` if the server's session was fenced.
+    ``window``: at most this much for all of them. Raises ``SessionLost`` if the server's session was fenced.
     """
-    states, waiting = _read_line(work, queues, mine, rows, window)
+    states, waiting = _read_line(work, queues, mine, seen, window)
     if single := single_active(states):
         return Served([], 0, single=single)
     note_unlimited(work, [(queue, state.control) for queue, state in states.items()])
-    seats = _seats(mine, waiting, window)
-    if not seats:
+    windows = _shares(mine, waiting.values(), window)
+    if not windows:
         return Served([], 0, ended=True)
-    chosen = choose(work, states, replace(window, limit=sum(seat.window.limit for seat in seats)))
-    dealt = list(zip(_in_turn(seats), chosen, strict=False))
-    taken = _take_all(work, states, dealt)
-    by_seat = [[delivery for each, delivery in taken if each is seat and delivery is not None] for seat in seats]
-    for seat, found in zip(seats, by_seat, strict=True):
-        if found:
-            line.grant(work, seat.row, seat.demand, _timeouts(states, found))
-    return Served(by_seat[0], sum(map(bool, by_seat[1:])))
+    chosen = choose(work, states, replace(window, limit=sum(each.limit for each in windows.values())))
+    dealt = list(zip(_in_turn(windows), chosen, strict=False))
+    found: dict[Demand, list[Delivery]] = {}
+    for demand, delivery in _take_all(work, states, windows, dealt):
+        if delivery is not None:
+            found.setdefault(demand, []).append(delivery)
+    for row, demand in waiting.items():
+        if demand in found:
+            line.grant(work, row, demand, _timeouts(states, found[demand]))
+    own = found.pop(mine, [])
+    return Served(own, len(found))
 
 
 def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> dict[str, int]:
@@ -383,66 +378,62 @@ def _timeouts(states: Mapping[str, QueueState], found: Sequence[Delivery]) -> di
 
 
 def _read_line(
-    work: Work, queues: Sequence[str], mine: Demand, rows: Sequence[line.Waiter], window: Window
-) -> tuple[dict[str, QueueState], list[line.Waiter]]:
-    """Read the queues, the demands and their sessions in one round trip. Returns the queues, and the rows that wait."""
-    asked = [(each, each.demand) for each in rows if each.demand is not None]
-    demands = [work.keys.demand(demand.session, demand.first) for _, demand in asked]
-    sessions = [work.keys.session(demand.session) for _, demand in asked]
+    work: Work, queues: Sequence[str], mine: Demand, seen: line.Waiting, window: Window
+) -> tuple[dict[str, QueueState], line.Waiting]:
+    """Read the queues, the demands and their sessions in one round trip. Returns the queues, and those that wait."""
+    demands = [work.keys.demand(demand.session, demand.first) for demand in seen.values()]
+    sessions = [work.keys.session(demand.session) for demand in seen.values()]
     known = _known_fair(queues, window)
-    heads = _head_ranges(work, queues, known, window, min(window.limit, sum(demand.want for _, demand in asked)))
+    heads = _head_ranges(work, queues, known, window, min(window.limit, sum(each.want for each in seen.values())))
     values, found = work.tr.get_together([*demands, *sessions, *state_keys(work, queues)], heads, snapshot=True)
-    count = len(asked)
-    waiting = []
+    count = len(seen)
+    waiting = {}
     work.tr.add_read_conflict_key(work.keys.session(mine.session))
-    for (row, demand), stands, record in zip(asked, values, values[count:], strict=False):
+    for (row, demand), stands, record in zip(seen.items(), values, values[count:], strict=False):
         if record is None and demand == mine:
             raise SessionLost(session=mine.session.hex())
-        if record is not None and line.waits(work, row, stands):
-            waiting.append(row)
+        if record is not None and line.waits(work, row, demand, stands):
+            waiting[row] = demand
     return _states_of(queues, values[2 * count :], found, known, window), waiting
 
 
-def _seats(mine: Demand, waiting: Sequence[line.Waiter], window: Window) -> list[_Seat]:
-    """The seats, the server's first; none if it no longer waits."""
-    first = [row for row in waiting if row.demand == mine]
-    others = [row for row in waiting if row.demand != mine]
-    seats: list[_Seat] = []
+def _shares(mine: Demand, waiting: Collection[Demand], window: Window) -> dict[Demand, Window]:
+    """The windows of those that are served, the server's first; none if it no longer waits."""
+    shares: dict[Demand, Window] = {}
     left = window.limit
-    for row in [*first, *others] if first else []:
-        demand = row.demand
-        if demand is not None and left > 0:
+    for demand in [mine, *(each for each in waiting if each != mine)] if mine in waiting else []:
+        if left > 0:
             limit = min(demand.want, left)
-            seats.append(_Seat(row, demand, Window(demand.session, demand.first, limit)))
+            shares[demand] = Window(demand.session, demand.first, limit)
             left -= limit
-    return seats
+    return shares
 
 
-_Dealt = list[tuple[_Seat, tuple[str, KeyValue]]]
-
-
-def _in_turn(seats: Sequence[_Seat]) -> Iterator[_Seat]:
-    """The seats in dealing order, each until its window is full."""
-    left = {seat.demand: seat.window.limit for seat in seats}
-    for seat in cycle(seats):
+def _in_turn(windows: Mapping[Demand, Window]) -> Iterator[Demand]:
+    """The demands in dealing order, each until its window is full."""
+    left = {demand: window.limit for demand, window in windows.items()}
+    for demand in cycle(windows):
         if not left:
             return
-        if seat.demand in left:
-            yield seat
-            left[seat.demand] -= 1
-            if not left[seat.demand]:
-                del left[seat.demand]
+        if demand in left:
+            yield demand
+            left[demand] -= 1
+            if not left[demand]:
+                del left[demand]
 
 
-def _take_all(work: Work, states: dict[str, QueueState], dealt: _Dealt) -> list[tuple[_Seat, Delivery | None]]:
+def _take_all(
+    work: Work, states: dict[str, QueueState], windows: Mapping[Demand, Window], dealt: Sequence[tuple[Demand, Row]]
+) -> list[tuple[Demand, Delivery | None]]:
     """Read all payloads before taking the first (see :func:`claim`): those of the server, in one round trip."""
-    server = dealt[0][0] if dealt else None
-    own = iter(read_all(work, [value for seat, (_, (_, value)) in dealt if seat is server]))
-    others = iter(open_records(value for seat, (_, (_, value)) in dealt if seat is not server))
-    opened = [next(own if seat is server else others) for seat, _ in dealt]
+    server = next(iter(windows))
+    own = iter(read_all(work, [value for demand, (_, (_, value)) in dealt if demand == server]))
+    others = iter(open_records(value for demand, (_, (_, value)) in dealt if demand != server))
+    opened = [next(own if demand == server else others) for demand, _ in dealt]
     take_rows(work, states, [row for _, row in dealt])
     return [
-        (seat, take(work, row, record, states, seat.window)) for (seat, row), record in zip(dealt, opened, strict=True)
+        (demand, take(work, row, record, states, windows[demand]))
+        for (demand, row), record in zip(dealt, opened, strict=True)
     ]
 
 

@@ -80,25 +80,22 @@ _SESSION, _MS = 16, struct.Struct(">I")
 _ALONE = b"\x00\x00"
 
 
-class Waiter(NamedTuple):
-    """A consumer that waits in a line: the key of its row, and its demand; None if that can't be read."""
-
-    key: bytes
-    demand: Demand | None
+#: Those that wait in a line, in its order: the keys of their rows, and their demands. What can't be read is left out.
+Waiting = dict[bytes, Demand]
 
 
 class Standing(NamedTuple):
     """How a demand stands in its line, as a look has found it.
 
-    ``stands``: W, G or E. ``first``: the key of the line's first row. ``rows``: the line, as far as it was read; only
-    the first consumer reads it. ``server``: the session that served the line last. ``behind``: how many stand before
-    it: 0 for the first, 1 for the next, 2 and 3 for the two after that; None for all others. ``patience_s``: how long
-    the first may do nothing while there is work; 0.0 if no service has written it.
+    ``stands``: W, G or E. ``first``: the key of the line's first row. ``waiting``: the line, as far as it was read;
+    only the first consumer reads it. ``server``: the session that served the line last. ``behind``: how many stand
+    before it: 0 for the first, 1 for the next, 2 and 3 for the two after that; None for all others. ``patience_s``: how
+    long the first may do nothing while there is work; 0.0 if no service has written it.
     """
 
     stands: bytes
     first: bytes
-    rows: list[Waiter]
+    waiting: Waiting
     server: bytes
     watches: list[Watch]
     behind: int | None = None
@@ -110,7 +107,7 @@ class Standing(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        return bool(self.rows)
+        return bool(self.waiting)
 
     @property
     def is_next(self) -> bool:
@@ -118,7 +115,7 @@ class Standing(NamedTuple):
 
 
 #: For a demand that was granted something, if nothing else was read.
-STANDS_GRANTED = Standing(GRANTED, b"", [], b"", [])
+STANDS_GRANTED = Standing(GRANTED, b"", {}, b"", [])
 
 
 def name(queues: Sequence[str]) -> bytes:
@@ -161,23 +158,19 @@ def look(work: Work, demand: Demand) -> Standing:
     first = found[2][0][0] if found[2] else b""
     row = _waits_at(work, demand, value)
     if row is None:
-        return Standing(GRANTED if value[:1] == GRANTED else ENDED, first, [], server, [])
+        return Standing(GRANTED if value[:1] == GRANTED else ENDED, first, {}, server, [])
     if row == first:
-        rows = [_row(demand.line, each) for each in work.tr.get_range(begin, end, limit=SEEN, snapshot=True)]
-        if not rows or rows[0].demand != demand:  # damaged: it would be the first forever, and serve none
-            return Standing(ENDED, first, [], server, [])
-        return Standing(WAITING, first, rows, server, [], 0, patience_s)
+        waiting = waiting_in(demand.line, work.tr.get_range(begin, end, limit=SEEN, snapshot=True))
+        if waiting.get(row) != demand:  # damaged: it would be the first forever, and serve none
+            return Standing(ENDED, first, {}, server, [])
+        return Standing(WAITING, first, waiting, server, [], 0, patience_s)
     here = work.tr.get_range(begin, row + b"\x00", limit=1 + NEAR, reverse=True, snapshot=True)
     if not here or here[0][0] != row:
-        return Standing(ENDED, first, [], server, [])
-    before = [_row(demand.line, each) for each in here[1:]]
-    behind = next((number for number, each in enumerate(before, 1) if each.key == first), None)
-    return Standing(WAITING, first, [], server, _watch(work, demand, before), behind, patience_s)
-
-
-def _watch(work: Work, demand: Demand, before: Iterable[Waiter]) -> list[Watch]:
-    watched = [demand, *(each.demand for each in before if each.demand is not None)]
-    return [work.tr.watch(work.keys.demand(each.session, each.first)) for each in watched]
+        return Standing(ENDED, first, {}, server, [])
+    behind = next((number for number, (key, _) in enumerate(here) if key == first), None)
+    watched = [demand, *waiting_in(demand.line, here[1:]).values()]
+    watches = [work.tr.watch(keys.demand(each.session, each.first)) for each in watched]
+    return Standing(WAITING, first, {}, server, watches, behind, patience_s)
 
 
 def end(work: Work, session_id: SessionId, first: int) -> bytes:
@@ -207,25 +200,24 @@ def evict(work: Work, line: bytes, row: bytes, patience_s: float) -> None:
         return
     server = (work.tr.get(work.keys.served(line), snapshot=True) or b"")[:_SESSION]
     work.tr.set(work.keys.served(line), server.ljust(_SESSION, b"\x00") + _MS.pack(round(1000 * patience_s)))
-    demand = _row(line, (row, value)).demand
     work.tr.clear(row)
-    if demand is not None:
+    for demand in waiting_in(line, [(row, value)]).values():
         end(work, demand.session, demand.first)
 
 
-def waits(work: Work, row: Waiter, stands: bytes | None) -> bool:
+def waits(work: Work, row: bytes, demand: Demand, stands: bytes | None) -> bool:
     """Whether the demand in this row of the line is still to be served."""
-    return row.demand is not None and _waits_at(work, row.demand, stands or b"") == row.key
+    return _waits_at(work, demand, stands or b"") == row
 
 
-def grant(work: Work, row: Waiter, demand: Demand, timeouts: Mapping[str, int]) -> None:
+def grant(work: Work, row: bytes, demand: Demand, timeouts: Mapping[str, int]) -> None:
     """Note that the demand was served. Wakes its owner, and the waiters behind it.
 
     ``timeouts``: the consumer timeouts of queues that have one, in ms.
     """
     work.tr.add_read_conflict_key(work.keys.demand(demand.session, demand.first))
     work.tr.add_read_conflict_key(work.keys.session(demand.session))
-    work.tr.clear(row.key)
+    work.tr.clear(row)
     _stand(work, demand, GRANTED, encode_json(dict(timeouts)) if timeouts else b"")
 
 
@@ -275,20 +267,18 @@ def _row_of(work: Work, value: bytes) -> bytes | None:
     return work.keys.line(line) + stamp + _ALONE
 
 
-def _row(line: bytes, row: KeyValue) -> Waiter:
-    try:
-        return Waiter(row[0], _decode(line, row[1]))
-    except FormatError:
-        return Waiter(row[0], None)
+def waiting_in(line: bytes, rows: Iterable[KeyValue]) -> Waiting:
+    """Those whose rows these are."""
+    return {key: demand for key, value in rows if (demand := _decode(line, value)) is not None}
 
 
-def _decode(line: bytes, value: bytes) -> Demand:
-    try:
-        session_id, first, want = _DEMAND.unpack(value)
-    except struct.error:
-        raise FormatError("unreadable demand", value=value[:200]) from None
+def _decode(line: bytes, value: bytes) -> Demand | None:
+    """The demand; None if it can't be read."""
+    if len(value) != _DEMAND.size:
+        return None
+    session_id, first, want = _DEMAND.unpack(value)
     if first > MOST_LEASES or not 0 < want <= LEASES_PER_CLAIM:
-        raise FormatError("unreadable demand", first=first, want=want)
+        return None
     return Demand(line, SessionId(session_id), first, want)
 
 

@@ -45,8 +45,8 @@ class Rival:
         return self.engine.messages.look(self.demand, fired=True)[1]
 
     def serve(self, sight: Standing | None = None) -> Served:
-        rows = (sight or self.look()).rows
-        return self.engine.messages.serve(self.demand, self.queues, rows)
+        seen = (sight or self.look()).waiting
+        return self.engine.messages.serve(self.demand, self.queues, seen)
 
 
 def payloads(found: list[Delivery]) -> list[bytes]:
@@ -161,14 +161,15 @@ class LineConformance(OnBench):
         rung = woken(three.look())
         sight = one.look()
         bench.put(b"a", b"b")
-        one.serve(sight._replace(rows=[sight.rows[0], sight.rows[2]]))
+        first, _, third = sight.waiting.items()
+        one.serve(sight._replace(waiting=dict([first, third])))
         assert rung.wait(PATIENCE_S)
         assert payloads(three.collect()) == [b"b"]
 
     def test_a_row_of_a_consumer_that_waits_elsewhere_counts_for_nothing(self, bench: Bench) -> None:
         """Nor does a second row of the same consumer."""
         one, two = Rival(bench, 1), Rival(bench, 1, "q", "r")
-        own, elsewhere = one.look().rows[0].key, two.look().rows[0].key
+        own, elsewhere = next(iter(one.look().waiting)), next(iter(two.look().waiting))
         behind = own[:-4] + b"\xff" * 4
 
         def copy(work: Work) -> None:
@@ -180,7 +181,7 @@ class LineConformance(OnBench):
         bench.work(copy)
         bench.put(b"a", b"b")
         sight = one.look()
-        assert len(sight.rows) == 3
+        assert len(sight.waiting) == 3
         assert payloads(one.serve(sight).deliveries) == [b"a"]
         assert two.look().is_first
         assert bench.counts() == (1, 0, 1)
@@ -349,7 +350,7 @@ class LineConformance(OnBench):
         assert two.look().is_first
         two.engine.messages.evict(two.demand, two.look().first + b"nobody")
         bench.put(b"a")
-        assert one.engine.messages.serve(one.demand, ["q"], []).ended
+        assert one.engine.messages.serve(one.demand, ["q"], {}).ended
         assert payloads(two.serve().deliveries) == [b"a"]
 
     def test_who_was_deposed_joins_again(self, bench: Bench) -> None:

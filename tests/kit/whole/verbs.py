@@ -125,7 +125,7 @@ def _first_demand(stage: Stage) -> Demand:
 
 def _serve(stage: Stage) -> None:
     sight, _ = stage.engine.messages.look(_first_demand(stage))
-    stage.engine.messages.serve(_first_demand(stage), ["q"], sight.rows, lambda: 1.0)
+    stage.engine.messages.serve(_first_demand(stage), ["q"], sight.waiting, lambda: 1.0)
 
 
 def _join(stage: Stage) -> None:

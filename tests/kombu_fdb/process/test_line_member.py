@@ -80,7 +80,7 @@ class Consumer:
         """As one does who has just become the first."""
         demand = self.member._demand
         assert demand is not None
-        self.member._rows = self.engine.messages.look(demand)[0].rows
+        self.member._waiting = self.engine.messages.look(demand)[0].waiting
 
     def sleep(self) -> float:
         """Until it wants to look; how long that was."""

@@ -10,6 +10,7 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored.session import LEASES_PER_CLAIM
+from kombu_fdb.model import Demand, SessionId
 
 
 def write(bench: Bench, session: bytes, first: int, want: int) -> bytes:
@@ -33,12 +34,9 @@ def write(bench: Bench, session: bytes, first: int, want: int) -> bytes:
 def test_a_demand_asks_for_what_a_claim_may_have(bench: Bench, first: int, want: int, readable: bool) -> None:
     write(bench, b"s" * 16, first, want)
     ((_, value),) = bench.engine.upkeep.rows(bench.engine.keys.all_lines)
-    row = line._row(line.name(["q"]), (b"key", value))
-    assert row.key == b"key"
-    assert (row.demand is not None) is readable
-    if row.demand is not None:
-        assert (row.demand.session, row.demand.first, row.demand.want) == (b"s" * 16, first, want)
-        assert row.demand.line == line.name(["q"])
+    name = line.name(["q"])
+    demand = Demand(name, SessionId(b"s" * 16), first, want)
+    assert line.waiting_in(name, [(b"key", value)]) == ({b"key": demand} if readable else {})
 
 
 def test_a_consumer_right_behind_an_unreadable_row_is_the_next_one(bench: Bench) -> None:
@@ -51,14 +49,14 @@ def test_a_consumer_right_behind_an_unreadable_row_is_the_next_one(bench: Bench)
 def test_the_first_one_sees_the_first_of_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line, "SEEN", 3)
     rivals = [Rival(bench) for _ in range(5)]
-    assert [each.demand for each in rivals[0].look().rows] == [each.demand for each in rivals[:3]]
+    assert [*rivals[0].look().waiting.values()] == [each.demand for each in rivals[:3]]
 
 
 def test_who_served_and_how_long_the_others_are_patient_stands_in_the_line(bench: Bench) -> None:
     one, two, three = Rival(bench), Rival(bench), Rival(bench)
     assert (two.look().server, two.look().patience_s) == (b"", 0.0)
     bench.put(b"a")
-    bench.engine.messages.serve(one.demand, ["q"], one.look().rows, patience=lambda: 0.375)
+    bench.engine.messages.serve(one.demand, ["q"], one.look().waiting, patience=lambda: 0.375)
     assert (three.look().server, three.look().patience_s) == (one.session, 0.375)
     three.engine.messages.evict(three.demand, three.look().first, 1.5)
     assert three.look().is_first
