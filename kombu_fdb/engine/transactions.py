@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -127,21 +128,25 @@ class Transactions:
         """
         timeout_s = self.policy.call_s if timeout_s is None else timeout_s
         deadline = self.clock.monotonic() + timeout_s
-        share = None
         events: dict[Event, int] = {}
+        share: dict[Event, int] | None = None
+        is_counted = False
 
         def body(tr: Transaction) -> T:
-            nonlocal events
+            nonlocal events, is_counted
             effects = Effects()
             events = effects.events
             moment_ms = self.clock.wall_ms() if now_ms is None else now_ms
             result = verb(Work(tr, self.keys, self.routing, self.policy, self.ids, moment_ms, effects))
             effects.write(tr, self.keys)
             if share is not None:
-                share.join(tr, events)
+                is_counted = not tr.read_only
+                if is_counted:
+                    self.totals.write(tr, Counter(events) + Counter(share))
             return result
 
         while True:
+            is_counted = False
             share = None if self.clock.monotonic() < self.totals.next_s else self.totals.share()
             try:
                 if self.may_be_unknown:
@@ -149,16 +154,15 @@ class Transactions:
                 else:
                     result = self.retry.repeat(body, timeout_s=timeout_s, on_conflict=on_conflict)
             except BaseException as error:
-                if share is not None:
-                    share.failed()
+                if share:  # the transaction did not happen, but that did
+                    self.totals.note(share)
                 if not self._is_mended(error, deadline, doubt):
                     raise
                 timeout_s = deadline - self.clock.monotonic()
             else:
-                if share is not None:
-                    share.committed(events)
-                elif events:
-                    self.totals.note(events)
+                for counted in () if is_counted else (events, share):
+                    if counted:
+                        self.totals.note(counted)
                 return result
 
     def _is_mended(self, error: BaseException, deadline: float, doubt: Doubt[Any] | None) -> bool:

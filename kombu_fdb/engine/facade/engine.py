@@ -74,9 +74,14 @@ class Metrics(Verbs):
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Write now what this process has counted so far. After an error, it is still to be written."""
         share = self._run.totals.share()
-        if share.taken:
-            timeout_s = self._run.policy.call_s if timeout_s is None else timeout_s
-            self._run.retry(lambda tr: self._run.totals.write(tr, share.taken), timeout_s=timeout_s)
+        if not share:
+            return
+        timeout_s = self._run.policy.call_s if timeout_s is None else timeout_s
+        try:
+            self._run.retry(lambda tr: self._run.totals.write(tr, share), timeout_s=timeout_s)
+        except BaseException:
+            self._run.totals.note(share)
+            raise
 
     def sample(self, series: Sequence[Series]) -> None:
         """Take a sample now, into each of these series (``samples.py``). For one thread."""

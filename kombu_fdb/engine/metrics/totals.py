@@ -12,7 +12,7 @@ the number of keys:
 
 * a process remembers at most :data:`KINDS_PENDING` counts by key of a queue until it writes them;
 * it writes at most :data:`NAMES_PER_QUEUE` keys of a queue by name in each :data:`NAMES_S`, those with the most
-  messages first, and all others as others (:class:`NamedKeys`);
+  messages first, and all others as others (:class:`PendingTotals`);
 * the duties fold all but :data:`KEYS_KEPT` of a queue into the others: those that grew least since their last look
   (:func:`surplus`). A fold reads what it folds, so a process that adds to it meanwhile makes it start again, and two
   that fold the same key fold it once.
@@ -48,45 +48,6 @@ KEYS_PER_FOLD = 20
 
 #: The totals of one queue, by key and event.
 KeyTotals = dict[str, dict[str, int]]
-
-
-class NamedKeys:
-    """Which keys this process counts by name. Thread-safe; raises what ``unless_mine`` raises."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = RLock()
-        self._names: set[tuple[str, str]] = set()
-        self._by_queue: Counter[str] = Counter()
-        self._until_s = clock.monotonic() + NAMES_S
-
-    def folded(self, events: Mapping[Event, int]) -> dict[Event, int]:
-        """The counts with those of keys without a name added to the others'. Events of no key are left out."""
-        numbers: Counter[tuple[str, str]] = Counter()
-        for (queue, _, *key), number in events.items():
-            if any(key):
-                numbers[queue, key[0]] += number
-        with unless_mine(self._lock):
-            named = self._named(numbers)
-        found: Counter[Event] = Counter()
-        for (queue, event, *key), number in events.items():
-            if key:
-                found[queue, event, key[0] if (queue, key[0]) in named else OTHERS] += number
-        return found
-
-    def _named(self, numbers: Counter[tuple[str, str]]) -> set[tuple[str, str]]:
-        if numbers and self._clock.monotonic() >= self._until_s:
-            self._until_s = self._clock.monotonic() + NAMES_S
-            self._names.clear()
-            self._by_queue.clear()
-        for name, _ in numbers.most_common():
-            if len(self._names) >= NAMES:
-                break
-            queue = name[0]
-            if name not in self._names and self._by_queue[queue] < NAMES_PER_QUEUE:
-                self._names.add(name)
-                self._by_queue[queue] += 1
-        return self._names & numbers.keys()
 
 
 def numbers_of(keys: KeyTotals) -> dict[str, int]:
@@ -148,7 +109,11 @@ MOST_PENDING = 10_000
 
 
 class PendingTotals:
-    """What this process has counted and not written yet. Thread-safe without a lock: a signal handler may count."""
+    """What this process has counted and not written yet, and which keys it counts by name. Thread-safe.
+
+    ``note`` and :meth:`share` take no lock, as a signal handler may count; :meth:`write` raises what ``unless_mine``
+    raises.
+    """
 
     def __init__(self, keys: Keyspace, clock: Clock) -> None:
         self._keys = keys
@@ -156,73 +121,81 @@ class PendingTotals:
         #: ``note(events)``: count these.
         self._noted: deque[Mapping[Event, int]] = deque()
         self.note = self._noted.append
-        self._names = NamedKeys(clock)
         #: When a transaction is to add its share.
         self.next_s = clock.monotonic() + INTERVAL_S
+        self._lock = RLock()
+        #: Queues and keys that are counted by name, how many keys of each queue, and until when.
+        self._names: set[tuple[str, str]] = set()
+        self._by_queue: Counter[str] = Counter()
+        self._until_s = clock.monotonic() + NAMES_S
 
-    def share(self) -> Share:
-        """All pending counts, for the next transaction."""
+    def share(self) -> dict[Event, int]:
+        """What the next transaction writes besides its own events: all pending counts, of a bounded number of kinds.
+
+        If it does not write them, they are to be noted again.
+        """
         self.next_s = self._clock.monotonic() + INTERVAL_S
-        share = Share(self)
+        found: dict[Event, int] = {}
+        keyed: Counter[str] = Counter()
         while self._noted:
             try:
-                share.add(self._noted.popleft())
+                events = self._noted.popleft()
             except IndexError:  # another thread was faster
                 break
-        return share
+            for event, number in events.items():
+                kind = event if event in found else _new_kind(event, found, keyed)
+                if kind is not None:
+                    found[kind] = found.get(kind, 0) + number
+        return found
 
     def write(self, tr: Transaction, events: Mapping[Event, int]) -> None:
         """Blind atomic adds."""
         for (queue, what, *key), number in events.items():
             if not key:
                 tr.add(self._keys.total(queue, what), number)
-        for (queue, what, each), number in self._names.folded(events).items():
+        for (queue, what, each), number in self._by_name(events).items():
             tr.add(self._keys.key_total(queue, each, what), number)
 
+    def _by_name(self, events: Mapping[Event, int]) -> dict[Event, int]:
+        """The counts with those of keys without a name added to the others'. Events of no key are left out."""
+        numbers: Counter[tuple[str, str]] = Counter()
+        for (queue, _, *key), number in events.items():
+            if any(key):
+                numbers[queue, key[0]] += number
+        with unless_mine(self._lock):
+            named = self._named(numbers)
+        found: Counter[Event] = Counter()
+        for (queue, event, *key), number in events.items():
+            if key:
+                found[queue, event, key[0] if (queue, key[0]) in named else OTHERS] += number
+        return found
 
-class Share:
-    """What one transaction writes, besides its own events: counts of a bounded number of kinds."""
+    def _named(self, numbers: Counter[tuple[str, str]]) -> set[tuple[str, str]]:
+        if numbers and self._clock.monotonic() >= self._until_s:
+            self._until_s = self._clock.monotonic() + NAMES_S
+            self._names.clear()
+            self._by_queue.clear()
+        for name, _ in numbers.most_common():
+            if len(self._names) >= NAMES:
+                break
+            queue = name[0]
+            if name not in self._names and self._by_queue[queue] < NAMES_PER_QUEUE:
+                self._names.add(name)
+                self._by_queue[queue] += 1
+        return self._names & numbers.keys()
 
-    def __init__(self, totals: PendingTotals) -> None:
-        self.taken: dict[Event, int] = {}
-        #: How many of the kinds are by key, for each queue.
-        self._keyed: Counter[str] = Counter()
-        self._totals = totals
-        self._written = False
 
-    def add(self, events: Mapping[Event, int]) -> None:
-        for event, number in events.items():
-            kind = event if event in self.taken else self._new_kind(event)
-            if kind is not None:
-                self.taken[kind] = self.taken.get(kind, 0) + number
-
-    def _new_kind(self, event: Event) -> Event | None:
-        """The event it counts as, or None."""
-        queue, what, *key = event
-        if not key:
-            return event if len(self.taken) - self._keyed.total() < MOST_PENDING else None
-        if (queue, what) not in self.taken:
-            return None  # its queue's is not counted, either
-        if self._keyed[queue] >= KINDS_PENDING:
-            return queue, what, OTHERS
-        self._keyed[queue] += 1
-        return event
-
-    def join(self, tr: Transaction, events: Mapping[Event, int]) -> None:
-        """Add it all before each try to commit, unless this transaction writes nothing."""
-        self._written = not tr.read_only
-        if self._written:
-            self._totals.write(tr, Counter(events) + Counter(self.taken))
-
-    def committed(self, events: Mapping[Event, int]) -> None:
-        """Save for later what was not written."""
-        if not self._written:
-            self._totals.note(events)
-            self.failed()
-
-    def failed(self) -> None:
-        """Save what was counted before: the transaction did not happen, but that did."""
-        self._totals.note(self.taken)
+def _new_kind(event: Event, found: Mapping[Event, int], keyed: Counter[str]) -> Event | None:
+    """The event as which it counts in a share, or None. ``keyed``: how many kinds are by key, for each queue."""
+    queue, what, *key = event
+    if not key:
+        return event if len(found) - keyed.total() < MOST_PENDING else None
+    if (queue, what) not in found:
+        return None  # its queue's is not counted, either
+    if keyed[queue] >= KINDS_PENDING:
+        return queue, what, OTHERS
+    keyed[queue] += 1
+    return event
 
 
 def read(work: Work) -> dict[str, dict[str, int]]:

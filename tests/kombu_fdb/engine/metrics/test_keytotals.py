@@ -253,10 +253,26 @@ def test_what_waits_to_be_written_is_bounded_and_complete():
     for number in range(3 * KINDS_PENDING):
         counted.note({("q", "published"): 1, ("q", "published", f"k{number}"): 1})
     share = counted.share()
-    assert len(share.taken) == 1 + KINDS_PENDING + 1
-    share.failed()
-    assert counted.share().taken == share.taken, "as it was, after a transaction that did not happen"
-    assert share.taken["q", "published", OTHERS] == 2 * KINDS_PENDING
+    assert len(share) == 1 + KINDS_PENDING + 1
+    counted.note(share)
+    assert counted.share() == share, "as it was, after a transaction that did not happen"
+    assert share["q", "published", OTHERS] == 2 * KINDS_PENDING
+
+
+def test_what_a_flush_could_not_write_is_written_later():
+    bench = Bench(MemoryDatabase())
+    publish(bench, "k")
+
+    def interruption():
+        bench.database.before_commit = None
+        raise KeyboardInterrupt
+
+    bench.database.before_commit = interruption
+    with pytest.raises(KeyboardInterrupt):
+        bench.engine.metrics.flush()
+    assert bench.engine.metrics.totals() == {}
+    assert_sums_are_right(bench)
+    assert bench.engine.metrics.totals() == {"q": {"published": 1}}
 
 
 def test_keys_take_no_room_from_queues(monkeypatch):
@@ -265,7 +281,7 @@ def test_keys_take_no_room_from_queues(monkeypatch):
     counted.share()
     for queue in "abcd":
         counted.note({(queue, "published"): 1, **{(queue, "published", f"k{number}"): 1 for number in range(9)}})
-    found = counted.share().taken
+    found = counted.share()
     assert {kind[0] for kind in found} == {"a", "b", "c"}
     assert sum(len(kind) == 3 for kind in found) == 3 * 9, "nor are they counted where the queue is not"
 
