@@ -29,7 +29,7 @@ from typing import Any, Unpack
 
 from kombu_fdb.api.arguments import Conditions, Stop, check_limit, check_name, never, seconds
 from kombu_fdb.api.connection import Connection
-from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, LetterFilter, LetterWalk, task_of
+from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, LetterWalk, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import Part, Peeked, Spot
 from kombu_fdb.primitives.clock import Clock, SystemClock
@@ -225,13 +225,12 @@ class DeadLetters:
             if age_s is not None:
                 moments[condition] = self._clock.wall_ms() - int(seconds(name, age_s) * 1000)
         try:
-            wanted = LetterFilter(**conditions, **moments)
+            return self._connection.engine.dead_letters.walk(self.dead_queue, **conditions, **moments)
         except TypeError:
             known = "error, key, message_id, older_than, queue, reason, task, where, younger_than"
             raise InvalidArgument(
                 "unknown condition", given=tuple(conditions), fix=f"Known conditions: {known}."
             ) from None
-        return self._connection.engine.dead_letters.walk(self.dead_queue, wanted)
 
 
 def _check_alone(limit: int | None, to: str | None, rate: float | None, conditions: Conditions) -> None:

@@ -31,8 +31,8 @@ then. A burial does not trim, and so never conflicts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kombu_fdb.engine.inspection import browse, inspect
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX, drop_expired
@@ -55,13 +55,16 @@ BYTES_PER_TRANSACTION = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class LetterFilter:
-    """Which dead letters; by default all. All conditions must hold; those on a death apply to the last one.
+class LetterWalk:
+    """A walk through the letters of the queue ``dead`` that had come by the version ``last``, and meet all conditions.
 
-    ``error``: the class of the exception, with or without its module. ``task``: a Celery task's name. ``key``: the
-    fairness key, "" for none. ``died_after_ms``, ``died_before_ms``: wall clock. ``where``: any condition on a letter.
+    By default there are none. Those on a death apply to the last one. ``error``: the class of the exception, with or
+    without its module. ``task``: a Celery task's name. ``key``: the fairness key, "" for none. ``died_after_ms``,
+    ``died_before_ms``: wall clock. ``where``: any condition on a letter.
     """
 
+    dead: str
+    last: bytes
     message_id: bytes = b""
     reason: str | None = None
     queue: str | None = None
@@ -72,14 +75,27 @@ class LetterFilter:
     died_before_ms: int | None = None
     where: Callable[[Peeked], bool] | None = None
 
+    def mark(self, cursor: bytes) -> bytes | None:
+        """Where a further part goes on (:meth:`after`); None at the end."""
+        return batches.mark(self.last, cursor) or None
+
+    def after(self, mark: bytes) -> tuple[LetterWalk, bytes]:
+        """The walk that a mark is of, as far as its end, and the cursor; from the beginning for b""."""
+        last, cursor = batches.split_mark(mark)
+        return (replace(self, last=last) if mark else self), cursor
+
     @property
     def looks_into_payloads(self) -> bool:
         return self.where is not None or self.task is not None
 
+    @property
+    def has_conditions(self) -> bool:
+        return self != LetterWalk(self.dead, self.last)
+
     def matches(self, record: Record | None) -> bool:
         """Whether the record matches, as far as it shows. An unreadable one matches if there are no conditions."""
         if record is None:
-            return self == LetterFilter()
+            return not self.has_conditions
         return (
             self.message_id in (b"", record.message_id)
             and self.key in (None, record.key)
@@ -134,23 +150,6 @@ def error_of(message: Peeked) -> str:
     return error if isinstance(error, str) else ""
 
 
-class LetterWalk(NamedTuple):
-    """The queue, the letters wanted, and the version of the last one that had come when the walk began."""
-
-    dead: str
-    wanted: LetterFilter
-    last: bytes
-
-    def mark(self, cursor: bytes) -> bytes | None:
-        """Where a further part goes on (:meth:`after`); None at the end."""
-        return batches.mark(self.last, cursor) or None
-
-    def after(self, mark: bytes) -> tuple[LetterWalk, bytes]:
-        """The walk that a mark is of, as far as its end, and the cursor; from the beginning for b""."""
-        last, cursor = batches.split_mark(mark)
-        return (self._replace(last=last) if mark else self), cursor
-
-
 #: A dead letter where it stands, and its record: None if it can't be read; then it can only be shown or discarded.
 Letter = tuple[Message[bytes], Record | None]
 
@@ -166,7 +165,7 @@ def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tup
 
     Snapshot reads, and all of them before the caller's first write. What ``where`` raises is passed on.
     """
-    most = LETTERS_PER_TRANSACTION if walk.wanted != LetterFilter() else min(limit + 1, LETTERS_PER_TRANSACTION)
+    most = LETTERS_PER_TRANSACTION if walk.has_conditions else min(limit + 1, LETTERS_PER_TRANSACTION)
     rows, following = _rows(work, walk.dead, cursor, most)
     found: list[Letter] = []
     size = 0
@@ -175,10 +174,10 @@ def look_through(work: Work, walk: LetterWalk, cursor: bytes, limit: int) -> tup
             return found, key
         size += len(value)
         record = read_or(None, Record.decode, value)
-        if batches.came_by(walk.last, key) and walk.wanted.matches(record):
-            if walk.wanted.looks_into_payloads:
+        if batches.came_by(walk.last, key) and walk.matches(record):
+            if walk.looks_into_payloads:
                 size += record.size if record is not None else 0
-                if not walk.wanted.matches_payload(browse.look(work, walk.dead, (key, value))):
+                if not walk.matches_payload(browse.look(work, walk.dead, (key, value))):
                     continue
             found.append((Message(walk.dead, key, value), record))
     return found, following
@@ -324,10 +323,13 @@ class DeadLetters(Verbs):
     discard_part = write(discard_part)
     _queues = read(inspect.queues)
 
-    def walk(self, dead: str, wanted: LetterFilter | None = None) -> LetterWalk:
-        """A walk through a queue of dead letters as it is now: what comes later is behind its end."""
+    def walk(self, dead: str, **conditions: Any) -> LetterWalk:
+        """A walk through a queue of dead letters as it is now: what comes later is behind its end.
+
+        ``conditions``: fields of :class:`LetterWalk`; raises ``TypeError`` for others.
+        """
         last = self._run.read(lambda work: work.tr.get(self._run.keys.bell(dead), snapshot=True))
-        return LetterWalk(dead, wanted or LetterFilter(), batches.NO_LAST if last is None else last)
+        return LetterWalk(dead, batches.NO_LAST if last is None else last, **conditions)
 
     def replay_at(self, dead: str, position: bytes, message_id: bytes, *, payload: bytes | None = None) -> str | None:
         """Bring a dead letter at a page's position back to the queue it died in; None if it has moved.

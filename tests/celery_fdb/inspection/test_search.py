@@ -15,7 +15,7 @@ from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import find_keys
 from celery_fdb.tasks.failures import _attempts
 from kombu_fdb import Broker, Queue
-from kombu_fdb.engine.dead_letters import LetterFilter
+from kombu_fdb.engine.dead_letters import LetterWalk
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.keyspace.codec import ATTEMPTS, PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.model import Death, KeyLimits, Listed, Peeked, Publication
@@ -114,7 +114,7 @@ def test_conditions_hold_for_what_matches_and_for_nothing_else(seed: int) -> Non
         conditions: Any = wanted.conditions()
         where = conditions.pop("where", None)
         record: Any = letter  # has the fields that are asked for
-        held = LetterFilter(**conditions).matches(record) and (where is None or where(letter))
+        held = LetterWalk("q.dead", b"", **conditions).matches(record) and (where is None or where(letter))
         assert held == wanted.matches(letter), (wanted, letter)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kit.conformance.queue import Bench, OnBench
@@ -195,7 +197,7 @@ class OperatorsConformance(OnBench):
         bench.put(b"x")
         bench.engine.queues.purge_some("q", mark)
         letters = bench.engine.dead_letters
-        walk = letters.walk("q")._replace(last=mark[:10])
+        walk = replace(letters.walk("q"), last=mark[:10])
         letters.discard_part(walk, mark[10:], 100)
         assert bench.payloads(10, "other") == [b"mine"]
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from kit.whole.stage import LARGE, Stage
 from kombu_fdb.engine import topology, transfer
-from kombu_fdb.engine.dead_letters import LetterFilter
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics.samples import SERIES
 from kombu_fdb.engine.scheduling import limit_changes
@@ -353,7 +352,7 @@ VERBS: dict[str, Verb] = {
     "dead_letters.discard_part": lambda s: _walk(
         s, lambda walk, cursor: s.engine.dead_letters.discard_part(walk, cursor, ALL)
     ),
-    "dead_letters.walk": lambda s: s.engine.dead_letters.walk("q.dead", LetterFilter(reason="rejected")),
+    "dead_letters.walk": lambda s: s.engine.dead_letters.walk("q.dead", reason="rejected"),
     "dead_letters.look": lambda s: s.engine.dead_letters.look(s.engine.dead_letters.walk("q.dead"), b"", 50),
     "dead_letters.queues": lambda s: s.engine.dead_letters.queues(),
     "dead_letters.trim_part": _in_turn(

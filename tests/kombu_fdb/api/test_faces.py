@@ -30,7 +30,7 @@ from kombu_fdb.api import arguments, dead_letters
 from kombu_fdb.api import broker as broker_module
 from kombu_fdb.api import job as job_module
 from kombu_fdb.api import queue as queue_module
-from kombu_fdb.engine.dead_letters import LetterFilter
+from kombu_fdb.engine.dead_letters import LetterWalk
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.model import KeyLimits, QueueControl
 from kombu_fdb.routing.tables import Exchange, QueueDeclaration
@@ -632,8 +632,8 @@ def test_shared_arguments_are_those_of_the_values():
     assert set(arguments.Declaration.__annotations__) == {*QueueDeclaration.__dataclass_fields__} - {"name"}
     not_set = {"limited", "single_active", "consumer_timeout_ms"}
     assert set(queue_module.ControlChanges.__annotations__) == {*QueueControl.__dataclass_fields__} - not_set
-    moments = {"died_after_ms", "died_before_ms"}
-    wanted = {*LetterFilter.__dataclass_fields__} - moments | {"older_than", "younger_than"}
+    others = {"dead", "last", "died_after_ms", "died_before_ms"}
+    wanted = {*LetterWalk.__dataclass_fields__} - others | {"older_than", "younger_than"}
     assert set(arguments.Conditions.__annotations__) == wanted
 
 

@@ -86,7 +86,7 @@ def test_who_waits_in_the_line_is_served_there_when_it_is_not_contested_any_more
     ours.connection.contention._contested.clear()
     ours.queue("q").put_many(["a", "b"])
     sight, _ = first.messages.look(demand)
-    first.messages.serve(demand, ["q"], sight.rows)
+    first.messages.serve(demand, ["q"], sight.waiting)
     job = taken.result()
     assert job is not None
     assert job.payload == b"b"

@@ -8,7 +8,7 @@ import pytest
 from kit.conformance.queue import Bench
 
 from kombu_fdb.engine import dead_letters
-from kombu_fdb.engine.dead_letters import LetterFilter, error_of
+from kombu_fdb.engine.dead_letters import error_of
 from kombu_fdb.keyspace.codec import ATTEMPTS
 from kombu_fdb.model import Publication
 from kombu_fdb.transport.envelope import payload_of
@@ -25,7 +25,7 @@ def reject(bench: Bench, payload: bytes, **details: Any) -> int:
 
 
 def found(bench: Bench, **conditions: Any) -> list[bytes]:
-    walk = bench.engine.dead_letters.walk("q.dead", LetterFilter(**conditions))
+    walk = bench.engine.dead_letters.walk("q.dead", **conditions)
     letters, cursor = bench.engine.dead_letters.look(walk, b"", 10)
     assert cursor == b""
     return sorted(letter.payload for letter in letters)
@@ -94,7 +94,7 @@ def test_a_part_reads_so_many_bytes(
     monkeypatch.setattr(dead_letters, "BYTES_PER_TRANSACTION", most_bytes)
     for _ in range(3):
         reject(bench, b"x" * 150_000)
-    walk = bench.engine.dead_letters.walk("q.dead", LetterFilter(**conditions))
+    walk = bench.engine.dead_letters.walk("q.dead", **conditions)
     found, cursor = [], b""
     while not found or cursor:
         letters, cursor = bench.engine.dead_letters.look(walk, cursor, 10)
