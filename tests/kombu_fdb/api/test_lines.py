@@ -120,7 +120,7 @@ def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monke
         if member(ours) < 2:
             return True
         theirs.queue("q").put_many(["a", "b"])
-        first.messages.serve(demand, ["q"], first.messages.look(demand)[0].rows)
+        first.messages.serve(demand, ["q"], first.messages.look(demand)[0].waiting)
         return False
 
     monkeypatch.setattr(consumer, "_sleep", grant_and_end)

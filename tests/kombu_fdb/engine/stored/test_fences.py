@@ -62,7 +62,7 @@ def claim(holder: Holder, *queues: str) -> None:
 
 
 def serve(holder: Holder, queue: str) -> None:
-    holder.engine.messages.serve(holder.rival.demand, [queue], holder.sight.rows)
+    holder.engine.messages.serve(holder.rival.demand, [queue], holder.sight.waiting)
 
 
 def serve_the_other(holder: Holder) -> None:
