@@ -275,11 +275,11 @@ class Inspection:
 
         Lost leases whose queue is unknown are counted under ``""``.
         """
-        return self._connection.engine.metrics.totals()
+        return self._connection.engine.inspect.totals()
 
     def key_totals(self) -> dict[str, KeyTotals]:
         """The same by queue, key and event, for the busiest keys; a queue's other keys are counted under ``""``."""
-        return self._connection.engine.metrics.key_totals()
+        return self._connection.engine.inspect.key_totals()
 
     def samples(self, span: Span) -> list[Sample]:
         """What the queues held and did, the oldest first.
@@ -290,7 +290,7 @@ class Inspection:
         """
         if span not in get_args(Span):
             raise InvalidArgument("no samples of that span", given=shown(span), fix='Pass "hour", "day" or "week".')
-        return self._connection.engine.metrics.samples(SERIES[span])
+        return self._connection.engine.inspect.samples(SERIES[span])
 
     def set_aside(self) -> list[Aside]:
         """What the duties could not handle and have set aside, with the reason."""

@@ -558,7 +558,7 @@ class Client:
             if session is not None:
                 self._end(engine, session)
             if not self.suspected:
-                engine.metrics.flush(timeout_s=SUSPECT_TIMEOUT_S)
+                engine.upkeep.flush_totals(timeout_s=SUSPECT_TIMEOUT_S)
         except KombuFDBError as error:
             logger.debug("the last second's totals are not counted: %s", error)
         finally:

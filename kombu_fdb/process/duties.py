@@ -470,7 +470,7 @@ def totals(engine: Engine, guard: Guard) -> Duty:
 
     def part(_: str, cursor: bytes) -> bytes:
         nonlocal steps
-        steps = steps if cursor else engine.metrics.trim_steps()
+        steps = steps if cursor else engine.upkeep.trim_totals()
         return b"more" if next(steps, "over") is None else b""
 
     return walk("trim totals", guard, _whole, part, LEFT_INTERVAL_S)
@@ -491,7 +491,7 @@ def samples(engine: Engine, clock: Clock, guard: Guard) -> Duty:
         steps = {series: series.moment(clock.wall_ms()) for series in SERIES.values()}
         due = [series for series, step in steps.items() if last.get(series) != step]
         if due:
-            engine.metrics.sample(due)
+            engine.upkeep.sample(due)
         last.update(steps)
 
     def pause(_: bool) -> float:

@@ -75,8 +75,8 @@ def _fill(bench: Bench) -> None:
     engine.transfer.finish(b"i" * 16, {"messages": 1})
     stored = StoredMessage("plain", "ready", b"imported", 0, message_id=b"m" * 16)
     engine.transfer.restore(b"j" * 16, [(b"mark", stored)])
-    engine.metrics.flush()
-    engine.metrics.sample([HOUR, DAY])
+    engine.upkeep.flush_totals()
+    engine.upkeep.sample([HOUR, DAY])
 
 
 def _publish(bench: Bench) -> None:

@@ -86,9 +86,9 @@ def look_around(bench: Bench) -> None:
     engine = bench.engine
     for each in (
         engine.inspect.sessions,
-        engine.metrics.totals,
-        engine.metrics.key_totals,
-        lambda: engine.metrics.samples(HOUR),
+        engine.inspect.totals,
+        engine.inspect.key_totals,
+        lambda: engine.inspect.samples(HOUR),
         engine.inspect.exchanges,
         engine.inspect.bindings,
         engine.sessions.beats,
@@ -169,7 +169,7 @@ def tidy_up(bench: Bench) -> None:
     for queue in engine.upkeep.limited_queues():
         engine.upkeep.trim_full_part(queue)
     engine.upkeep.clear_dedup_part()
-    list(engine.metrics.trim_steps())
+    list(engine.upkeep.trim_totals())
     for number in range(3):
         engine.messages.cancel(f"plain-{number}")
     for queue in QUEUES:

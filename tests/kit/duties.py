@@ -86,4 +86,4 @@ def sweep(observer: Broker, silent: Broker) -> None:
     last_beat = {each: beat for each, beat, _ in observer._engine.sessions.beats()}[session_id]
     assert observer._engine.sessions.fence(session_id, last_beat)
     observer._engine.sessions.release(session_id)
-    observer._engine.metrics.flush()
+    observer._engine.upkeep.flush_totals()

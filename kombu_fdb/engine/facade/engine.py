@@ -17,8 +17,7 @@ signal handler:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.dead_letters import DeadLetters
@@ -28,9 +27,6 @@ from kombu_fdb.engine.facade.queues import Queues
 from kombu_fdb.engine.facade.upkeep import Upkeep
 from kombu_fdb.engine.messages import settle
 from kombu_fdb.engine.messages.publish import Publisher
-from kombu_fdb.engine.metrics import samples, totals
-from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
-from kombu_fdb.engine.metrics.totals import KeyTotals
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.session import Beat, Surroundings
@@ -39,97 +35,8 @@ from kombu_fdb.engine.transactions import Environment, Transactions, Verbs, read
 from kombu_fdb.engine.transfer import Transfer
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import LimitExceeded, StoreFull
-from kombu_fdb.model import QueueCounts, SessionId
+from kombu_fdb.model import SessionId
 from kombu_fdb.store.protocol import Database, Watch
-
-#: How many deleted queues' totals one transaction clears.
-QUEUES_PER_FORGET = 200
-
-
-class Metrics(Verbs):
-    """The verbs on totals."""
-
-    _key_totals = read(totals.read_keys)
-    _samples = read(samples.read_part)
-    _fold = write(totals.fold)
-    _forget = write(totals.forget)
-    totals = read(totals.read)
-
-    def __init__(self, run: Transactions, inspect: Inspection) -> None:
-        super().__init__(run)
-        self._inspect = inspect
-        #: By queue, how many events each key had had at the last look of the trimming.
-        self._seen: dict[str, dict[str, int]] = {}
-        #: The last sample that this process took.
-        self._sampled: Sample | None = None
-
-    def key_totals(self) -> dict[str, KeyTotals]:
-        """Totals by queue, key and event, of the busiest keys; key "": the queue's other keys (``totals.py``)."""
-        found: dict[str, KeyTotals] = {}
-        begin = self._run.keys.all_key_totals[0]
-        while (part := self._key_totals(begin)) is not None:
-            queue, found[queue], begin = part
-        return found
-
-    def flush(self, *, timeout_s: float | None = None) -> None:
-        """Write now what this process has counted so far. After an error, it is still to be written."""
-        share = self._run.totals.share()
-        if not share:
-            return
-        timeout_s = self._run.policy.call_s if timeout_s is None else timeout_s
-        try:
-            self._run.retry(lambda tr: self._run.totals.write(tr, share), timeout_s=timeout_s)
-        except BaseException:
-            self._run.totals.note(share)
-            raise
-
-    def sample(self, series: Sequence[Series]) -> None:
-        """Take a sample now, into each of these series (``samples.py``). For one thread."""
-        taken_ms = self._run.now()
-        busiest = samples.busiest(self._queues(), self._sampled)
-        self._sampled = sample = Sample(taken_ms, self._with_ages(busiest, taken_ms))
-        self._run.write(lambda work: samples.write(work, series, sample))
-
-    def _queues(self) -> dict[str, QueueSample]:
-        """Also those that are only counted: an undeclared one comes and goes with its messages."""
-        ever, held = self.totals(), self._inspect.queues()
-        ever.pop(totals.OTHERS, None)  # late settlements
-        found = {}
-        for name in sorted(ever.keys() | held.keys()):
-            counts = held.get(name, QueueCounts())
-            found[name] = QueueSample(counts.ready, counts.delayed, counts.leased, None, ever.get(name, {}))
-        return found
-
-    def _with_ages(self, queues: dict[str, QueueSample], now_ms: int) -> dict[str, QueueSample]:
-        """Add the ages of the oldest messages, where there are ready ones."""
-        facts = self._inspect.facts([name for name, queue in queues.items() if queue.ready and name != totals.OTHERS])
-        ages = {name: max(0, now_ms - each.oldest_ms) for name, each in facts.items() if each.oldest_ms is not None}
-        return {name: replace(queue, oldest_ms=ages.get(name)) for name, queue in queues.items()}
-
-    def samples(self, series: Series) -> list[Sample]:
-        """The samples taken, oldest first."""
-        parts = range(0, series.slots, samples.SLOTS_PER_READ)
-        found = self._run.as_one(lambda: [each for first in parts for each in self._samples(series, first)])
-        return sorted(found, key=lambda each: each.taken_ms)
-
-    def trim_steps(self) -> Iterator[None]:
-        """Forget the totals of queues that are gone, and all but the busiest keys, step by step. For one thread."""
-        gone = sorted(self.totals().keys() - self._inspect.queues().keys() - {""})
-        for start in range(0, len(gone), QUEUES_PER_FORGET):
-            self._forget(gone[start : start + QUEUES_PER_FORGET])
-            yield
-        queues, begin = set(), self._run.keys.all_key_totals[0]
-        while (part := self._key_totals(begin)) is not None:
-            queue, keys, begin = part
-            queues.add(queue)
-            yield
-            before, self._seen[queue] = self._seen.get(queue), totals.numbers_of(keys)
-            names = totals.surplus(before, self._seen[queue])
-            for start in range(0, len(names), totals.KEYS_PER_FOLD):
-                self._fold(queue, names[start : start + totals.KEYS_PER_FOLD])
-                yield
-        self._seen = {queue: numbers for queue, numbers in self._seen.items() if queue in queues}
-
 
 #: How long a session may be silent before others may end it, in seconds.
 SESSION_TTL_S = 30.0
@@ -254,7 +161,6 @@ class Engine:
         self.queues = Queues(run)
         self.sessions = Sessions(run, self.queues)
         self.dead_letters = DeadLetters(run)
-        self.metrics = Metrics(run, self.inspect)
         self.upkeep = Upkeep(run, self.inspect)
         self.transfer = Transfer(run)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kombu_fdb.engine.inspection import browse, inspect
+from kombu_fdb.engine.metrics import samples, totals
+from kombu_fdb.engine.metrics.samples import Sample, Series
+from kombu_fdb.engine.metrics.totals import KeyTotals
 from kombu_fdb.engine.scheduling import limit_changes
 from kombu_fdb.engine.transactions import Verbs, read
 from kombu_fdb.model import Peeked, QueueFacts
@@ -43,6 +46,10 @@ class Inspection(Verbs):
     bindings = read(inspect.bindings)
     route = read(inspect.route)
 
+    _key_totals = read(totals.read_keys)
+    _samples = read(samples.read_part)
+    totals = read(totals.read)
+
     def facts(self, queues: Sequence[str]) -> dict[str, QueueFacts]:
         """Declaration, control and age of these queues; in as many transactions as it takes."""
         found: dict[str, QueueFacts] = {}
@@ -69,3 +76,17 @@ class Inspection(Verbs):
         return None
 
     _find_part = read(browse.find_part)
+
+    def key_totals(self) -> dict[str, KeyTotals]:
+        """Totals by queue, key and event, of the busiest keys; key "": the queue's other keys (``totals.py``)."""
+        found: dict[str, KeyTotals] = {}
+        begin = self._run.keys.all_key_totals[0]
+        while (part := self._key_totals(begin)) is not None:
+            queue, found[queue], begin = part
+        return found
+
+    def samples(self, series: Series) -> list[Sample]:
+        """The samples taken, oldest first."""
+        parts = range(0, series.slots, samples.SLOTS_PER_READ)
+        found = self._run.as_one(lambda: [each for first in parts for each in self._samples(series, first)])
+        return sorted(found, key=lambda each: each.taken_ms)

@@ -1,23 +1,33 @@
-"""Upkeep: the steps of the duties, each one bounded transaction. ``process/duties.py`` says which process does them.
+"""Upkeep: the steps of the duties, each one bounded transaction, and what a process counts for charts.
+
+``process/duties.py`` says which process does them.
 
 A step moves as many messages as its transaction holds: after a step that was too large, half as many, down to one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.inspection import Inspection
 from kombu_fdb.engine.messages import overflow, publish
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
+from kombu_fdb.engine.metrics import samples, totals
+from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Series
 from kombu_fdb.engine.scheduling import key_limits, limit_changes
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.engine.upkeep import due, quarantine, regain
 from kombu_fdb.keyspace.layout import Range
+from kombu_fdb.model import QueueCounts
 from kombu_fdb.store.protocol import KeyValue
 
 #: How many rows of the duties' own bookkeeping one transaction reads or clears.
 ROWS_PER_TRANSACTION = 1_000
+#: How many deleted queues' totals one transaction clears.
+QUEUES_PER_FORGET = 200
 
 
 class Upkeep(Verbs):
@@ -32,10 +42,17 @@ class Upkeep(Verbs):
     asides = read(quarantine.read)
     set_aside = write(quarantine.write)
     forget_aside = write(quarantine.forget)
+    _key_totals = read(totals.read_keys)
+    _fold_totals = write(totals.fold)
+    _forget_totals = write(totals.forget)
 
     def __init__(self, run: Transactions, inspect: Inspection) -> None:
         super().__init__(run)
         self._inspect = inspect
+        #: By queue, how many events each key had had at the last look of the trimming.
+        self._seen: dict[str, dict[str, int]] = {}
+        #: The last sample that this process took.
+        self._sampled: Sample | None = None
 
     def due_queues(self) -> tuple[list[str], int | None, bool]:
         """The queues with messages to promote, when the next of the others is due, and whether keys wait for a rate."""
@@ -102,3 +119,58 @@ class Upkeep(Verbs):
         """Clear the rows of a ghost, if they have not changed since and their queue or exchange is really gone."""
         clear = quarantine.clear_queue if kind == "queue" else quarantine.clear_exchange
         return self._run.write(lambda work: clear(work, name, value))
+
+    # -- totals and samples --------------------------------------------------------------------------------------------
+
+    def flush_totals(self, *, timeout_s: float | None = None) -> None:
+        """Write now what this process has counted so far. After an error, it is still to be written."""
+        share = self._run.totals.share()
+        if not share:
+            return
+        timeout_s = self._run.policy.call_s if timeout_s is None else timeout_s
+        try:
+            self._run.retry(lambda tr: self._run.totals.write(tr, share), timeout_s=timeout_s)
+        except BaseException:
+            self._run.totals.note(share)
+            raise
+
+    def sample(self, series: Sequence[Series]) -> None:
+        """Take a sample now, into each of these series (``samples.py``). For one thread."""
+        taken_ms = self._run.now()
+        busiest = samples.busiest(self._queues(), self._sampled)
+        self._sampled = sample = Sample(taken_ms, self._with_ages(busiest, taken_ms))
+        self._run.write(lambda work: samples.write(work, series, sample))
+
+    def _queues(self) -> dict[str, QueueSample]:
+        """Also those that are only counted: an undeclared one comes and goes with its messages."""
+        ever, held = self._inspect.totals(), self._inspect.queues()
+        ever.pop(totals.OTHERS, None)  # late settlements
+        found = {}
+        for name in sorted(ever.keys() | held.keys()):
+            counts = held.get(name, QueueCounts())
+            found[name] = QueueSample(counts.ready, counts.delayed, counts.leased, None, ever.get(name, {}))
+        return found
+
+    def _with_ages(self, queues: dict[str, QueueSample], now_ms: int) -> dict[str, QueueSample]:
+        """Add the ages of the oldest messages, where there are ready ones."""
+        facts = self._inspect.facts([name for name, queue in queues.items() if queue.ready and name != totals.OTHERS])
+        ages = {name: max(0, now_ms - each.oldest_ms) for name, each in facts.items() if each.oldest_ms is not None}
+        return {name: replace(queue, oldest_ms=ages.get(name)) for name, queue in queues.items()}
+
+    def trim_totals(self) -> Iterator[None]:
+        """Forget the totals of queues that are gone, and all but the busiest keys, step by step. For one thread."""
+        gone = sorted(self._inspect.totals().keys() - self._inspect.queues().keys() - {""})
+        for start in range(0, len(gone), QUEUES_PER_FORGET):
+            self._forget_totals(gone[start : start + QUEUES_PER_FORGET])
+            yield
+        queues, begin = set(), self._run.keys.all_key_totals[0]
+        while (part := self._key_totals(begin)) is not None:
+            queue, keys, begin = part
+            queues.add(queue)
+            yield
+            before, self._seen[queue] = self._seen.get(queue), totals.numbers_of(keys)
+            names = totals.surplus(before, self._seen[queue])
+            for start in range(0, len(names), totals.KEYS_PER_FOLD):
+                self._fold_totals(queue, names[start : start + totals.KEYS_PER_FOLD])
+                yield
+        self._seen = {queue: numbers for queue, numbers in self._seen.items() if queue in queues}

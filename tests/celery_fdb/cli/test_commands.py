@@ -218,7 +218,7 @@ def test_a_message_that_was_never_taken_was_never_redelivered(run, broker):
 
 def test_top_looks_as_often_as_told(run, broker):
     broker.queue("jobs").put("a", key="alice")
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     lines = run("top", "--iterations", "2", "--interval", "0.1", "--json").out.splitlines()
     first, second = map(json.loads, lines)
     assert first["rates"] == {}

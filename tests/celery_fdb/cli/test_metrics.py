@@ -78,7 +78,7 @@ def test_what_happened_is_counted_over_all_processes(collector, another, broker)
     with pytest.raises(Exception, match="lease"):
         lost.ack()
     for each in (broker, another()):
-        each._engine.metrics.flush()
+        each._engine.upkeep.flush_totals()
     found = samples(collector)
     for name, number in (
         ("published", 5),
@@ -97,7 +97,7 @@ def test_the_series_of_keys_are_bounded_and_lose_no_message(url, broker):
     for number in range(8):
         jobs.put_many("x" * (number + 1), key=f"k{number}")
     jobs.put("nobody's")
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     with closing(make_collector(url, keys=2)) as collector:
         found = samples(collector)
     for name, of_no_key, labels in (("messages", 1, {"state": "ready"}), ("published_total", 0, {})):
@@ -133,7 +133,7 @@ def test_what_happened_is_counted_by_key(collector, broker, another):
     held[b"c"].bury()
     held[b"nobody's"].ack()
     sweep(another(), broker)
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     found = samples(collector)
     for name, number in (
         ("published", 4),
@@ -166,7 +166,7 @@ def test_the_counter_of_the_other_queues_grows_by_what_happens_in_them(url, brok
     broker.declare("b").put_many("xx")
     with closing(make_collector(url)) as collector:
         for longest, published in (("a", 3), ("b", 2 + 4)):
-            broker._engine.metrics.flush()
+            broker._engine.upkeep.flush_totals()
             found = samples(collector)
             assert value(found, "celery_fdb_published_total", queue=longest) == published
             assert value(found, "celery_fdb_published_total", queue=OTHER) == 2
@@ -179,7 +179,7 @@ def test_what_is_named_as_the_others_are_is_one_of_them(url, broker):
     broker.queue("(other)").put_many("xyz", key="k")
     broker.queue("jobs").put_many("xx", key=OTHER)
     broker.queue("jobs").put("x", key="k")
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     with closing(make_collector(url)) as collector:
         registry = CollectorRegistry()
         registry.register(collector)
@@ -234,7 +234,7 @@ def test_once_prints_them(run, broker):
 
 def test_all_names_are_exported_and_no_others(collector, broker):
     broker.queue("jobs").put("a", key="k")
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     assert {name for name, _ in samples(collector)} == NAMES
 
 
@@ -295,12 +295,12 @@ def test_totals_are_added_with_the_next_write_after_a_second(another, monkeypatc
     broker = another()
     engine = broker._engine
     broker.queue("jobs").put("a")
-    assert engine.metrics.totals() == {}, "not at once"
+    assert engine.inspect.totals() == {}, "not at once"
     monkeypatch.setattr(engine.transactions.totals, "next_s", 0.0)
     broker.queue("jobs").put("b")
-    assert engine.metrics.totals() == {"jobs": {"published": 2}}, "what happened before, and its own"
+    assert engine.inspect.totals() == {"jobs": {"published": 2}}, "what happened before, and its own"
     broker.queue("jobs").put("c")
-    assert engine.metrics.totals() == {"jobs": {"published": 2}}
+    assert engine.inspect.totals() == {"jobs": {"published": 2}}
 
 
 def test_what_is_left_is_added_when_the_store_is_closed(another, broker):
@@ -308,7 +308,7 @@ def test_what_is_left_is_added_when_the_store_is_closed(another, broker):
     other.queue("jobs").put_many("ab")
     other.queue("jobs").take(0).ack()
     other.close()
-    assert broker._engine.metrics.totals() == {"jobs": {"published": 2, "claimed": 1, "acked": 1}}
+    assert broker._engine.inspect.totals() == {"jobs": {"published": 2, "claimed": 1, "acked": 1}}
 
 
 @pytest.mark.parametrize("verb", [lambda *_: 1 / 0, lambda *_: None], ids=["fails", "writes nothing"])
@@ -319,23 +319,23 @@ def test_a_transaction_that_fails_or_writes_nothing_counts_nothing_and_loses_not
     monkeypatch.setattr(broker._engine.transactions.totals, "next_s", 0.0)
     with suppress(ZeroDivisionError):
         broker._engine.transactions.write(verb)
-    assert broker._engine.metrics.totals() == {}
-    broker._engine.metrics.flush()
-    assert broker._engine.metrics.totals() == {"jobs": {"published": 1}}
+    assert broker._engine.inspect.totals() == {}
+    broker._engine.upkeep.flush_totals()
+    assert broker._engine.inspect.totals() == {"jobs": {"published": 1}}
 
 
 def test_totals_of_queues_that_are_gone_are_forgotten(broker):
     for name in ("stays", "goes"):
         broker.queue(name).put("a")
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     broker.queue("goes").drop()
-    assert set(broker._engine.metrics.totals()) == {"stays"}
+    assert set(broker._engine.inspect.totals()) == {"stays"}
     broker._engine.transactions.totals.note(
         {("goes", "dead"): 1, ("", "late"): 1, ("stays", "conflicts"): 1, ("stays", "returned"): 1}
     )
-    broker._engine.metrics.flush()
-    assert list(broker._engine.metrics.trim_steps())
-    assert set(broker._engine.metrics.totals()) == {"stays", ""}
+    broker._engine.upkeep.flush_totals()
+    assert list(broker._engine.upkeep.trim_totals())
+    assert set(broker._engine.inspect.totals()) == {"stays", ""}
 
 
 # -- the dashboard -----------------------------------------------------------------------------------------------------

@@ -35,12 +35,12 @@ def test_sessions_say_who_they_are_and_what_they_hold(broker):
 def test_rates_are_measured_by_key(broker):
     jobs = broker.queue("jobs")
     jobs.put("a", key="alice")
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     before = look(broker, top_keys=1)
     jobs.put_many("bc", key="alice")
     jobs.put("d", key="bob")
     jobs.take(0).ack()
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     after = dataclasses.replace(look(broker, top_keys=1), taken_ms=before.taken_ms + 2000)
     assert after.key_rates(before) == {
         "jobs": {"alice": {"published": 1.0, "claimed": 0.5, "acked": 0.5}, "bob": {"published": 0.5}}
@@ -50,17 +50,17 @@ def test_rates_are_measured_by_key(broker):
 
 def test_an_undeclared_queue_that_was_empty_has_the_rate_of_what_came_since(broker, monkeypatch):
     """Until something comes it is gone, and its totals are not: a duty forgets them, and here not meanwhile."""
-    monkeypatch.setattr(type(broker._engine.metrics), "trim_steps", lambda _metrics: iter(()))
+    monkeypatch.setattr(type(broker._engine.upkeep), "trim_totals", lambda _upkeep: iter(()))
     jobs = broker.queue("jobs")
     jobs.put_many("abc", key="k")
     for job in jobs.take_many(3, 0):
         job.ack()
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     before = look(broker, top_keys=1)
     assert before.queues == []
     assert "jobs" not in str(before.as_json())
     jobs.put("d", key="k")
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     after = dataclasses.replace(look(broker, top_keys=1), taken_ms=before.taken_ms + 1000)
     rates = {"published": 1.0, "claimed": 0.0, "acked": 0.0}
     assert after.rates(before) == {"jobs": {**rates, "growth": 1.0}}
@@ -70,10 +70,10 @@ def test_an_undeclared_queue_that_was_empty_has_the_rate_of_what_came_since(brok
 def test_a_queue_that_began_anew_has_no_negative_rate(broker):
     jobs = broker.queue("jobs")
     jobs.put_many("abc")
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     before = look(broker)
     jobs.drop()
     jobs.put("d")
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
     after = dataclasses.replace(look(broker), taken_ms=before.taken_ms + 1000)
     assert after.rates(before)["jobs"]["published"] == 0

@@ -182,7 +182,7 @@ def fill(broker: Broker, number: int, task: str = "shop.charge") -> None:
             Publication("", "q", envelope(task), key=f"k{each:06}") for each in range(start, min(start + 1_000, number))
         ]
         publish(broker, *batch)
-    broker._engine.metrics.flush()
+    broker._engine.upkeep.flush_totals()
 
 
 @pytest.mark.parametrize("number", [3_000, 12_000])

@@ -134,7 +134,7 @@ def store_of(sizes: Sizes) -> Store:
     _consume(engine, dead, sizes)
     demands = _stand_in_line(engine, session, sizes)
     _operate(engine, sizes)
-    engine.metrics.flush()
+    engine.upkeep.flush_totals()
     clock.advance(5)
     return Store(sizes, database.items(), database.version, session, dead, observer, leases, kept, demands)
 

@@ -359,12 +359,14 @@ VERBS: dict[str, Verb] = {
         _much_later, lambda s: _until_nothing(lambda: s.engine.dead_letters.trim_part("q.dead"))
     ),
     # -- metrics
-    "metrics.flush": _in_turn(lambda s: s.engine.messages.ack(_leased(s)), lambda s: s.engine.metrics.flush()),
-    "metrics.totals": lambda s: s.engine.metrics.totals(),
-    "metrics.key_totals": lambda s: s.engine.metrics.key_totals(),
-    "metrics.sample": lambda s: s.engine.metrics.sample([SERIES["hour"]]),
-    "metrics.samples": lambda s: s.engine.metrics.samples(SERIES["hour"]),
-    "metrics.trim_steps": lambda s: [*s.engine.metrics.trim_steps()],
+    "upkeep.flush_totals": _in_turn(
+        lambda s: s.engine.messages.ack(_leased(s)), lambda s: s.engine.upkeep.flush_totals()
+    ),
+    "inspect.totals": lambda s: s.engine.inspect.totals(),
+    "inspect.key_totals": lambda s: s.engine.inspect.key_totals(),
+    "upkeep.sample": lambda s: s.engine.upkeep.sample([SERIES["hour"]]),
+    "inspect.samples": lambda s: s.engine.inspect.samples(SERIES["hour"]),
+    "upkeep.trim_totals": lambda s: [*s.engine.upkeep.trim_totals()],
     # -- upkeep
     "upkeep.promote_part": lambda s: _until_nothing(lambda: _later(s).upkeep.promote_part("q")[0]),
     "upkeep.due_queues": lambda s: _later(s).upkeep.due_queues(),

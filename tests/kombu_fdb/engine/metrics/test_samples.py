@@ -50,26 +50,26 @@ def test_a_sample_tells_what_waits_and_what_was_done(bench):
     (delivery,) = bench.take(1)
     bench.engine.messages.ack([delivery.lease])
     bench.take(1)
-    bench.engine.metrics.flush()
+    bench.engine.upkeep.flush_totals()
     bench.later(2.5)
-    bench.engine.metrics.sample([HOUR])
-    (sample,) = bench.engine.metrics.samples(HOUR)
+    bench.engine.upkeep.sample([HOUR])
+    (sample,) = bench.engine.inspect.samples(HOUR)
     assert sample == Sample(
         bench.clock.wall_ms(),
         {"q": QueueSample(1, 1, 1, 2_500, {"published": 4, "claimed": 2, "acked": 1, "returned": 0, "dead": 0})},
     )
     assert sample.queues["q"].backlog == 3
-    assert bench.engine.metrics.samples(DAY) == []
+    assert bench.engine.inspect.samples(DAY) == []
 
 
 def test_a_sample_tells_what_was_done_in_a_queue_that_is_gone_while_it_is_empty(bench):
     bench.put(b"1")
     bench.engine.messages.ack([each.lease for each in bench.take(1)])
     bench.engine.messages.ack([Lease(bench.session, 1)])  # too late: counted for no queue
-    bench.engine.metrics.flush()
+    bench.engine.upkeep.flush_totals()
     assert bench.engine.inspect.queues() == {}
-    bench.engine.metrics.sample([HOUR])
-    (sample,) = bench.engine.metrics.samples(HOUR)
+    bench.engine.upkeep.sample([HOUR])
+    (sample,) = bench.engine.inspect.samples(HOUR)
     done = {"published": 1, "claimed": 1, "acked": 1, "returned": 0, "dead": 0}
     assert sample.queues == {"q": QueueSample(0, 0, 0, None, done)}
 
@@ -77,7 +77,7 @@ def test_a_sample_tells_what_was_done_in_a_queue_that_is_gone_while_it_is_empty(
 def test_the_duties_sample_each_quarter_of_a_minute_and_five_minutes(bench):
     bench.put(b"1")
     run_duties(bench, 660)
-    hour, day = bench.engine.metrics.samples(HOUR), bench.engine.metrics.samples(DAY)
+    hour, day = bench.engine.inspect.samples(HOUR), bench.engine.inspect.samples(DAY)
     steps = [HOUR.moment(each.taken_ms) for each in hour]
     assert steps == list(range(steps[0], steps[0] + len(hour)))
     assert len(hour) == 1 + 660 // HOUR.step_s, "at once, and with each step"
@@ -89,19 +89,19 @@ def test_only_who_has_the_role_samples(bench):
     other = bench.engine.sessions.open({})
     first, second = bench.duties(), bench.duties(other)
     run_duties(bench, 60, first)
-    before = bench.engine.metrics.samples(HOUR)
+    before = bench.engine.inspect.samples(HOUR)
     second.run_once()
     bench.later(1)
     second.run_once()
-    assert bench.engine.metrics.samples(HOUR) == before
+    assert bench.engine.inspect.samples(HOUR) == before
 
 
 def test_slots_are_used_again(bench):
     for step in range(HOUR.slots + 3):
         bench.put(b"%d" % step)
-        bench.engine.metrics.sample([HOUR])
+        bench.engine.upkeep.sample([HOUR])
         bench.later(HOUR.step_s)
-    found = bench.engine.metrics.samples(HOUR)
+    found = bench.engine.inspect.samples(HOUR)
     assert [each.queues["q"].ready for each in found] == list(range(5, HOUR.slots + 4))
     begin, end = bench.engine.keys.samples(HOUR.step_s, 0, HOUR.slots + 1)
     rows = bench.engine.transactions.read(lambda work: work.tr.get_range(begin, end))
@@ -109,13 +109,13 @@ def test_slots_are_used_again(bench):
 
 
 def test_what_is_too_old_or_ahead_is_not_believed(bench):
-    bench.engine.metrics.sample([HOUR])
+    bench.engine.upkeep.sample([HOUR])
     bench.clock.jump_wall(-60)
-    assert bench.engine.metrics.samples(HOUR) == [], "taken by a clock that was ahead"
+    assert bench.engine.inspect.samples(HOUR) == [], "taken by a clock that was ahead"
     bench.clock.jump_wall(60 + HOUR.span_ms / 1000)
-    assert bench.engine.metrics.samples(HOUR) == []
+    assert bench.engine.inspect.samples(HOUR) == []
     bench.clock.jump_wall(-1)
-    assert len(bench.engine.metrics.samples(HOUR)) == 1
+    assert len(bench.engine.inspect.samples(HOUR)) == 1
 
 
 NO_SAMPLES = [
@@ -126,11 +126,11 @@ NO_SAMPLES = [
 
 
 def test_a_row_that_cannot_be_read_is_no_sample(bench):
-    bench.engine.metrics.sample([HOUR])
+    bench.engine.upkeep.sample([HOUR])
     slot = HOUR.moment(bench.clock.wall_ms()) % HOUR.slots
     for value in NO_SAMPLES:
         bench.write(lambda tr, value=value: tr.set(bench.engine.keys.sample(HOUR.step_s, slot), value))
-        assert bench.engine.metrics.samples(HOUR) == [], value
+        assert bench.engine.inspect.samples(HOUR) == [], value
 
 
 def test_the_busiest_queues_have_names(bench):
@@ -138,8 +138,8 @@ def test_the_busiest_queues_have_names(bench):
         bench.engine.queues.declare(QueueDeclaration(f"{number:02}"))
     bench.put(b"a", b"b", queue="51")
     bench.put(b"a", queue="50")
-    bench.engine.metrics.sample([HOUR])
-    ((_, queues),) = [(each.taken_ms, each.queues) for each in bench.engine.metrics.samples(HOUR)]
+    bench.engine.upkeep.sample([HOUR])
+    ((_, queues),) = [(each.taken_ms, each.queues) for each in bench.engine.inspect.samples(HOUR)]
     assert len(queues) == QUEUES_SAMPLED + 1
     assert (queues["51"].ready, queues["50"].ready) == (2, 1)
     assert queues[OTHERS] == QueueSample(0, 0, 0, None, dict.fromkeys(EVENTS, 0))
@@ -188,28 +188,28 @@ def test_what_a_sample_costs():
     counted = CountingDatabase(MemoryDatabase())
     bench = Bench(counted)
     bench.put(b"1")
-    bench.engine.metrics.flush()
-    paid = cost(counted, lambda: bench.engine.metrics.sample([HOUR, DAY]))
+    bench.engine.upkeep.flush_totals()
+    paid = cost(counted, lambda: bench.engine.upkeep.sample([HOUR, DAY]))
     assert (paid.sets, paid.atomics, paid.stamps, paid.clears) == (2 + 1, 0, 0, 0), "two rows, and the commit token"
     assert (paid.commits, paid.conflict_ranges) == (1, 0)
     taken = bench.take()
     bench.engine.messages.ack([each.lease for each in taken])
-    bench.engine.metrics.flush()
-    idle = cost(counted, lambda: bench.engine.metrics.sample([HOUR]))
+    bench.engine.upkeep.flush_totals()
+    idle = cost(counted, lambda: bench.engine.upkeep.sample([HOUR]))
     assert (idle.point_reads, idle.range_reads, idle.sets) == (0, 3, 1 + 1), "no message waits, so no head is read"
 
 
 def test_where_there_are_very_many_queues_samples_are_rarer(bench, monkeypatch):
     """Sampling takes one fiftieth of the time, at most."""
-    sample = bench.engine.metrics.sample
+    sample = bench.engine.upkeep.sample
 
     def slow(series):
         bench.later(2)
         sample(series)
 
-    monkeypatch.setattr(bench.engine.metrics, "sample", slow)
+    monkeypatch.setattr(bench.engine.upkeep, "sample", slow)
     run_duties(bench, 350)
-    times = [each.taken_ms for each in bench.engine.metrics.samples(HOUR)]
+    times = [each.taken_ms for each in bench.engine.inspect.samples(HOUR)]
     gaps = [(b - a) / 1000 for a, b in pairwise(times)]
     assert gaps
     assert min(gaps) >= 2 / SAMPLING
@@ -240,8 +240,8 @@ def test_a_sample_tells_how_old_the_oldest_ready_message_is(bench: Bench) -> Non
     bench.put(b"2", queue="delayed", due_ms=2**41)
     bench.later(5)
     bench.put(b"3", queue="new")
-    bench.engine.metrics.sample([HOUR])
-    (sample,) = bench.engine.metrics.samples(HOUR)
+    bench.engine.upkeep.sample([HOUR])
+    (sample,) = bench.engine.inspect.samples(HOUR)
     assert {name: queue.oldest_ms for name, queue in sample.queues.items()} == {"old": 5_000, "new": 0, "delayed": None}
 
 
@@ -251,8 +251,8 @@ def test_what_is_settled_too_late_is_counted(bench: Bench) -> None:
     (held,) = bench.take()
     bench.engine.messages.ack([held.lease])
     bench.engine.messages.ack([held.lease])
-    bench.engine.metrics.flush()
-    assert bench.engine.metrics.totals()[""]["late"] == 1
+    bench.engine.upkeep.flush_totals()
+    assert bench.engine.inspect.totals()[""]["late"] == 1
 
 
 def test_a_newer_versions_message_that_a_dead_session_held_is_counted_as_lost(bench: Bench) -> None:
@@ -262,6 +262,6 @@ def test_a_newer_versions_message_that_a_dead_session_held_is_counted_as_lost(be
     make_newer(bench, leases=True)
     bench.engine.sessions.fence(dead, bench.beats()[dead])
     assert bench.engine.sessions.release(dead) == 1
-    bench.engine.metrics.flush()
-    assert bench.engine.metrics.totals()["q"]["lost"] == 1
-    assert bench.engine.metrics.key_totals()["q"]["k"]["lost"] == 1
+    bench.engine.upkeep.flush_totals()
+    assert bench.engine.inspect.totals()["q"]["lost"] == 1
+    assert bench.engine.inspect.key_totals()["q"]["k"]["lost"] == 1
