@@ -313,7 +313,7 @@ class Client:
         """Have a thread handle the lists now, and close the store if it is idle. Never blocks; for finalizers, too."""
         session = self._standing()
         if session is not None:
-            session.threads.ring()
+            session.bell.ring()
         elif self.engine_if_open is not None and os.getpid() == self.pid:
             self._deferred_thread.call()
 

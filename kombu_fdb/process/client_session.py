@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, compress, count
-from typing import Protocol
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.claim import Served
@@ -38,6 +38,7 @@ from kombu_fdb.errors import CommitUnknown, KombuFDBError, SessionLost
 from kombu_fdb.model import ClaimTerms, Delivery, Demand, Lease, SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.plural import plural
+from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.settings.options import Options
 
 logger = logging.getLogger(__name__)
@@ -48,19 +49,6 @@ MOST_CONSUMED_BYTES = 25_000
 CLAIM_TIMEOUTS = 3
 #: How many ended demands one join clears.
 MOST_CLEARED = 100
-
-
-class Threads(Protocol):
-    """The threads that maintain a session."""
-
-    def ring(self) -> None:
-        """Have the duties done soon. Never blocks."""
-
-    def end(self) -> None:
-        """Have them end. Never blocks."""
-
-    def join(self) -> None:
-        """Wait for their end, but not for long."""
 
 
 @dataclass(slots=True)
@@ -78,7 +66,8 @@ class _Claim:
 class ClientSession:
     """One session. Thread-safe."""
 
-    def __init__(self, engine: Engine, options: Options, session_id: SessionId, threads: Threads, clock: Clock) -> None:
+    def __init__(self, engine: Engine, options: Options, session_id: SessionId, bell: Bell, clock: Clock) -> None:
+        """``bell`` wakes its duties thread."""
         self.pid = os.getpid()
         self.session_id = session_id
         self.lost = False
@@ -86,7 +75,10 @@ class ClientSession:
         self.known: set[Lease] = set()
         #: Which queues each consumer of this process consumes, for operators who look at the sessions.
         self.consumed: dict[object, Collection[str]] = {}
-        self.threads = threads
+        self.bell = bell
+        #: The threads that maintain it, and whether they are to end.
+        self.threads: list[threading.Thread] = []
+        self.ended = threading.Event()
         self._engine = engine
         self._options = options
         #: Each claim that is under way, by the first number of its leases, as last seen.
@@ -109,9 +101,22 @@ class ClientSession:
             logger.info("Restoring %d unacknowledged message(s)", held)
 
     def stop(self) -> None:
-        """Have the threads end, and wait for them. The session stays open until it is closed, or fenced by others."""
-        self.threads.end()
-        self.threads.join()
+        """Have the threads end, and wait for them, but not for long.
+
+        The session stays open until it is closed, or fenced by others.
+        """
+        self._end_threads()
+        patience, began = self._engine.transactions.patience, self._clock.monotonic()
+        others = [thread for thread in self.threads if thread is not threading.current_thread()]
+        for thread in others:
+            left_s = began + self._options.operation_timeout - self._clock.monotonic()
+            thread.join(timeout=patience.allow(max(left_s, 0.0)))
+        if any(thread.is_alive() for thread in others):
+            patience.wasted(self._clock.monotonic() - began)
+
+    def _end_threads(self) -> None:
+        self.ended.set()
+        self.bell.ring()
 
     @property
     def queues(self) -> list[str]:
@@ -198,13 +203,13 @@ class ClientSession:
         finalizers, too.
         """
         self._suspects.update(compress([(first, next(self._notes))], map(self._claims.pop, [first], [None])))
-        self.threads.ring()
+        self.bell.ring()
 
     def _suspect(self, first: int) -> None:
         """Note that a claim may have leased, or may yet, unknown messages."""
         self._suspects.add((first, next(self._notes)))
         self._claims.pop(first, None)  # only now: a claim that ends meanwhile sees that it was given up
-        self.threads.ring()
+        self.bell.ring()
 
     # -- in a line of rivals -----------------------------------------------------------------------------------------
 
@@ -337,7 +342,7 @@ class ClientSession:
         if self.lost:
             return
         self.lost = True
-        self.threads.end()
+        self._end_threads()
         logger.warning(
             "this process was silent for longer than session_ttl (%g s) and was declared dead: what it held (%s) was "
             "released, and what it has started, or handed to its pool, may run twice",

@@ -291,6 +291,8 @@ class SessionSteps:
         self._run_deferred = deferred
         self._ttl_s = ttl_s
         self._alarm: Watch | None = None
+        #: When the heartbeat thread ran last, for the one that stands in for it.
+        self.ran_s = 0.0
 
     @property
     def lost(self) -> bool:
@@ -315,7 +317,7 @@ class SessionSteps:
             self._cancel_alarm()
         if self._duties.promotes and self._alarm is None:  # before the look: a message that is delayed later rings
             self._alarm = self._engine.sessions.watch_alarm()
-            self._alarm.on_fire(self._session.threads.ring)
+            self._alarm.on_fire(self._session.bell.ring)
         self._session.watch_claims()
         try:
             pause_s = self._duties.run_once()

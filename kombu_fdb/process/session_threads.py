@@ -220,94 +220,71 @@ class FailureLog:
         self._failing = False
 
 
-class SessionThreads:
-    """The threads of one session."""
-
-    def __init__(self, engine: Engine, options: Options) -> None:
-        self.stopped = threading.Event()
-        self._engine = engine
-        self._options = options
-        self._bell = Bell()
-        self._clock = SystemClock()
-        self._threads: list[threading.Thread] = []
-        #: When the heartbeat thread ran last.
-        self._ran_s = self._clock.monotonic()
-
-    def start(self, steps: SessionSteps) -> None:
-        self._threads = [
-            threading.Thread(target=target, args=(steps,), name=f"kombu-fdb-{name}", daemon=True)
-            for name, target in (("heartbeat", self._beat), ("duties", self._serve))
-        ]
-        for thread in self._threads:
-            start(thread)
-        if instead_of_threads() == "gevent":
-            start_native(partial(self._stand_in, steps))
-
-    def ring(self) -> None:
-        self._bell.ring()
-
-    def end(self) -> None:
-        self.stopped.set()
-        self._bell.ring()
-
-    def join(self) -> None:
-        began = self._clock.monotonic()
-        others = [thread for thread in self._threads if thread is not threading.current_thread()]
-        for thread in others:
-            left_s = began + self._options.operation_timeout - self._clock.monotonic()
-            thread.join(timeout=self._engine.transactions.patience.allow(max(left_s, 0.0)))
-        if any(thread.is_alive() for thread in others):
-            self._engine.transactions.patience.wasted(self._clock.monotonic() - began)
-
-    def _beat(self, steps: SessionSteps) -> None:
-        failures, rng = FailureLog("the heartbeat to the store"), random.Random()
-        interval_s = self._options.session_ttl / BEATS
-        while not self.stopped.wait(in_step(self._clock.wall_ms(), rng, interval_s)):
-            self._ran_s = self._clock.monotonic()
-            try:
-                if not steps.beat():
-                    break
-                failures.succeeded()
-            except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
-                failures.failed(error)
-            self._ran_s = self._clock.monotonic()
-
-    def _stand_in(self, steps: SessionSteps) -> None:
-        """Beat in a native thread."""
-        interval_s = self._options.session_ttl / BEATS
-        pause = importlib.import_module("gevent.monkey").get_original("time", "sleep")
-        while not self.stopped.is_set():
-            pause(interval_s)
-            if self._clock.monotonic() - self._ran_s > LATE * interval_s and not self.stopped.is_set():
-                with suppress(Exception):  # the heartbeat thread logs it, when it can run
-                    steps.beat()
-        importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
-
-    def _serve(self, steps: SessionSteps) -> None:
-        failures = FailureLog("the duties")
-        pause_s = 0.0
-        while not self.stopped.is_set():
-            rang = self._bell.wait(pause_s)
-            self._bell.clear()
-            try:
-                pause_s = max(steps.serve(rang=rang), ALARM_S)
-                failures.succeeded()
-            except Exception as error:  # noqa: BLE001
-                if not steps.lost:
-                    failures.failed(error)
-                pause_s = RETRY_S
-        steps.leave()
-        self._bell.close()
-
-
 def open_session(engine: Engine, options: Options, deferred: Callable[[], None]) -> ClientSession:
-    """``deferred`` is called from the duties thread, about once a second and after ``threads.ring``."""
+    """``deferred`` is called from the duties thread, about once a second and after a ring of the session's bell."""
     session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
-    threads = SessionThreads(engine, options)
-    session = ClientSession(engine, options, session_id, threads, SystemClock())
+    session = ClientSession(engine, options, session_id, Bell(), SystemClock())
     duties = Duties(engine, SystemClock(), session_id, sweep_interval_s=options.sweep_interval)
-    threads.start(SessionSteps(engine, session, duties, deferred, ttl_s=options.session_ttl))
+    start_threads(session, SessionSteps(engine, session, duties, deferred, ttl_s=options.session_ttl), options)
     return session
+
+
+def start_threads(session: ClientSession, steps: SessionSteps, options: Options) -> None:
+    """Start those that maintain the session."""
+    interval_s = options.session_ttl / BEATS
+    steps.ran_s = monotonic()
+    session.threads = [
+        threading.Thread(target=target, name=f"kombu-fdb-{name}", daemon=True)
+        for name, target in (
+            ("heartbeat", partial(_beat, session, steps, interval_s)),
+            ("duties", partial(_serve, session, steps)),
+        )
+    ]
+    for thread in session.threads:
+        start(thread)
+    if instead_of_threads() == "gevent":
+        start_native(partial(_stand_in, session, steps, interval_s))
+
+
+def _beat(session: ClientSession, steps: SessionSteps, interval_s: float) -> None:
+    failures, clock, rng = FailureLog("the heartbeat to the store"), SystemClock(), random.Random()
+    while not session.ended.wait(in_step(clock.wall_ms(), rng, interval_s)):
+        steps.ran_s = monotonic()
+        try:
+            if not steps.beat():
+                break
+            failures.succeeded()
+        except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
+            failures.failed(error)
+        steps.ran_s = monotonic()
+
+
+def _stand_in(session: ClientSession, steps: SessionSteps, interval_s: float) -> None:
+    """Beat in a native thread."""
+    pause = importlib.import_module("gevent.monkey").get_original("time", "sleep")
+    while not session.ended.is_set():
+        pause(interval_s)
+        if monotonic() - steps.ran_s > LATE * interval_s and not session.ended.is_set():
+            with suppress(Exception):  # the heartbeat thread logs it, when it can run
+                steps.beat()
+    importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
+
+
+def _serve(session: ClientSession, steps: SessionSteps) -> None:
+    failures = FailureLog("the duties")
+    pause_s = 0.0
+    while not session.ended.is_set():
+        rang = session.bell.wait(pause_s)
+        session.bell.clear()
+        try:
+            pause_s = max(steps.serve(rang=rang), ALARM_S)
+            failures.succeeded()
+        except Exception as error:  # noqa: BLE001
+            if not session.lost:
+                failures.failed(error)
+            pause_s = RETRY_S
+    steps.leave()
+    session.bell.close()
 
 
 def _program(path: Path) -> str:

@@ -26,8 +26,8 @@ from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.primitives import wakeup
 from kombu_fdb.primitives.clock import SystemClock
 from kombu_fdb.primitives.wakeup import Bell
-from kombu_fdb.process import connect
-from kombu_fdb.process.session_threads import OnDemandThread, SessionThreads
+from kombu_fdb.process import connect, session_threads
+from kombu_fdb.process.session_threads import OnDemandThread
 from kombu_fdb.testing.stores import MemoryStores
 from kombu_fdb.transport.consuming import receiver
 
@@ -161,7 +161,7 @@ def late_store(monkeypatch: pytest.MonkeyPatch, *, writers_take_turns: bool) -> 
         for module in (wakeup, receiver):
             patch.setattr(module, "wait_for", store.wait_for)
         patch.setattr(LoopBell, "wait", _in_loop(store))
-        for kind, verb in ((SessionThreads, "start"), (OnDemandThread, "call")):
+        for kind, verb in ((session_threads, "start_threads"), (OnDemandThread, "call")):
             patch.setattr(kind, verb, _nothing)
         gc.disable()  # an old connection that is collected here would end its session on this clock
         try:

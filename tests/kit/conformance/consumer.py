@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from random import Random
 
 from kit.conformance.queue import Bench
-from kit.simulation.connection import SimulatedClient, SimulatedTransport
-from kit.simulation.process import NoThreads
+from kit.simulation.connection import Flag, SimulatedClient, SimulatedTransport
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.settings.options import Options
@@ -32,7 +31,7 @@ class Consumer:
         client = SimulatedClient(
             engine,
             OPTIONS,
-            lambda: ClientSession(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock),
+            lambda: ClientSession(engine, OPTIONS, engine.sessions.open({}), Flag(), bench.clock),
         )
         self.transport = SimulatedTransport(
             client, bench.clock.monotonic, Random(1), prefetch, bench.clock.wall_ms, single_active=single.__contains__

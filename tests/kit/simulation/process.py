@@ -169,19 +169,6 @@ class ProcessClock:
         self._shared.sleep(seconds)
 
 
-class NoThreads:
-    """A simulated process has none: what they would do are steps."""
-
-    def ring(self) -> None:
-        """No thread waits."""
-
-    def end(self) -> None:
-        """No thread runs."""
-
-    def join(self) -> None:
-        """There is no thread."""
-
-
 class SimulatedSessions(Sessions):
     """The real ones, that say when they recover, or end a session, in the middle of another verb."""
 

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from kit.simulation.acts.upkeep import SimulatedDuties
-from kit.simulation.connection import SimulatedTransport
+from kit.simulation.connection import Flag, SimulatedTransport
 from kit.simulation.ledgers.clocks import ClockLedger, Skew
 from kit.simulation.ledgers.ledger import Ledger
 from kit.simulation.plan import Profile, Step
@@ -22,7 +22,6 @@ from kit.simulation.process import (
     Frame,
     Killed,
     Link,
-    NoThreads,
     Process,
     ProcessClock,
     SimulatedSessions,
@@ -219,7 +218,7 @@ class World:
     def open_client_session(self, engine: Engine) -> ClientSession:
         """A session; what its threads would do are steps of the plan."""
         session = engine.sessions.open({}, ttl_s=SESSION_TTL_S)
-        return ClientSession(engine, OPTIONS, session, NoThreads(), self.clock)
+        return ClientSession(engine, OPTIONS, session, Flag(), self.clock)
 
     def duties(self, engine: Engine, clock: ProcessClock, session: SessionId) -> SimulatedDuties:
         return SimulatedDuties(

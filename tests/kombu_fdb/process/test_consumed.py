@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.simulation.process import NoThreads
+from kit.simulation.connection import Flag
 
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.settings.options import Options
@@ -20,7 +20,7 @@ from kombu_fdb.store.protocol import Database
 )
 def test_each_queue_of_a_worker_with_many_has_a_consumer(database: Database, names: list[str], shown: int) -> None:
     bench = Bench(database)
-    session = ClientSession(bench.engine, Options(), bench.session, NoThreads(), bench.clock)
+    session = ClientSession(bench.engine, Options(), bench.session, Flag(), bench.clock)
     session.consumed["a", "b"] = names
     bench.engine.sessions.beat(bench.session, consumed=session.queues)
     (facts,) = bench.engine.inspect.sessions()

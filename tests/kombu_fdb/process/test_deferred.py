@@ -183,7 +183,7 @@ def test_the_end_waits_for_what_was_begun(broker: Broker, session: bool) -> None
     assert call.begun.wait(DEADLINE_S)
     closing = start(own.close)
     if client_session is not None:
-        assert client_session.threads.stopped.wait(DEADLINE_S)
+        assert client_session.ended.wait(DEADLINE_S)
     call.may_end.set()
     end(closing)
     assert counts == [0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.simulation.process import NoThreads
+from kit.simulation.connection import Flag
 
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import CommitUnknown, Outrun
@@ -35,7 +35,7 @@ class Process:
         engine = bench.another()
         self.tag = tag
         self.client = Client(MemoryLocation("ended"), OPTIONS, engine)
-        self.own = ClientSession(engine, OPTIONS, engine.sessions.open({}), NoThreads(), bench.clock)
+        self.own = ClientSession(engine, OPTIONS, engine.sessions.open({}), Flag(), bench.clock)
         self.client._session = self.own
         engine.queues.add_consumer(self.own.session_id, "q", tag)
 

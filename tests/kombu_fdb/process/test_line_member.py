@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kit.conformance.queue import Bench
-from kit.simulation.process import NoThreads
+from kit.simulation.connection import Flag
 
 from kombu_fdb.engine.messages import claim
 from kombu_fdb.engine.scheduling import line
@@ -48,9 +48,7 @@ class Consumer:
         self, bench: Bench, want: int = 1, longest_s: float = LONGEST_S, spread: type[Middle] = Middle
     ) -> None:
         self.engine = bench.another()
-        self.client_session = ClientSession(
-            self.engine, OPTIONS, self.engine.sessions.open({}), NoThreads(), bench.clock
-        )
+        self.client_session = ClientSession(self.engine, OPTIONS, self.engine.sessions.open({}), Flag(), bench.clock)
         self.contention = Contention()
         self.rung = False
         self.granted: list[Delivery] = []
@@ -544,7 +542,7 @@ def test_a_new_session_begins_anew(bench: Bench, act: Callable[[Consumer], objec
         act(one)
     except SessionLost:
         assert one.client_session.lost
-    one.client_session = ClientSession(one.engine, OPTIONS, one.engine.sessions.open({}), NoThreads(), bench.clock)
+    one.client_session = ClientSession(one.engine, OPTIONS, one.engine.sessions.open({}), Flag(), bench.clock)
     one.member.belong_to(one.client_session)
     bench.engine.sessions.release(next(iter(set(bench.beats()) - {bench.session, one.client_session.session_id})))
     assert one.turn() == [b"a"]

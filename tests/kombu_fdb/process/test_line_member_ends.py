@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from kit.conformance.queue import Bench
 from kit.interruption import interrupt, runs_handlers
-from kit.simulation.process import NoThreads
+from kit.simulation.connection import Flag
 
 from kombu_fdb.engine.scheduling.line import Standing
 from kombu_fdb.errors import StoreUnavailable
@@ -33,7 +33,7 @@ class Consumer:
         self.want = want
         self.engine = bench.another()
         session = self.engine.sessions.open({"host": "test"})
-        self.client_session = ClientSession(self.engine, Options(), session, NoThreads(), bench.clock)
+        self.client_session = ClientSession(self.engine, Options(), session, Flag(), bench.clock)
         self.rung = 0
         self.contention = Contention()
         self.contention.contest(["q"])

@@ -27,12 +27,12 @@ class Process:
 
     @property
     def rung(self) -> int:
-        return int(self.client_session.threads.ring.call_count)
+        return int(self.client_session.bell.ring.call_count)
 
     def serve(self) -> None:
         """Until it would sleep."""
         rang = self.rung > 0
-        self.client_session.threads.ring.reset_mock()
+        self.client_session.bell.ring.reset_mock()
         while self._steps.serve(rang=rang) == 0.0:
             rang = False
 

@@ -8,8 +8,7 @@ import random
 import pytest
 from kit.conformance.lines import Rival
 from kit.conformance.queue import Bench
-from kit.simulation.connection import SimulatedClient, SimulatedTransport
-from kit.simulation.world import NoThreads
+from kit.simulation.connection import Flag, SimulatedClient, SimulatedTransport
 
 from kombu_fdb.errors import Outrun
 from kombu_fdb.process.client_session import ClientSession
@@ -28,7 +27,7 @@ class Connection(SimulatedTransport):
         self.bench = bench
         engine = bench.another()
         session = engine.sessions.open({})
-        self.client_session = ClientSession(engine, OPTIONS, session, NoThreads(), bench.clock)
+        self.client_session = ClientSession(engine, OPTIONS, session, Flag(), bench.clock)
         client = SimulatedClient(engine, OPTIONS, lambda: self.client_session)
         super().__init__(client, bench.clock.monotonic, random.Random(7), prefetch, bench.clock.wall_ms)
         for number, queue in enumerate(queues or ("q",)):

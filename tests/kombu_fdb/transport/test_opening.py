@@ -176,7 +176,7 @@ def test_a_session_of_a_store_that_was_closed_meanwhile_ends(client: Client, mon
     monkeypatch.setattr(client_module, "open_session", open_and_close)
     with pytest.raises(StoreUnavailable, match="closed"):
         client.session()
-    assert not any(thread.is_alive() for thread in opened[0].threads._threads)
+    assert not any(thread.is_alive() for thread in opened[0].threads)
 
 
 def test_an_interrupted_opening_keeps_no_other_thread_out(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
