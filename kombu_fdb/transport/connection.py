@@ -44,7 +44,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.topology import OWNER
 from kombu_fdb.errors import InvalidArgument, KombuFDBError, OptionError, QueueError, StoreUnavailable
 from kombu_fdb.model import Lease, SessionId
-from kombu_fdb.primitives.threads import surely
+from kombu_fdb.primitives.threads import Ticket, surely
 from kombu_fdb.process.client import Client, client_for
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.routing.tables import QueueDeclaration
@@ -53,7 +53,6 @@ from kombu_fdb.settings.options import Options, parse_options
 from kombu_fdb.store.retry import ENDING_S
 from kombu_fdb.transport.consuming.loop import Loop
 from kombu_fdb.transport.consuming.receiver import Receiver, deliver_next
-from kombu_fdb.transport.consuming.watch_set import Drain
 from kombu_fdb.transport.envelope import KeyOf, now_ms
 from kombu_fdb.transport.fairkey import key_reader
 
@@ -392,7 +391,7 @@ class BrokerConnection(virtual.Transport):
     def drain_events(self, connection: BrokerConnection, timeout: float | None = None, **kwargs: Any) -> None:
         """Hand one message to its consumer. Raises ``TimeoutError`` after ``timeout`` seconds; None: no limit."""
         deadline = None if timeout is None else monotonic() + timeout
-        receiver, drain = self.receiver, Drain()
+        receiver, drain = self.receiver, Ticket()
         try:
             receiver.fetcher.attend(drain)
             if receiver.fetcher.owes_acks:
@@ -408,7 +407,7 @@ class BrokerConnection(virtual.Transport):
                     raise TimeoutError
                 receiver.wait(left_s)
         finally:
-            receiver.fetcher.idle_tracker.end(drain)
+            receiver.fetcher.end_drain(drain)
             if self._loop is not None:  # what the drain has cleared may have been rung for the loop
                 receiver.fetcher.arrived.ring()
 

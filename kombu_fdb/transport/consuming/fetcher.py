@@ -1,8 +1,15 @@
 """What a connection asks the store for on behalf of its consumers: a state machine without a thread.
 
-Model. A fetcher is *asleep* until the program drains (``watch_set.py``): nothing is claimed or watched, and nothing
-happens before its bell rings. While the program drains, a queue is *hungry* when it may have messages, *armed* when it
-was seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
+Model. A connection is *attended*
+
+* while a drain runs, its callbacks included;
+* for ``undrained_timeout`` after one, as the next one follows soon in a program that consumes;
+* while an event loop has it registered.
+
+Otherwise it is *left alone*: its program sits at a prompt, or has forgotten its consumer. No timer watches for that: a
+turn checks before it claims. Then the fetcher is *asleep*: nothing is claimed or watched, and nothing happens before
+its bell rings. While the connection is attended, a queue is *hungry* when it may have messages, *armed* when it was
+seen empty and its bell is watched, or neither: due for its safety look. Its driver repeats one turn:
 
 1. If rivals consume the same queues and there is room, wait in line with them (``process/line_member.py``). While
    another consumer is the first there, leave these queues out of the steps 2 and 3 (:class:`Claiming`).
@@ -50,7 +57,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from random import Random
+from weakref import WeakSet
 
 from amqp.exceptions import RecoverableConnectionError
 
@@ -59,14 +68,14 @@ from kombu_fdb.keyspace.codec import control_of
 from kombu_fdb.model import NO_SESSION, Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import in_step
 from kombu_fdb.primitives.plural import plural
-from kombu_fdb.primitives.threads import Signal
+from kombu_fdb.primitives.threads import Signal, Ticket
 from kombu_fdb.primitives.wakeup import Bell, weakly
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import Contention, LineMember
 from kombu_fdb.process.session_threads import MOST_DEFERRED
 from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Plan, Subscription
-from kombu_fdb.transport.consuming.watch_set import Drain, IdleTracker, WatchSet
+from kombu_fdb.transport.consuming.watch_set import WatchSet
 from kombu_fdb.transport.errors import CONNECTION_ERRORS, operational_errors
 from kombu_fdb.transport.poison import is_workers
 
@@ -238,7 +247,6 @@ class Fetcher:
         """``clock``: seconds since any moment."""
         options = client.options
         self.arrived = arrived
-        self.idle_tracker = IdleTracker(options.undrained_timeout, clock)
         self.dispatch = Dispatch(
             options.claim_window,
             options.ack_delay_ms / 1000,
@@ -250,6 +258,12 @@ class Fetcher:
         self.error: BaseException | None = None
         #: Whether the program does not drain.
         self.asleep = True
+        #: The drains that run. Only their threads refer to them, so each ends even if an exception skips
+        #: :meth:`end_drain`.
+        self._drains: WeakSet[Ticket] = WeakSet()
+        self._attended_until = -inf
+        #: Whether an event loop has the connection registered.
+        self._looped = False
         #: Whether the connection is that of a Celery worker (``poison.py``).
         self.is_workers = False
         self.client = client
@@ -310,15 +324,25 @@ class Fetcher:
         self._watch_set.hungry.add(subscription.queue)
         self._called += 1
 
-    def attend(self, drain: Drain) -> None:
-        """A drain begins; ``idle_tracker.end`` must follow."""
-        self.idle_tracker.drains.add(drain)
+    @property
+    def attended(self) -> bool:
+        """Whether the program drains. Needs no lock: an exception may end a drain at any point."""
+        return self._looped or len(self._drains) > 0 or self._clock() < self._attended_until
+
+    def attend(self, drain: Ticket) -> None:
+        """A drain begins; :meth:`end_drain` must follow."""
+        self._drains.add(drain)
         if self.asleep:
             self._wake()
 
+    def end_drain(self, drain: Ticket) -> None:
+        """Harmless if it has not begun."""
+        self._attended_until = self._clock() + self.client.options.undrained_timeout
+        self._drains.discard(drain)
+
     def attend_loop(self, *, registered: bool) -> None:
         """An event loop delivers from now on, or does not any more."""
-        self.idle_tracker.looped = registered
+        self._looped = registered
         if self.asleep:
             self._wake()
 
@@ -378,7 +402,7 @@ class Fetcher:
                 with operational_errors():
                     raise self.error
             return None
-        if self.idle_tracker.drains:  # not an event loop, whose turns prolong it
+        if self._drains:  # not an event loop, whose turns prolong it
             self._watch_set.prolong_rest()
         if arrival.subscription.credit.is_low(dispatch.window):
             self._called += 1  # a drain that must not wait finds the next one, too
@@ -468,7 +492,7 @@ class Fetcher:
         now = self._clock()
         self._release_untaken(now)
         self.asleep = True  # before the look: a drain that comes after it rings
-        self.asleep = not self.idle_tracker.attended
+        self.asleep = not self.attended
         if self.asleep:
             return self._sleep(now)
         if len(self.client.deferred_calls.open) >= MOST_DEFERRED:

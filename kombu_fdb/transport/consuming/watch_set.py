@@ -1,13 +1,4 @@
-"""The watch set: which queues may have messages, whose bells are watched, and whether the connection is drained at all.
-
-Model. A connection is *attended*
-
-* while a drain runs, its callbacks included;
-* for ``patience_s`` seconds after one, as the next one follows soon in a program that consumes;
-* while an event loop has it registered.
-
-Otherwise it is *left alone*: its program sits at a prompt, or has forgotten its consumer. No timer watches for that: a
-turn checks before it claims.
+"""The watch set: which queues may have messages, whose bells are watched, and who takes the next turn.
 
 The watch set refers to nothing of the connection, so watches, bells and the session's heartbeat, which refer to the
 watch set, do not keep the connection alive. While it sleeps, the receiver's thread refers to nothing else; when the
@@ -17,12 +8,12 @@ connection is collected or closed, the thread cancels the watches and withdraws 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
-from weakref import ReferenceType, WeakSet
+from weakref import ReferenceType
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.model import SessionId
@@ -38,37 +29,6 @@ SHORTEST_REST_S, LONGEST_REST_S = 0.001, 0.02
 BESIDE_LOOP = 8
 #: The thread's longest nap, in seconds.
 LONGEST_NAP_S = 0.004
-
-# -- who drains --------------------------------------------------------------------------------------------------------
-
-
-class Drain:
-    """A drain that runs. Only the draining thread refers to it, so it ends even if an exception skips ``end``."""
-
-
-class IdleTracker:
-    """Whether a connection is attended. Thread-safe without a lock: an exception may end a drain at any point."""
-
-    def __init__(self, patience_s: float, clock: Callable[[], float] = monotonic) -> None:
-        #: An event loop has it registered.
-        self.looped = False
-        self._patience_s = patience_s
-        self._clock = clock
-        #: The drains that run.
-        self.drains: WeakSet[Drain] = WeakSet()
-        self._until = -inf
-
-    @property
-    def attended(self) -> bool:
-        return self.looped or len(self.drains) > 0 or self._clock() < self._until
-
-    def end(self, drain: Drain) -> None:
-        """Harmless if it has not begun."""
-        self._until = self._clock() + self._patience_s
-        self.drains.discard(drain)
-
-
-# -- which queues ------------------------------------------------------------------------------------------------------
 
 
 class WatchSet:

@@ -15,6 +15,7 @@ from weakref import ref
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery
+from kombu_fdb.primitives.threads import Ticket
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client import Client
 from kombu_fdb.process.client_session import ClientSession
@@ -23,7 +24,7 @@ from kombu_fdb.settings.options import Options
 from kombu_fdb.transport.connection import BrokerConnection
 from kombu_fdb.transport.consuming import fetcher
 from kombu_fdb.transport.consuming.dispatch import Credit, Subscription
-from kombu_fdb.transport.consuming.watch_set import Drain, WatchSet
+from kombu_fdb.transport.consuming.watch_set import WatchSet
 from kombu_fdb.transport.unacked import QoS
 
 # What goes wrong is in the plan, and is no news.
@@ -201,12 +202,12 @@ class SimulatedTransport(BrokerConnection):
 
     @contextmanager
     def draining(self) -> Iterator[None]:
-        drain = Drain()
+        drain = Ticket()
         self.fetcher.attend(drain)
         try:
             yield
         finally:
-            self.fetcher.idle_tracker.end(drain)
+            self.fetcher.end_drain(drain)
 
     def reconnect(self) -> None:
         """As kombu does after an error: the same consumers go on."""

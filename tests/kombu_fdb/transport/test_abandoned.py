@@ -370,7 +370,7 @@ class TestUndrained:
         with connection.Consumer([Queue("q")], on_message=held.append):
             connection.drain_events(timeout=DEADLINE_S)
             until(lambda: placed(engine) == (9, 1))
-            until(lambda: not connection.transport.receiver.fetcher.idle_tracker.attended)
+            until(lambda: not connection.transport.receiver.fetcher.attended)
             fill(watcher, 1, first=10)
             until(lambda: placed(engine) == (10, 1))  # the thread may have claimed a moment after the drain
             let_the_receiver_turn(connection)
@@ -397,7 +397,7 @@ class TestUndrained:
         with connection.Consumer([Queue("q")], on_message=print):
             drain_all(connection)
             receiver = connection.transport.receiver
-            until(lambda: not receiver.fetcher.idle_tracker.attended and receiver.fetcher.asleep)
+            until(lambda: not receiver.fetcher.attended and receiver.fetcher.asleep)
             turns: list[None] = []
             monkeypatch.setattr(receiver, "turn", lambda turn=receiver.turn: turns.append(None) or turn())
             fill(watcher, 1)  # rings no bell of its
@@ -538,7 +538,7 @@ class TestTwoThreads:
             transport = connection.transport
             thread = threading.Thread(target=wait)
             thread.start()
-            until(lambda: transport.receiver.fetcher.idle_tracker.attended)
+            until(lambda: transport.receiver.fetcher.attended)
             transport.close_connection(transport)
             thread.join(10)
         assert not thread.is_alive()

@@ -189,7 +189,7 @@ def _given(world: World, process: Process, transport: SimulatedTransport, delive
 def check_awake(process: Process, transport: SimulatedTransport) -> None:
     """A fetcher that knows of work does not sleep: what rang in the middle of a turn is heard after it."""
     sleeps = not transport.is_awake and (transport.due is None or transport.due > transport.clock() + NAP_S)
-    if sleeps and transport.fetcher.asleep and transport.fetcher.idle_tracker.attended:
+    if sleeps and transport.fetcher.asleep and transport.fetcher.attended:
         raise Violation("DURABLE", f"the receiver of {process.name} sleeps, and its consumer drains")
     others = transport.fetcher._claiming.others()
     hungry = transport.watch_set.hungry & transport.fetcher.dispatch.queues - others
