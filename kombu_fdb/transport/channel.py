@@ -415,7 +415,7 @@ class Channel(DeclaringChannel):
 
     def bequeath(self) -> list[Lease]:
         """The leases of all that a collected channel holds. Takes no lock."""
-        waiting = self.credit.inbox.withdraw(lambda *_: True)
+        waiting = self.credit.withdraw(lambda *_: True)
         return [*self.credit.held.leave(), *waiting]
 
     def disown(self) -> None:

@@ -38,7 +38,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -184,63 +184,6 @@ class Held:
         return self._explanations.get(tag, REJECTED)
 
 
-# -- claimed ahead: the inbox ------------------------------------------------------------------------------------------
-
-
-class Inbox:
-    """Messages that wait for a loop. Not thread-safe: ``Dispatch`` holds its lock. Moments are seconds of its clock."""
-
-    def __init__(self) -> None:
-        self.items: deque[tuple[Subscription, Delivery]] = deque()
-        #: Whether it ever held a message for a consumer without acks.
-        self.is_mixed = False
-        #: When a message was last taken, or the first one came.
-        self.touched = 0.0
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[tuple[Subscription, Delivery]]:
-        return iter(self.items)
-
-    @property
-    def with_acks(self) -> int:
-        """How many need an ack. Counted each time: a counter would be wrong after an interruption."""
-        return sum(not consumer.no_ack for consumer, _ in self.items) if self.is_mixed else len(self.items)
-
-    def bring_forward(self) -> bool:
-        """Move the first message for a consumer without acks to the front. Returns whether there is one."""
-        items = list(self.items) if self.is_mixed else []
-        first = next((item for item in items if item[0].no_ack), None)
-        if first is not None:
-            self.items = deque([first, *(item for item in items if item is not first)])
-        return first is not None
-
-    def return_undelivered(self, consumer: Subscription, delivery: Delivery) -> None:
-        """Put it at the front, unless it is still there: the thread that took it may not have removed it yet."""
-        if not self.items or self.items[0][1] is not delivery:
-            self.items.appendleft((consumer, delivery))
-
-    def withdraw(self, chosen: Callable[[Subscription, Delivery], bool], into: set[Lease] | None = None) -> list[Lease]:
-        """Remove the chosen messages. Returns their leases; messages that a claim took out of the store have none.
-
-        ``into``: the leases are added to it before the messages are removed.
-        """
-        taken = [item for item in self.items if chosen(*item)]
-        if taken:
-            if into is not None:
-                into.update([delivery.lease for _, delivery in taken if delivery.leased])
-            self.items = deque(item for item in self.items if not chosen(*item))
-        return [delivery.lease for _, delivery in taken if delivery.leased]
-
-    def untaken_since(self) -> float | None:
-        """Since when no message was taken; None if there is none that could return to the store."""
-        for _, delivery in self.items:
-            if delivery.leased:
-                return self.touched
-        return None
-
-
 # -- how many more: the credit -----------------------------------------------------------------------------------------
 
 
@@ -250,11 +193,18 @@ MOST_AHEAD = 10_000
 
 
 class Credit:
-    """The credit of one channel. ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread."""
+    """What the consumers of one channel have, and how much more they may have.
+
+    ``Dispatch`` holds its lock where the inbox is touched; the rest is for any thread. Moments are of its clock.
+    """
 
     def __init__(self) -> None:
         #: Messages claimed and not handed out yet.
-        self.inbox: Inbox = Inbox()
+        self.inbox: deque[tuple[Subscription, Delivery]] = deque()
+        #: Whether it ever held a message for a consumer without acks.
+        self._is_mixed = False
+        #: When a message was last taken out of it, or the first one came.
+        self._touched = 0.0
         #: Messages handed out and not settled.
         self.held = Held()
         #: How many messages its consumers may hold; 0 is no limit.
@@ -282,7 +232,10 @@ class Credit:
 
     def may_pass(self) -> bool:
         """Whether a message may pass although the prefetch is used up; if not, an ack wakes the thread that drains."""
-        if self.inbox.bring_forward():
+        items = list(self.inbox) if self._is_mixed else []
+        first = next((item for item in items if item[0].no_ack), None)
+        if first is not None:  # it needs no room, so it is the next
+            self.inbox = deque([first, *(item for item in items if item is not first)])
             return True
         self.was_blocked = True
         return self.can_consume()  # once more: an ack just before saw no one blocked
@@ -298,13 +251,18 @@ class Credit:
 
     @property
     def _free(self) -> int:
-        held, inbox = self.held, self.inbox  # Held.consumed and Inbox.with_acks, without a call for each message
-        waiting = inbox.with_acks if inbox.is_mixed else len(inbox.items)
+        held = self.held  # Held.consumed and _with_acks, without a call for each message
+        waiting = self._with_acks if self._is_mixed else len(self.inbox)
         return self.prefetch - (len(held.leases) - len(held.got)) - waiting
 
     @property
     def _slots(self) -> int:
-        return (self._most_handed or 0) - self._handed - self.inbox.with_acks
+        return (self._most_handed or 0) - self._handed - self._with_acks
+
+    @property
+    def _with_acks(self) -> int:
+        """How many in the inbox need an ack. Counted each time: a counter would be wrong after an interruption."""
+        return sum(not consumer.no_ack for consumer, _ in self.inbox) if self._is_mixed else len(self.inbox)
 
     def unbounded_room(self, window: int) -> int:
         """How many messages are worth claiming where nothing else bounds them."""
@@ -313,13 +271,13 @@ class Credit:
 
     def is_low(self, window: int) -> bool:
         """Whether the message just taken makes the next claim worthwhile."""
-        if (self.prefetch or self._most_handed is not None) and not self.inbox.is_mixed:  # as is_bounded
+        if (self.prefetch or self._most_handed is not None) and not self._is_mixed:  # as is_bounded
             return False
         return self._unbounded_waiting in (0, min(self._ahead, window) // 2)
 
     @property
     def _unbounded_waiting(self) -> int:
-        return len(self.inbox) - self.inbox.with_acks if self.is_bounded else len(self.inbox)
+        return len(self.inbox) - self._with_acks if self.is_bounded else len(self.inbox)
 
     def bounded_room(self, now: float, group_s: float, freed_at: float | None) -> tuple[int, float | None]:
         """How many messages with acks are worth claiming, where something bounds them.
@@ -353,17 +311,16 @@ class Credit:
 
     def receive(self, consumer: Subscription, delivery: Delivery, now: float) -> None:
         """Put a claimed message into the inbox."""
-        inbox = self.inbox
-        if not inbox.items:
-            inbox.touched = now
-        inbox.is_mixed = inbox.is_mixed or consumer.no_ack
-        inbox.items.append((consumer, delivery))
+        if not self.inbox:
+            self._touched = now
+        self._is_mixed = self._is_mixed or consumer.no_ack
+        self.inbox.append((consumer, delivery))
         self._free_since = None
 
     def hand_out(self, tag: int, lease: Lease | None, now: float) -> None:
         """Take the next message out of the inbox. ``lease``: None if no ack will follow."""
-        self.inbox.touched = now
-        self.inbox.items.popleft()
+        self._touched = now
+        self.inbox.popleft()
         if self._handed_at is not None:
             # The time from one message to the next, waiting included. Doubled at most, in case the consumer slows down.
             took_s = max(now - self._handed_at, AHEAD_S / MOST_AHEAD)
@@ -377,6 +334,30 @@ class Credit:
         """Take back a message that no callback has seen."""
         if self.held.withdraw(tag) and tag <= self._last_counted:  # otherwise interrupted before the count
             self._handed -= 1
+
+    def return_undelivered(self, consumer: Subscription, delivery: Delivery) -> None:
+        """Put it at the front, unless it is still there: the thread that took it may not have removed it yet."""
+        if not self.inbox or self.inbox[0][1] is not delivery:
+            self.inbox.appendleft((consumer, delivery))
+
+    def withdraw(self, chosen: Callable[[Subscription, Delivery], bool], into: set[Lease] | None = None) -> list[Lease]:
+        """Remove the chosen messages from the inbox. Returns their leases; what a claim took out of the store has none.
+
+        ``into``: the leases are added to it before the messages are removed.
+        """
+        taken = [item for item in self.inbox if chosen(*item)]
+        if taken:
+            if into is not None:
+                into.update([delivery.lease for _, delivery in taken if delivery.leased])
+            self.inbox = deque(item for item in self.inbox if not chosen(*item))
+        return [delivery.lease for _, delivery in taken if delivery.leased]
+
+    def untaken_since(self) -> float | None:
+        """Since when no message was taken out of the inbox; None if it has none that could return to the store."""
+        for _, delivery in self.inbox:
+            if delivery.leased:
+                return self._touched
+        return None
 
 
 # -- what to claim, and for whom ---------------------------------------------------------------------------------------
@@ -451,7 +432,7 @@ class Dispatch:
             subscriptions = self._by_queue.get(subscription.queue, deque())
             if subscription in subscriptions:
                 subscriptions.remove(subscription)
-            subscription.credit.inbox.withdraw(lambda each, _: each is subscription, self._leaving)
+            subscription.credit.withdraw(lambda each, _: each is subscription, self._leaving)
             # Once its last consumer is removed, it is not known any more whether the queue serves one at a time.
             for each in list(self.arriving) if subscription.queue in self.single or not subscriptions else ():
                 if each.queue == subscription.queue:
@@ -468,19 +449,19 @@ class Dispatch:
         with unless_mine(self._lock):
             self._lost.add(session_id)
             for credit in self._credits:
-                credit.inbox.withdraw(lambda _, delivery: delivery.lease.session == session_id)
+                credit.withdraw(lambda _, delivery: delivery.lease.session == session_id)
 
     def close(self) -> None:
         """Remove all consumers. What waits is leaving, and so is what arrives from now on."""
         with unless_mine(self._lock):
             self._by_queue.clear()
             for credit in self._credits:
-                credit.inbox.withdraw(_everything, self._leaving)
+                credit.withdraw(_everything, self._leaving)
 
     def forget(self, credit: Credit) -> None:
         """Forget a closed channel. What still waits is leaving: its consumers may not be cancelled yet."""
         with unless_mine(self._lock):
-            credit.inbox.withdraw(_everything, self._leaving)
+            credit.withdraw(_everything, self._leaving)
             if credit in self._credits:
                 self._credits.remove(credit)
             self.stalled.discard(credit)
@@ -496,7 +477,7 @@ class Dispatch:
     def _drop_leaving(self) -> None:
         """Remove what is leaving from the inboxes: the thread that withdrew it may have been interrupted."""
         for credit in self._credits if self._leaving else ():
-            credit.inbox.withdraw(lambda _, delivery: delivery.lease in self._leaving)
+            credit.withdraw(lambda _, delivery: delivery.lease in self._leaving)
 
     def released(self, leases: Iterable[Lease]) -> None:
         """Forget leases that are released, or that another thread will release."""
@@ -576,16 +557,16 @@ class Dispatch:
         dropped = 0
         with unless_mine(self._lock):
             for credit in self._credits:
-                since = credit.inbox.untaken_since() if credit.inbox.items else None
+                since = credit.untaken_since() if credit.inbox else None
                 if since is not None and since + self._patience_s <= now:
                     self.stalled.add(credit)
-                    dropped += len(credit.inbox.withdraw(lambda _, delivery: delivery.leased, self._leaving))
+                    dropped += len(credit.withdraw(lambda _, delivery: delivery.leased, self._leaving))
         return dropped
 
     def next_withdrawal_s(self, now: float) -> float | None:
         """In how many seconds a message must be withdrawn, unless the program drains; None if none waits."""
         with unless_mine(self._lock):
-            moments = [since for credit in self._credits if (since := credit.inbox.untaken_since()) is not None]
+            moments = [since for credit in self._credits if (since := credit.untaken_since()) is not None]
         return min(moments) + self._patience_s - now if moments else None
 
     # -- times to run ----------------------------------------------------------------------------------------------
@@ -594,7 +575,7 @@ class Dispatch:
         """Withdraw a message that was not taken yet. False if it was handed out."""
         with unless_mine(self._lock):
             for credit in self._credits:
-                if credit.inbox.withdraw(lambda _, delivery: delivery.lease == lease):
+                if credit.withdraw(lambda _, delivery: delivery.lease == lease):
                     self.stalled.add(credit)
                     return True
         return False
@@ -714,9 +695,9 @@ class Dispatch:
             for _ in range(len(self._credits)):
                 credit = self._credits[0]
                 self._credits.rotate(-1)
-                if credit.inbox.items and (credit.can_consume() or credit.may_pass()):
+                if credit.inbox and (credit.can_consume() or credit.may_pass()):
                     # In this order: interrupted anywhere, the message can be returned.
-                    subscription, delivery = credit.inbox.items[0]
+                    subscription, delivery = credit.inbox[0]
                     arrival = Arrival(subscription, delivery, next_tag())
                     into.append(arrival)
                     credit.hand_out(arrival.tag, None if subscription.no_ack else delivery.lease, now)
@@ -733,7 +714,7 @@ class Dispatch:
             if subscription.credit.held.has(delivery.lease):
                 return None  # another thread was faster
             if subscription in self._by_queue.get(subscription.queue, ()):
-                subscription.credit.inbox.return_undelivered(subscription, delivery)
+                subscription.credit.return_undelivered(subscription, delivery)
                 return None
         return delivery.lease if delivery.leased else None
 
