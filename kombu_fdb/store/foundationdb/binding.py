@@ -292,24 +292,15 @@ def _select_newest(fdb: Any) -> int:
     ) from refused
 
 
-class _DlInfo(ctypes.Structure):
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
 def _library_file(module: ModuleType) -> str:
     """Where the linker found the library."""
     capi = sys.modules[f"{module.__name__}.impl"]._capi
-    info = _DlInfo()
+    info = (ctypes.c_char_p * 4)()  # a Dl_info: the file, its base, a symbol, its address
     dladdr = ctypes.CDLL(None).dladdr
-    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_DlInfo)]
-    if not dladdr(ctypes.cast(capi.fdb_get_error, ctypes.c_void_p), ctypes.byref(info)) or not info.file:
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    if not dladdr(ctypes.cast(capi.fdb_get_error, ctypes.c_void_p), info) or not info[0]:
         return ""
-    return os.path.realpath(os.fsdecode(info.file))
+    return os.path.realpath(os.fsdecode(info[0]))
 
 
 # A copy of the library that this process and its ancestors have not loaded; needed only while it is loaded
