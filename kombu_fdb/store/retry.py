@@ -64,6 +64,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from random import Random
 from typing import Any, Generic, TypeVar
 
@@ -160,12 +161,6 @@ _ending: ContextVar[bool] = ContextVar("kombu_fdb_ending", default=False)
 _deadline: ContextVar[tuple[int, float] | None] = ContextVar("kombu_fdb_deadline", default=None)
 
 
-class _Failures(threading.local):
-    """When a thread's calls began to fail one after the other, and when the last one failed."""
-
-    since_s = last_s = float("-inf")
-
-
 class Patience:
     """The patience of a process with a store. Thread-safe: what two threads waste at once counts once or twice."""
 
@@ -175,7 +170,7 @@ class Patience:
         self.stopping: Callable[[], bool] = lambda: False
         #: How many seconds may still be wasted.
         self.left_s = ENDING_S
-        self._failures = _Failures()
+        self._of_thread = threading.local()
 
     @staticmethod
     @contextmanager
@@ -211,12 +206,16 @@ class Patience:
 
     def wasted(self, seconds: float) -> None:
         """Note that a call has waited this long in vain."""
-        now_s, failures = self.clock.monotonic(), self._failures
-        if now_s - seconds - failures.last_s > ENDING_S:
-            failures.since_s = now_s - seconds
-        failures.last_s = now_s
+        now_s, (since_s, last_s) = self.clock.monotonic(), self._failures
+        goes_on = now_s - seconds - last_s <= ENDING_S
+        self._of_thread.failures = (since_s if goes_on else now_s - seconds), now_s
         if _ending.get() or self.stopping():
             self.left_s = max(0.0, self.left_s - seconds)
+
+    @property
+    def _failures(self) -> tuple[float, float]:
+        """When this thread's calls began to fail one after the other, and when the last one failed."""
+        return getattr(self._of_thread, "failures", (-inf, -inf))
 
     @property
     def is_over(self) -> bool:
@@ -225,13 +224,14 @@ class Patience:
     @property
     def failing_s(self) -> float:
         """For how long this thread's calls have failed one after the other, though others may have been answered."""
-        now_s, failures = self.clock.monotonic(), self._failures
-        return 0.0 if now_s - failures.last_s > ENDING_S else now_s - failures.since_s
+        now_s, (since_s, last_s) = self.clock.monotonic(), self._failures
+        return 0.0 if now_s - last_s > ENDING_S else now_s - since_s
 
     @property
     def pause_s(self) -> float:
         """How long this thread should wait before it connects again: as it has failed, since the last failure."""
-        return max(0.0, min(self.failing_s, LONGEST_PAUSE_S) - (self.clock.monotonic() - self._failures.last_s))
+        _, last_s = self._failures
+        return max(0.0, min(self.failing_s, LONGEST_PAUSE_S) - (self.clock.monotonic() - last_s))
 
     def answered(self) -> None:
         """Note that the store took a commit."""
