@@ -1,10 +1,10 @@
 """An open SQLite file: its connections and locks, once per process; who may write next; and how it survives a fork.
 
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
-file with each transaction. ``running`` are the transactions that hold a connection, ``lock`` is the right to write.
-Each transaction has one :class:`~kombu_fdb.primitives.threads.Ticket` for both, made before anything is taken;
-``return_writer``, ``return_reader`` and ``leave`` release whatever was taken with it, even if an exception cut that
-short.
+file with each transaction. ``running`` are the transactions that hold a connection, and a *barrier* can keep new ones
+out. ``lock`` is the right to write. Each transaction has one :class:`~kombu_fdb.primitives.threads.Ticket` for both,
+made before anything is taken; ``return_writer``, ``return_reader`` and ``leave`` release whatever was taken with it,
+even if an exception cut that short: each step at the barrier is one call into C, and may be repeated.
 
 What fails: the file is deleted, or another one is put in its place. Then a commit would go where no process finds it,
 so each commit first checks the names of the file and of its log, and fails. Once the file is back, everything works
@@ -351,44 +351,6 @@ WAIT_S = 2.0
 PAUSE_S = 0.0005
 
 
-class RunningTransactions:
-    """The transactions that hold a connection, and a barrier that keeps new ones out.
-
-    Each step is one call into C and may be repeated. So after an exception between any two steps, leaving restores
-    order: it discards the ticket from ``inside``, if it is there.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.inside: set[Ticket] = set()
-        self.stopped = False
-
-    def enter(self, ticket: Ticket, deadline: float) -> None:
-        """Raises ``StoreUnavailable`` if the barrier stood until the deadline."""
-        self.inside.add(ticket)
-        if self.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
-            self.wait(ticket, deadline)
-
-    def stop(self, timeout_s: float) -> bool:
-        """Keep new transactions out, and wait for the running ones; False if some did not end in time."""
-        self.stopped = True
-        deadline = self._clock.monotonic() + timeout_s
-        while self.inside:
-            if self._clock.monotonic() > deadline:
-                return False
-            self._clock.sleep(PAUSE_S)
-        return True
-
-    def wait(self, ticket: Ticket, deadline: float) -> None:
-        """Wait until the barrier is gone. Raises what :meth:`enter` raises."""
-        while self.stopped:
-            self.inside.discard(ticket)
-            if self._clock.monotonic() > deadline:
-                raise StoreUnavailable("the database is closing, or the process was forking until the deadline")
-            self._clock.sleep(PAUSE_S)
-            self.inside.add(ticket)
-
-
 # The process's state, because forking is: which files are open, and which ones a child can't use.
 _guarded: weakref.WeakSet[OpenFile] = weakref.WeakSet()
 _stopping: list[OpenFile] = []
@@ -412,7 +374,7 @@ def refuse_tainted(path: str) -> None:
 def _before() -> None:
     for file in list(_guarded):
         _stopping.append(file)  # first: after an exception from here on, the barrier must still come down
-        if file.running.stop(WAIT_S):
+        if file.stop(WAIT_S):
             file.close_connections()
             _stopped.append(file)
 
@@ -420,7 +382,7 @@ def _before() -> None:
 def _after_in_parent() -> None:
     _stopped.clear()
     while _stopping:
-        _stopping.pop().running.stopped = False
+        _stopping.pop().stopped = False
 
 
 def _after_in_child() -> None:
@@ -473,7 +435,9 @@ class OpenFile:
         self.pid = os.getpid()
         self.closed = False
         self.handles: set[Hashable] = set()
-        self.running = RunningTransactions(clock)
+        self.running: set[Ticket] = set()
+        #: Whether the barrier stands.
+        self.stopped = False
         self._readers: list[sqlite3.Connection] = []
         self._writer: sqlite3.Connection | None = None
         self._synchronous = ""
@@ -501,7 +465,7 @@ class OpenFile:
         """Close what is unused, within some seconds; the last transaction closes the rest. Idempotent."""
         self.closed = True
         self.listener.close()
-        if self.lock.close() and self.running.stop(CLOSE_S):
+        if self.lock.close() and self.stop(CLOSE_S):
             self.close_connections()
             self.ringer.close()
             _guarded.discard(self)
@@ -530,10 +494,9 @@ class OpenFile:
     def take_writer(self, ticket: Ticket, synchronous: str, deadline: float) -> sqlite3.Connection:
         """Take the right to write, and the writing connection. Raises ``StoreUnavailable`` at the deadline."""
         self.lock.acquire(ticket, deadline)
-        running = self.running
-        running.inside.add(ticket)
-        if running.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
-            running.wait(ticket, deadline)
+        self.running.add(ticket)
+        if self.stopped:  # checked after the entry: either ``stop`` sees us, or we see it
+            self._wait(ticket, deadline)
         writer = self._writer
         if writer is None:
             try:
@@ -565,7 +528,7 @@ class OpenFile:
             if self.closed:
                 self.discard_writer()
         self.lock.release(ticket)
-        self.running.inside.discard(ticket)
+        self.running.discard(ticket)
         if self.closed:
             self.leave(ticket)
 
@@ -622,7 +585,9 @@ class OpenFile:
     # Readers
 
     def take_reader(self, ticket: Ticket, deadline: float) -> sqlite3.Connection:
-        self.running.enter(ticket, deadline)
+        self.running.add(ticket)
+        if self.stopped:  # as in ``take_writer``
+            self._wait(ticket, deadline)
         _check(self.path, self.identity)
         try:
             return self._readers.pop()
@@ -638,11 +603,30 @@ class OpenFile:
 
     def leave(self, ticket: Ticket) -> None:
         """Note that the transaction has ended. Idempotent."""
-        self.running.inside.discard(ticket)
-        if self.closed and not self.running.inside:
+        self.running.discard(ticket)
+        if self.closed and not self.running:
             self.close()
 
-    # Forks
+    # The barrier, and forks
+
+    def stop(self, timeout_s: float) -> bool:
+        """Keep new transactions out, and wait for the running ones; False if some did not end in time."""
+        self.stopped = True
+        deadline = self.clock.monotonic() + timeout_s
+        while self.running:
+            if self.clock.monotonic() > deadline:
+                return False
+            self.clock.sleep(PAUSE_S)
+        return True
+
+    def _wait(self, ticket: Ticket, deadline: float) -> None:
+        """Wait until the barrier is gone. Raises ``StoreUnavailable`` if it stood until the deadline."""
+        while self.stopped:
+            self.running.discard(ticket)
+            if self.clock.monotonic() > deadline:
+                raise StoreUnavailable("the database is closing, or the process was forking until the deadline")
+            self.clock.sleep(PAUSE_S)
+            self.running.add(ticket)
 
     def close_connections(self) -> None:
         """Close all, only while no transaction runs; they are opened again when needed."""

@@ -140,7 +140,7 @@ def test_an_exception_at_any_instruction(bench: Bench, name: str) -> None:
         moment += STRIDES[name]
     gc.collect()  # here, not in another test's name
     assert moment > 50 * STRIDES[name]
-    assert not bench.database.file.running.inside
+    assert not bench.database.file.running
 
 
 def test_what_was_half_written_is_never_committed(bench: Bench) -> None:
