@@ -545,15 +545,6 @@ def _picker(table: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Iterable[
     return itemgetter(*names) if len(names) > 1 else lambda found: [found[name] for name in names]
 
 
-class _Wholes(dict[int, str]):
-    """The texts of whole numbers, which in headers are usually small."""
-
-    def __missing__(self, value: int) -> str:
-        if not -(2**63) <= value < 2**63:  # the template has no place for it
-            raise ValueError(value)
-        return repr(value)
-
-
 def _nested(value: Any) -> str:
     if not value:
         return "{}" if type(value) is dict else "[]"
@@ -567,7 +558,7 @@ def _nested(value: Any) -> str:
 
 _ENCODERS: dict[type, Callable[[Any], str]] = {
     str: _text,
-    int: _Wholes({number: repr(number) for number in range(256)}).__getitem__,
+    int: {number: repr(number) for number in range(1_000)}.__getitem__,  # a larger one has no place in the template
     bool: {True: "true", False: "false"}.__getitem__,
     **dict.fromkeys((dict, list, tuple), _nested),
     _NONE: str,  # not called: it stands in the template
@@ -645,7 +636,7 @@ def _payload(
         values = (content_type, content_encoding, *shape.of_headers(headers), *shape.of_properties(properties), *around)
         try:  # noqa: SIM105 - suppress takes longer than what it would guard
             meta = (shape.template % (*map(call, shape.encoders, values),)).encode()
-        except (TypeError, ValueError, RecursionError):  # written, or refused, below
+        except (KeyError, TypeError, ValueError, RecursionError):  # written, or refused, below
             pass
     if not meta:
         meta = _meta(headers, properties, [content_type, content_encoding], [exchange, routing_key])
