@@ -216,12 +216,6 @@ class BatchingChannel(Channel):
         return kind(self, max_size)
 
 
-class _OpenBatch(threading.local):
-    """The batch that a thread has open on a channel."""
-
-    batch: PublishBatch | None = None
-
-
 class BatchKeepingChannel(BatchingChannel):
     """The channel for a kombu before 5.7: it keeps the batches that a newer kombu's producer would.
 
@@ -232,7 +226,8 @@ class BatchKeepingChannel(BatchingChannel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.of_thread = _OpenBatch()
+        #: By thread, the batch that it has open.
+        self.open_batches: dict[int, PublishBatch] = {}
 
     def basic_publish(
         self,
@@ -244,22 +239,24 @@ class BatchKeepingChannel(BatchingChannel):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        batch = self.of_thread.batch
+        batch = self.open_batches.get(threading.get_ident())
         publish = super().basic_publish if batch is None else batch.publish
         publish(message, exchange, routing_key, mandatory, immediate=immediate, timeout=timeout, **kwargs)
 
     @contextmanager
     def batched(self, max_size: int) -> Iterator[PublishBatch]:
         """Store what this thread publishes when the outermost of these ends, or nothing after an exception."""
-        outer = self.of_thread.batch
-        batch = self.of_thread.batch = outer or self.create_publish_batch(max_size)
+        thread = threading.get_ident()
+        outer = self.open_batches.get(thread)
+        batch = self.open_batches[thread] = outer or self.create_publish_batch(max_size)
         try:
             yield batch
         except BaseException:
             batch.discard()
             raise
         finally:
-            self.of_thread.batch = outer
+            if outer is None:
+                self.open_batches.pop(thread, None)
         if outer is None:
             try:
                 if not batch.aborted:
@@ -301,7 +298,7 @@ def _batched_as(producer: Producer, kind: Callable[[Channel, int], PublishBatch]
             transport=producer.connection.transport.driver_name,
             fix="Set broker_url to fdb:// or fdb+sqlite://.",
         )
-    ours = channel.of_thread.batch if isinstance(channel, BatchKeepingChannel) else None
+    ours = isinstance(channel, BatchKeepingChannel) and threading.get_ident() in channel.open_batches
     if ours or getattr(getattr(producer, "_batch_local", None), "current", None):  # kombu's, since 5.7
         raise OptionError(
             "this thread has a batch open, which would take the messages",
