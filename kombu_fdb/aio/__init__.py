@@ -53,12 +53,12 @@ from kombu_fdb.api.broker import Topology as SyncTopology
 from kombu_fdb.api.broker import Transfer as SyncTransfer
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.api.consumer import Consumer as SyncConsumer
-from kombu_fdb.api.consumer import Take, Wait
+from kombu_fdb.api.consumer import Take, disarm
 from kombu_fdb.api.dead_letters import DeadLetters as SyncDeadLetters
 from kombu_fdb.api.job import Job as SyncJob
 from kombu_fdb.api.queue import Queue as SyncQueue
 from kombu_fdb.errors import ForkedError, InvalidArgument, StoreUnavailable
-from kombu_fdb.model import Death
+from kombu_fdb.model import Death, Peeked, Spot
 from kombu_fdb.primitives.ranges import is_whole, shown
 from kombu_fdb.settings.location import Location
 from kombu_fdb.settings.options import Options
@@ -216,7 +216,7 @@ class LoopBell:
         """Wake the sleeper, from any thread, also out of a signal handler."""
         try:
             self._loop.call_soon_threadsafe(self._rung.set)
-        except RuntimeError:  # the loop was closed while it slept: let go of it, so that its wait may be collected
+        except RuntimeError:  # the loop was closed while it slept: let go of it, so that its take may be collected
             self._rung = asyncio.Event()
 
     def clear(self) -> None:
@@ -244,20 +244,20 @@ async def take_many(
     What was claimed for a task that is cancelled goes back at once and uncounted, whether the claim is still under way,
     is done, or its answer is on the way to the loop: until the task has it, the call's ``undo`` is its owner.
     """
-    take = Take.of(connection, queues, limit, timeout, in_order=in_order)
+    take = Take(connection, queues, limit, timeout, in_order=in_order)
 
     async def run(look: Callable[[], list[SyncJob]]) -> list[SyncJob]:
         return await calls.run(look, undo=partial(_give_back, connection))
 
-    if not take.waits:
-        return await run(take.now)
     jobs = await run(take.first)
-    if not jobs:
+    if not jobs and take.waits:
         bell = LoopBell()
-        with Wait(take, bell.ring) as wait:
-            while not jobs and await _sleep(calls, wait, bell, stopped):
-                jobs = await run(partial(take.now, wait.member))
-            jobs = jobs or await run(partial(take.leave, wait.member))
+        try:
+            while not jobs and await _sleep(calls, take, bell, stopped):
+                jobs = await run(take.now)
+            jobs = jobs or await run(take.leave)
+        finally:
+            take.end()
     return jobs
 
 
@@ -265,26 +265,26 @@ def _give_back(connection: Connection, jobs: Sequence[SyncJob] | None) -> None:
     connection.let_go([each.lease for each in jobs or ()])
 
 
-async def _sleep(calls: Calls, wait: Wait, bell: LoopBell, stopped: Stop) -> bool:
+async def _sleep(calls: Calls, take: Take, bell: LoopBell, stopped: Stop) -> bool:
     """Until there may be a job; False when the time is over, or when it was stopped."""
-    if wait.is_over:
+    if take.left_s <= 0:
         return False
     bell.clear()
     if stopped():
         return False
-    watches = await calls.run(wait.arm, undo=partial(_end, wait))
+    watches = await calls.run(partial(take.arm, bell.ring), undo=partial(_end, take))
     try:
         if watches is not None:
-            await bell.wait(wait.shortest_s())
+            await bell.wait(take.shortest_s())
     finally:
-        wait.disarm(watches)
+        disarm(watches)
     return True
 
 
-def _end(wait: Wait, watches: Iterable[Watch] | None) -> None:
+def _end(take: Take, watches: Iterable[Watch] | None) -> None:
     """It was armed in vain."""
-    wait.disarm(watches)
-    wait.end()
+    disarm(watches)
+    take.end()
 
 
 # -- a job -------------------------------------------------------------------------------------------------------------
@@ -468,7 +468,11 @@ class Queue(Face[SyncQueue]):
 
     move = verb(SyncQueue.move)
     move_part = verb(SyncQueue.move_part)
-    delete = verb(SyncQueue.delete)
+
+    async def delete(self, job: Peeked | Job | Spot | bytes) -> bool:
+        """Delete a job in any state. False if it is not there. As of the sync queue."""
+        return await self._calls.run(partial(self._sync.delete, job._sync if isinstance(job, Job) else job))
+
     reschedule = verb(SyncQueue.reschedule)
     purge = verb(SyncQueue.purge)
     mark = verb(SyncQueue.mark)

@@ -1,21 +1,21 @@
 """Taking jobs: one, many, or a loop over them.
 
-Model. A take looks (:meth:`Take.now`, one claim), and only if nothing is there it *waits*: it arms watches on the
+Model. A take looks (:meth:`Take.first`, one claim), and only if nothing is there it *waits*: it arms watches on the
 queues and sleeps until one fires, its bell rings, or its time is over; then it looks again. Arming also looks at the
 queues, in the same transaction, so no job is missed between a claim and a watch.
 
 A take ends ``operation_timeout`` after its own time, whatever the store does: each step gets what is left of that
-(:meth:`Take.in_time`). A take without a timeout waits for as long as the store answers.
+(:meth:`Take._in_time`). A take without a timeout waits for as long as the store answers.
 
 A take that waits while others take from the same queues stands in a line with them (``process/line_member.py``): then
 it looks at the line, only the first one there watches the queues, and a take that stops waiting leaves the line. A take
 that does not wait (``timeout=0``) claims past the line.
 
-At every moment, a claimed message is in :attr:`Take.found`, then held, then a job's. After an exception at any line (a
+At every moment, a claimed message is in :attr:`Take._found`, then held, then a job's. After an exception at any line (a
 signal handler's) it is released: uncounted, as the program has not seen it, or, once there is a job, as a dropped one.
 ``poll_interval`` is the interval of an idle consumer's safety look (``options.py``); jobs are noticed by watches.
 
-The same :class:`Wait` serves a thread, which sleeps on a ``Bell``, and an event loop (:mod:`kombu_fdb.aio`).
+The same :class:`Take` serves a thread, which sleeps on a ``Bell``, and an event loop (:mod:`kombu_fdb.aio`).
 
 A loop over jobs::
 
@@ -38,7 +38,7 @@ from contextlib import closing, suppress
 from functools import partial
 from math import inf
 from random import SystemRandom
-from typing import NamedTuple, Self, TypeVar
+from typing import TypeVar
 
 from kombu_fdb.api.arguments import Stop, never, seconds
 from kombu_fdb.api.connection import Connection
@@ -66,104 +66,39 @@ def take_many(
     stopped: Stop = never,
 ) -> list[Job]:
     """Up to ``limit`` jobs; none if ``timeout`` seconds have passed, or it was ``stopped`` while it waited."""
-    take = Take.of(connection, queues, limit, timeout, in_order=in_order)
-    if not take.waits:
-        return take.now()
+    take = Take(connection, queues, limit, timeout, in_order=in_order)
     jobs = take.first()
-    if not jobs:
+    if not jobs and take.waits:
         with closing(Bell()) as bell:
-            wait = Wait(take, bell.ring)
-            jobs = surely(lambda: _waited(take, wait, bell, stopped), wait.end)
+            jobs = surely(lambda: _waited(take, bell, stopped), take.end)
     return jobs
 
 
-def _waited(take: Take, wait: Wait, bell: Bell, stopped: Stop) -> list[Job]:
+def _waited(take: Take, bell: Bell, stopped: Stop) -> list[Job]:
     jobs: list[Job] = []
-    while not jobs and _sleep(wait, bell, stopped):
-        jobs = take.now(wait.member)
-    return jobs or take.leave(wait.member)
+    while not jobs and _sleep(take, bell, stopped):
+        jobs = take.now()
+    return jobs or take.leave()
 
 
-def _sleep(wait: Wait, bell: Bell, stopped: Stop) -> bool:
+def _sleep(take: Take, bell: Bell, stopped: Stop) -> bool:
     """Sleep until there may be a job. False when the time is over, or when it was stopped."""
-    if wait.is_over:
+    if take.left_s <= 0:
         return False
     bell.clear()
     if stopped():  # asked after the bell was cleared: a later ring ends the sleep
         return False
-    watches = wait.arm()
+    watches = take.arm(bell.ring)
     if watches is not None:
-        bell.wait(wait.shortest_s())
-    wait.disarm(watches)
+        bell.wait(take.shortest_s())
+    disarm(watches)
     return True
 
 
-class Wait:
-    """The wait of one thread or task, for jobs of some queues."""
-
-    def __init__(self, take: Take, ring: Callable[[], None]) -> None:
-        """``ring`` wakes the thread or task that waits, from any thread; never blocks."""
-        self._take = take
-        self._ring = ring
-        self._connection = connection = take.connection
-        self._queues = take.queues
-        self._consumed: dict[object, Collection[str]] | None = None
-        longest_s = min(connection.options.poll_interval, connection.options.operation_timeout)
-        self.member = LineMember(ring, connection.now_s, SystemRandom(), longest_s, connection.contention, take.found)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def arm(self) -> list[Watch] | None:
-        """Watches that ring; None if there is a job now. Raises a ``StoreError``."""
-        watches = self._take.in_time(self._arm)
-        for watch in watches or ():
-            watch.on_fire(self._ring)
-        return watches
-
-    def _arm(self) -> list[Watch] | None:
-        connection, session = self._connection, self._connection.client.session()
-        if self._consumed is None:
-            self._begin(session.consumed)
-        if self.is_in_line and not self.member.is_first:
-            return [] if self.member.in_line else None
-        consumers = dict.fromkeys(self._queues, connection.tag)
-        return connection.engine.messages.arm(self._queues, session.session_id, consumers)
-
-    @property
-    def is_in_line(self) -> bool:
-        """Whether it stands in a line, or is about to."""
-        return self.member.in_line or self._connection.contention.is_contested(self._queues)
-
-    def _begin(self, consumed: dict[object, Collection[str]]) -> None:
-        self._consumed = consumed
-        self._connection.sleepers.add(self._ring)
-        consumed[self] = self._queues
-
-    def disarm(self, watches: Iterable[Watch] | None) -> None:
-        for watch in watches or ():
-            watch.cancel()
-
-    def end(self) -> None:
-        """Idempotent; never blocks."""
-        self.member.abandon()
-        if self._consumed is not None:
-            self._consumed.pop(self, None)
-        self._connection.sleepers.discard(self._ring)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time of the take is over."""
-        return self._take.left_s <= 0
-
-    def shortest_s(self) -> float:
-        """How long to sleep at most."""
-        next_look_s = self.member.next_look_s()
-        bound_s = min(max(self._take.left_s, 0.0), self._connection.options.poll_interval)
-        return bound_s if next_look_s is None else min(bound_s, next_look_s)
+def disarm(watches: Iterable[Watch] | None) -> None:
+    """End the watches that :meth:`Take.arm` has returned."""
+    for watch in watches or ():
+        watch.cancel()
 
 
 # -- one take ----------------------------------------------------------------------------------------------------------
@@ -172,64 +107,71 @@ class Wait:
 T = TypeVar("T")
 
 
-class Take(NamedTuple):
-    """What to take, and until when. ``in_order``: always from the first of the queues on, not from each in turn.
+class Take:
+    """What one thread or task takes, until when, and how it waits. One step at a time."""
 
-    ``found``: what was claimed, until there are jobs of it. One step at a time uses it.
-    """
+    #: Its place in a line, and what wakes it, from its first wait on.
+    _member: LineMember | None = None
+    _ring: Callable[[], None] | None = None
+    #: Where its queues are reported, for operators.
+    _consumed: dict[object, Collection[str]] | None = None
 
-    connection: Connection
-    queues: Sequence[str]
-    limit: int
-    until_s: float
-    #: Whether it waits; otherwise it looks only once.
-    waits: bool
-    in_order: bool
-    found: list[Delivery]
+    def __init__(
+        self, connection: Connection, queues: Sequence[str], limit: int, timeout: float | None, *, in_order: bool
+    ) -> None:
+        """``timeout``: None for no limit, 0 for a single look. Raises ``InvalidArgument``.
 
-    @classmethod
-    def of(
-        cls, connection: Connection, queues: Sequence[str], limit: int, timeout: float | None, *, in_order: bool
-    ) -> Self:
-        """``timeout``: None for no limit, 0 for a single look. Raises ``InvalidArgument``."""
+        ``in_order``: always from the first of the queues on, not from each in turn.
+        """
         timeout_s = _checked(queues, limit, timeout)
-        return cls(connection, queues, limit, connection.now_s() + timeout_s, timeout_s > 0, in_order, [])
+        self._connection = connection
+        self._queues = queues
+        self._limit = limit
+        self._until_s = connection.now_s() + timeout_s
+        self._in_order = in_order
+        #: Whether it waits; otherwise it looks only once.
+        self.waits = timeout_s > 0
+        #: What was claimed, until there are jobs of it.
+        self._found: list[Delivery] = []
 
     @property
     def left_s(self) -> float:
         """How many seconds are left; less than 0 when its time is over."""
-        return self.until_s - self.connection.now_s()
+        return self._until_s - self._connection.now_s()
 
-    def in_time(self, step: Callable[[], T]) -> T:
+    def _in_time(self, step: Callable[[], T]) -> T:
         """Run ``step``, which calls the store, within the time that is left. Guarantee: BOUNDED."""
-        connection = self.connection
+        connection = self._connection
         return connection.client.patience.within(self.left_s + connection.options.operation_timeout, step)
 
-    def now(self, member: LineMember | None = None) -> list[Job]:
-        """The jobs that are there now or, for a member of a line, those that it was granted."""
-        return self._jobs(partial(self._claim, member))
+    # -- looking -----------------------------------------------------------------------------------------------------
 
     def first(self) -> list[Job]:
-        """The jobs that are there before the caller waits; none if there are rivals."""
-        if self.connection.contention.is_contested(self.queues):
+        """The jobs that are there before it waits, if it does; then none if there are rivals."""
+        if self.waits and self._is_contested:
             return []
-        return self._jobs(partial(self._claim_alone, gives_way=True))
+        return self._jobs(partial(self._claim_alone, gives_way=self.waits))
 
-    def leave(self, member: LineMember) -> list[Job]:
+    def now(self) -> list[Job]:
+        """The jobs that are there now or, in a line, those that it was granted."""
+        return self._jobs(self._claim)
+
+    def leave(self) -> list[Job]:
         """Leave the line. Returns what was granted while the time ran out."""
-        return self._jobs(member.leave) if member.in_line else []
+        member = self._member
+        return self._jobs(member.leave) if member is not None and member.in_line else []
 
     def _jobs(self, claim: Callable[[], object]) -> list[Job]:
         """Claim, and make jobs of what was found, which are dropped if the caller fails."""
-        connection, found = self.connection, self.found
+        connection, found = self._connection, self._found
         try:
             _ = connection.engine  # of an open broker
             connection.taken = True
             connection.arriving[id(found)] = found
             deferred = connection.client.deferred_calls
             if len(deferred.open) >= MOST_DEFERRED:
-                self.in_time(deferred.run)
-            self.in_time(claim)
+                self._in_time(deferred.run)
+            self._in_time(claim)
             if found and not connection.hold(found):
                 connection.let_go([each.lease for each in found])
                 return []
@@ -245,23 +187,27 @@ class Take(NamedTuple):
             finally:
                 connection.arriving.pop(id(found), None)
 
-    def _claim(self, member: LineMember | None) -> None:
-        contested = self.connection.contention.is_contested(self.queues)
-        if member is not None and (member.in_line or contested):  # else another thread has ended the contention
+    @property
+    def _is_contested(self) -> bool:
+        return self._connection.contention.is_contested(self._queues)
+
+    def _claim(self) -> None:
+        member = self._member
+        if member is not None and (member.in_line or self._is_contested):  # else another thread has ended that
             with suppress(SessionLost):  # the next look uses another session
                 self._stand(member)
         else:
-            self._claim_alone(gives_way=member is not None)
+            self._claim_alone(gives_way=True)
 
     def _claim_alone(self, *, gives_way: bool) -> None:
-        connection, names = self.connection, self._in_turn
+        connection, names = self._connection, self._in_turn
         consumers = dict.fromkeys(names, connection.tag)
 
         def stands(_: Collection[str]) -> bool:
             return not connection.closed
 
         def claim(session: ClientSession) -> None:
-            session.claim(names, self.limit, consumers=consumers, gives_way=gives_way, stands=stands, into=self.found)
+            session.claim(names, self._limit, consumers=consumers, gives_way=gives_way, stands=stands, into=self._found)
 
         try:
             connection.client.in_session(claim)
@@ -269,18 +215,63 @@ class Take(NamedTuple):
             connection.contention.contest(names)
 
     def _stand(self, member: LineMember) -> None:
-        connection = self.connection
+        connection = self._connection
         session = connection.client.session()
         member.belong_to(session)
         if not member.in_line:
-            member.join(session, self.queues, self.limit, ())
+            member.join(session, self._queues, self._limit, ())
         member.attend(connection.engine)
-        if not self.found and member.is_first:
+        if not self._found and member.is_first:
             member.serve(self._in_turn)
 
     @property
     def _in_turn(self) -> list[str]:
-        return list(self.queues) if self.in_order else self.connection.in_turn(self.queues)
+        return list(self._queues) if self._in_order else self._connection.in_turn(self._queues)
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def arm(self, ring: Callable[[], None]) -> list[Watch] | None:
+        """Watches that ring; None if there is a job now. Raises a ``StoreError``. :meth:`end` must follow in the end.
+
+        ``ring`` wakes the thread or task that waits, from any thread; never blocks.
+        """
+        watches = self._in_time(partial(self._arm, ring))
+        for watch in watches or ():
+            watch.on_fire(ring)
+        return watches
+
+    def _arm(self, ring: Callable[[], None]) -> list[Watch] | None:
+        connection, session = self._connection, self._connection.client.session()
+        if self._consumed is None:
+            self._begin(ring, session.consumed)
+        member = self._member
+        if member is not None and (member.in_line or self._is_contested) and not member.is_first:
+            return [] if member.in_line else None
+        consumers = dict.fromkeys(self._queues, connection.tag)
+        return connection.engine.messages.arm(self._queues, session.session_id, consumers)
+
+    def _begin(self, ring: Callable[[], None], consumed: dict[object, Collection[str]]) -> None:
+        connection, options = self._connection, self._connection.options
+        longest_s = min(options.poll_interval, options.operation_timeout)
+        self._member = LineMember(ring, connection.now_s, SystemRandom(), longest_s, connection.contention, self._found)
+        self._consumed, self._ring = consumed, ring
+        connection.sleepers.add(ring)
+        consumed[self] = self._queues
+
+    def end(self) -> None:
+        """Wait no more. Idempotent; never blocks."""
+        if self._member is not None:
+            self._member.abandon()
+        if self._consumed is not None:
+            self._consumed.pop(self, None)
+        if self._ring is not None:
+            self._connection.sleepers.discard(self._ring)
+
+    def shortest_s(self) -> float:
+        """How long to sleep at most."""
+        next_look_s = None if self._member is None else self._member.next_look_s()
+        bound_s = min(max(self.left_s, 0.0), self._connection.options.poll_interval)
+        return bound_s if next_look_s is None else min(bound_s, next_look_s)
 
 
 def _checked(queues: Collection[str], limit: int, timeout: float | None) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from kombu_fdb.api.arguments import Named, check_limit, check_name, queue_names
 from kombu_fdb.api.connection import Connection
@@ -113,13 +113,6 @@ class ControlChanges(TypedDict, total=False):
     newcomer: Literal["next", "current", "first"]
     ageing: float | None
     every_key: Mapping[str, Any]
-
-
-class Identified(Protocol):
-    """A job, of either face."""
-
-    @property
-    def id(self) -> bytes: ...
 
 
 #: The default limits: jobs of each part of ``snapshot``; jobs of a ``page``; keys after one.
@@ -403,14 +396,14 @@ class Queue:
         moved, following = self._engine.messages.move_some(self.name, name, mark, key=key)
         return Part(moved, following or None)
 
-    def delete(self, job: Peeked | Identified | Spot | bytes) -> bool:
+    def delete(self, job: Peeked | Job | Spot | bytes) -> bool:
         """Delete a job in any state. False if it is not there. Its holder finds the lease lost.
 
         Reads the queue; at the spot where a page has shown it, it costs the same in any queue.
         """
         if isinstance(job, Spot):
             return self._engine.messages.delete_at(self.name, job.state, job.position, job.message_id)
-        if not isinstance(job, bytes | Peeked) and not hasattr(job, "id"):
+        if not isinstance(job, bytes | Peeked | Job):
             raise InvalidArgument("not a job, its id or its spot", given=shown(job))
         job_id = job if isinstance(job, bytes) else job.message_id if isinstance(job, Peeked) else job.id
         return self._engine.messages.delete(self.name, job_id)

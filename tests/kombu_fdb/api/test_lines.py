@@ -116,8 +116,9 @@ def test_what_is_granted_as_the_time_runs_out_is_taken(process: Processes, monke
     demand = Demand(line.name(["q"]), first.sessions.open({}), first.messages.reserve(), 1)
     first.messages.join(demand)
 
-    def grant_and_end(*_args: object) -> bool:
+    def grant_and_end(take: consumer.Take, bell: Bell, _stopped: object) -> bool:
         if member(ours) < 2:
+            consumer.disarm(take.arm(bell.ring))
             return True
         theirs.queue("q").put_many(["a", "b"])
         first.messages.serve(demand, ["q"], first.messages.look(demand)[0].waiting)
