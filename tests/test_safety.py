@@ -178,16 +178,17 @@ def holders(url):
     """What has the URL in a field or an argument, as a tracker of errors finds it among the locals of a traceback."""
     pytest.importorskip("starlette", reason="the dashboard's libraries are not installed")
     pytest.importorskip("django")
-    from celery_fdb.cli.where import Where
+    from celery_fdb.cli.terminal import Invocation
     from celery_fdb.contrib.django.conf import DjangoSettings
     from celery_fdb.web.application import opening
     from celery_fdb.web.settings import DashboardSettings
     from kombu_fdb import aio
 
     settings = DashboardSettings.of(url, anonymous=True, options={"cluster_file": url})
-    where = Where(url=url, options={"prefix": url})
+    invocation = Invocation(url=url, options={"prefix": url})
     django = DjangoSettings(broker_url=url, options={"prefix": url})
-    return [settings, where, where.open, django, opening(settings)._open, aio.Broker.open(url, prefix=url)._open]
+    opened = opening(settings)._open, aio.Broker.open(url, prefix=url)._open
+    return [settings, invocation, invocation.open, django, *opened]
 
 
 def test_nothing_that_holds_the_url_shows_it():

@@ -9,14 +9,15 @@ prints one document.
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from typing import Any
 
 import click
 from click_didyoumean import DYMGroup
 
-__all__ = ["LazyGroup", "fdb", "json_object"]
+from celery_fdb.cli.options import check_text, json_object
+
+__all__ = ["LazyGroup", "fdb"]
 
 
 class LazyGroup(DYMGroup):
@@ -69,18 +70,6 @@ HOMES = {
 }
 
 
-def json_object(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any]:
-    """The callback of options that take a JSON object; {} for none."""
-    del ctx
-    try:
-        parsed = json.loads(value or "{}")
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise click.BadParameter('not a JSON object, such as {"cluster_file": "/etc/app.cluster"}', param=param)
-    return parsed
-
-
 @click.group(cls=LazyGroup)
 @click.option(
     "--broker", metavar="URL", envvar="CELERY_FDB_BROKER", help="The broker's URL; default: the app's broker_url."
@@ -94,14 +83,14 @@ def fdb(ctx: click.Context, broker: str | None, broker_options: dict[str, Any]) 
 
     Every command has --json. Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 3 store unreachable.
     """
-    from celery_fdb.cli.where import Where, check_text
+    from celery_fdb.cli.terminal import Invocation
 
     check_text(broker)
 
     # Celery's own context object has the app and the option for no colours; stand-alone there is none. That of
     # manage.py says, too, which broker the project's settings name.
     parent = ctx.obj
-    ctx.obj = Where(
+    ctx.obj = Invocation(
         getattr(parent, "app", None),
         broker,
         broker_options,

@@ -19,8 +19,8 @@ from kombu_fdb.transport.worker import without_effect
 @command()
 def doctor(invocation: Invocation) -> Answer:
     """Check versions, options, files, cluster and clock, and name the next step for every problem."""
-    url, options = invocation.where.resolve()
-    findings = [*examine(url, options, dict(os.environ)), *_tasks(invocation.where.app_of_broker)]
+    url, options = invocation.resolve()
+    findings = [*examine(url, options, dict(os.environ)), *_tasks(invocation.app_of_broker)]
     failed = any(each.level == "fail" for each in findings)
     if not failed:
         with suppress(KombuFDBError):  # the store has just answered; this is no failure of the set-up

@@ -113,7 +113,7 @@ def task(invocation: Invocation, *, task_id: str, tree: bool) -> Answer:
     if tree:
         workflow = workflow_of(invocation.broker, task_id)
         return Answer(dataclasses.asdict(workflow), list(_tree(workflow)))
-    life = timeline_of(invocation.broker, task_id, invocation.where.app_of_broker)
+    life = timeline_of(invocation.broker, task_id, invocation.app_of_broker)
     return Answer(dataclasses.asdict(life), list(_life(life)))
 
 

@@ -176,7 +176,7 @@ def cancel(invocation: Invocation, *, task_id: str) -> Answer:
 
     With an app (celery -A), its result becomes REVOKED and its chord fails.
     """
-    app = invocation.where.app_of_broker
+    app = invocation.app_of_broker
     if taken := invocation.broker.cancel(task_id):
         if app is not None:
             from celery_fdb.control import revoke_result  # imports much of Celery

@@ -17,6 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import click
 
+from celery_fdb.brokers import location_of
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, command
 from celery_fdb.inspection.overview import LOOPBACK, is_ours
 
@@ -59,11 +60,11 @@ def metrics(invocation: Invocation, *, port: int, address: str, keys: int, once:
         from celery_fdb.inspection.metrics import BrokerCollector
     except ImportError as error:
         raise Refused("prometheus-client is not installed", fix="Run: pip install prometheus-client") from error
-    invocation.where.location()  # wrong usage is an error now, an unreachable store at each scrape
+    location_of(*invocation.resolve())  # wrong usage is an error now, an unreachable store at each scrape
     registry = CollectorRegistry()
     with (
-        closing(BrokerCollector(invocation.where.open, keys=keys)) as of_broker,
-        closing(TaskCollector(invocation.where.open)) as of_tasks,
+        closing(BrokerCollector(invocation.open, keys=keys)) as of_broker,
+        closing(TaskCollector(invocation.open)) as of_tasks,
     ):
         registry.register(of_broker)
         registry.register(of_tasks)
@@ -200,7 +201,7 @@ def web(invocation: Invocation, **given: Any) -> None:
 
     By default for the users of this machine, and read-only.
     """
-    invocation.where.location()  # wrong usage is an error now, an unreachable store on each page
+    location_of(*invocation.resolve())  # wrong usage is an error now, an unreachable store on each page
     token = _token(given["token_file"], given["token"])
     is_local = _is_loopback(given["address"])
     if token is None and (not is_local or given["allow_host"] or given["root_path"]):
@@ -235,14 +236,14 @@ def _application(invocation: Invocation, given: dict[str, Any], token: str | Non
     except ImportError as error:
         fix = "Run: pip install 'celery-fdb[web]'"
         raise Refused("the dashboard's libraries are not installed", missing=error.name, fix=fix) from error
-    url, options = invocation.where.resolve()
+    url, options = invocation.resolve()
     named = (given["address"], socket.gethostname(), *given["allow_host"])
     # Without a token, a foreign site whose name points here would be let in as a visitor.
     checked = is_local or token is None or bool(given["allow_host"])
     return dashboard(
         url,
         options=options,
-        app=invocation.where.app_of_broker,
+        app=invocation.app_of_broker,
         token=token,
         anonymous=token is None,
         read_only=not given["write"],

@@ -1,4 +1,4 @@
-"""The terminal: how commands are made, read options, and print tables, JSON, errors and progress."""
+"""The terminal: how commands are made, find their broker, read options, and print tables, JSON, errors and progress."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from typing import Any, NamedTuple
 
@@ -19,15 +19,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from celery_fdb.cli import json_object
-from celery_fdb.cli.where import Where, check_text
+from celery_fdb import brokers
+from celery_fdb.cli.options import check_text, json_object
 from celery_fdb.inspection.time_formats import rate_of, seconds_of
 from kombu_fdb import Broker
-from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, StoreError
+from kombu_fdb.errors import CommitUnknown, InvalidArgument, KombuFDBError, LimitExceeded, OptionError, StoreError
 
 DONE, NOT_DONE, WRONG_USAGE, UNREACHABLE = range(4)
 #: Columns if the output is not a terminal, whatever $COLUMNS says: lines that a program reads must not be wrapped.
 MOST_COLUMNS = 10_000
+NAME_IT = "Name it with --broker fdb+sqlite:////path/broker.db, or use celery -A with an app whose broker_url it is."
 #: ``user:password@`` in an error's text; the advice ``description:id@host`` stays readable.
 SECRET = re.compile(r"(?<=:)(?!(?<=description:)id@)[^:@/\s]+(?=@)")
 
@@ -46,41 +47,91 @@ class Refused(KombuFDBError):
     text = "refused"
 
 
+@dataclass
 class Invocation:
-    """One invocation of a command: its options, its output, its broker."""
+    """One invocation of a command: its broker, the one named on the command line or else the app's; and its output.
 
-    def __init__(self, where: Where, *, as_json: bool) -> None:
-        self.where = where
-        self.as_json = as_json
-        self._open = ExitStack()
-        self._broker: Broker | None = None
+    ``app``: a Celery app, or None. URL and options may hold a password. ``project``: tells the broker of a project
+    whose settings may name another than its app's, as Django's do.
+    """
 
-    @functools.cached_property
-    def console(self) -> Console:
-        """Standard output, without markup: text that is stored in a queue is printed as it is."""
-        return _console(self.where, stderr=False)
+    app: Any = None
+    url: str | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    no_color: bool = False
+    project: Callable[[], tuple[str, dict[str, Any]]] | None = field(default=None, repr=False)
+    as_json: bool = False
+    _held: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
+    _broker: Broker | None = field(default=None, init=False, repr=False)
 
-    @functools.cached_property
-    def errors(self) -> Console:
-        """Standard error, also for progress."""
-        return _console(self.where, stderr=True)
+    def error(self, message: str, **_style: Any) -> None:
+        """Report an error. Celery calls this for options in the wrong place."""
+        click.echo(message, err=True)
+
+    # -- the broker --------------------------------------------------------------------------------------------------
+
+    def resolve(self) -> tuple[str, dict[str, Any]]:
+        """The broker's URL and options. Raises ``OptionError``."""
+        if self.url is not None:
+            return self.url, dict(self.options)
+        if self.project is not None:
+            url, configured = self.project()
+        elif self.app is not None:
+            url, configured = brokers.broker_of(self.app)
+        else:
+            raise OptionError("no broker named", fix=NAME_IT)
+        return url, {**configured, **self.options}
+
+    @property
+    def app_of_broker(self) -> Any:
+        """The app, if the broker is the app's own."""
+        return self.app if self.url is None else None
+
+    def open(self) -> Broker:
+        """Open the broker anew, for the caller to close. Does not create its file: the path may be a typo.
+
+        Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``.
+        """
+        url, options = self.resolve()
+        return brokers.open_existing(url, **options)
 
     @property
     def broker(self) -> Broker:
-        """The broker, opened at the first access. Raises ``OptionError``, ``StoreUnavailable``, ``FormatError``."""
+        """The broker, opened at the first access. Raises as :meth:`open`."""
         if self._broker is None:
-            self._broker = self.also(self.where)
+            self._broker = self._held.enter_context(self.open())
         return self._broker
 
     def made(self) -> Broker:
         """The broker, whose file is created if it does not exist."""
         if self._broker is None:
-            self._broker = self._open.enter_context(self.where.open(make=True))
+            url, options = self.resolve()
+            self._broker = self._held.enter_context(Broker.open(url, **options))
         return self._broker
 
-    def also(self, where: Where) -> Broker:
+    def also(self, url: str, options: Mapping[str, Any]) -> Broker:
         """Another broker, closed with the invocation."""
-        return self._open.enter_context(where.open())
+        return self._held.enter_context(brokers.open_existing(url, **options))
+
+    # -- the output --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def console(self) -> Console:
+        """Standard output, without markup: text that is stored in a queue is printed as it is."""
+        return self._console(stderr=False)
+
+    @functools.cached_property
+    def errors(self) -> Console:
+        """Standard error, also for progress."""
+        return self._console(stderr=True)
+
+    def _console(self, *, stderr: bool) -> Console:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # ``LC_ALL=C``: as Python does for standard error
+        console = Console(stderr=stderr, no_color=self.no_color or None, markup=False, highlight=False, emoji=False)
+        if not console.is_terminal:
+            console.width = MOST_COLUMNS
+        return console
 
     @contextmanager
     def bar(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
@@ -100,23 +151,7 @@ class Invocation:
         click.echo(json.dumps(json.loads(json.dumps(document, default=str), parse_constant=str)))
 
     def close(self) -> None:
-        self._open.close()
-
-
-class _Console(Console):
-    """A console that raises when its reader has gone; rich's own would exit with 1."""
-
-    def on_broken_pipe(self) -> None:
-        raise  # noqa: PLE0704 - called where the ``BrokenPipeError`` is handled
-
-
-def _console(where: Where, *, stderr: bool) -> Console:
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # ``LC_ALL=C``: as Python does for standard error
-    console = _Console(stderr=stderr, no_color=where.no_color or None, markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = MOST_COLUMNS
-    return console
+        self._held.close()
 
 
 def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Answer | None]], click.Command]:
@@ -124,13 +159,13 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[...,
 
     def decorate(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
-        def run(where: Where, /, *, as_json: bool, **options: Any) -> None:
+        def run(outer: Invocation, /, *, as_json: bool, **options: Any) -> None:
             for value in options.values():
                 check_text(value)
             url, settings = options.pop("broker"), options.pop("broker_options")
             # An option behind the command overrides one before it.
-            named = replace(where, url=where.url if url is None else url, options=settings or where.options)
-            sys.exit(_run(function, Invocation(named, as_json=as_json), options))
+            url, settings = outer.url if url is None else url, settings or outer.options
+            sys.exit(_run(function, replace(outer, url=url, options=settings, as_json=as_json), options))
 
         as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
         made: click.Command = click.command(name or function.__name__.strip("_"), **settings)(
@@ -173,7 +208,7 @@ def _print(invocation: Invocation, answer: Answer) -> None:
             return
         for each in answer.shown:
             invocation.console.print("\n".join(map(clean, each.split("\n"))) if isinstance(each, str) else each)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # rich's console exits then
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
 
 

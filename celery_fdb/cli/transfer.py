@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from celery_fdb.cli import json_object
+from celery_fdb.brokers import absent
+from celery_fdb.cli.options import json_object
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, command
-from celery_fdb.cli.where import Where
 from celery_fdb.operations import transfer
 from kombu_fdb.primitives.plural import plural
 
@@ -35,7 +35,7 @@ def export(invocation: Invocation, *, file: Path, force: bool, leased: bool) -> 
 
     Stop the workers and publishers first. Only the owner can read FILE.
     """
-    _existing(invocation.where)
+    _check_exists(*invocation.resolve())
     try:
         if file.exists() and not force:
             raise Refused("the file exists", path=str(file), fix="Name another file, or add --force.")
@@ -66,15 +66,14 @@ def import_(
 
     If it is killed, run the same command again: it continues where it stopped, and nothing is lost or doubled.
     """
-    if (file is None) == (url is None):
-        raise click.UsageError("name a FILE, or --from URL")
     try:
-        if file is not None:
+        if file is not None and url is None:
             source = transfer.file_source(file)
+        elif file is None and url is not None:
+            _check_exists(url, from_options)
+            source = transfer.broker_source(invocation.also(url, from_options), leased=leased)
         else:
-            source = transfer.broker_source(
-                invocation.also(_existing(Where(url=url, options=from_options))), leased=leased
-            )
+            raise click.UsageError("name a FILE, or --from URL")
         with invocation.bar("import", source[0].messages) as advance:
             number, stored = transfer.import_from(source, invocation.made(), advance, again=again)
     except OSError as error:
@@ -84,11 +83,10 @@ def import_(
     return Answer(document, [f"imported {plural(number, 'message')}{before}"])
 
 
-def _existing(where: Where) -> Where:
-    """The place, if there is a broker. Raises ``Refused``: to import from a missing file would create an empty one."""
-    if where.absent is not None:
-        raise Refused("there is no broker", path=str(where.absent.path), fix="Check the path.")
-    return where
+def _check_exists(url: str, options: dict[str, Any]) -> None:
+    """Raises ``Refused`` for a file that does not exist."""
+    if (missing := absent(url, options)) is not None:
+        raise Refused("there is no broker", path=str(missing.path), fix="Check the path.")
 
 
 def _file_error(file: Path | None, error: OSError) -> Refused:

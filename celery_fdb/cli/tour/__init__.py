@@ -382,7 +382,7 @@ def tour(invocation: Invocation, store: str, port: int, *, go_on: bool) -> Answe
     console = Console(
         highlight=False,
         quiet=invocation.as_json,
-        no_color=invocation.where.no_color or None,
+        no_color=invocation.no_color or None,
         width=None if stops else 110,
     )
 
