@@ -8,9 +8,9 @@ configuration, if beat reports the same timing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Celery
 from celery.schedules import crontab, schedule
@@ -36,28 +36,6 @@ MOST_FOLLOWING, SECOND = 3, timedelta(seconds=1)
 LastRun = Callable[[str], RunView | None]
 
 
-class ScheduleView(NamedTuple):
-    """``timing``: as Celery writes it. ``problem``: why nothing else is known of the entry.
-
-    ``last``: when beat published it last; ``run``: the last run of its task in the history. ``heard``: when a beat
-    reported it last. ``following``: its next runs, in the zone of its schedule. ``state``: *beat* has it, beat is
-    *silent*, it is *gone* from beat's schedule, or it is *configured* and no beat has reported it.
-    """
-
-    name: str
-    task: str = ""
-    timing: str = ""
-    queue: str = ""
-    last: datetime | None = None
-    run: RunView | None = None
-    following: Sequence[datetime] = ()
-    state: str = "configured"
-    heard: datetime | None = None
-    problem: str = ""
-    paused: bool = False
-    actions: Sequence[Action] = ()
-
-
 def schedules(visit: Visit, broker: Broker) -> Response:
     """The page of schedules, by name."""
     app = visit.settings.app
@@ -65,34 +43,39 @@ def schedules(visit: Visit, broker: Broker) -> Response:
     return visit.page("schedules", rows=rows, has_app=app is not None, most=MOST_ENTRIES)
 
 
-def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[ScheduleView]:
-    """The entries. ``now``: with a time zone."""
+def rows_of(app: Celery | None, broker: Broker, now: datetime) -> list[dict[str, Any]]:
+    """The entries as the page shows them. ``now``: with a time zone.
+
+    ``timing``: as Celery writes it. ``problem``: why nothing else is known of the entry. ``last``: when beat published
+    it last; ``run``: the last run of its task in the history. ``heard``: when a beat reported it last. ``following``:
+    its next runs, in the zone of its schedule. ``state``: *beat* has it, beat is *silent*, it is *gone* from beat's
+    schedule, or it is *configured* and no beat has reported it.
+    """
     written = {} if app is None else configured(app)
     store = schedule_of(broker)
     reports, paused = {each.name: each for each in store.reports()}, store.paused()
     last_run = _last_runs(broker)
     heard = any(_is_heard(each, now) for each in reports.values())
     names = sorted({*written, *reports})[:MOST_ENTRIES]
-    rows = [
-        _reported_row(
-            reports[name],
-            _timing(app, reports[name], written.get(name)),
-            last_run,
-            now,
-            gone=heard or (app is not None and name not in written),
-        )
-        if name in reports
-        else _configured_row(app, name, written[name], last_run, now)
-        for name in names
-    ]
-    return [_acted_on(row, paused=row.name in paused, configured=row.name in written) for row in rows]
+    rows = []
+    for name in names:
+        if name in reports:
+            timing = _timing(app, reports[name], written.get(name))
+            gone = heard or (app is not None and name not in written)
+            row = _reported(reports[name], timing, last_run, now, gone=gone)
+        else:
+            row = _configured(app, name, written[name], last_run, now)
+        if name in paused:
+            row["following"] = []
+        actions = _offered(row, paused=name in paused, configured=name in written)
+        rows.append({**row, "name": name, "paused": name in paused, "actions": actions})
+    return rows
 
 
-def _acted_on(row: ScheduleView, *, paused: bool, configured: bool) -> ScheduleView:
-    """The row with its actions. To pause it, a beat must have reported it; to run it, the app must configure it."""
-    pausing = ["schedule_resume"] if paused else ["schedule_pause"] if row.state in {"beat", "silent"} else []
-    actions = named(*pausing, *(["schedule_run"] if configured and not row.problem else []))
-    return row._replace(paused=paused, actions=actions, following=() if paused else row.following)
+def _offered(row: dict[str, Any], *, paused: bool, configured: bool) -> list[Action]:
+    """The actions on a row. To pause it, a beat must have reported it; to run it, the app must configure it."""
+    pausing = ["schedule_resume"] if paused else ["schedule_pause"] if row["state"] in {"beat", "silent"} else []
+    return named(*pausing, *(["schedule_run"] if configured and not row["problem"] else []))
 
 
 def _last_runs(broker: Broker) -> LastRun:
@@ -123,15 +106,21 @@ def _timing(app: Celery | None, report: EntryReport, written: Any) -> Any:
         return None
 
 
-def _reported_row(report: EntryReport, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> ScheduleView:
+def _reported(report: EntryReport, timing: Any, last_run: LastRun, now: datetime, *, gone: bool) -> dict[str, Any]:
     """The row of a reported entry. ``gone``: whether an entry without a recent report is gone; else beat is silent."""
     state = "beat" if _is_heard(report, now) else "gone" if gone else "silent"
     last, first = (None if each is None else moment(each) for each in (report.last_ms, report.next_ms))
-    following = _from(timing, first) if state == "beat" else []
-    heard = moment(report.reported_ms)
-    return ScheduleView(
-        report.name, report.task, report.timing, report.queue, last, last_run(report.task), following, state, heard
-    )
+    return {
+        "task": report.task,
+        "timing": report.timing,
+        "queue": report.queue,
+        "last": last,
+        "run": last_run(report.task),
+        "following": _from(timing, first) if state == "beat" else [],
+        "state": state,
+        "heard": moment(report.reported_ms),
+        "problem": "",
+    }
 
 
 def _is_heard(report: EntryReport, now: datetime) -> bool:
@@ -141,15 +130,22 @@ def _is_heard(report: EntryReport, now: datetime) -> bool:
 # -- what is configured ------------------------------------------------------------------------------------------------
 
 
-def _configured_row(app: Celery | None, name: str, written: Any, last_run: LastRun, now: datetime) -> ScheduleView:
+def _configured(app: Celery | None, name: str, written: Any, last_run: LastRun, now: datetime) -> dict[str, Any]:
+    row = {"state": "configured", "heard": None, "last": None, "problem": ""}
     try:
         entry = entry_of(app, name, written)
         task, timing = str(entry.task), entry.schedule
         run = last_run(task)
-        queue = str((entry.options or {}).get("queue", ""))
-        return ScheduleView(name, task, text_of(timing), queue, None, run, _from(timing, _first(timing, run, now)))
+        return {
+            **row,
+            "task": task,
+            "timing": text_of(timing),
+            "queue": str((entry.options or {}).get("queue", "")),
+            "run": run,
+            "following": _from(timing, _first(timing, run, now)),
+        }
     except BROKEN as error:
-        return ScheduleView(name, problem=f"{type(error).__name__}: {error}")
+        return {**row, "problem": f"{type(error).__name__}: {error}"}
 
 
 # -- next runs ---------------------------------------------------------------------------------------------------------

@@ -282,17 +282,17 @@ def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker
     began = int(NOW.timestamp() * 1000) - 60_000
     for unwritten in store.packed([Run("t", "shop.remind", state="SUCCESS", start_ms=began, end_ms=began + 5)]):
         store.write(unwritten, History())
-    rows = {each.name: each for each in rows_of(app, broker, NOW)}
-    assert rows["often"].following == [NOW + timedelta(seconds=240 + 300 * number) for number in range(3)]
-    assert rows["often"].run is not None
-    assert rows["often"].last is None, "no beat has told of it"
-    assert rows["often"].queue == "mails"
-    assert [(each.day, each.hour, each.minute) for each in rows["nightly"].following] == [
+    rows = {each["name"]: each for each in rows_of(app, broker, NOW)}
+    assert rows["often"]["following"] == [NOW + timedelta(seconds=240 + 300 * number) for number in range(3)]
+    assert rows["often"]["run"] is not None
+    assert rows["often"]["last"] is None, "no beat has told of it"
+    assert rows["often"]["queue"] == "mails"
+    assert [(each.day, each.hour, each.minute) for each in rows["nightly"]["following"]] == [
         (day, 3, 15) for day in (6, 7, 8)
     ]
-    assert rows["nightly"].run is None
-    assert rows["broken"].problem
-    assert rows["empty"].problem
+    assert rows["nightly"]["run"] is None
+    assert rows["broken"]["problem"]
+    assert rows["empty"]["problem"]
     page = operator.see("/schedules")
     for text in ("often", "every 5 minutes", "crontab", "not in the history"):
         assert text in page
@@ -344,7 +344,7 @@ class Odd(schedule):
 def test_a_schedule_that_does_not_look_at_its_last_run_has_one_next_run(app: Celery, broker: Broker) -> None:
     app.conf.beat_schedule = {"odd": {"task": "t", "schedule": Odd(timedelta(hours=1))}}
     (row,) = rows_of(app, broker, datetime.now(UTC))
-    assert len(row.following) == 1
+    assert len(row["following"]) == 1
 
 
 def test_the_next_runs_are_in_the_zone_of_the_schedule(visit: Any, app: Celery, broker: Broker) -> None:
@@ -356,11 +356,11 @@ def test_the_next_runs_are_in_the_zone_of_the_schedule(visit: Any, app: Celery, 
     now = first - timedelta(hours=1)
     told = EntryReport("told", "t", text_of(nightly), "", None, first_ms, 0, int(now.timestamp() * 1000), 60.0)
     schedule_of(broker).report([told, told._replace(name="other", timing="every hour")])
-    rows = {each.name: each for each in rows_of(app, broker, now)}
+    rows = {each["name"]: each for each in rows_of(app, broker, now)}
     wanted = ["2026-10-24 02:30 CEST", "2026-10-25 02:30 CEST", "2026-10-26 02:30 CET"]
     for name in ("told", "untold"):
-        assert [f"{each:%Y-%m-%d %H:%M %Z}" for each in rows[name].following] == wanted
-    assert rows["other"].following == [first]
+        assert [f"{each:%Y-%m-%d %H:%M %Z}" for each in rows[name]["following"]] == wanted
+    assert rows["other"]["following"] == [first]
     page = visit(app=app, clock=ManualClock(wall_ms=int(now.timestamp() * 1000))).see("/schedules")
     assert "2026-10-26 02:30:00 CET" in page
 
@@ -394,13 +394,13 @@ def test_who_is_gone_and_who_is_silent(app: Celery, broker: Broker, has_app: boo
     def states(age_s: int) -> dict[str, str]:
         told = [EntryReport(name, "t", "", "", None, None, 0, at_ms - age_s * 1000, 60.0) for name in ("kept", "old")]
         schedule_of(broker).report(told)
-        return {each.name: each.state for each in rows_of(app if has_app else None, broker, NOW)}
+        return {each["name"]: each["state"] for each in rows_of(app if has_app else None, broker, NOW)}
 
     untold = {"untold": "configured"} if has_app else {}
     assert states(100) == {"kept": "beat", "old": "beat", **untold}
     assert states(200) == {"kept": "silent", "old": "gone" if has_app else "silent", **untold}
     schedule_of(broker).report([EntryReport("new", "t", "", "", None, None, 0, at_ms, 60.0)])
-    found = {each.name: each.state for each in rows_of(app if has_app else None, broker, NOW)}
+    found = {each["name"]: each["state"] for each in rows_of(app if has_app else None, broker, NOW)}
     assert found == {"kept": "gone", "old": "gone", "new": "beat", **untold}
 
 
