@@ -12,7 +12,7 @@ import click
 from celery_fdb.cli.look import known
 from celery_fdb.cli.messages import body_option, shown
 from celery_fdb.cli.terminal import Answer, Invocation, Refused, clean, command, duration, rate, table, yes_option
-from celery_fdb.inspection.filters import REASONS, group
+from celery_fdb.inspection.filters import REASONS, group, letters_in
 from celery_fdb.inspection.message import reason_of
 from celery_fdb.inspection.overview import look
 from celery_fdb.inspection.time_formats import moment
@@ -269,19 +269,19 @@ def _find(invocation: Invocation, letters: DeadLetters, wanted: str) -> Peeked:
 @click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Dead letters to count.")
 def causes(invocation: Invocation, *, queue: str, in_queue: bool, most: int) -> Answer:
     """Count the dead letters of QUEUE by task, error and reason, with the first and the last death of each."""
-    found = group(invocation.broker, [_letters(invocation, queue, in_queue=in_queue).dead_queue], most=most)
-    rows = [
-        (each.task, each.said, each.reason, each.count, _at(each.first_ms), _at(each.last_ms)) for each in found.groups
-    ]
+    queues = [_letters(invocation, queue, in_queue=in_queue).dead_queue]
+    groups, counted, _ = group(invocation.broker, queues, most=most)
+    total = letters_in(invocation.broker, queues)
+    rows = [(each.task, each.said, each.reason, each.count, _at(each.first_ms), _at(each.last_ms)) for each in groups]
     document = {
         "causes": [
             {**each.cause._asdict(), "count": each.count, "first": _at(each.first_ms), "last": _at(each.last_ms)}
-            for each in found.groups
+            for each in groups
         ],
-        "counted": found.counted,
-        "total": found.total,
+        "counted": counted,
+        "total": total,
     }
-    among = f"counted {found.counted:,} of {plural(found.total, 'dead letter')}"
+    among = f"counted {counted:,} of {plural(total, 'dead letter')}"
     return Answer(document, [table("task error reason >dead first last", rows), among])
 
 

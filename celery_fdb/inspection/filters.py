@@ -347,16 +347,6 @@ class LetterGroup:
             self.said, self.reason = error_line(details), reason_of(self.cause.reason, details)
 
 
-@dataclass(frozen=True, slots=True)
-class LetterGroups:
-    """The groups, the largest first, among ``counted`` of ``total`` letters. ``is_whole``: among all of them."""
-
-    groups: list[LetterGroup]
-    counted: int
-    total: int
-    is_whole: bool
-
-
 def group(
     broker: Broker,
     queues: Sequence[str],
@@ -364,8 +354,10 @@ def group(
     *,
     most: int = MOST_COUNTED,
     only_dead: bool = False,
-) -> LetterGroups:
+) -> tuple[list[LetterGroup], int, bool]:
     """Group the first dead letters of these queues, such as ``celery.dead``, a part of each queue in turn.
+
+    Returns the groups, the largest first, how many letters were counted, and whether these are all there are.
 
     ``only_dead``: leave out a queue's own messages, for a queue that a dead-letter exchange leads to.
     """
@@ -385,8 +377,12 @@ def group(
         if page.following:
             todo.append((queue, page.following))
         parts -= 1
-    total = sum(broker.queue(each).count() for each in queues[:MOST_PARTS])
-    return LetterGroups(sorted(groups.values(), key=lambda each: (-each.count, each.cause)), counted, total, not todo)
+    return sorted(groups.values(), key=lambda each: (-each.count, each.cause)), counted, not todo
+
+
+def letters_in(broker: Broker, queues: Sequence[str]) -> int:
+    """How many dead letters these queues hold, or the first :data:`MOST_PARTS` of them."""
+    return sum(broker.queue(each).count() for each in queues[:MOST_PARTS])
 
 
 def died_elsewhere(message: Peeked, queue: str) -> bool:

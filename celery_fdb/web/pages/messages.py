@@ -17,6 +17,7 @@ from celery_fdb.inspection.filters import (
     dead_queues,
     died_elsewhere,
     group,
+    letters_in,
     search,
 )
 from celery_fdb.inspection.message import MessageView
@@ -167,13 +168,15 @@ def _held(broker: Broker) -> list[tuple[QueueView, set[str]]]:
 
 def _causes(visit: Visit, broker: Broker, queues: Sequence[str], *, queue: str | None) -> Response:
     """The page of causes in these queues. ``queue``: the only one, None for all."""
-    found = group(broker, queues, wanted_of(visit), only_dead=queue is None)
+    groups, counted, is_whole = group(broker, queues, wanted_of(visit), only_dead=queue is None)
     return visit.page(
         "causes",
         queue=queue,
         home="all queues" if queue is None else queue.removesuffix(DEAD_SUFFIX),
-        found=found,
-        groups=found.groups[:MOST_GROUPS],
-        hidden=max(len(found.groups) - MOST_GROUPS, 0),
+        groups=groups[:MOST_GROUPS],
+        hidden=max(len(groups) - MOST_GROUPS, 0),
+        counted=counted,
+        total=letters_in(broker, queues),
+        is_whole=is_whole,
         actions=named(*(f"{each}_{'everywhere' if queue is None else 'all'}" for each in ("replay", "discard"))),
     )
