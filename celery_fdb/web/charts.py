@@ -15,7 +15,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from celery_fdb.history.layout import Counters
 from celery_fdb.history.views.runs import HistoryOff, Slot, look_at_series
@@ -48,53 +48,12 @@ Curve = tuple[str, str, Sequence[Point]]
 Step = tuple[float, float, float | None]
 
 
-class Line(NamedTuple):
-    """A curve as it is drawn. ``latest``: the newest value, None if it is old. ``path``: the path in the SVG."""
-
-    label: str
-    tone: str
-    latest: float | None
-    most: float | None
-    path: str
-
-
-class Chart(NamedTuple):
-    """``kind``: the format of its values: rate, number or took. ``top``: the upper end of its scale."""
-
-    title: str
-    kind: str
-    top: float
-    lines: list[Line]
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(each.path for each in self.lines)
-
-
-class Charts(NamedTuple):
-    """``ticks``: the labelled moments of the time axis. ``trends``: paths by queue, for a table."""
-
-    span: Span
-    charts: list[Chart]
-    ticks: list[float]
-    trends: Mapping[str, str]
-    lacks_history: bool
-
-    def latest(self, label: str) -> float | None:
-        """The rate of messages, in the first chart, since the last sample."""
-        return next((each.latest for each in self.charts[0].lines if each.label == label), None)
-
-    @property
-    def tick_form(self) -> str:
-        """How a moment of the axis is written, so that no two are the same."""
-        seconds = self.ticks[-1] - self.ticks[0]
-        return "seconds" if seconds <= SECONDS_UP_TO_S else "minute" if seconds <= MINUTES_UP_TO_S else "day"
-
-
-def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue: str | None = None) -> Charts:
+def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue: str | None = None) -> dict[str, Any]:
     """The charts of the last hour, day or week: of all queues of the application and of all runs, or of one queue.
 
-    ``seen``: the queues as the page shows them; the charts end with these values.
+    As the page draws them. ``seen``: the queues as the page shows them; the charts end with these values. ``ticks``:
+    the labelled moments of the time axis. ``trends``: paths by queue, for a table. ``rates``: by label, the rates of
+    messages since the last sample.
     """
     span: Span = next((each for each in SERIES if each == asked), "hour")
     series, slots, lacks_history = SERIES[span], [], False
@@ -106,12 +65,23 @@ def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue
             lacks_history = True
     plot, samples = _plot(series, clock, kept, slots), _until_now(kept, seen, clock, series)
     ticks = [plot.begin + at * (plot.end - plot.begin) / (TICKS - 1) for at in range(TICKS)]
-    if queue is not None:
-        return Charts(span, _of_queue(plot, samples, queue), ticks, {}, lacks_history)
-    found = _of_queues(plot, samples)
+    charts = _of_queues(plot, samples) if queue is None else _of_queue(plot, samples, queue)
     if slots:
-        found += _of_runs(plot, slots, [each.taken_ms / 1000 for each in kept])
-    return Charts(span, found, ticks, _trends(plot, samples), lacks_history)
+        charts += _of_runs(plot, slots, [each.taken_ms / 1000 for each in kept])
+    return {
+        "span": span,
+        "charts": charts,
+        "rates": {each["label"]: each["latest"] for each in charts[0]["lines"]},
+        "ticks": ticks,
+        "tick_form": _tick_form(ticks[-1] - ticks[0]),
+        "trends": _trends(plot, samples) if queue is None else {},
+        "lacks_history": lacks_history,
+    }
+
+
+def _tick_form(seconds: float) -> str:
+    """How a moment of an axis of this length is written, so that no two are the same."""
+    return "seconds" if seconds <= SECONDS_UP_TO_S else "minute" if seconds <= MINUTES_UP_TO_S else "day"
 
 
 def trends(broker: Broker, clock: Clock, seen: Overview) -> dict[str, str]:
@@ -153,7 +123,7 @@ def _plot(series: Series, clock: Clock, samples: Sequence[Sample], slots: Sequen
 # -- what is known ----------------------------------------------------------------------------------------------------
 
 
-def _of_queues(plot: _Plot, samples: Sequence[Sample]) -> list[Chart]:
+def _of_queues(plot: _Plot, samples: Sequence[Sample]) -> list[dict[str, Any]]:
     shown = [(each.taken_ms / 1000, _shown(each)) for each in samples]
     names = {name for _, queues in shown for name in queues} - {OTHERS}
     by_peak = sorted(names, key=lambda name: (-max(_ready(queues, {name}) or 0 for _, queues in shown), name))
@@ -165,7 +135,7 @@ def _of_queues(plot: _Plot, samples: Sequence[Sample]) -> list[Chart]:
     return [_messages(plot, shown), plot.chart("Backlog by queue, ready", "number", backlog)]
 
 
-def _of_queue(plot: _Plot, samples: Sequence[Sample], name: str) -> list[Chart]:
+def _of_queue(plot: _Plot, samples: Sequence[Sample], name: str) -> list[dict[str, Any]]:
     """One queue's charts, with gaps where it was not among the busiest queues, which alone are sampled by name."""
     shown = [(each.taken_ms / 1000, {name: each.queues[name]} if name in each.queues else {}) for each in samples]
     oldest: list[Point] = [(at, (each[name].oldest_ms or 0) / 1000 if each else None) for at, each in shown]
@@ -195,7 +165,7 @@ def _ready(queues: Mapping[str, QueueSample], names: Collection[str]) -> float |
     return sum(here) if here else None
 
 
-def _messages(plot: _Plot, shown: Sequence[tuple[float, Mapping[str, QueueSample]]]) -> Chart:
+def _messages(plot: _Plot, shown: Sequence[tuple[float, Mapping[str, QueueSample]]]) -> dict[str, Any]:
     pairs = [each for each in pairwise(shown) if 0 < each[1][0] - each[0][0] <= plot.gap_s]
     lines = [
         _steps(
@@ -222,7 +192,7 @@ def _done(was: Mapping[str, QueueSample], now: Mapping[str, QueueSample], event:
     return sum(max(now[name].totals.get(event, 0) - was[name].totals.get(event, 0), 0) for name in names)
 
 
-def _of_runs(plot: _Plot, slots: Sequence[Slot], sampled: Sequence[float]) -> list[Chart]:
+def _of_runs(plot: _Plot, slots: Sequence[Slot], sampled: Sequence[float]) -> list[dict[str, Any]]:
     first, following, _ = slots[0]
     length_s = following - first
     #: From when to when each is drawn; in how many seconds it was counted, and what.
@@ -275,14 +245,25 @@ class _Plot(NamedTuple):
     gap_s: float
     is_young: bool
 
-    def chart(self, title: str, kind: str, raw: Sequence[Curve]) -> Chart:
+    def chart(self, title: str, kind: str, raw: Sequence[Curve]) -> dict[str, Any]:
+        """A chart as the page draws it. ``kind``: the format of its values: rate, number or took.
+
+        ``top``: the upper end of its scale. ``latest``: a line's newest value, None if it is old.
+        """
         tops = [max((value for _, value in points if value is not None), default=None) for _, _, points in raw]
         top = rounded_up(max((each for each in tops if each is not None), default=0.0))
         lines = [
-            Line(label, tone, self._latest(points), most, self.path(points, top))
+            {
+                "label": label,
+                "tone": tone,
+                "latest": self._latest(points),
+                "most": most,
+                "path": self.path(points, top),
+            }
             for (label, tone, points), most in zip(raw, tops, strict=True)
         ]
-        return Chart(title, kind, top, lines)
+        is_empty = not any(each["path"] for each in lines)
+        return {"title": title, "kind": kind, "top": top, "lines": lines, "is_empty": is_empty}
 
     def _latest(self, points: Sequence[Point]) -> float | None:
         return points[-1][1] if points and self.end - points[-1][0] <= self.gap_s else None

@@ -14,7 +14,7 @@ from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.overview import Overview, QueueView
 from celery_fdb.inspection.time_formats import moment
-from celery_fdb.web.charts import HEIGHT, SERIES, WIDTH, Chart, Charts, charts_of, rounded_up
+from celery_fdb.web.charts import HEIGHT, SERIES, WIDTH, charts_of, rounded_up
 from celery_fdb.web.visit import FORMS
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Span, write
@@ -49,7 +49,7 @@ def kept_runs(broker: Broker, clock: ManualClock, *runs: Run) -> None:
         store.write(unwritten, History())
 
 
-def drawn_of(broker: Broker, clock: ManualClock, span: Any = "hour", queue: str | None = None) -> Charts:
+def drawn_of(broker: Broker, clock: ManualClock, span: Any = "hour", queue: str | None = None) -> dict[str, Any]:
     """The page sees what the sample of now has, if there is one."""
     last = next(iter(broker.inspect.samples(span)[-1:]), None)
     queues = last.queues if last is not None and last.taken_ms == clock.wall_ms() else {}
@@ -64,17 +64,17 @@ def seen(clock: ManualClock, queues: Mapping[str, QueueSample]) -> Overview:
     return Overview(clock.wall_ms(), "", views, [])
 
 
-def charts(broker: Broker, clock: ManualClock, span: str = "hour", queue: str | None = None) -> dict[str, Chart]:
-    return {each.title.split()[0].rstrip(":"): each for each in drawn_of(broker, clock, span, queue).charts}
+def charts(broker: Broker, clock: ManualClock, span: str = "hour", queue: str | None = None) -> dict[str, Any]:
+    return {each["title"].split()[0].rstrip(":"): each for each in drawn_of(broker, clock, span, queue)["charts"]}
 
 
-def lines(chart: Chart) -> dict[str, list[list[tuple[float, float]]]]:
+def lines(chart: dict[str, Any]) -> dict[str, list[list[tuple[float, float]]]]:
     """The pieces of each curve: where its points stand, as shares of the period and of the scale."""
     found = {}
-    for line in chart.lines:
-        pieces = [re.findall(r"([\d.]+) ([\d.]+)", each) for each in line.path.split("M")[1:]]
-        found[line.label] = [
-            [(round(float(x) / WIDTH, 3), round((1 - float(y) / HEIGHT) * chart.top, 6)) for x, y in each]
+    for line in chart["lines"]:
+        pieces = [re.findall(r"([\d.]+) ([\d.]+)", each) for each in line["path"].split("M")[1:]]
+        found[line["label"]] = [
+            [(round(float(x) / WIDTH, 3), round((1 - float(y) / HEIGHT) * chart["top"], 6)) for x, y in each]
             for each in pieces
         ]
     return found
@@ -92,8 +92,8 @@ def test_a_gap_is_a_gap(broker: Broker, clock: ManualClock, span: Span) -> None:
     assert [x for each in pieces for x, _ in each] == places
     rates = [[(places[at], 1.0), (places[at + 1], 1.0)] for at in (0, 2)]
     assert lines(found["Messages"])["done"] == rates, "one between two samples holds for the time between them"
-    assert found["Backlog"].lines[0].latest is None, "it is too old"
-    assert found["Backlog"].lines[0].most == 100
+    assert found["Backlog"]["lines"][0]["latest"] is None, "it is too old"
+    assert found["Backlog"]["lines"][0]["most"] == 100
 
 
 def test_neither_a_deleted_queue_nor_a_new_one_makes_a_peak(broker: Broker, clock: ManualClock) -> None:
@@ -116,7 +116,7 @@ def test_dead_letters_and_celerys_own_are_no_backlog(broker: Broker, clock: Manu
 
 def test_the_longest_queues_have_a_line_of_their_own(broker: Broker, clock: ManualClock) -> None:
     keep(broker, clock, "hour", (0, {f"q{each}": (each, 0) for each in range(8)}))
-    assert [(each.label, each.latest) for each in charts(broker, clock)["Backlog"].lines] == [
+    assert [(each["label"], each["latest"]) for each in charts(broker, clock)["Backlog"]["lines"]] == [
         *[(f"q{each}", each) for each in (7, 6, 5, 4, 3)],
         ("others", 3),
     ]
@@ -128,7 +128,7 @@ def test_a_queue_has_charts_of_its_own(broker: Broker, clock: ManualClock) -> No
     assert [rate for _, rate in lines(found["Messages"])["done"][0]] == [2.0, 2.0]
     assert [ready for _, ready in lines(found["Held"])["ready"][0]] == [3.0, 5.0]
     assert [age for _, age in lines(found["Age"])["oldest"][0]] == [3.0, 5.0]
-    assert charts(broker, clock, "day", "s")["Age"].is_empty, "nothing is known of it"
+    assert charts(broker, clock, "day", "s")["Age"]["is_empty"], "nothing is known of it"
 
 
 def test_runs_are_drawn_from_the_slots(broker: Broker, clock: ManualClock) -> None:
@@ -159,8 +159,10 @@ def test_the_first_minute_fills_its_charts(broker: Broker, clock: ManualClock) -
     kept_runs(broker, clock, *(run._replace(id=str(number)) for number in range(9)))
     keep(broker, clock, "hour", *((ago_s, {"q": (1, 60 - ago_s)}) for ago_s in (60, 45, 30, 15, 0)))
     drawn = drawn_of(broker, clock)
-    assert drawn.ticks[0] == pytest.approx(clock.wall_ms() / 1000 - 75)
-    assert len({moment(each * 1000).strftime(FORMS[drawn.tick_form]) for each in drawn.ticks}) == len(drawn.ticks)
+    assert drawn["ticks"][0] == pytest.approx(clock.wall_ms() / 1000 - 75)
+    assert len({moment(each * 1000).strftime(FORMS[drawn["tick_form"]]) for each in drawn["ticks"]}) == len(
+        drawn["ticks"]
+    )
     found = charts(broker, clock)
     assert [x for x, _ in lines(found["Backlog"])["q"][0]] == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert lines(found["Runs"])["ended"] == [[(0.0, pytest.approx(9 / 75)), (1.0, pytest.approx(9 / 75))]]
@@ -175,27 +177,29 @@ def test_a_chart_ends_with_what_the_page_shows(broker: Broker, clock: ManualCloc
         "a": QueueSample(2, 0, 0, None, {}),
         "b": QueueSample(3, 0, 0, None, {}),
     }
-    found = {each.title.split()[0]: each for each in charts_of(broker, "hour", clock, seen(clock, now)).charts}
-    assert [(each.label, each.latest) for each in found["Backlog"].lines] == [("q", 8), ("others", 5)]
-    done = next(each for each in found["Messages"].lines if each.label == "done")
-    assert done.latest == 2.0, "48 in the 24 seconds since the last sample"
+    found = {each["title"].split()[0]: each for each in charts_of(broker, "hour", clock, seen(clock, now))["charts"]}
+    assert [(each["label"], each["latest"]) for each in found["Backlog"]["lines"]] == [("q", 8), ("others", 5)]
+    done = next(each for each in found["Messages"]["lines"] if each["label"] == "done")
+    assert done["latest"] == 2.0, "48 in the 24 seconds since the last sample"
     clock.advance(1)
     keep(broker, clock, "hour", (0, {"q": (8, 78), "": (5, 0)}))
     clock.advance(1)
-    found = {each.title.split()[0]: each for each in charts_of(broker, "hour", clock, seen(clock, now)).charts}
-    done = next(each for each in found["Messages"].lines if each.label == "done")
-    assert done.latest == pytest.approx(48 / 26), "a second says too little, so it is of the time since the one before"
+    found = {each["title"].split()[0]: each for each in charts_of(broker, "hour", clock, seen(clock, now))["charts"]}
+    done = next(each for each in found["Messages"]["lines"] if each["label"] == "done")
+    assert done["latest"] == pytest.approx(48 / 26), (
+        "a second says too little, so it is of the time since the one before"
+    )
 
 
 def test_an_axis_is_no_shorter_than_some_samples_and_no_longer_than_its_period(
     broker: Broker, clock: ManualClock
 ) -> None:
     now = clock.wall_ms() / 1000
-    assert drawn_of(broker, clock).ticks[0] == pytest.approx(now - 3_600), "nothing is known"
+    assert drawn_of(broker, clock)["ticks"][0] == pytest.approx(now - 3_600), "nothing is known"
     keep(broker, clock, "hour", (0, {"q": (1, 0)}))
-    assert drawn_of(broker, clock).ticks[0] == pytest.approx(now - 75)
+    assert drawn_of(broker, clock)["ticks"][0] == pytest.approx(now - 75)
     keep(broker, clock, "hour", (3_595, {"q": (1, 0)}))
-    assert drawn_of(broker, clock).ticks[0] == pytest.approx(now - 3_600)
+    assert drawn_of(broker, clock)["ticks"][0] == pytest.approx(now - 3_600)
 
 
 def test_without_a_history_the_page_says_what_is_missing(viewer: Any, broker: Broker) -> None:
