@@ -5,7 +5,7 @@ asked to log in; requests for anything but a page get a 401. A form's origin is 
 the dashboard's threads, with an open broker, and renders its page there, because a template may be the first to read
 what is stored. For any stored data and any request, a page answers, or gives one of these:
 
-* 404: the target is not there (:class:`~celery_fdb.web.visit.NotThere`); 405: not by this method;
+* 404: the target is not there (``HTTPException``); 405: not by this method;
 * 422: the store answered, but refused, or holds bytes that can't be read;
 * 503: the store is away or too slow, and the next request opens it anew; or all threads are busy.
 
@@ -39,13 +39,14 @@ from typing import Generic, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Match, Route
 
 from celery_fdb.brokers import Holding, NoBrokerYet
 from celery_fdb.web.authentication import Authentication
-from celery_fdb.web.visit import FORM_COOKIE, READ_ONLY, NotThere, Visit, fields_of
+from celery_fdb.web.visit import FORM_COOKIE, READ_ONLY, Visit, fields_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import (
     ForkedError,
@@ -311,8 +312,8 @@ def answer(view: View, visit: Visit, holding: Holding) -> Response:
     """The view's page, or a page that says why there is none. Blocks."""
     try:
         return view(visit, holding.broker())
-    except NotThere as error:
-        return visit.page("error", 404, title="Not here", text=str(error))
+    except HTTPException as error:
+        return visit.page("error", error.status_code, title="Not here", text=error.detail)
     except KombuFDBError as error:
         if isinstance(error, AWAY) and not isinstance(error, LimitExceeded):
             holding.forget()

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -208,10 +209,6 @@ MOST_SHOWN = 500
 FORM_FIELD, FORM_COOKIE = "form_token", "celery_fdb_form"
 
 
-class NotThere(Exception):
-    """The answer is 404, with this text."""
-
-
 @dataclass(slots=True)
 class Visit:
     """``fields``: the sent form's fields. ``form_token``: the value that this page's forms repeat, as ``form_field``.
@@ -265,10 +262,10 @@ class Visit:
         return query.get(name, default)
 
     def asked_arguments(self) -> str:
-        """The arguments to search for; "" for none. Raises ``NotThere`` if the user may not see arguments."""
+        """The arguments to search for; "" for none. Raises ``HTTPException`` if the user may not see arguments."""
         asked = self.asked("arguments").strip()
         if asked and not self.may_see_bodies:
-            raise NotThere("Arguments are hidden here, so there is no search for them.")
+            raise HTTPException(404, "Arguments are hidden here, so there is no search for them.")
         return asked
 
     def sent(self, name: str) -> str:
@@ -345,11 +342,11 @@ def known(names: Iterable[str]) -> list[str]:
 
 
 def spot_of(token: str) -> Spot:
-    """The spot of this text. Raises ``NotThere``."""
+    """The spot of this text. Raises ``HTTPException``."""
     try:
         return Spot.parse(token)
     except ValueError:
-        raise NotThere("There is no such message.") from None
+        raise HTTPException(404, "There is no such message.") from None
 
 
 def cookie_name(name: str, token: str | None) -> str:

@@ -11,13 +11,14 @@ import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from celery_fdb.inspection.message import MessageView
 from celery_fdb.operations.action import Action, AskedAnew, Request
 from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.web.page import MOST_BYTES, READING
-from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, carried, spot_of
+from celery_fdb.web.visit import MOST_SHOWN, Visit, carried, spot_of
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError, StoreError
 from kombu_fdb.model import Spot
@@ -37,7 +38,7 @@ def act(visit: Visit, broker: Broker) -> Response:
     """Show the question or, once it is confirmed, do the action."""
     action = ACTIONS.get(visit.sent("action"))
     if action is None:
-        raise NotThere("There is no such action. Nothing was changed.")
+        raise HTTPException(404, "There is no such action. Nothing was changed.")
     if action.on_workers and not visit.user.may_act_on_workers:
         return visit.page("error", 403, title="Not allowed", text="You may not act on workers.")
     tells_arguments = action.shows_body or (action.by_filter and visit.sent("arguments"))
@@ -72,7 +73,7 @@ def _selected(visit: Visit) -> list[str]:
         packed = urlsafe_b64decode(visit.sent(PACKED))
         return zlib.decompressobj().decompress(packed, MOST_BYTES).decode().split()
     except (ValueError, zlib.error):
-        raise NotThere("There is no such message.") from None
+        raise HTTPException(404, "There is no such message.") from None
 
 
 def _request(visit: Visit, broker: Broker, action: Action, spots: Sequence[Spot]) -> Request:

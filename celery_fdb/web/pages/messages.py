@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from celery_fdb.inspection.filters import (
@@ -24,7 +25,7 @@ from celery_fdb.inspection.message import MessageView
 from celery_fdb.inspection.overview import STATES, QueueView, look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
-from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known, spot_of
+from celery_fdb.web.visit import MOST_SHOWN, Visit, known, spot_of
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.model import State
@@ -76,7 +77,7 @@ def message(visit: Visit, broker: Broker) -> Response:
     name, spot = visit.asked("queue"), spot_of(visit.asked("spot"))
     listed = broker.queue(name).at(spot)
     if listed is None:
-        raise NotThere("The message is no longer here: a worker took it, or it was moved or deleted.")
+        raise HTTPException(404, "The message is no longer here: a worker took it, or it was moved or deleted.")
     row = MessageView.of(listed, visit.settings.clock.wall_ms())
     asked = visit.may_see_bodies and bool(visit.asked("body"))
     return visit.page(
@@ -115,7 +116,7 @@ def _offered_on_all(queue: str, rows: Sequence[MessageView]) -> list[Action]:
 
 
 def wanted_of(visit: Visit) -> Filter:
-    """The filter in the address, without its empty fields. Raises ``NotThere``."""
+    """The filter in the address, without its empty fields. Raises ``HTTPException``."""
     given = {name: value for name in FIELDS if (value := visit.request.query_params.get(name))}
     visit.asked_arguments()
     return Filter.of(given, visit.zone)
@@ -126,14 +127,14 @@ def _state(visit: Visit) -> State:
     for each in STATES:
         if asked == each:
             return each
-    raise NotThere("Messages are ready, delayed or leased.")
+    raise HTTPException(404, "Messages are ready, delayed or leased.")
 
 
 def _after(visit: Visit) -> bytes:
     try:
         return bytes.fromhex(visit.asked("after"))
     except ValueError:
-        raise NotThere("There is no such page.") from None
+        raise HTTPException(404, "There is no such page.") from None
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from celery_fdb.inspection.overview import find_keys, look, look_at_keys
@@ -11,7 +12,7 @@ from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
 from celery_fdb.web.charts import charts_of, trends
 from celery_fdb.web.live import LiveStats
-from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit
+from celery_fdb.web.visit import MOST_SHOWN, Visit
 from kombu_fdb import Broker
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import QueueNotFound
@@ -75,7 +76,7 @@ def queue(visit: Visit, broker: Broker) -> Response:
     try:
         seen = look(broker, queues=[name])
     except QueueNotFound:
-        raise NotThere(f"There is no queue “{name}”. It may have been deleted.") from None
+        raise HTTPException(404, f"There is no queue “{name}”. It may have been deleted.") from None
     (view,) = seen.queues
     keys = look_at_keys(broker, name, top=TOP_KEYS + 1)
     return visit.page(

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery.states import FAILURE, IGNORED, READY_STATES, REJECTED, SUCCESS
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from celery_fdb.history.layout import ERROR
@@ -25,7 +26,7 @@ from celery_fdb.inspection.overview import look
 from celery_fdb.operations.action import Action
 from celery_fdb.operations.actions import named
 from celery_fdb.web.pages.messages import offered
-from celery_fdb.web.visit import MOST_SHOWN, NotThere, Visit, known
+from celery_fdb.web.visit import MOST_SHOWN, Visit, known
 from kombu_fdb import Broker
 from kombu_fdb.engine.inspection.browse import MOST_OF_TASK
 
@@ -69,7 +70,7 @@ def runs(visit: Visit, broker: Broker) -> Response:
 def _wanted(visit: Visit, names: Sequence[str]) -> tuple[dict[str, str], Wanted]:
     """The fields of a filter in the address that are not empty, and the filter.
 
-    Raises ``InvalidArgument``, and ``NotThere`` for arguments that the user may not see.
+    Raises ``InvalidArgument``, and ``HTTPException`` for arguments that the user may not see.
     """
     given = {name: text[:LONGEST] for name in names if (text := visit.asked(name))}
     fields: dict[str, Any] = dict(given)
@@ -152,7 +153,9 @@ def workflow(visit: Visit, broker: Broker) -> Response:
     try:
         found = workflow_of(broker, task_id)
     except TaskUnknown:
-        raise NotThere("Nothing is known of this task. Workflows are drawn from the history of what ran.") from None
+        raise HTTPException(
+            404, "Nothing is known of this task. Workflows are drawn from the history of what ran."
+        ) from None
     now_s = visit.settings.clock.wall_ms() / 1000
     parts = _drawn(found)
     begin, end = found.started or now_s, found.ended or now_s
