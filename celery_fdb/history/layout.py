@@ -75,17 +75,6 @@ NONCE_BYTES = 12
 MOST_SEGMENT_NUMBERS = 2**62
 
 
-class GroupId(NamedTuple):
-    """A group's place in its segment: ``end_ms`` of its newest run, and bytes that tell groups of one moment apart."""
-
-    end_ms: int
-    nonce: bytes
-
-    @property
-    def packed(self) -> bytes:
-        return pack(self.end_ms, self.nonce)
-
-
 class HistoryKeys:
     """Makes the keys of one namespace."""
 
@@ -126,8 +115,8 @@ class HistoryKeys:
         """Prefix of a segment's groups."""
         return self._inside(number) + pack("group")
 
-    def group(self, number: int, group: GroupId) -> bytes:
-        return self.groups(number) + group.packed
+    def group(self, number: int, group: bytes) -> bytes:
+        return self.groups(number) + group
 
     def index_by(self, number: int, kind: str) -> bytes:
         """Prefix of an index: "task", "state", "id" or "root"."""
@@ -138,21 +127,21 @@ class HistoryKeys:
         return self.index_by(number, kind) + pack_text(name)
 
     @staticmethod
-    def split_group(begin: int, key: bytes) -> GroupId:
+    def split_group(begin: int, key: bytes) -> bytes:
         """The group in a key of the groups, or of an index by group. ``begin``: length of the key's prefix."""
-        return _checked(*unpack_as(key[begin:], int, bytes))
+        return group_id(*unpack_as(key[begin:], int, bytes))
 
     @staticmethod
-    def split_run(begin: int, key: bytes) -> tuple[GroupId, int]:
+    def split_run(begin: int, key: bytes) -> tuple[bytes, int]:
         """The group in a key of an index by run, and the run's place in the group."""
         end_ms, nonce, at = unpack_as(key[begin:], int, bytes, int)
-        return _checked(end_ms, nonce), at
+        return group_id(end_ms, nonce), at
 
     @staticmethod
-    def split_root(begin: int, key: bytes) -> tuple[str, GroupId]:
-        """The id in a key of the index by root, and the group."""
+    def split_root(begin: int, key: bytes) -> tuple[str, int, bytes]:
+        """The id in a key of the index by root, when the newest run of the group ended, and the group."""
         id_, end_ms, nonce, _at = unpack_as(key[begin:], str, int, bytes, int)
-        return id_, _checked(end_ms, nonce)
+        return id_, end_ms, group_id(end_ms, nonce)
 
     @staticmethod
     def ended_in(prefix: bytes, since_ms: int, until_ms: int) -> Range:
@@ -219,10 +208,11 @@ def _segment_number(number: object, packed: bytes) -> int:
     return number
 
 
-def _checked(end_ms: int, nonce: bytes) -> GroupId:
+def group_id(end_ms: int, nonce: bytes) -> bytes:
+    """A group's place in its segment: ``end_ms`` of its newest run, and bytes that tell groups of one moment apart."""
     if len(nonce) != NONCE_BYTES:
         raise FormatError("unreadable key", nonce=nonce[:40])
-    return GroupId(end_ms, nonce)
+    return pack(end_ms, nonce)
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -303,9 +293,9 @@ class RunGroup:
         return _dumps(row)
 
     @cached_property
-    def id(self) -> GroupId:
+    def id(self) -> bytes:
         """Where the group stands in its segment, once all its runs are added."""
-        return GroupId(self.runs[-1].end_ms, random_id()[:NONCE_BYTES])
+        return group_id(self.runs[-1].end_ms, random_id()[:NONCE_BYTES])
 
     @property
     def value(self) -> bytes:

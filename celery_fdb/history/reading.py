@@ -19,11 +19,11 @@ from typing import NamedTuple, TypeVar
 
 from celery.states import FAILURE
 
-from celery_fdb.history.layout import Counters, GroupId, HistoryKeys, RunGroup
+from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup, group_id
 from celery_fdb.history.options import LARGEST_SEGMENT
 from celery_fdb.history.run import FAILED, Run, bounded
 from kombu_fdb.errors import FormatError, InvalidArgument
-from kombu_fdb.keyspace.layout import pack_int, range_of, readable
+from kombu_fdb.keyspace.layout import pack_int, range_of, readable, unpack_as
 from kombu_fdb.store.protocol import Transaction
 
 P = TypeVar("P")
@@ -116,19 +116,20 @@ class Cursor(NamedTuple):
     """
 
     segment: int
-    group: GroupId
+    group: bytes
     taken: int
 
     def __str__(self) -> str:
-        return f"{self.segment}.{self.group.end_ms}.{self.group.nonce.hex()}.{self.taken}"
+        end_ms, nonce = unpack_as(self.group, int, bytes)
+        return f"{self.segment}.{end_ms}.{nonce.hex()}.{self.taken}"
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
         """Raises ``InvalidArgument``."""
         try:
             segment, end_ms, nonce, taken = text.split(".")
-            found = cls(int(segment), GroupId(int(end_ms), bytes.fromhex(nonce)), int(taken))
-            pack_int(found.segment), found.group.packed, pack_int(found.taken)
+            found = cls(int(segment), group_id(int(end_ms), bytes.fromhex(nonce)), int(taken))
+            pack_int(found.segment), pack_int(found.taken)
             return found
         except (ValueError, FormatError) as error:
             fix = "Use the cursor that the page before gave."
@@ -155,7 +156,7 @@ def page(
 
 def _walk(
     tr: Transaction, keys: HistoryKeys, wanted: Wanted, after: Cursor | None
-) -> Iterator[tuple[int, GroupId, list[Run]]]:
+) -> Iterator[tuple[int, bytes, list[Run]]]:
     """The groups that may hold matching runs, the newest first, each with its segment and its runs."""
     numbers = [each for each in newest_first(tr, keys) if after is None or each <= after.segment]
     if wanted.task or wanted.state or wanted.until_ms:
@@ -169,13 +170,13 @@ def _walk(
 
 def _groups(
     tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted, behind: Cursor | None
-) -> Iterator[tuple[GroupId, bytes]]:
+) -> Iterator[tuple[bytes, bytes]]:
     """One segment's groups, the newest first. ``behind``: begin at a group that the last page may not have finished."""
     prefix = _prefix(keys, number, wanted)
     is_index = prefix != keys.groups(number)
     begin, end = keys.ended_in(prefix, wanted.since_ms, wanted.until_ms)
     if behind is not None:
-        end = min(end, prefix + behind.group.packed + (b"\x00" if behind.taken else b""))
+        end = min(end, prefix + behind.group + (b"\x00" if behind.taken else b""))
     while begin < end:
         rows = tr.get_range(begin, end, limit=GROUPS_AT_ONCE, reverse=True, snapshot=True)
         groups = list(readable(rows, partial(keys.split_group, len(prefix))))
@@ -212,7 +213,7 @@ def runs_of(
 
     And the row behind which older runs stand, None if there are none.
     """
-    places: dict[tuple[int, GroupId], list[int]] = defaultdict(list)
+    places: dict[tuple[int, bytes], list[int]] = defaultdict(list)
     id_, left, last = bounded(id_), limit, None
     numbers = [each for each in newest_first(tr, keys) if behind is None or each <= behind[0]]
     for number in _segments_with(tr, numbers, lambda each: range_of(keys.index(each, kind, id_))):
@@ -244,7 +245,7 @@ def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted
     """
     prefix = keys.index_by(number, "root")
     rows = tr.get_range(*range_of(prefix), limit=MOST_OF_SEGMENT, snapshot=True)
-    named: set[GroupId] | None = None
+    named: set[bytes] | None = None
     read = len(rows)
     for kind, name in wanted.found_by() if rows else ():
         behind = keys.index(number, kind, name)
@@ -253,8 +254,8 @@ def workflows_in(tr: Transaction, keys: HistoryKeys, number: int, wanted: Wanted
         read += len(found)
     newest: dict[str, int] = {}
     matching: set[str] = set()
-    for (id_, group), _ in readable(rows, partial(keys.split_root, len(prefix))):
-        newest[id_] = max(newest.get(id_, 0), group.end_ms)
+    for (id_, end_ms, group), _ in readable(rows, partial(keys.split_root, len(prefix))):
+        newest[id_] = max(newest.get(id_, 0), end_ms)
         if named is None or group in named:
             matching.add(id_)
     found_ids = [(end_ms, id_) for id_, end_ms in newest.items() if id_ in matching and end_ms >= wanted.since_ms]

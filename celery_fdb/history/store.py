@@ -51,10 +51,10 @@ def write(tr: Transaction, keys: HistoryKeys, group: RunGroup, *, bounds: Histor
     tr.set(keys.group(number, group.id), group.value)
     for kind in INDEXES:
         for name in {getattr(run, kind) for run in group.runs}:
-            tr.set(keys.index(number, kind, name) + group.id.packed, b"")
+            tr.set(keys.index(number, kind, name) + group.id, b"")
     _index_runs(tr, keys, number, group)
     tr.add(keys.segment_runs(number), len(group.runs))
-    _count(tr, keys, group.runs, group.id.end_ms // 1000)
+    _count(tr, keys, group.runs, group.runs[-1].end_ms // 1000)
     return opened
 
 
@@ -72,9 +72,9 @@ def _open_segment(tr: Transaction, keys: HistoryKeys, bounds: History, now_ms: i
 
 
 def _index_runs(tr: Transaction, keys: HistoryKeys, number: int, group: RunGroup) -> None:
-    by_id, by_root, packed = keys.index_by(number, "id"), keys.index_by(number, "root"), group.id.packed
+    by_id, by_root = keys.index_by(number, "id"), keys.index_by(number, "root")
     for at, run in enumerate(group.runs):
-        place = packed + pack_int(at)
+        place = group.id + pack_int(at)
         tr.set(by_id + pack_text(run.id) + place, b"")
         named = {run.root, run.group} - {""}
         for id_ in named or ({run.id} if run.followers else ()):

@@ -148,7 +148,7 @@ class Stage:
                 len(RunGroup.decode(g)) for g in groups
             )
         if tag == "in":
-            group = history_layout.GroupId(*(of[2:4] if of[1] == "group" else of[3:5]))
+            group = history_layout.group_id(*(of[2:4] if of[1] == "group" else of[3:5]))
             return keys.segment(of[0]) in rows and keys.group(of[0], group) in rows
         if tag in {"slot", "all"}:
             return bool(of[1] >= self.clock.wall_ms() // 1000 - history_layout.SLOTS[of[0]])
