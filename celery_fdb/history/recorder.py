@@ -33,7 +33,7 @@ What happens at each failure:
 * the store does not answer: groups stay unwritten and runs wait, up to :data:`MOST_BYTES`. Further runs are dropped and
   counted, and a later flush stores the count. No task waits, and none fails.
 * the worker is killed: the runs of about the last second are not kept. Rows of active runs stay, until another worker
-  finds that their session has ended (:class:`HistoryDuty`).
+  finds that their session has ended (:meth:`Recorder.find_lost`).
 * the worker shuts down: what waits is flushed, for at most :data:`CLOSING_S`, and no longer than the process is
   patient with a store that does not answer (``kombu_fdb/store/retry.py``).
 * the process forks: the child has no thread, and never writes what its parent has buffered.
@@ -384,19 +384,29 @@ MOST_BYTES, RUN_WEIGHT = 32_000_000, 500
 CLOSING_S = 5.0
 #: Active runs that one flush writes, and rows of ended ones that it clears.
 MOST_BEGUN, MOST_ENDED = 500, 1_000
+#: Seconds between two looks that no new segment makes necessary.
+INTERVAL_S = 30.0
+#: Transactions of one trim.
+TRIM_PARTS = 5
+#: Rows of active runs whose sessions one look checks; the next look goes on behind them.
+MOST_ACTIVE = 1_000
+
+#: Lists the sessions of the broker; raises a ``StoreError``.
+Sessions = Callable[[], Sequence[SessionFacts]]
 
 
 class Recorder:
     """The recorder of one application in one process. Thread-safe."""
 
-    def __init__(self, bounds: History) -> None:
+    def __init__(self, bounds: History, clock: Clock = CLOCK) -> None:
         self.bounds = bounds
+        self._clock = clock
         #: Runs that were dropped, and are not counted in the store yet.
         self._untold = 0
         self._pid = 0
         self._store: HistoryStore | None = None
         self._session: Callable[[], bytes] | None = None
-        self._duty: HistoryDuty | None = None
+        self._sessions: Sessions | None = None
         #: Reentrant: Celery ends tasks in a signal handler, which may have interrupted :meth:`note`.
         self._lock = threading.RLock()
         self._flushing = threading.Lock()
@@ -412,6 +422,9 @@ class Recorder:
         self._stopped = True
         self._thread: threading.Thread | None = None
         self._failing = self._failed_once = False
+        #: When to tidy up next, and behind which row to look for lost runs.
+        self._due_s = 0.0
+        self._cursor = b""
 
     # -- the worker's life -------------------------------------------------------------------------------------------
 
@@ -420,13 +433,13 @@ class Recorder:
         """Whether it is open, and in this process."""
         return self._pid == os.getpid() and not self._stopped
 
-    def open(self, store: HistoryStore, session: Callable[[], bytes], duty: HistoryDuty | None = None) -> None:
+    def open(self, store: HistoryStore, session: Callable[[], bytes], sessions: Sessions | None = None) -> None:
         """Begin to write into ``store``; again after a reconnection.
 
-        ``session``: of the process, for the rows of active runs; raises a ``StoreError``. ``duty``: called after each
-        flush.
+        ``session``: of the process, for the rows of active runs; raises a ``StoreError``. ``sessions``: without it,
+        nothing is tidied up.
         """
-        self._store, self._session, self._duty = store, session, duty
+        self._store, self._session, self._sessions = store, session, sessions
         if self.is_open:
             return
         self._pid, self._stopped = os.getpid(), False
@@ -459,8 +472,8 @@ class Recorder:
     def _flush_safely(self) -> None:
         try:
             self.flush()
-            if self._duty is not None and not self._stopped:
-                self._duty(opened=self._opened)
+            if self._store is not None and self._sessions is not None and not self._stopped:
+                self.tidy(self._store, self._sessions, opened=self._opened)
                 self._opened = False
             self._failing = False
         except Exception as error:  # whatever it is, the next flush may succeed
@@ -571,51 +584,26 @@ class Recorder:
         request.active_key = key = (session, self._numbers)
         return key
 
+    # -- tidying up --------------------------------------------------------------------------------------------------
 
-# -- the duty ---------------------------------------------------------------------------------------------------------
-
-
-#: Seconds between two looks that no new segment makes necessary.
-INTERVAL_S = 30.0
-#: Transactions of one trim.
-TRIM_PARTS = 5
-#: Rows of active runs whose sessions one call checks; the next call goes on behind them.
-MOST_ACTIVE = 1_000
-
-
-class HistoryDuty:
-    """Trims the history, and ends the runs of dead workers, for one recorder. Not thread-safe."""
-
-    def __init__(
-        self, store: HistoryStore, bounds: History, sessions: Callable[[], Sequence[SessionFacts]], *, clock: Clock
-    ) -> None:
-        """``sessions``: lists those of the broker; raises a ``StoreError``."""
-        self._store = store
-        self._bounds = bounds
-        self._sessions = sessions
-        self._clock = clock
-        self._random = random.Random()
-        self._next = clock.monotonic()
-        self._cursor = b""
-
-    def __call__(self, *, opened: bool) -> None:
-        """Do what is due. Raises a ``StoreError``."""
-        due = self._clock.monotonic() >= self._next
+    def tidy(self, store: HistoryStore, sessions: Sessions, *, opened: bool) -> None:
+        """Trim the history, and end the runs of dead workers, if that is due. Raises a ``StoreError``."""
+        due = self._clock.monotonic() >= self._due_s
         if opened or due:
-            now_ms = common_ms(self._sessions(), self._clock.wall_ms())
-            self._store.trim(self._bounds, parts=TRIM_PARTS, now_ms=now_ms)
+            now_ms = common_ms(sessions(), self._clock.wall_ms())
+            store.trim(self.bounds, parts=TRIM_PARTS, now_ms=now_ms)
         if due:
-            self.find_lost()
-            self._next = self._clock.monotonic() + INTERVAL_S * self._random.uniform(0.8, 1.2)
+            self.find_lost(store, sessions)
+            self._due_s = self._clock.monotonic() + INTERVAL_S * random.uniform(0.8, 1.2)
 
-    def find_lost(self) -> int:
+    def find_lost(self, store: HistoryStore, sessions: Sessions) -> int:
         """End the active runs of ended sessions, among the next :data:`MOST_ACTIVE` rows. Returns how many."""
-        holders, self._cursor = self._store.holders(limit=MOST_ACTIVE, cursor=self._cursor)
+        holders, self._cursor = store.holders(limit=MOST_ACTIVE, cursor=self._cursor)
         if not holders:
             return 0
         # The sessions are read after the rows: a session opens before it has a row.
-        ended = holders - {bytes(each.session_id) for each in self._sessions() if each.open}
-        return sum(self._store.lose(session, self._bounds) for session in sorted(ended))
+        ended = holders - {bytes(each.session_id) for each in sessions() if each.open}
+        return sum(store.lose(session, self.bounds) for session in sorted(ended))
 
 
 # -- the worker --------------------------------------------------------------------------------------------------------
@@ -650,11 +638,7 @@ class Keeper(bootsteps.StartStopStep):
             patience=client.patience,
         )
         store.set_settings(self.recorder.bounds)
-        self.recorder.open(
-            store,
-            lambda: bytes(client.session().session_id),
-            HistoryDuty(store, self.recorder.bounds, Broker.of(client).inspect.sessions, clock=CLOCK),
-        )
+        self.recorder.open(store, lambda: bytes(client.session().session_id), Broker.of(client).inspect.sessions)
         self._client = client
 
     def stop(self, consumer: Any) -> None:

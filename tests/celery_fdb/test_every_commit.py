@@ -19,7 +19,7 @@ from celery_fdb.history import store as history_store
 from celery_fdb.history.layout import RunGroup
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.recorder import HistoryDuty
+from celery_fdb.history.recorder import Recorder
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection import schedules as schedule_store
@@ -97,9 +97,9 @@ class Stage:
         self.schedules.report([self.told(f"e{number}") for number in range(2 * PART + 1)])
         self.schedules.pause("e0")
 
-    def upkeep(self, history: HistoryStore) -> HistoryDuty:
+    def upkeep(self, history: HistoryStore) -> None:
         live = [SessionFacts(SessionId(LIVE), {}, b"", 30.0, open=True, consumed=[])]
-        return HistoryDuty(history, BOUNDS, lambda: live, clock=self.clock)
+        Recorder(BOUNDS, self.clock).tidy(history, lambda: live, opened=True)
 
     def tidy(self) -> None:
         """What other workers and another beat do, for days."""
@@ -108,7 +108,7 @@ class Stage:
             for chord in self.results.abandoned_chords():
                 self.results._write(self.results.finishing(chord))
             self.results.sweep()
-            self.upkeep(self.history)(opened=True)
+            self.upkeep(self.history)
             self.schedules.forget_old(self.clock.wall_ms())
 
     def unexplained(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from kombu import Connection
 from celery_fdb.history import recorder as module
 from celery_fdb.history.options import History
 from celery_fdb.history.reading import Wanted
-from celery_fdb.history.recorder import INTERVAL_S, HistoryDuty, Keeper, Recorder
+from celery_fdb.history.recorder import INTERVAL_S, Keeper, Recorder
 from celery_fdb.history.run import Run
 from celery_fdb.history.store import ActiveKey, HistoryStore
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
@@ -340,7 +341,7 @@ def test_active_runs_move_to_the_next_session(
     assert [each for each, _ in store.active()] == [b"next"]
 
 
-# -- the duty ---------------------------------------------------------------------------------------------------------
+# -- tidying up --------------------------------------------------------------------------------------------------------
 
 
 def session_facts(session_id: bytes, beat_ms: int) -> SessionFacts:
@@ -360,11 +361,11 @@ def test_one_clock_that_is_wrong_trims_nothing_of_the_others(
     clock.jump_wall(wrong_s)
     right = [right_ms, right_ms] if wrong_s < 0 else [right_ms]
     sessions = [session_facts(str(at).encode(), at_ms) for at, at_ms in enumerate([*right, clock.wall_ms()])]
-    HistoryDuty(store, bounds, lambda: sessions, clock=clock)(opened=True)
+    Recorder(bounds, clock).tidy(store, lambda: sessions, opened=True)
     assert set(kept(store)) == {"old", "new"}
     assert sum(counters.runs for *_, counters in store.slots(3600, 0, 2**40)) == 2
     late = [session_facts(each.session_id, each.beat_ms + int(bounds.max_age * 1000)) for each in sessions]
-    HistoryDuty(store, bounds, lambda: late, clock=clock)(opened=True)
+    Recorder(bounds, clock).tidy(store, lambda: late, opened=True)
     assert kept(store) == ["new"]
 
 
@@ -375,19 +376,19 @@ def test_upkeep_now_and_then_and_when_a_segment_was_opened(
     trims: list[int] = []
     trim = store.trim
     monkeypatch.setattr(store, "trim", lambda *given, **named: (trims.append(1), trim(*given, **named))[1])
-    duty = HistoryDuty(store, History(), lambda: open_, clock=clock)
+    tidy = partial(Recorder(History(), clock).tidy, store, lambda: open_)
     for session in (b"alive", b"dead"):
         store.activity(session, {1: run(session.decode(), state="STARTED", end_ms=0)})
-    duty(opened=False)
+    tidy(opened=False)
     assert [each.id for _, each in store.active()] == ["alive"]
     assert kept(store) == ["dead"]
     open_.clear()
-    duty(opened=False)  # not yet
+    tidy(opened=False)  # not yet
     assert (len(store.active()), len(trims)) == (1, 1)
-    duty(opened=True)
+    tidy(opened=True)
     assert (len(store.active()), len(trims)) == (1, 2)
     clock.advance(2 * INTERVAL_S)
-    duty(opened=False)
+    tidy(opened=False)
     assert (len(store.active()), len(trims)) == (0, 3)
     assert set(kept(store)) == {"alive", "dead"}
 
@@ -396,10 +397,10 @@ def test_lost_runs_are_found_behind_any_number_of_others(
     store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_ACTIVE", 2)
-    duty = HistoryDuty(store, History(), lambda: [session_facts(b"alive", clock.wall_ms())], clock=clock)
+    find_lost = partial(Recorder(History()).find_lost, store, lambda: [session_facts(b"alive", clock.wall_ms())])
     for session, runs in ((b"alive", 5), (b"dead", 1)):
         store.activity(session, {number: run(state="STARTED", end_ms=0) for number in range(runs)})
-    assert [duty.find_lost() for _ in range(6)] == [0, 0, 1, 0, 0, 0]
+    assert [find_lost() for _ in range(6)] == [0, 0, 1, 0, 0, 0]
     store.activity(b"dead", {1: run(state="STARTED", end_ms=0)})
-    assert sum(duty.find_lost() for _ in range(4)) == 1
+    assert sum(find_lost() for _ in range(4)) == 1
     assert {session for session, _ in store.active()} == {b"alive"}
