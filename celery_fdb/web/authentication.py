@@ -40,7 +40,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from celery_fdb.operations.action import log, log_audit
 from celery_fdb.web.settings import DashboardSettings, User
 from celery_fdb.web.visit import FORM_COOKIE, Visit, signature
-from kombu_fdb.primitives.clock import Clock
 
 #: The users with the token, every visitor without a login, and a visitor who is not known.
 BY_TOKEN, ANONYMOUS, UNKNOWN = User("token"), User("anybody"), User("", may_act=False, may_see_bodies=False)
@@ -54,7 +53,9 @@ class Authentication:
 
     def __init__(self, settings: DashboardSettings) -> None:
         self._settings = settings
-        self._attempts = Attempts(settings.clock)
+        #: By address or browser, when each will have all its attempts again (a token bucket, as GCRA keeps it).
+        self._full_s: OrderedDict[str, float] = OrderedDict()
+        self._lock = Lock()
         #: The tickets that were logged out. For one event loop.
         self._ended: set[str] = set()
         #: Tickets that expire by then count as logged out, too: they were issued before the set was full.
@@ -146,13 +147,14 @@ class Authentication:
         token, now_ms = self._settings.token, self._settings.clock.wall_ms()
         host = visit.request.client.host if visit.request.client else "?"
         who = self._who(visit, host)
-        wait_s = self._attempts.take(who)
+        wait_s = self.take_attempt(who)
         if wait_s:
             return _too_many(visit, wait_s)
         if token is None or not is_token(token, visit.sent("token").strip()):
             log().warning("a wrong token from %s", ascii(host)[1:-1])
             return visit.page("login", 403, next=visit.sent("next"), problem="That is not the token.")
-        self._attempts.forget(who)
+        with self._lock:
+            self._full_s.pop(who, None)
         log().info("logged in from %s", ascii(host)[1:-1])
         answer = visit.redirect(visit.way_back(visit.sent("next")))
         visit.keep(answer, COOKIE, new_ticket(token, now_ms), HOLDS_S)
@@ -165,6 +167,20 @@ class Authentication:
         now_ms = self._settings.clock.wall_ms()
         is_known = token is not None and holds(token, cookie, now_ms, known=True)
         return f"browser {_digest(cookie).hex()}" if is_known else address_of(host)
+
+    def take_attempt(self, who: str) -> float:
+        """Use up one attempt and return 0; or, without one left, return the seconds until the next. Thread-safe."""
+        with self._lock:
+            now_s = self._settings.clock.monotonic()
+            full_s = max(self._full_s.get(who, now_s), now_s) + AGAIN_S
+            wait_s = full_s - now_s - FREE * AGAIN_S
+            if wait_s > 0:
+                return wait_s
+            self._full_s[who] = full_s
+            self._full_s.move_to_end(who)
+            if len(self._full_s) > MOST:
+                self._full_s.popitem(last=False)
+            return 0.0
 
     def dismiss(self, visit: Visit) -> Response:
         """Log out. Every copy of this browser's cookie ends with it."""
@@ -234,35 +250,6 @@ FREE, AGAIN_S = 10, 5.0
 MOST = 1_000
 #: The attempts that one subscriber has.
 IPV6_PREFIX = 64
-
-
-class Attempts:
-    """The attempts to log in, by address or browser. Thread-safe."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = Lock()
-        #: When each will have all its attempts again (a token bucket, as GCRA keeps it).
-        self._full_s: OrderedDict[str, float] = OrderedDict()
-
-    def take(self, who: str) -> float:
-        """Use up one attempt and return 0; or, without one left, return the seconds until the next."""
-        with self._lock:
-            now_s = self._clock.monotonic()
-            full_s = max(self._full_s.get(who, now_s), now_s) + AGAIN_S
-            wait_s = full_s - now_s - FREE * AGAIN_S
-            if wait_s > 0:
-                return wait_s
-            self._full_s[who] = full_s
-            self._full_s.move_to_end(who)
-            if len(self._full_s) > MOST:
-                self._full_s.popitem(last=False)
-            return 0.0
-
-    def forget(self, who: str) -> None:
-        """Forget the attempts of a visitor who has logged in."""
-        with self._lock:
-            self._full_s.pop(who, None)
 
 
 def address_of(host: str) -> str:

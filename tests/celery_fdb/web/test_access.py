@@ -16,7 +16,7 @@ from starlette.requests import Request
 import celery_fdb.web
 from celery_fdb.operations.action import log_audit
 from celery_fdb.web import User, authentication, dashboard
-from celery_fdb.web.authentication import AGAIN_S, FREE, MOST, Attempts, address_of
+from celery_fdb.web.authentication import AGAIN_S, FREE, MOST, Authentication, address_of
 from celery_fdb.web.settings import DashboardSettings
 from celery_fdb.web.visit import PATHS, Visit, cookie_name
 from kombu_fdb.errors import OptionError
@@ -122,15 +122,15 @@ def test_a_forged_cookie_has_no_attempts_of_its_own(visit: Any) -> None:
 
 def test_attempts_are_remembered_in_bounds() -> None:
     clock = ManualClock()
-    attempts = Attempts(clock)
+    login = Authentication(DashboardSettings("", token=TOKEN, clock=clock))
     for _ in range(FREE):
-        assert attempts.take("one") == 0
-    assert attempts.take("one") == AGAIN_S
+        assert login.take_attempt("one") == 0
+    assert login.take_attempt("one") == AGAIN_S
     clock.advance(AGAIN_S / 2)
-    assert attempts.take("one") == pytest.approx(AGAIN_S / 2)
+    assert login.take_attempt("one") == pytest.approx(AGAIN_S / 2)
     for number in range(3 * MOST):
-        assert attempts.take(f"other {number}") == 0
-    assert len(attempts._full_s) == MOST
+        assert login.take_attempt(f"other {number}") == 0
+    assert len(login._full_s) == MOST
 
 
 @pytest.mark.parametrize(
