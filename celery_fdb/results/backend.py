@@ -131,6 +131,10 @@ LEAST = {"status", "result", "task_id", "date_done", "group_id", "parent_id", "n
 LEFT_S, MOST_LEFT = 300.0, 1_000
 #: Seconds between two renewals of a chord's claim.
 RENEW_S = chords.CLAIM_MS / 3000
+#: Seconds between two looks for what has expired, with jitter.
+INTERVAL_S = 5.0
+#: Transactions of one look, so that a large heap of expired results is cleared in turns.
+SWEEP_PARTS = 20
 
 
 class ResultTooLarge(EncodeError):
@@ -164,9 +168,16 @@ class FdbBackend(BaseBackend):
         self._clock = SystemClock()
         self._client: Client | None = None
         self._store: ResultStore | None = None
-        self.sweeper = Sweeper(self)
         #: Since when an abandoned chord is left to another worker.
         self._left: dict[str, float] = {}
+        #: The process with the sweeper's thread, what stops that, and when the end of a task sweeps next.
+        self._sweeper_pid = 0
+        self._stopped = threading.Event()
+        self._next_s = monotonic() + INTERVAL_S
+        # Before 5.7, Celery takes a method of two objects for the same receiver, unless each is named.
+        name = object()
+        worker_ready.connect(self._on_ready, dispatch_uid=name)
+        worker_shutting_down.connect(self._on_shutdown, dispatch_uid=name)
 
     def _seconds(self, value: Any, default: float | None) -> float | None:
         seconds = default if value is None else self.prepare_expires(value)
@@ -706,8 +717,44 @@ class FdbBackend(BaseBackend):
         self.store.sweep()
 
     def process_cleanup(self) -> None:
-        """Celery calls this after each task: now and then sweep a little."""
-        self.sweeper.now_and_then()
+        """Celery calls this after each task: now and then sweep one part. Raises nothing."""
+        if monotonic() < self._next_s:
+            return
+        self._next_s = monotonic() + INTERVAL_S * random.uniform(0.8, 1.2)
+        try:
+            self.store.sweep(parts=1)
+        except KombuFDBError as error:
+            logger.debug("expired results were not swept: %s", error)
+
+    # -- the sweeper -------------------------------------------------------------------------------------------------
+
+    def _on_ready(self, sender: Any = None, **_: Any) -> None:
+        """Start the thread in the main process of a worker of this application, once."""
+        if getattr(sender, "app", None) is not self.app or self._sweeper_pid == os.getpid():
+            return
+        self._sweeper_pid = os.getpid()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._tend, args=(self._stopped,), name="celery-fdb-sweeper", daemon=True).start()
+
+    def _on_shutdown(self, **_: Any) -> None:
+        self._stopped.set()
+
+    def _tend(self, stopped: threading.Event) -> None:
+        failing = False
+        while not stopped.wait(INTERVAL_S * random.uniform(0.8, 1.2)):
+            try:
+                self.tend()
+                failing = False
+            except Exception as error:  # whatever it is, the next look may succeed
+                if not failing:
+                    unexpected = not isinstance(error, KombuFDBError)
+                    logger.warning("the cleanup of the results failed: %s", error, exc_info=unexpected)
+                failing = True
+
+    def tend(self) -> None:
+        """Publish abandoned chords, and delete what has expired. Raises a ``StoreError``."""
+        self.publish_abandoned()
+        self.store.sweep(parts=SWEEP_PARTS)
 
 
 @contextmanager
@@ -742,68 +789,3 @@ def publish_callback(app: Celery, publish: Callable[..., Any], *args: Any) -> An
     """Celery waits between the retries of a callback since 5.7; with an older one it is published as any task."""
     retry = getattr(app.amqp, "_retry_publish", None)
     return publish(*args) if retry is None else retry(publish, *args)
-
-
-# -- the sweeper -------------------------------------------------------------------------------------------------------
-
-
-#: Seconds between two looks for what has expired, with jitter.
-INTERVAL_S = 5.0
-#: Transactions of one look, so that a large heap of expired results is cleared in turns.
-SWEEP_PARTS = 20
-
-
-class Sweeper:
-    """The sweeper of one backend."""
-
-    def __init__(self, backend: FdbBackend) -> None:
-        self._backend = backend
-        self._pid = 0
-        self._stopped = threading.Event()
-        self._next = monotonic() + INTERVAL_S
-        # Before 5.7, Celery takes a method of two objects for the same receiver, unless each is named.
-        name = object()
-        worker_ready.connect(self._on_ready, dispatch_uid=name)
-        worker_shutting_down.connect(self._on_shutdown, dispatch_uid=name)
-
-    def _on_ready(self, sender: Any = None, **_: Any) -> None:
-        if getattr(sender, "app", None) is self._backend.app:
-            self.start()
-
-    def _on_shutdown(self, **_: Any) -> None:
-        self._stopped.set()
-
-    def start(self) -> None:
-        """Start the thread. Idempotent."""
-        if self._pid == os.getpid():
-            return
-        self._pid = os.getpid()
-        self._stopped = threading.Event()
-        threading.Thread(target=self._run, args=(self._stopped,), name="celery-fdb-sweeper", daemon=True).start()
-
-    def _run(self, stopped: threading.Event) -> None:
-        failing = False
-        while not stopped.wait(INTERVAL_S * random.uniform(0.8, 1.2)):
-            try:
-                self.look()
-                failing = False
-            except Exception as error:  # whatever it is, the next look may succeed
-                if not failing:
-                    unexpected = not isinstance(error, KombuFDBError)
-                    logger.warning("the cleanup of the results failed: %s", error, exc_info=unexpected)
-                failing = True
-
-    def look(self) -> None:
-        """Do what is due. Raises a ``StoreError``."""
-        self._backend.publish_abandoned()
-        self._backend.store.sweep(parts=SWEEP_PARTS)
-
-    def now_and_then(self) -> None:
-        """After a task: sweep one part, at most each :data:`INTERVAL_S`. Raises nothing."""
-        if monotonic() < self._next:
-            return
-        self._next = monotonic() + INTERVAL_S * random.uniform(0.8, 1.2)
-        try:
-            self._backend.store.sweep(parts=1)
-        except KombuFDBError as error:
-            logger.debug("expired results were not swept: %s", error)

@@ -296,7 +296,7 @@ def test_expired_results_are_deleted(
     backend.cleanup()
     assert [app.AsyncResult(each).state for each in "ab"] == [states.PENDING, states.FAILURE]
     clock_of_backend.advance(600)
-    backend.sweeper.look()
+    backend.tend()
     assert scan(backend.store) == []
 
 
@@ -319,7 +319,7 @@ def test_a_child_sweeps_after_a_task_now_and_then(
     clock_of_backend.advance(10 * 86_400)
     backend.process_cleanup()
     assert scan(backend.store)
-    monkeypatch.setattr(backend.sweeper, "_next", 0.0)
+    monkeypatch.setattr(backend, "_next_s", 0.0)
     backend.process_cleanup()
     assert scan(backend.store) == []
 
@@ -465,7 +465,7 @@ def test_the_worker_starts_its_sweeper_and_stops_it(app: Celery, backend: FdbBac
     worker_shutting_down.send(sender="w@h", sig="TERM", how="Warm", exitcode=0)
     named[0].join(10)
     assert not named[0].is_alive()
-    assert os.getpid() == backend.sweeper._pid
+    assert os.getpid() == backend._sweeper_pid
 
 
 def test_a_result_that_leaves_the_cache_during_the_look_is_read(backend: FdbBackend) -> None:

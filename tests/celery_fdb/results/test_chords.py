@@ -61,13 +61,13 @@ def test_a_worker_that_dies_with_the_last_part_loses_no_chord(
         run_all(app, others)
         run_all(app, [last])
     else:
-        backend.sweeper.look()
+        backend.tend()
         assert died == "before the look" or receive(app) == []
         clock_of_backend.advance(chords.CLAIM_MS / 1000)
-        backend.sweeper.look()
+        backend.tend()
     (body,) = receive(app)
     assert (body.id, body.args) == (result.id, [[0, 2, 4]])
-    backend.sweeper.look()
+    backend.tend()
     assert receive(app) == []
     result.parent.forget()
     assert scan(backend.store) == []
@@ -95,9 +95,9 @@ def test_an_abandoned_chord_is_left_to_a_worker_that_knows_its_body(
     other.tasks.pop("total")
     for _ in range(20):  # more often than every ten seconds no worker looks
         clock.advance(chords.CLAIM_MS / 1000)
-        other.backend.sweeper.look()
+        other.backend.tend()
     clock.advance(backend_module.LEFT_S)
-    (app if knows == "one" else other).backend.sweeper.look()
+    (app if knows == "one" else other).backend.tend()
     assert bool(receive(app)) is (knows == "one")
     with other.connection_for_read() as connection:
         connection.default_channel.queue_declare("other")
@@ -115,7 +115,7 @@ def test_a_chord_whose_body_cannot_be_read_delays_no_other(
         dying.setattr(backend, "publish_body", lambda *_: None)
         run_all(app, receive(app))
     clock_of_backend.advance(chords.CLAIM_MS / 1000)
-    backend.sweeper.look()
+    backend.tend()
     (body,) = receive(app)
     assert body.id == result.id
     assert "The body of chord ! can't be published by this worker" in caplog.text
@@ -246,7 +246,7 @@ def test_a_broker_that_is_down_is_waited_for(
         run_all(app, received)
     assert receive(app) == []
     clock_of_backend.advance(chords.CLAIM_MS / 1000)
-    backend.sweeper.look()
+    backend.tend()
     assert len(receive(app)) == 1
 
 
@@ -369,7 +369,7 @@ def test_slow_error_callbacks_are_called_once(
             deadline = time.monotonic() + 60
             while backend.store._read(lambda tr, key=look: tr.get(key)) is None:
                 assert time.monotonic() < deadline, "the claim was not renewed"
-        backend.sweeper.look()
+        backend.tend()
 
     result = chord(header(app, 2))(app.tasks["total"].s().on_error(app.tasks["slow"].s()))
     group_id = result.parent.id
