@@ -28,8 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.transactions import Environment
+from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.errors import Outrun, StoreUnavailable
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
@@ -138,9 +137,9 @@ class Rival:
 
 
 def open_engine(cluster_file: str, namespace: str) -> Engine:
-    environment = Environment(SystemClock(), random_id, random.Random())
+    environment = Environment(SystemClock(), random_id, random.Random(), call_s=30)
     database = FoundationDatabase.open(cluster_file)
-    return Engine(database, namespace, environment, Policy(call_s=30))
+    return Engine(database, namespace, environment)
 
 
 def fill(engine: Engine, keys: int, messages: int) -> None:

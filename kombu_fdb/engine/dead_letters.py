@@ -299,7 +299,7 @@ TRIMMED_PER_TRANSACTION = 200
 def trim(work: Work, limit: int, queue: str) -> int:
     """Drop some letters; last, those that wait among their key's messages, as after a delay. Returns how many."""
     stored = work.tr.get(work.keys.count(queue, "ready"), snapshot=True)
-    excess = decode_amount(stored)[0] - work.policy.dead_length
+    excess = decode_amount(stored)[0] - work.environment.dead_length
     ranges = [(*range_of(prefix), limit) for prefix in (work.keys.ready(queue), work.keys.keyed(queue))]
     unkeyed, keyed = work.tr.get_ranges(ranges, snapshot=True)
     dropped: list[KeyValue] = []

@@ -7,21 +7,19 @@ read(inspect.counts)``. A method with more to do is written out.
 
 from __future__ import annotations
 
-import random
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.scheduling.key_limits import Sightings
 from kombu_fdb.engine.stored import copies
 from kombu_fdb.engine.stored.batches import AdaptiveBatch
-from kombu_fdb.engine.stored.work import Effects, Event, Policy, Work
+from kombu_fdb.engine.stored.work import Effects, Environment, Event, Work
 from kombu_fdb.errors import KombuFDBError, MessageTooLarge, StoreFull
 from kombu_fdb.keyspace.layout import Keyspace, Range
-from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction
 from kombu_fdb.store.retry import Doubt, Patience, Retry
@@ -33,23 +31,13 @@ T = TypeVar("T")
 IN_THE_WAY = (KombuFDBError, ArithmeticError, LookupError, TypeError, ValueError, struct.error)
 
 
-class Environment(NamedTuple):
-    """What a process provides: time, unique ids, and chance."""
-
-    clock: Clock
-    ids: IdSource
-    rng: random.Random
-
-
 class Transactions:
     """Runs verbs."""
 
-    def __init__(
-        self, database: Database, namespace: str, environment: Environment, policy: Policy | None = None
-    ) -> None:
-        self.clock, self.ids, self.rng = environment
+    def __init__(self, database: Database, namespace: str, environment: Environment) -> None:
+        self.environment = environment
+        self.clock, self.ids, self.rng = environment.clock, environment.ids, environment.rng
         self.keys = Keyspace(namespace)
-        self.policy = policy or Policy()
         self.routing = RoutingTables(self.keys, self.clock)
         self.totals = totals.PendingTotals(self.keys, self.clock)
         self.sightings = Sightings(self.clock)
@@ -76,23 +64,23 @@ class Transactions:
 
     def as_one(self, call: Callable[[], T]) -> T:
         """Call ``call``, whose verbs share the deadline of one, and return its result. Guarantee: BOUNDED."""
-        return self.patience.within(self.policy.call_s, call)
+        return self.patience.within(self.environment.call_s, call)
 
     def now(self) -> int:
         return self.clock.wall_ms()
 
     def check_size(self, payload: bytes) -> None:
-        """Raises ``MessageTooLarge`` for a payload that the policy refuses."""
-        if len(payload) > self.policy.max_message_size:
+        """Raises ``MessageTooLarge`` for a payload over ``max_message_size``."""
+        if len(payload) > self.environment.max_message_size:
             raise MessageTooLarge(
                 size=len(payload),
-                max_message_size=self.policy.max_message_size,
+                max_message_size=self.environment.max_message_size,
                 fix="Store the data elsewhere and send a reference, or raise max_message_size",
             )
 
     def read(self, verb: Callable[[Work], T]) -> T:
         """Run a verb that only reads."""
-        return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.policy.call_s)
+        return self.retry.read(lambda tr: verb(self.work(tr, Effects())), timeout_s=self.environment.call_s)
 
     def scan(self, whole: Range, most: int) -> Iterator[KeyValue]:
         """All rows of a range, up to ``most`` of them in each transaction. At snapshot."""
@@ -106,7 +94,7 @@ class Transactions:
 
     def work(self, tr: Transaction, effects: Effects) -> Work:
         """The ``Work`` of one run in ``tr``."""
-        return Work(tr, self.keys, self.routing, self.policy, self.ids, self.clock.wall_ms(), effects)
+        return Work(tr, self.keys, self.routing, self.environment, self.clock.wall_ms(), effects)
 
     def part(self, verb: Callable[Concatenate[Work, int, P], T], most: int, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a step with as many messages as its transaction holds, or with fewer, down to one, if some hold it up."""
@@ -126,7 +114,7 @@ class Transactions:
 
         ``now_ms``: one moment for all runs; None: each run has its own.
         """
-        timeout_s = self.policy.call_s if timeout_s is None else timeout_s
+        timeout_s = self.environment.call_s if timeout_s is None else timeout_s
         deadline = self.clock.monotonic() + timeout_s
         events: dict[Event, int] = {}
         share: dict[Event, int] | None = None
@@ -137,7 +125,7 @@ class Transactions:
             effects = Effects()
             events = effects.events
             moment_ms = self.clock.wall_ms() if now_ms is None else now_ms
-            result = verb(Work(tr, self.keys, self.routing, self.policy, self.ids, moment_ms, effects))
+            result = verb(Work(tr, self.keys, self.routing, self.environment, moment_ms, effects))
             effects.write(tr, self.keys)
             if share is not None:
                 is_counted = not tr.read_only

@@ -217,7 +217,7 @@ def restore(work: Work, import_id: bytes, messages: Sequence[tuple[bytes, Stored
     for key, (_, stray), mark, body in zip(marks, messages, known, taken, strict=True):
         if mark is None:
             work.tr.set(key, b"")
-            message_id = work.ids() if body is not None or not stray.message_id else stray.message_id
+            message_id = work.environment.ids() if body is not None or not stray.message_id else stray.message_id
             _store(work, stray, message_id)
             stored += 1
     return stored
@@ -290,7 +290,7 @@ class Transfer(Verbs):
 
         Returns how many were stored. Up to :data:`MOST_RESTORED` together.
         """
-        return self._run.write(lambda work: restore(work, import_id, messages), self._run.policy.publish_s)
+        return self._run.write(lambda work: restore(work, import_id, messages), self._run.environment.publish_s)
 
     def finish(self, import_id: bytes, facts: dict[str, Any]) -> None:
         """Note that everything is here, and forget the marks; the duties do so if this is killed. Idempotent."""

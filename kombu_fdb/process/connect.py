@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.transactions import Environment
+from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.errors import OptionError, StoreUnavailable
 from kombu_fdb.primitives.clock import SystemClock, random_id
 from kombu_fdb.settings.location import FOUR_SLASHES, ClusterLocation, Location, SqliteLocation
@@ -50,8 +49,10 @@ def open_store(location: Location, options: Options, *, timeout_s: float) -> Eng
     return Engine(
         database,
         location.namespace,
-        Environment(SystemClock(), random_id, random.Random()),
-        Policy(
+        Environment(
+            SystemClock(),
+            random_id,
+            random.Random(),
             call_s=options.operation_timeout,
             publish_s=options.publish_timeout,
             max_message_size=options.max_message_size,
@@ -62,13 +63,8 @@ def open_store(location: Location, options: Options, *, timeout_s: float) -> Eng
 
 def verify(database: Database, location: Location, *, timeout_s: float) -> None:
     """Run one small transaction. Raises ``StoreUnavailable`` or ``FormatError``."""
-    engine = Engine(
-        database,
-        location.namespace,
-        Environment(SystemClock(), random_id, random.Random()),
-        Policy(call_s=timeout_s),
-    )
-    engine.check_format()
+    environment = Environment(SystemClock(), random_id, random.Random(), call_s=timeout_s)
+    Engine(database, location.namespace, environment).check_format()
 
 
 def join(database: Database, location: Location, tr: Any) -> Transaction:

@@ -14,7 +14,7 @@ from kit.costs import CountingDatabase, cost
 
 from kombu_fdb import Broker, doctor
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.transactions import Environment
+from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id

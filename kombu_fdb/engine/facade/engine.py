@@ -30,8 +30,8 @@ from kombu_fdb.engine.messages.publish import Publisher
 from kombu_fdb.engine.scheduling import line
 from kombu_fdb.engine.stored import session
 from kombu_fdb.engine.stored.session import Beat, Surroundings
-from kombu_fdb.engine.stored.work import Policy, Work
-from kombu_fdb.engine.transactions import Environment, Transactions, Verbs, read, write
+from kombu_fdb.engine.stored.work import Environment, Work
+from kombu_fdb.engine.transactions import Transactions, Verbs, read, write
 from kombu_fdb.engine.transfer import Transfer
 from kombu_fdb.engine.upkeep import sweep
 from kombu_fdb.errors import LimitExceeded, StoreFull
@@ -148,11 +148,9 @@ class Engine:
     Raises ``StoreUnavailable`` from every method when its deadline passes.
     """
 
-    def __init__(
-        self, database: Database, namespace: str, environment: Environment, policy: Policy | None = None
-    ) -> None:
+    def __init__(self, database: Database, namespace: str, environment: Environment) -> None:
         self.database = database
-        self.transactions = run = Transactions(database, namespace, environment, policy)
+        self.transactions = run = Transactions(database, namespace, environment)
         self.keys = run.keys
         self.writers_take_turns = run.writers_take_turns
         self.inspect = Inspection(run)

@@ -127,7 +127,7 @@ class Upkeep(Verbs):
         share = self._run.totals.share()
         if not share:
             return
-        timeout_s = self._run.policy.call_s if timeout_s is None else timeout_s
+        timeout_s = self._run.environment.call_s if timeout_s is None else timeout_s
         try:
             self._run.retry(lambda tr: self._run.totals.write(tr, share), timeout_s=timeout_s)
         except BaseException:

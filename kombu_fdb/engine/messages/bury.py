@@ -2,7 +2,7 @@
 
 The transaction that takes a message out of its queue moves it to the queue's dead-letter exchange
 (``x-dead-letter-exchange``, ``x-dead-letter-routing-key``) or, where none is set, to ``<queue>.dead``, which keeps it
-for :attr:`Policy.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
+for :attr:`Environment.dead_ttl_ms`. Its history grows by an entry as RabbitMQ's ``x-death`` has them
 (https://www.rabbitmq.com/docs/dlx#effects): one per queue and reason, newest first, with a count.
 
 An exchange that does not exist, routes nowhere, or routes to more than :data:`MOST_LETTERS` queues, counts as not set:
@@ -76,7 +76,7 @@ def bury(
     queue, place, value = message
     if newer.keep(work, queue, value, place):
         return
-    record = read_or(None, Record.decode, value) or Record.unreadable(value, work.ids())
+    record = read_or(None, Record.decode, value) or Record.unreadable(value, work.environment.ids())
     record = record._replace(priority=record.priority or priority_of(place))
     came = _came(work, queue, record, payload)
     queues, way, is_declared = _way(work, queue, came)
@@ -112,7 +112,7 @@ def _put(work: Work, target: str, record: Record, *, declared: bool) -> None:
     # The message's own time to live ends with its first death (RabbitMQ); that of its new queue begins.
     ttl_ms = work.routing.queue(work.tr, target).message_ttl_ms
     if ttl_ms is None and not declared:
-        ttl_ms = work.policy.dead_ttl_ms
+        ttl_ms = work.environment.dead_ttl_ms
     record = record._replace(expires_ms=end_of_life(work.now_ms, ttl_ms))
     if target.endswith(DEAD_SUFFIX):
         put_ready(work, target, "", work.keys.rank(NO_PRIORITY), record)
@@ -130,7 +130,7 @@ def _way(work: Work, queue: str, came: Way) -> tuple[list[str], Way, bool]:
         queues = _route(work, exchange, routing_key)
         if queues:
             return queues, Way(exchange, routing_key), True
-    if queue.endswith(DEAD_SUFFIX) or not work.policy.keep_dead:
+    if queue.endswith(DEAD_SUFFIX):
         return [], Way("", ""), False
     return [queue + DEAD_SUFFIX], Way("", queue + DEAD_SUFFIX), False
 
@@ -213,7 +213,7 @@ def _copies(work: Work, record: Record, targets: Sequence[str], place: bytes, pa
     if (place or payload) and record.chunks and record.size * len(further) > copies.COPIED_BYTES:
         ids = copies.take(work, record, further, payload)
     else:
-        ids = [work.ids() for _ in further]
+        ids = [work.environment.ids() for _ in further]
         _copy_chunks(work, record, ids)
     return [record, *(record._replace(message_id=each) for each in ids)]
 

@@ -59,7 +59,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import chain, count
 from threading import RLock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import bury
@@ -132,7 +132,7 @@ def publish(work: Work, publications: Sequence[Publication], *, beforehand: bool
                     coming = keys.setdefault(name, {})
                     coming[one.key] = coming.get(one.key, 0) + 1
             else:
-                refused.append((name, one if one.message_id else one._replace(message_id=work.ids())))
+                refused.append((name, one if one.message_id else one._replace(message_id=work.environment.ids())))
         plans.append((stored, refused))
     if keys:
         limit_changes.check_capacity(work, keys)
@@ -209,7 +209,7 @@ def _store(work: Work, queue: QueueDeclaration, publication: Publication) -> Non
     if priority > queue.max_priority:
         rank, kept_priority = queue.max_priority, priority  # kept for a queue that allows it
     record = Record(
-        message_id or work.ids(),
+        message_id or work.environment.ids(),
         work.now_ms,
         expires_ms,
         0,
@@ -372,17 +372,8 @@ def parts(
 MOST_MESSAGES = 10_000
 
 
-class Doubted(NamedTuple):
-    """A message that may be stored: the ``number``-th of a transaction."""
-
-    doubt: Doubt[Reached]
-    number: int
-
-    @property
-    def reached(self) -> list[str]:
-        """The queues it is in, if its transaction has happened."""
-        result = self.doubt.result
-        return result[0][self.number] if result is not None else []
+#: A message that may be stored: the doubt about its transaction, and its number there.
+Doubted = tuple[Doubt[Reached], int]
 
 
 @dataclass(slots=True)
@@ -422,7 +413,7 @@ class Doubts:
     def note(self, publications: Sequence[Publication], doubt: Doubt[Reached]) -> None:
         """Note that these may be stored, or may still be."""
         for number, publication in enumerate(publications):
-            self.keep(publication, Doubted(doubt, number))
+            self.keep(publication, (doubt, number))
 
     def keep(self, publication: Publication, doubted: Doubted) -> None:
         """Add a message in doubt, or one that was taken and still is."""
@@ -438,8 +429,8 @@ class Doubts:
         with unless_mine(self._lock):
             same, doubted = self.found.pop(identity, deque()), None
             while same and doubted is None:
-                eldest = same.popleft()
-                doubted = None if eldest.doubt.is_too_old(self._clock) else eldest
+                doubt, number = same.popleft()
+                doubted = None if doubt.is_too_old(self._clock) else (doubt, number)
             if same:  # before those that a signal handler may have noted meanwhile
                 same += self.found.get(identity, ())
                 self.found[identity] = same
@@ -553,7 +544,7 @@ class Publisher:
         self, publications: Sequence[Publication], timeout_s: float | None = None, now_ms: int | None = None
     ) -> list[list[str]]:
         """Count those that an earlier call has stored as published; publish the others."""
-        timeout_s = self._run.policy.publish_s if timeout_s is None else timeout_s
+        timeout_s = self._run.environment.publish_s if timeout_s is None else timeout_s
         deadline = self._run.clock.monotonic() + timeout_s
         taken = [self.doubts.take(each) for each in publications]
         stored: list[list[str] | None] | None = None
@@ -573,13 +564,15 @@ class Publisher:
     def _resolve(self, taken: Sequence[Doubted | None], timeout_s: float) -> list[list[str] | None]:
         """For each, its queues if an earlier call has stored it. Raises ``CommitUnknown`` if that stays unknown."""
         deadline = self._run.clock.monotonic() + timeout_s
+        found: list[list[str] | None] = [None] * len(taken)
         try:
-            return [
-                doubted.reached
-                if doubted and self._run.retry.resolve(doubted.doubt, timeout_s=deadline - self._run.clock.monotonic())
-                else None
-                for doubted in taken
-            ]
+            for at, doubted in enumerate(taken):
+                if doubted is not None:
+                    doubt, number = doubted
+                    left_s = deadline - self._run.clock.monotonic()
+                    if self._run.retry.resolve(doubt, timeout_s=left_s):
+                        found[at] = [] if doubt.result is None else doubt.result[0][number]
+            return found
         except StoreError as error:
             if isinstance(error, CommitUnknown):
                 raise
@@ -613,7 +606,7 @@ class Publisher:
     ) -> list[list[str]]:
         """``together``: called instead of :func:`publish`; it calls that, and does more in the same transaction."""
         run = self._run
-        timeout_s = run.policy.publish_s if timeout_s is None else timeout_s
+        timeout_s = run.environment.publish_s if timeout_s is None else timeout_s
         deadline = run.clock.monotonic() + timeout_s
         stored = [*publications]
         for number, each in enumerate(publications):
@@ -666,13 +659,13 @@ class Publisher:
         effects.write(tr, self._run.keys)
         self._run.totals.write(tr, effects.events)  # not noted for later: the caller may not commit
         for queue, own in overfull.items():  # only the present excess: this one's counts after the commit
-            self._shed(queue, overflow.Load(key=own.key), self._run.policy.call_s)
+            self._shed(queue, overflow.Load(key=own.key), self._run.environment.call_s)
         return reached, effects.stamped
 
     def check(self, publication: Publication) -> None:
         """Raises ``MessageTooLarge``, and ``InvalidArgument`` or ``QueueError`` for what no store can hold."""
         check_publication(publication)
-        if len(publication.payload) > self._run.policy.max_message_size:
+        if len(publication.payload) > self._run.environment.max_message_size:
             self._run.check_size(publication.payload)
 
     def bury_copy(
@@ -697,7 +690,7 @@ class Publisher:
         def body(work: Work) -> None:
             bury(work, dead_of(work, queue, dead, deaths), "rejected", details, payload=dead.payload)
 
-        self._run.write(body, self._run.policy.publish_s, doubt=burial.doubt, now_ms=self._run.now())
+        self._run.write(body, self._run.environment.publish_s, doubt=burial.doubt, now_ms=self._run.now())
 
 
 def _with(verb: Callable[[Transaction], None], work: Work, **publishing: Any) -> Reached:

@@ -98,7 +98,7 @@ def _queue_is_deleted(work: Work, message: Message[Place]) -> bool:
 
 def over_limit(work: Work, message: Message[bytes], *, again: int = 1) -> bool:
     """Whether the message would be over its delivery limit if it came back ``again`` more times."""
-    limit = work.routing.queue(work.tr, message.queue).delivery_limit(work.policy.delivery_limit)
+    limit = work.routing.queue(work.tr, message.queue).delivery_limit(work.environment.delivery_limit)
     if limit is None:
         return False
     record = read_or(None, Record.outline, message.value)

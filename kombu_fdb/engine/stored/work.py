@@ -1,4 +1,4 @@
-"""Work: what a verb gets for one run: a transaction, the policy, and the effects to be written at the end of the run.
+"""Work: what a verb gets for one run: a transaction, the environment, and the effects to be written at its end.
 
 Effects are the transaction's changes of counters, and the queues whose consumers it wakes.
 
@@ -10,33 +10,35 @@ is declared, its number is right, and no queue pays extra for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import Literal, NamedTuple
 
 from kombu_fdb.errors import LimitExceeded
 from kombu_fdb.keyspace.codec import AMOUNT_BYTES, encode_amount
 from kombu_fdb.keyspace.layout import Keyspace
 from kombu_fdb.model import Rank, State
-from kombu_fdb.primitives.clock import IdSource
+from kombu_fdb.primitives.clock import Clock, IdSource
 from kombu_fdb.routing.tables import RoutingTables
 from kombu_fdb.store.protocol import Transaction
 
-# -- policy ------------------------------------------------------------------------------------------------------------
+# -- environment -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What a process's options say. Sizes are in bytes."""
+class Environment:
+    """What a process provides, time, unique ids and chance, and what its options say. Sizes are in bytes."""
 
+    clock: Clock
+    ids: IdSource
+    rng: Random
     #: Deadlines in seconds: of each call, and of a publish.
     call_s: float = 5.0
     publish_s: float = 10.0
     max_message_size: int = 8 * 1024 * 1024
     #: How often a message may come back from a consumer before it is dead-lettered; None: without a limit.
     delivery_limit: int | None = 20
-    #: Whether rejected messages of a queue without a dead-letter exchange are kept in ``<queue>.dead``.
-    keep_dead: bool = True
+    #: For how long ``<queue>.dead`` keeps a message, and how many, the newest.
     dead_ttl_ms: int = 14 * 24 * 3600 * 1000
-    #: How many of these ``<queue>.dead`` keeps, the newest.
     dead_length: int = 10_000
 
 
@@ -198,8 +200,7 @@ class Work(NamedTuple):
     tr: Transaction
     keys: Keyspace
     routing: RoutingTables
-    policy: Policy
-    ids: IdSource
+    environment: Environment
     #: Wall clock: the same moment for all that this run does.
     now_ms: int
     #: Counters and bells, written at the end of the run; a run that only reads has none.

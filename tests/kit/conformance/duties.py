@@ -23,7 +23,6 @@ from kombu_fdb.engine.messages import overflow
 from kombu_fdb.engine.messages.bury import MOST_LETTERS
 from kombu_fdb.engine.messages.message import put_ready
 from kombu_fdb.engine.stored.copies import CopiesMissing
-from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.engine.upkeep import due, sweep
 from kombu_fdb.errors import FormatError, LimitExceeded
 from kombu_fdb.keyspace.codec import INLINE_BYTES, Record
@@ -249,7 +248,7 @@ class DutiesConformance(OnBench):
         assert len(take_all(bench, 200)) == 200
 
     def test_the_largest_message_arrives_and_leaves(self, database: Database) -> None:
-        bench = Bench(database, Policy(max_message_size=9_000_000))
+        bench = Bench(database, max_message_size=9_000_000)
         bench.put(b"x" * 9_000_000, b"small")
         assert [len(each.payload) for each in bench.take(64)] == [9_000_000]
         assert [len(each.payload) for each in bench.take(64)] == [5]

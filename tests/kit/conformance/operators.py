@@ -135,7 +135,7 @@ class OperatorsConformance(OnBench):
 
     def test_a_payload_over_the_maximum_changes_nothing(self, bench: Bench) -> None:
         bench.put(b"x")
-        seen, large = spot(bench), b"y" * (bench.policy.max_message_size + 1)
+        seen, large = spot(bench), b"y" * (bench.environment.max_message_size + 1)
         with pytest.raises(MessageTooLarge):
             bench.engine.messages.reschedule("q", seen, 0, payload=large)
         self.die(bench)

@@ -18,8 +18,7 @@ from kit.conformance.invariants import check_counts, check_whereabouts, leftover
 from kit.duties import SingleDuties, promote_all, trim_all
 from kombu_fdb.engine import topology
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.work import Policy, Work
-from kombu_fdb.engine.transactions import Environment
+from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.errors import (
     CapacityExceeded,
     ExchangeNotFound,
@@ -43,12 +42,15 @@ from kombu_fdb.testing.memory import MemoryDatabase
 class Bench:
     """One namespace, several engines on it as if in several processes, and a clock."""
 
-    def __init__(self, database: Database, policy: Policy | None = None, *, task_ids: bool = False) -> None:
-        """``task_ids``: each message that is put is a task's, found by its payload in hexadecimal digits."""
+    def __init__(self, database: Database, *, task_ids: bool = False, **options: Any) -> None:
+        """``task_ids``: each message that is put is a task's, found by its payload in hexadecimal digits.
+
+        ``options``: those of its processes, as in ``Environment``.
+        """
         self.database = database
         self.task_ids = task_ids
         self.clock = ManualClock()
-        self.policy = policy or Policy()
+        self.environment = Environment(self.clock, random_id, random.Random(7), call_s=30.0, **options)
         self.namespace = f"test-{random_id().hex()}"
         self.engine = self.another()
         self.engine.check_format()
@@ -56,12 +58,7 @@ class Bench:
 
     def another(self) -> Engine:
         """An engine of another process."""
-        return Engine(
-            self.database,
-            self.namespace,
-            Environment(self.clock, random_id, random.Random(7)),
-            replace(self.policy, call_s=30.0),
-        )
+        return Engine(self.database, self.namespace, replace(self.environment, clock=self.clock, rng=random.Random(7)))
 
     def during(self, first: Callable[[], object], second: Callable[[], object]) -> object:
         """Run ``second`` once, just before the first writing commit of ``first``."""
@@ -459,8 +456,9 @@ class QueueConformance(OnBench):
         assert [(death.queue, death.count) for death in delivery.deaths] == [("r", 2), ("q", 2)]
 
     def test_the_dead_queue_is_bounded_in_length_and_time(self, database: Database) -> None:
-        assert (Policy().dead_length, Policy().dead_ttl_ms) == (10_000, 14 * 86_400_000), "as the docs say"
-        bench = Bench(database, Policy(dead_length=3, dead_ttl_ms=1000))
+        default = Bench(database).environment
+        assert (default.dead_length, default.dead_ttl_ms) == (10_000, 14 * 86_400_000), "as the docs say"
+        bench = Bench(database, dead_length=3, dead_ttl_ms=1000)
         bench.put(*[b"%d" % number for number in range(8)])
         bench.engine.messages.reject([delivery.lease for delivery in bench.take(5)])
         assert trim_all(bench.engine) == 2
@@ -944,7 +942,7 @@ class QueueConformance(OnBench):
 
     def test_dead_letters_that_wait_among_the_messages_of_their_key_are_trimmed_too(self, database: Database) -> None:
         """A letter that was taken, and released with a delay, is no longer in the order of the deaths."""
-        bench = Bench(database, Policy(dead_length=2), task_ids=True)
+        bench = Bench(database, dead_length=2, task_ids=True)
         for number in range(3):
             bench.put(b"%d" % number, key="k")
         bench.engine.messages.reject([each.lease for each in bench.take()])
@@ -954,7 +952,7 @@ class QueueConformance(OnBench):
         promote_all(bench.engine)
         assert trim_all(bench.engine) == 1
         bench.check()
-        bench.later(bench.policy.dead_ttl_ms / 1000)
+        bench.later(bench.environment.dead_ttl_ms / 1000)
         assert trim_all(bench.engine) == 2
         bench.check()
         bench.clean()

@@ -30,8 +30,7 @@ from kit.simulation.process import (
 from kit.simulation.verbs import ConnectedMessages
 from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine
-from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.transactions import Environment
+from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.errors import FormatError, KombuFDBError
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.client_session import ClientSession
@@ -237,8 +236,10 @@ class World:
         engine = Engine(
             link,
             "sim",
-            Environment(clock, lambda: ids.randbytes(16), Dice(self.frames)),
-            Policy(
+            Environment(
+                clock,
+                lambda: ids.randbytes(16),
+                Dice(self.frames),
                 call_s=CALL_TIMEOUT_S,
                 publish_s=CALL_TIMEOUT_S,
                 delivery_limit=self.profile.delivery_limit,

@@ -13,8 +13,7 @@ from typing import Any
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import line
-from kombu_fdb.engine.stored.work import Policy, Work
-from kombu_fdb.engine.transactions import Environment
+from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.engine.upkeep.quarantine import Aside
 from kombu_fdb.keyspace.codec import CHUNK_BYTES
 from kombu_fdb.keyspace.layout import Keyspace
@@ -66,8 +65,7 @@ def _engine(database: Database, clock: ManualClock) -> Engine:
     return Engine(
         database,
         NAMESPACE,
-        Environment(clock, lambda: ids.randbytes(16), random.Random(7)),
-        Policy(call_s=300.0, publish_s=300.0, dead_length=10_000),
+        Environment(clock, lambda: ids.randbytes(16), random.Random(7), call_s=300.0, publish_s=300.0),
     )
 
 

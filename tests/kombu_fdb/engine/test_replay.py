@@ -68,7 +68,7 @@ def test_without_a_time_to_live_it_lives_for_ever(bench: Bench) -> None:
 def test_one_that_has_outlived_its_time_is_gone_and_not_counted(bench: Bench) -> None:
     """At that very moment, too."""
     die(bench, b"x")
-    bench.later(bench.policy.dead_ttl_ms / 1000)
+    bench.later(bench.environment.dead_ttl_ms / 1000)
     assert replay(bench) == 0
     assert bench.counts() == bench.counts("q.dead") == (0, 0, 0)
     assert bench.engine.inspect.find_task(b"x".hex()) == []
@@ -77,7 +77,7 @@ def test_one_that_has_outlived_its_time_is_gone_and_not_counted(bench: Bench) ->
 def test_one_alone_that_has_outlived_its_time_is_refused(bench: Bench) -> None:
     die(bench, b"x")
     (row,) = bench.engine.upkeep.rows(range_of(bench.engine.keys.ready("q.dead")))
-    bench.later(bench.policy.dead_ttl_ms / 1000)
+    bench.later(bench.environment.dead_ttl_ms / 1000)
     with pytest.raises(QueueError, match="expired"):
         bench.work(lambda work: replay_row(work, "q.dead", row))
     assert bench.counts() == (0, 0, 0)

@@ -7,12 +7,11 @@ from kit.conformance.queue import Bench
 from kit.duties import trim_all
 
 from kombu_fdb.engine import dead_letters
-from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
 def dead(length: int, number: int) -> Bench:
-    bench = Bench(MemoryDatabase(), Policy(dead_length=length), task_ids=True)
+    bench = Bench(MemoryDatabase(), dead_length=length, task_ids=True)
     bench.put(*(b"a long payload %d" % each for each in range(number)))
     bench.engine.messages.reject([each.lease for each in bench.take() if each.lease])
     return bench
@@ -36,7 +35,7 @@ def test_the_oldest_go_in_as_many_parts_as_it_takes(monkeypatch: pytest.MonkeyPa
 
 def test_what_has_not_outlived_its_time_stays() -> None:
     bench = dead(5, 2)
-    bench.later(bench.policy.dead_ttl_ms / 1000 - 1)
+    bench.later(bench.environment.dead_ttl_ms / 1000 - 1)
     assert trim_all(bench.engine) == 0
     bench.later(1)
     assert trim_all(bench.engine) == 2
@@ -50,6 +49,6 @@ def test_unreadable_bytes_are_kept_as_long_as_there_is_room() -> None:
     keys = bench.engine.keys
     ((key, value),) = bench.engine.upkeep.rows((keys.ready("q.dead"), keys.ready("q.dead") + b"\xff"))
     bench.write(lambda tr: tr.set(key, b"\xff" * len(value)))
-    bench.later(bench.policy.dead_ttl_ms / 1000)
+    bench.later(bench.environment.dead_ttl_ms / 1000)
     assert trim_all(bench.engine) == 0
     assert [letter.payload for letter in bench.engine.inspect.peek("q.dead", 1)] == [b"\xff" * len(value)]

@@ -19,8 +19,7 @@ from kombu_fdb.engine.facade import upkeep
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.metrics import totals
 from kombu_fdb.engine.stored.batches import Budget
-from kombu_fdb.engine.stored.work import Work
-from kombu_fdb.engine.transactions import Environment
+from kombu_fdb.engine.stored.work import Environment, Work
 from kombu_fdb.model import Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.process.duties import Duty

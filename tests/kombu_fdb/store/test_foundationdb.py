@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from traceback import walk_stack
@@ -23,7 +24,6 @@ from kit.conformance.queue import Bench
 from kit.conformance.store import TIMEOUT_S, StoreConformance, arm, commit, read, retry_on
 from kit.interruption import interrupt, runs_handlers
 
-from kombu_fdb.engine.stored.work import Policy
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.model import ClaimTerms
 from kombu_fdb.primitives.clock import SystemClock
@@ -139,7 +139,7 @@ def test_a_claim_whose_commit_met_a_stopped_server_leaves_no_orphaned_lease(
         os.kill(own_cluster.pid, signal.SIGSTOP)
         commit(tr)
 
-    monkeypatch.setattr(bench.engine.transactions, "policy", Policy(call_s=2.0))
+    monkeypatch.setattr(bench.engine.transactions, "environment", replace(bench.environment, call_s=2.0))
     monkeypatch.setattr(FoundationTransaction, "commit", stopped)
     with pytest.raises(CommitUnknown):
         bench.engine.messages.claim(bench.session, ["q"], 1, terms=ClaimTerms(first=first))

@@ -75,7 +75,7 @@ def test_all_runs_together_have_the_time_of_one(bench: Bench, *, in_a_call: bool
         return len(runs) < 9
 
     def call() -> None:
-        bench.clock.advance(transactions.policy.call_s - left_s)
+        bench.clock.advance(transactions.environment.call_s - left_s)
         transactions.write(verb)
 
     transactions.make_room = make_room

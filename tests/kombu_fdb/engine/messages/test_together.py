@@ -106,7 +106,7 @@ def test_a_lost_answer_changes_nothing(bench: Bench, faults: Faults, fault: Faul
 def test_a_message_that_is_too_large_is_refused_at_once(bench: Bench) -> None:
     with bench.engine.publisher.atomically(mark):
         with pytest.raises(MessageTooLarge):
-            bench.put(b"a" * (bench.policy.max_message_size + 1))
+            bench.put(b"a" * (bench.environment.max_message_size + 1))
         bench.put(b"b")
     assert bench.engine.inspect.counts("q").ready == 1
 

@@ -13,8 +13,7 @@ from kit.duties import promote_all
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.scheduling import key_limits
-from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.transactions import Environment
+from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.model import KeyLimits, Publication
 from kombu_fdb.primitives.clock import random_id
 from kombu_fdb.testing.clock import ManualClock
@@ -43,8 +42,7 @@ class Fleet:
         return Engine(
             bench.database,
             bench.namespace,
-            Environment(clock, random_id, random.Random(1)),
-            Policy(call_s=30.0),
+            Environment(clock, random_id, random.Random(1), call_s=30.0),
         )
 
     def put(self, number: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +13,7 @@ from kit.duties import promote_all, replay
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.publish import KEPT_MS
-from kombu_fdb.engine.stored.work import Policy
-from kombu_fdb.engine.transactions import Environment
+from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.errors import QueueError
 from kombu_fdb.model import Publication, Spot, View
 from kombu_fdb.primitives.clock import random_id
@@ -29,14 +28,13 @@ WINDOW_MS = 300_000
 class Host:
     """A process on a machine whose wall clock is wrong by ``error_s``."""
 
-    def __init__(self, bench: Bench, error_s: float, policy: Policy | None = None) -> None:
+    def __init__(self, bench: Bench, error_s: float, **options: Any) -> None:
         self.clock = ManualClock()
         self.clock.jump_wall(error_s)
         self.engine = Engine(
             bench.database,
             bench.namespace,
-            Environment(self.clock, random_id, random.Random(1)),
-            replace(policy or Policy(), call_s=30.0),
+            Environment(self.clock, random_id, random.Random(1), call_s=30.0, **options),
         )
         self.session = self.engine.sessions.open({})
 
@@ -138,8 +136,9 @@ def test_a_life_does_not_depend_on_the_clock_of_a_consumer_that_delayed_the_mess
 @pytest.mark.parametrize("ttl_ms", [0, 60_000])
 @pytest.mark.parametrize("queue", ["q", "q.dead"], ids=["after a replay", "of a dead letter"])
 def test_the_life_of_what_died_does_not_depend_on_its_publishers_clock(ttl_ms: int, queue: str) -> None:
-    bench = Bench(MemoryDatabase(), Policy(dead_ttl_ms=ttl_ms) if queue == "q.dead" else Policy())
-    publisher, consumer, behind = Host(bench, 600), Host(bench, 0, bench.policy), Host(bench, -10)
+    options = {"dead_ttl_ms": ttl_ms} if queue == "q.dead" else {}
+    bench = Bench(MemoryDatabase(), **options)
+    publisher, consumer, behind = Host(bench, 600), Host(bench, 0, **options), Host(bench, -10)
     publisher.engine.publisher.publish([Publication("", "q", b"")])
     (delivery,) = consumer.engine.messages.claim(consumer.session, ["q"], 1)
     consumer.engine.messages.reject([delivery.lease])
