@@ -32,7 +32,7 @@ from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.errors import Outrun, StoreUnavailable
 from kombu_fdb.keyspace.layout import range_of
 from kombu_fdb.model import Delivery, Lease, Publication
-from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.line_member import Contention, LineMember
 from kombu_fdb.settings.options import Options
@@ -85,7 +85,7 @@ class Rival:
         self.began_cpu_s = 0.0
         self._rung = threading.Event()
         session = engine.sessions.open({}, ttl_s=3_600)
-        self._session = ClientSession(engine, Options(), session, NoThreads(), SystemClock())
+        self._session = ClientSession(engine, Options(), session, NoThreads(), Clock())
         self._found: list[Delivery] = []
         self._member = LineMember(self._rung.set, time.monotonic, random.Random(), 1.0, Contention(), self._found)
         self._member.contention.suspect(QUEUES)
@@ -137,7 +137,7 @@ class Rival:
 
 
 def open_engine(cluster_file: str, namespace: str) -> Engine:
-    environment = Environment(SystemClock(), random_id, random.Random(), call_s=30)
+    environment = Environment(Clock(), random_id, random.Random(), call_s=30)
     database = FoundationDatabase.open(cluster_file)
     return Engine(database, namespace, environment)
 

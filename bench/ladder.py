@@ -60,7 +60,7 @@ from kombu_fdb.engine.transactions import Transactions
 from kombu_fdb.keyspace.codec import Record
 from kombu_fdb.keyspace.layout import Keyspace, range_of
 from kombu_fdb.model import NO_PRIORITY, ClaimTerms, Publication
-from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.routing.tables import QueueDeclaration
 from kombu_fdb.store.foundationdb.binding import binding
 from kombu_fdb.store.foundationdb.database import FoundationDatabase
@@ -181,7 +181,7 @@ class GatheredFloor(Floor):
 
 
 def batches(folder: str) -> Mapping[str, list[float]]:
-    environment = Environment(SystemClock(), random_id, random.Random(1))
+    environment = Environment(Clock(), random_id, random.Random(1))
     databases = [SqliteDatabase.open(f"{folder}/batched-{name}.db") for name in ("work", "publisher")]
     engine, run = Engine(databases[1], "bench", environment), Transactions(databases[0], "bench", environment)
     engine.queues.declare(QueueDeclaration("weight"))
@@ -217,9 +217,7 @@ PAUSES_S, SINGLE = (0.0, 0.003), 500
 def one_by_one(folder: str) -> None:
     floor, engine = (
         Floor(folder),
-        Engine(
-            SqliteDatabase.open(f"{folder}/engine.db"), "bench", Environment(SystemClock(), random_id, random.Random(1))
-        ),
+        Engine(SqliteDatabase.open(f"{folder}/engine.db"), "bench", Environment(Clock(), random_id, random.Random(1))),
     )
     session, leases = engine.sessions.open({}, ttl_s=3600), []
 
@@ -329,7 +327,7 @@ def on_foundationdb(messages: int) -> None:
             floor.fill(keys)
             least = measured(lambda turn, keys=keys: floor.claim(keys, turn))
             floor.database.clear_range(b"", b"\xff")
-            environment = Environment(SystemClock(), random_id, random.Random(1))
+            environment = Environment(Clock(), random_id, random.Random(1))
             engine = Engine(FoundationDatabase.open(cluster.cluster_file), random_id().hex(), environment)
             names = [f"key-{each % keys}" if keys else "" for each in range(WINDOW * CLAIMS)]
             for number in range(0, len(names), 1000):
@@ -391,7 +389,7 @@ def on_sqlite(messages: int) -> None:
 
 
 def publishes(folder: str, messages: int, peers: Mapping[str, Side]) -> Mapping[str, list[float]]:
-    environment = Environment(SystemClock(), random_id, random.Random(1))
+    environment = Environment(Clock(), random_id, random.Random(1))
     databases = [SqliteDatabase.open(f"{folder}/{name}.db") for name in ("transaction", "work", "publisher")]
     run, work = (Transactions(database, "bench", environment) for database in databases[:2])
     engine = Engine(databases[2], "bench", environment)
@@ -442,7 +440,7 @@ def claims(folder: str, batch: list[Any]) -> dict[str, Callable[[], int]]:
     """Each claims four messages of its own full queue, and returns how many there were."""
     floor = Floor(folder)
     floor.fill(batch)
-    environment = Environment(SystemClock(), random_id, random.Random(1))
+    environment = Environment(Clock(), random_id, random.Random(1))
     databases = [SqliteDatabase.open(f"{folder}/{name}.db") for name in ("transaction", "engine")]
     engines = [Engine(database, "bench", environment) for database in databases]
     for engine in engines:

@@ -31,7 +31,7 @@ from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreUnavailable
 from kombu_fdb.model import is_internal
-from kombu_fdb.primitives.clock import Clock, SystemClock, random_id
+from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.threads import start
@@ -135,7 +135,7 @@ def check_schemes() -> Findings:
 
 def check_clock(location: Location) -> Findings:
     """Wall clocks decide when delayed messages are due."""
-    now_ms = SystemClock().wall_ms()
+    now_ms = Clock().wall_ms()
     step = "Set the clock and keep it right with NTP: it decides when delayed tasks are due."
     if now_ms < EPOCH_MS:
         yield Finding("fail", "clock", "it is set to a past year", step)
@@ -386,7 +386,7 @@ def check_store(location: Location, options: Options) -> Findings:
     if isinstance(location, SqliteLocation) and location.is_default and location.is_absent:
         yield Finding("ok", "store", "not opened, because it is not in use yet")
         return
-    clock = SystemClock()
+    clock = Clock()
     begin = clock.monotonic()
     try:
         engine = open_store(location, options, timeout_s=options.connect_timeout)

@@ -16,7 +16,7 @@ from celery_fdb.history.views.timeline import Timeline, timeline_of
 from celery_fdb.history.views.workflows import Node, Workflow, workflow_of
 from celery_fdb.inspection.time_formats import age, moment, took
 from kombu_fdb import Broker
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 
 #: The most pages that one call reads; each page reads a bounded number of rows.
 PAGES = 20
@@ -50,7 +50,7 @@ def history(
     **texts: str,
 ) -> Answer:
     """List what ran, when, how long and with what result, newest first, if the app's workers keep a history."""
-    now_ms = SystemClock().wall_ms()
+    now_ms = Clock().wall_ms()
     wanted = Wanted(
         state=state or "",
         since_ms=0 if since is None else max(now_ms - int(since * 1000), 0),
@@ -75,7 +75,7 @@ def _page(broker: Broker, wanted: Wanted, limit: int, after: str | None) -> Runs
 
 
 def _table(runs: Sequence[RunView]) -> RenderableType:
-    now_s = SystemClock().wall_ms() / 1000
+    now_s = Clock().wall_ms() / 1000
     return table(
         "task id state >ended >runtime >attempt queue key worker error",
         [

@@ -18,7 +18,7 @@ from celery_fdb.inspection.overview import STATES
 from celery_fdb.inspection.time_formats import age, moment, seconds_of
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import Peeked, State
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.plural import plural
 
 #: The bar moves on after this many messages.
@@ -166,7 +166,7 @@ def search(
 def _moment(name: str, text: str) -> str:
     """A moment for ``since`` or ``until``, which may also be given as an age."""
     ago_s = seconds_of(text) if name in {"since", "until"} else None
-    return text if ago_s is None else moment(SystemClock().wall_ms() - ago_s * 1000).isoformat()
+    return text if ago_s is None else moment(Clock().wall_ms() - ago_s * 1000).isoformat()
 
 
 @command()

@@ -80,7 +80,7 @@ from celery_fdb.tasks.failures import details_of, mix_in
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import SessionFacts
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.failure import ERROR_LENGTH, TRACEBACK_LENGTH
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.primitives.ranges import LATEST_MS, LONGEST_S, MOST, is_number, is_whole
@@ -89,7 +89,7 @@ from kombu_fdb.process.client import Client
 from kombu_fdb.transport.channel import Channel
 
 logger = get_logger(__name__)
-CLOCK = SystemClock()
+CLOCK = Clock()
 
 # -- what is noted, and the run that is made of it ---------------------------------------------------------------------
 

@@ -26,14 +26,14 @@ from celery import states
 from celery.app import amqp
 from celery.signals import before_task_publish
 
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 
 # -- when it was published --------------------------------------------------------------------------------------------
 
 
 #: The header: milliseconds since 1970 by the publisher's clock. A retry has its own.
 PUBLISHED = "fdb_published"
-CLOCK = SystemClock()
+CLOCK = Clock()
 
 
 class AMQP(amqp.AMQP):

@@ -18,7 +18,7 @@ from celery_fdb.inspection.time_formats import moment
 from kombu_fdb.engine.dead_letters import error_of
 from kombu_fdb.errors import FormatError
 from kombu_fdb.model import Death, Listed, Peeked, Spot
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.masking import masked
 from kombu_fdb.transport.envelope import Envelope, open_payload
 
@@ -209,7 +209,7 @@ class MessageView:
 
 def describe(message: Peeked, *, body: bool = False) -> dict[str, Any]:
     """The message now, ready for JSON (:meth:`MessageView.as_json`)."""
-    return MessageView.of(message, SystemClock().wall_ms()).as_json(body=body)
+    return MessageView.of(message, Clock().wall_ms()).as_json(body=body)
 
 
 # -- deaths ------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, look
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.totals import OTHERS, KeyTotals
 from kombu_fdb.errors import KombuFDBError
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 
 # -- counters of queues and keys ---------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class BrokerCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        clock = SystemClock()
+        clock = Clock()
         begin = clock.monotonic()
         overview = self._look()
         yield _gauge("celery_fdb_up", [], [((), float(overview is not None))])

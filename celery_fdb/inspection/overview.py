@@ -28,7 +28,7 @@ from kombu_fdb.engine.messages.bury import DEAD_SUFFIX
 from kombu_fdb.engine.metrics.totals import OTHERS
 from kombu_fdb.errors import QueueNotFound
 from kombu_fdb.model import KeyCounts, QueueCounts, QueueFacts, SessionFacts, State, is_internal
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.masking import masked
 
 # -- hosts -------------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def look(broker: Broker, *, queues: Collection[str] | None = None, top_keys: int
     ``held``: count each session's messages, one by one. Raises ``QueueNotFound`` for a name in ``queues`` that is
     neither declared nor holds anything, and ``StoreUnavailable``.
     """
-    now_ms = SystemClock().wall_ms()
+    now_ms = Clock().wall_ms()
     counts = broker.queues()
     for name in list(counts):
         if name.endswith(DEAD_SUFFIX):  # its queue may be empty and undeclared by now

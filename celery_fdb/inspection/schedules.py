@@ -42,7 +42,7 @@ from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, KombuFDBError, OptionError
 from kombu_fdb.keyspace.layout import pack as pack_key
 from kombu_fdb.keyspace.layout import range_of, unpack_as
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import MOST, is_number
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction
 from kombu_fdb.store.retry import Retry
@@ -240,7 +240,7 @@ class ScheduleStore:
 def schedule_of(broker: Broker, *, timeout_s: float | None = None) -> ScheduleStore:
     """The schedules that beats have reported to a broker."""
     timeout_s = broker.options.operation_timeout if timeout_s is None else timeout_s
-    return ScheduleStore(broker.database, broker.location.namespace, clock=SystemClock(), timeout_s=timeout_s)
+    return ScheduleStore(broker.database, broker.location.namespace, clock=Clock(), timeout_s=timeout_s)
 
 
 # -- beat --------------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class ScheduleSync:
     """
 
     def __init__(self, app: Celery, max_interval_s: float, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._again_s = ALL_S + max_interval_s
 
         def open_broker() -> Broker:

@@ -43,7 +43,7 @@ from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
 from kombu_fdb.keyspace.layout import STAMP_BYTES
 from kombu_fdb.model import Listed, Part, Peeked, Spot, State
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.masking import plain
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.ranges import shown
@@ -185,7 +185,7 @@ class Request(NamedTuple):
     zone: tzinfo = UTC
     #: After so many seconds the action ends and says how far it is, before a browser gives up.
     seconds: float = 4.0
-    clock: Clock = SystemClock()
+    clock: Clock = Clock()
 
     def __str__(self) -> str:
         if self.key is not None:

@@ -50,7 +50,7 @@ from kombu_fdb.model import (
     QueueControl,
     StoredMessage,
 )
-from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.primitives.ranges import LATEST_MS, MOST, check_text, is_whole, moment
 from kombu_fdb.routing.tables import PREDECLARED, Exchange, QueueDeclaration
 from kombu_fdb.settings.location import ClusterLocation, Location, SqliteLocation, default_cluster_file
@@ -304,7 +304,7 @@ def broker_source(broker: Broker, *, leased: bool = False) -> Source:
     # By the path of a cluster file: coordinators may move before an interrupted import goes on.
     named = f"{location} namespace {location.namespace}"
     expected = min(max(0, number), MOST)  # a damaged counter may have any value
-    header = Header(hashlib.sha256(named.encode()).digest()[:16], place, SystemClock().wall_ms(), expected)
+    header = Header(hashlib.sha256(named.encode()).digest()[:16], place, Clock().wall_ms(), expected)
     return header, lambda: _entries(broker, leased=leased)
 
 
@@ -449,7 +449,7 @@ def import_from(source: Source, target: Broker, progress: Progress, *, again: bo
         stored += transfer.restore(import_id, part)
         number += len(part)
         progress(number)
-    facts = {"messages": number, "source": header.source, "finished_ms": SystemClock().wall_ms()}
+    facts = {"messages": number, "source": header.source, "finished_ms": Clock().wall_ms()}
     transfer.finish(import_id, facts)
     return number, stored
 

@@ -54,7 +54,7 @@ from celery_fdb.results import chords, records
 from celery_fdb.results.store import ResultStore, Sighting
 from celery_fdb.results.waiting import Waiting
 from kombu_fdb.errors import KombuFDBError, OptionError, StoreError
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.failure import TRACEBACK_LENGTH
 from kombu_fdb.primitives.ranges import LONGEST_S, is_number, is_whole
 from kombu_fdb.process.client import Client, client_for
@@ -165,7 +165,7 @@ class FdbBackend(BaseBackend):
         self.chord_expires = self._seconds(app.conf.get("result_chord_expires"), self.expires)
         self.location, self.options, self._client_options, policy = settings_of(app.conf, self.url)
         self.retry_policy = {**BaseBackend.retry_policy, **policy}
-        self._clock = SystemClock()
+        self._clock = Clock()
         self._client: Client | None = None
         self._store: ResultStore | None = None
         #: Since when an abandoned chord is left to another worker.

@@ -62,7 +62,7 @@ from kombu_fdb import Broker
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import FLAG, LONGEST_S, MOST, SLOWEST, Kind, is_number, refused
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import DEDUP_IDS, text_of
@@ -107,7 +107,7 @@ class Backoff:
 #: Keys remembered at most, and for how many seconds; a forgotten one is read again.
 MOST_KEYS, KNOWN_S = 10_000, 60.0
 
-_clock = SystemClock()
+_clock = Clock()
 _known: dict[tuple[str, str, str], tuple[float, Mapping[str, Any]]] = {}
 
 #: The options that say where a task goes.

@@ -11,7 +11,7 @@ from celery import Celery
 from starlette.requests import Request
 
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import FLAG, TEXT, Kind, refused
 
 
@@ -79,7 +79,7 @@ class DashboardSettings:
     connect_timeout_s: float = 3.0
     threads: int = 8
     fix_app: str = FIX_APP
-    clock: Clock = field(default_factory=SystemClock)
+    clock: Clock = field(default_factory=Clock)
 
     @classmethod
     def of(cls, url: str, **given: Any) -> DashboardSettings:

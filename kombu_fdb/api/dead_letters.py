@@ -32,7 +32,7 @@ from kombu_fdb.api.connection import Connection
 from kombu_fdb.engine.dead_letters import LETTERS_PER_TRANSACTION, LetterWalk, task_of
 from kombu_fdb.errors import InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import Part, Peeked, Spot
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import MOST, SLOWEST, is_number, shown
 
 NO_ID = (b"", None)
@@ -47,7 +47,7 @@ class DeadLetters:
         """``clock``: measures ages and paces."""
         self.dead_queue = dead_queue
         self._connection = connection
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
 
     def __repr__(self) -> str:
         return f"<DeadLetters in {self.dead_queue}>"

@@ -33,7 +33,7 @@ from typing import Self
 from kombu_fdb.api.connection import Connection
 from kombu_fdb.errors import AlreadySettled, CommitUnknown, InvalidArgument, KombuFDBError, LeaseLost
 from kombu_fdb.model import Death, Delivery, Lease
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.failure import details_of
 from kombu_fdb.primitives.ranges import is_number, milliseconds
 
@@ -218,7 +218,7 @@ def due_at(delay: float) -> int:
     if is_number(delay, -math.inf, 0) and delay:
         raise InvalidArgument("a delay can't be negative", delay=delay)
     # The clock shows a moment that began up to a millisecond ago.
-    return SystemClock().wall_ms() + 1 + milliseconds("delay", delay) if delay else 0
+    return Clock().wall_ms() + 1 + milliseconds("delay", delay) if delay else 0
 
 
 def _details(error: object) -> dict[str, str]:

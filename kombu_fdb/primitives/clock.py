@@ -12,23 +12,25 @@ import time
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Protocol
 
 #: Returns 16 bytes, different ones each time.
 IdSource = Callable[[], bytes]
 
 
-class Clock(Protocol):
-    """What time it is, and a way to let some pass."""
+class Clock:
+    """What time it is, and a way to let some pass: those of this machine, unless a subclass says otherwise."""
+
+    #: Seconds since an arbitrary moment of this process; never goes back. The function itself, without a wrapper: it is
+    #: called a dozen times for each message.
+    monotonic = staticmethod(time.monotonic)
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970 UTC; may jump in both directions."""
-
-    def monotonic(self) -> float:
-        """Seconds since an arbitrary moment of this process; never goes back."""
+        return time.time_ns() // 1_000_000
 
     def sleep(self, seconds: float) -> None:
         """Block the calling thread."""
+        time.sleep(seconds)
 
 
 #: Into how many steps an interval is divided.
@@ -43,19 +45,6 @@ def in_step(wall_ms: int, rng: Random, interval_s: float) -> float:
     """
     pause_s = rng.uniform(0.9, 1.0) * interval_s
     return pause_s - (wall_ms / 1000 + pause_s) % (interval_s / STEPS)
-
-
-class SystemClock:
-    """The machine's clocks."""
-
-    #: The function itself, without a wrapper: it is called a dozen times for each message.
-    monotonic = staticmethod(time.monotonic)
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 #: 16 random bytes.

@@ -38,7 +38,7 @@ from itertools import islice
 from typing import TypeVar
 
 from kombu_fdb.errors import StoreError, StoreUnavailable
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 
 T = TypeVar("T")
 
@@ -175,7 +175,7 @@ class FairLock:
     """A lock that is handed to its waiters in the order they came; for threads and for greenlets."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._queue: deque[Ticket] = deque()
 
     def __len__(self) -> int:

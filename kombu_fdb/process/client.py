@@ -57,7 +57,7 @@ from kombu_fdb.errors import (
     StoreUnavailable,
 )
 from kombu_fdb.model import Delivery, Lease, SessionId
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.plural import plural
 from kombu_fdb.primitives.threads import FairLock, move
 from kombu_fdb.process import connect
@@ -155,8 +155,8 @@ class Client:
         self._session: ClientSession | None = None
         #: Whether the store did not answer the last time: until a call succeeds, new connections don't wait long.
         self.suspected = False
-        self._doubts = Doubts(SystemClock())
-        self._reclaim = Reclaim(SystemClock())
+        self._doubts = Doubts(Clock())
+        self._reclaim = Reclaim(Clock())
         #: How long to wait for a store that does not answer, when the program ends.
         self.patience = Patience()
         self.overdue = TimesToRun(self._release_overdue)

@@ -16,7 +16,7 @@ from typing import Any
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.engine.stored.work import Environment
 from kombu_fdb.errors import OptionError, StoreUnavailable
-from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.settings.location import FOUR_SLASHES, ClusterLocation, Location, SqliteLocation
 from kombu_fdb.settings.options import Options
 from kombu_fdb.store.protocol import Database, Transaction
@@ -50,7 +50,7 @@ def open_store(location: Location, options: Options, *, timeout_s: float) -> Eng
         database,
         location.namespace,
         Environment(
-            SystemClock(),
+            Clock(),
             random_id,
             random.Random(),
             call_s=options.operation_timeout,
@@ -63,7 +63,7 @@ def open_store(location: Location, options: Options, *, timeout_s: float) -> Eng
 
 def verify(database: Database, location: Location, *, timeout_s: float) -> None:
     """Run one small transaction. Raises ``StoreUnavailable`` or ``FormatError``."""
-    environment = Environment(SystemClock(), random_id, random.Random(), call_s=timeout_s)
+    environment = Environment(Clock(), random_id, random.Random(), call_s=timeout_s)
     Engine(database, location.namespace, environment).check_format()
 
 

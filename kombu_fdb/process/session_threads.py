@@ -38,7 +38,7 @@ from typing import TypeVar
 
 from kombu_fdb.engine.facade.engine import Engine
 from kombu_fdb.errors import KombuFDBError, StoreUnavailable
-from kombu_fdb.primitives.clock import SystemClock, in_step
+from kombu_fdb.primitives.clock import Clock, in_step
 from kombu_fdb.primitives.processes import see
 from kombu_fdb.primitives.threads import Signal, instead_of_threads, start, start_native, surely
 from kombu_fdb.primitives.wakeup import Bell
@@ -223,8 +223,8 @@ class FailureLog:
 def open_session(engine: Engine, options: Options, deferred: Callable[[], None]) -> ClientSession:
     """``deferred`` is called from the duties thread, about once a second and after a ring of the session's bell."""
     session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
-    session = ClientSession(engine, options, session_id, Bell(), SystemClock())
-    duties = Duties(engine, SystemClock(), session_id, sweep_interval_s=options.sweep_interval)
+    session = ClientSession(engine, options, session_id, Bell(), Clock())
+    duties = Duties(engine, Clock(), session_id, sweep_interval_s=options.sweep_interval)
     start_threads(session, SessionSteps(engine, session, duties, deferred, ttl_s=options.session_ttl), options)
     return session
 
@@ -247,7 +247,7 @@ def start_threads(session: ClientSession, steps: SessionSteps, options: Options)
 
 
 def _beat(session: ClientSession, steps: SessionSteps, interval_s: float) -> None:
-    failures, clock, rng = FailureLog("the heartbeat to the store"), SystemClock(), random.Random()
+    failures, clock, rng = FailureLog("the heartbeat to the store"), Clock(), random.Random()
     while not session.ended.wait(in_step(clock.wall_ms(), rng, interval_s)):
         steps.ran_s = monotonic()
         try:

@@ -69,7 +69,7 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database, Transaction
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class Patience:
     """The patience of a process with a store. Thread-safe: what two threads waste at once counts once or twice."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.clock = clock or SystemClock()
+        self.clock = clock or Clock()
         #: Whether the program was told to stop.
         self.stopping: Callable[[], bool] = lambda: False
         #: How many seconds may still be wasted.

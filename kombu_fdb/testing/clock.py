@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from kombu_fdb.primitives.clock import Clock
+
 __all__ = ["ManualClock"]
 
 
-class ManualClock:
+class ManualClock(Clock):
     """Both clocks in one; ``sleep`` moves it, so no test waits for time."""
 
     def __init__(self, monotonic: float = 1_000.0, wall_ms: int = 1_767_225_600_000) -> None:

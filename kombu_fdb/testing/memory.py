@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from kombu_fdb.errors import CommitUnknown, Conflict, StoreError, StoreUnavailable, TransactionTooOld
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue, Transaction, Watch, check_key, check_size, check_value
 from kombu_fdb.testing.faults import Fault, Faults, Interrupted
 
@@ -488,7 +488,7 @@ class MemoryDatabase:
     def __init__(
         self, *, clock: Clock | None = None, rng: random.Random | None = None, faults: Faults | None = None
     ) -> None:
-        self.clock = clock or SystemClock()
+        self.clock = clock or Clock()
         self.faults = faults or Faults()
         #: Called before each writing commit, so that a simulation can let others run exactly there.
         self.before_commit: Callable[[], None] | None = None

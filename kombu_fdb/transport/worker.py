@@ -38,7 +38,7 @@ from celery.states import READY_STATES
 from celery.utils.log import get_logger
 from kombu.utils import functional
 
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.failure import class_of, text_of
 from kombu_fdb.process.client import close_clients
 from kombu_fdb.transport.envelope import is_timelimit
@@ -284,7 +284,7 @@ def join_workers(driver_type: str) -> None:
 
     Both steps ask for the driver type before they look it up in their sets, and construct a transport to ask: this one.
     """
-    vars(functional)["sleep"] = SystemClock().sleep  # kombu's, bound before gevent's patch, would block all greenlets
+    vars(functional)["sleep"] = Clock().sleep  # kombu's, bound before gevent's patch, would block all greenlets
     for module, step in (("mingle", "Mingle"), ("gossip", "Gossip")):
         loaded = sys.modules.get(f"celery.worker.consumer.{module}")
         if loaded is not None:

@@ -19,7 +19,7 @@ from celery_fdb.history.views.runs import active_runs
 from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
 from celery_fdb.history.views.workflows import Node, workflow_of
 from kombu_fdb import Broker
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -53,7 +53,7 @@ def opened(broker: Any) -> Iterator[Broker]:
 
 @pytest.fixture
 def history(opened: Broker) -> HistoryStore:
-    return HistoryStore(opened.database, opened.location.namespace, clock=SystemClock())
+    return HistoryStore(opened.database, opened.location.namespace, clock=Clock())
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from celery_fdb.history.views.timeline import TaskUnknown, timeline_of
 from celery_fdb.history.views.workflows import workflow_of
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue
 from kombu_fdb.testing.stores import MemoryStores
 
@@ -76,7 +76,7 @@ def rows() -> list[KeyValue]:
 
 
 def run(id_: str, **fields: object) -> Run:
-    now_ms = SystemClock().wall_ms()
+    now_ms = Clock().wall_ms()
     told = {"state": SUCCESS, "start_ms": now_ms - 10, "end_ms": now_ms, "runtime_s": 0.01, **fields}
     return Run(id_, "shop.pay", "q", "w@h", **told)  # type: ignore[arg-type]  # of a test's own making
 

@@ -21,7 +21,7 @@ from celery_fdb.inspection.schedules import EntryReport, ScheduleStore, schedule
 from celery_fdb.web import dashboard
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.layout import range_of
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue, Transaction
 from kombu_fdb.testing.stores import MemoryStores
 
@@ -48,14 +48,14 @@ def test_a_damaged_entry_of_a_schedule_stops_no_other(fuzz: Callable[..., None],
             with telling(row, damaged):
                 look(store, person, "safe")
                 store.report([told("bad")])
-                store.forget_old(SystemClock().wall_ms())
+                store.forget_old(Clock().wall_ms())
                 look(store, person, "safe", "bad")
 
     fuzz(target)
 
 
 def told(name: str) -> EntryReport:
-    return EntryReport(name, "shop.pay", f"every {name} second", "q", 5, 10_000, 3, SystemClock().wall_ms(), 65.0)
+    return EntryReport(name, "shop.pay", f"every {name} second", "q", 5, 10_000, 3, Clock().wall_ms(), 65.0)
 
 
 @cache

@@ -30,7 +30,7 @@ from celery_fdb.operations.actions import ACTIONS
 from celery_fdb.web import dashboard
 from celery_fdb.web.visit import PATHS
 from kombu_fdb import Broker
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.stores import MemoryStores
 
 pytestmark = pytest.mark.timeout(0)
@@ -87,7 +87,7 @@ def action(chance: random.Random, pages: list[str]) -> dict[str, Any]:
 
 def remember(broker: Broker, chance: random.Random) -> None:
     """A history of runs, some of whose rows are damaged."""
-    store = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
     forget(broker, store)
     if chance.randrange(3):
         store.set_settings(History())

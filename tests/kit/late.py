@@ -24,7 +24,7 @@ import pytest
 from kombu_fdb.aio import LoopBell
 from kombu_fdb.errors import CommitUnknown, StoreUnavailable
 from kombu_fdb.primitives import wakeup
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process import connect, session_threads
 from kombu_fdb.process.session_threads import OnDemandThread
@@ -153,8 +153,8 @@ def late_store(monkeypatch: pytest.MonkeyPatch, *, writers_take_turns: bool) -> 
     with MemoryStores() as memory, monkeypatch.context() as patch:
         store = LateStore(memory, writers_take_turns=writers_take_turns)
         patch.setattr(connect, "_open_database", store.open)
-        patch.setattr(SystemClock, "monotonic", staticmethod(store.monotonic))
-        patch.setattr(SystemClock, "sleep", staticmethod(store.sleep))
+        patch.setattr(Clock, "monotonic", staticmethod(store.monotonic))
+        patch.setattr(Clock, "sleep", staticmethod(store.sleep))
         for module in [each for name, each in sys.modules.items() if name.startswith("kombu_fdb.")]:
             if getattr(module, "monotonic", None) is time.monotonic:
                 patch.setattr(module, "monotonic", store.monotonic)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.sqlite.database import SqliteDatabase, read_values
 from kombu_fdb.store.sqlite.errors import explain_os
 from kombu_fdb.store.sqlite.files import identify
@@ -11,7 +11,7 @@ from kombu_fdb.store.sqlite.open_file import OpenFile
 
 def open_apart(path: str) -> SqliteDatabase:
     """The file exists, and ``path`` is a real one. SQLite keeps count of its own openings in one process."""
-    database = SqliteDatabase(path, "normal", SystemClock())
+    database = SqliteDatabase(path, "normal", Clock())
     try:
         database.file = OpenFile(path, identify(path), database.clock, read_values)
     except OSError as error:

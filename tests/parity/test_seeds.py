@@ -17,7 +17,7 @@ from kombu_fdb.api.job import Job
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.errors import AlreadySettled, InvalidArgument, LeaseLost, QueueError
 from kombu_fdb.model import Publication
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.memory import MemoryDatabase
 
 PATIENCE_S = 60.0
@@ -75,7 +75,7 @@ def test_backoff_1_5_25_min(broker, jobs, attempt, minutes):
     Job(broker.connection, delivery._replace(redeliveries=attempt - 1)).release(backoff="1/5/25min")
     assert jobs.take(0) is None
     _, due_ms = promote_all(broker._engine)
-    early_ms = minutes * 60_000 - (due_ms - SystemClock().wall_ms())
+    early_ms = minutes * 60_000 - (due_ms - Clock().wall_ms())
     assert -1 <= early_ms < 30_000, "rounded up to the next millisecond"
 
 

@@ -52,7 +52,7 @@ from celery_fdb.tasks.publishing import unrepeated
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.engine.messages.publish import BATCH_MESSAGES
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.clock import SystemClock, random_id
+from kombu_fdb.primitives.clock import Clock, random_id
 from kombu_fdb.primitives.failure import ERROR_LENGTH
 from kombu_fdb.primitives.masking import masked_text
 from kombu_fdb.transport.batch import batched
@@ -279,7 +279,7 @@ class Outbox:
         self._mark = mark
         self._db_clock = clock
         self._skip_locked: bool | None = None
-        self._clock = SystemClock()
+        self._clock = Clock()
 
     def add(self, cursor: Any, signature: Signature) -> Any:
         """Write the task into the transaction of ``cursor``; its result. Raises ``TypeError`` for what is not JSON.

@@ -15,7 +15,7 @@ from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.message import error_line
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument, KombuFDBError
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.masking import masked_text
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ class HistoryOff(KombuFDBError):
 def history_of(broker: Broker) -> HistoryStore:
     """The history of a broker, whether or not one is kept."""
     timeout_s = broker.options.operation_timeout
-    return HistoryStore(broker.database, broker.location.namespace, clock=SystemClock(), timeout_s=timeout_s)
+    return HistoryStore(broker.database, broker.location.namespace, clock=Clock(), timeout_s=timeout_s)
 
 
 def kept_by(broker: Broker) -> HistoryStore:
@@ -210,7 +210,7 @@ def look_at_series(broker: Broker, *, period_s: int = HOUR_S, clock: Clock | Non
 
 def _period(period_s: int, clock: Clock | None) -> tuple[int, int, float]:
     """The length of a period's slots, when the period begins, and now."""
-    now_s = (clock or SystemClock()).wall_ms() / 1000
+    now_s = (clock or Clock()).wall_ms() / 1000
     length_s = min(each for each, kept_s in SLOTS.items() if period_s < kept_s or each == max(SLOTS))
     return length_s, int(now_s - period_s) // length_s * length_s, now_s
 

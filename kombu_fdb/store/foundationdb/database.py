@@ -59,7 +59,7 @@ from kombu_fdb.errors import (
     StoreUnavailable,
     TransactionTooOld,
 )
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.settings.location import default_cluster_file
 from kombu_fdb.store.foundationdb.binding import binding
 from kombu_fdb.store.protocol import Database, KeyValue, Transaction, Watch, check_key, check_value
@@ -241,7 +241,7 @@ class FoundationDatabase:
         ``cluster_file``: the client library's default if neither it nor ``connection_string`` is given. Raises
         ``StoreUnavailable`` with the fix.
         """
-        clock = clock or SystemClock()
+        clock = clock or Clock()
         deadline = clock.monotonic() + timeout_s
         fdb = binding()
         if cluster_file is not None and not os.path.exists(cluster_file):

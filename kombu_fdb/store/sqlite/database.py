@@ -54,7 +54,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from kombu_fdb.errors import ForkedError, OptionError, StoreError, StoreFull, StoreUnavailable
-from kombu_fdb.primitives.clock import Clock, SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.threads import FairLock, Ticket, surely
 from kombu_fdb.store.protocol import (
     KEY_BYTES,
@@ -606,7 +606,7 @@ class SqliteDatabase:
         if synchronous not in ("normal", "full"):
             raise OptionError("synchronous must be 'normal' or 'full'", given=synchronous)
         check_sqlite_version()
-        database = cls(check_path(os.fspath(path)), synchronous, clock or SystemClock())
+        database = cls(check_path(os.fspath(path)), synchronous, clock or Clock())
         open_file.refuse_tainted(database.path)
         deadline = database.clock.monotonic() + timeout_s
         database.file = attach(database, database.path, database.clock, timeout_s)

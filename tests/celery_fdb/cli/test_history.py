@@ -14,7 +14,7 @@ from celery_fdb.history.run import Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views.runs import history_of
 from kombu_fdb import Broker
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def history(broker: Broker) -> HistoryStore:
 
 
 def keep(history: HistoryStore, id_: str, ago_s: float = 0, **fields: Any) -> None:
-    now_ms = SystemClock().wall_ms()
+    now_ms = Clock().wall_ms()
     told: dict[str, Any] = {"task": "shop.pay", "queue": "q", "worker": "w@h", "state": SUCCESS, "runtime_s": 0.0125}
     told |= {"start_ms": now_ms - int(ago_s * 1000) - 10, "end_ms": now_ms - int(ago_s * 1000), **fields}
     for unwritten in history.packed([Run(id_, **told)]):
@@ -53,7 +53,7 @@ def test_the_newest_first_with_filters_and_a_cursor(run: Callable[..., Any], his
 
 
 def test_what_runs_now(run: Callable[..., Any], history: HistoryStore) -> None:
-    history.activity(b"s", {1: Run("t", "shop.pay", start_ms=SystemClock().wall_ms() - 5000)})
+    history.activity(b"s", {1: Run("t", "shop.pay", start_ms=Clock().wall_ms() - 5000)})
     result = run("history", "--state", STARTED)
     assert "STARTED (its worker is gone)" in result.out
     assert run("history", "--state", STARTED, "--json").json["runs"][0]["alive"] is False
@@ -61,7 +61,7 @@ def test_what_runs_now(run: Callable[..., Any], history: HistoryStore) -> None:
 
 def test_a_limit_counts_the_active_runs_that_are_wanted(run: Callable[..., Any], history: HistoryStore) -> None:
     """It limited the rows that were read before they were filtered."""
-    now_ms = SystemClock().wall_ms()
+    now_ms = Clock().wall_ms()
     begun = {number: Run(f"t{number}", f"shop.{number % 2}", start_ms=now_ms - 1000 * number) for number in range(4)}
     history.activity(b"s", begun)
     for options, expected in (((), "t3"), (("--task", "shop.0"), "t2")):

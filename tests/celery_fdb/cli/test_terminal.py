@@ -17,7 +17,7 @@ from celery_fdb.history.options import History
 from celery_fdb.history.run import Run
 from celery_fdb.history.views.runs import history_of
 from kombu_fdb import Broker
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import MOST
 
 ID = "d5703c1b-3a56-4471-b347-2101a1620075"
@@ -97,7 +97,7 @@ def shop(broker: Broker, url: str) -> None:
     jobs = broker.queue(QUEUE)
     jobs.limit(KEY, rate=1e6, max_in_flight=7)  # peek shows what a consumer would get now
     jobs.take(0).bury(error=ConnectionResetError("the service of the bank did not answer within 30 s"))  # type: ignore[union-attr]
-    history, now_ms = history_of(broker), SystemClock().wall_ms()
+    history, now_ms = history_of(broker), Clock().wall_ms()
     history.set_settings(History())
     ran = Run(
         ID, TASK, QUEUE, "celery@worker-in-europe-west", "FAILURE", now_ms - 9, now_ms, 0.009, key=KEY, error="no money"

@@ -41,7 +41,7 @@ from celery_fdb.history.views.workflows import NOT_RUN, Node, Workflow, page_of_
 from kombu_fdb import Broker
 from kombu_fdb.errors import InvalidArgument
 from kombu_fdb.keyspace.codec import headers_of
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
 
 Keep = Callable[..., None]
@@ -191,7 +191,7 @@ def test_a_life_that_ended_begins_with_its_publication(broker: Broker, keep: Kee
 def test_an_app_with_a_history_tells_when_it_publishes(broker: Broker, app: Celery) -> None:
     """And others do not: what waits is then shown as the store knows it."""
     install(app, history=True)
-    sent_ms = SystemClock().wall_ms()
+    sent_ms = Clock().wall_ms()
     app.send_task("shop.pay", task_id="t", countdown=600)
     published, due = timeline_of(broker, "t").events
     assert (published.what, due.what) == ("published", "due")

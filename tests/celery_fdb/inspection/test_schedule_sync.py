@@ -32,7 +32,7 @@ from celery_fdb.inspection.schedules import (
 )
 from kombu_fdb import Broker
 from kombu_fdb.errors import FormatError, StoreUnavailable
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
 
 
@@ -114,7 +114,7 @@ def test_entries_that_beat_dropped_are_cleared_and_unreported_ones_later(app: Ce
 
 
 def test_a_beat_whose_clock_is_ahead_of_the_workers_forgets_nothing(app: Celery, broker: Broker) -> None:
-    clock = ManualClock(wall_ms=SystemClock().wall_ms())
+    clock = ManualClock(wall_ms=Clock().wall_ms())
     schedule_of(broker).report([report_of("of another beat", entry(app), clock.wall_ms(), 60.0)])
     assert broker.queue("mails").take(0) is None  # as a worker does, in a session
     clock.jump_wall(2 * KEPT_S)
@@ -164,7 +164,7 @@ def test_a_paused_entry_is_not_published_until_it_is_resumed(app: Celery, broker
 
     tick_until(lambda: mails.count() and "often" in told(broker) and told(broker)["often"].last_ms)
     store.pause("often")
-    paused_ms = SystemClock().wall_ms()
+    paused_ms = Clock().wall_ms()
     runs, published = [each.schedule["often"].total_run_count for each in beats], mails.count()
     tick_until(lambda: all(each.schedule["often"].total_run_count > n + 3 for each, n in zip(beats, runs, strict=True)))
     for beat in beats:

@@ -23,7 +23,7 @@ from celery_fdb.operations.action import Asked, AskedAnew, Request, log_audit
 from celery_fdb.operations.actions import ACTIONS
 from kombu_fdb import Broker, InvalidArgument, QueueError, QueueNotFound
 from kombu_fdb.model import QueueControl
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.routing.tables import Exchange
 
 Do = Callable[..., Any]
@@ -55,7 +55,7 @@ def headers(broker: Broker, spot: Any, queue: str = "q") -> dict[str, Any]:
     return row.envelope.headers
 
 
-class Late(SystemClock):
+class Late(Clock):
     """Half of an action's time passes each time this clock is read."""
 
     def __init__(self) -> None:

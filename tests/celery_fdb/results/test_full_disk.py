@@ -10,7 +10,7 @@ from kit.disks import small_disk
 from celery_fdb.results.store import ResultStore
 from kombu_fdb.api.broker import Broker
 from kombu_fdb.errors import StoreFull
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.client import close_clients
 
 PATIENCE_S = 60.0
@@ -28,7 +28,7 @@ def test_a_worker_stores_results_while_it_empties_a_full_disk(tmp_path: Path) ->
                 with pytest.raises(StoreFull):
                     while True:
                         broker.queue("others").put(b"x" * size)
-            results = ResultStore(broker.database, "results", clock=SystemClock(), timeout_s=PATIENCE_S)
+            results = ResultStore(broker.database, "results", clock=Clock(), timeout_s=PATIENCE_S)
             for number, job in enumerate(queue.take_many(60, timeout=PATIENCE_S)):
                 results.store(f"task-{number}", "SUCCESS", b"1" * 100, LATER_MS)
                 assert results.exists(f"task-{number}")

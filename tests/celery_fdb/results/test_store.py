@@ -19,7 +19,7 @@ from celery_fdb.results.store import SWEEP_ROWS, ResultStore
 from kombu_fdb.errors import CommitUnknown, FormatError, StoreUnavailable
 from kombu_fdb.keyspace.layout import pack
 from kombu_fdb.model import SessionFacts, SessionId
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import Database
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import Fault, Faults
@@ -29,7 +29,7 @@ from kombu_fdb.testing.memory import MemoryDatabase
 @pytest.fixture
 def running(database: Database) -> ResultStore:
     """In real time, for threads that get in each other's way."""
-    return ResultStore(database, os.urandom(6).hex(), clock=SystemClock(), timeout_s=20.0)
+    return ResultStore(database, os.urandom(6).hex(), clock=Clock(), timeout_s=20.0)
 
 
 def done(payload: bytes = b"1", expires_ms: int = 0, state: str = SUCCESS) -> tuple[str, bytes, int]:

@@ -373,16 +373,14 @@ def test_clocks_that_differ_neither_delay_a_row_nor_end_a_lease(box, database, m
 
     with monkeypatch.context() as skew:
         if who == "writer":
-            skew.setattr("kombu_fdb.primitives.clock.SystemClock.wall_ms", skewed)
+            skew.setattr("kombu_fdb.primitives.clock.Clock.wall_ms", skewed)
         add(box, database)
     if who == "relay":
-        monkeypatch.setattr("kombu_fdb.primitives.clock.SystemClock.wall_ms", skewed)
+        monkeypatch.setattr("kombu_fdb.primitives.clock.Clock.wall_ms", skewed)
     with box.opened() as table:
         assert table.has_due()
         (row,) = table.claim(1, 60_000)
-        monkeypatch.setattr(
-            "kombu_fdb.primitives.clock.SystemClock.wall_ms", lambda _: int((time.time() - skew_s) * 1000)
-        )
+        monkeypatch.setattr("kombu_fdb.primitives.clock.Clock.wall_ms", lambda _: int((time.time() - skew_s) * 1000))
         assert not table.has_due()
         assert table.claim(1, 60_000) == []
         table.fail(row, "in vain", 60_000)

@@ -20,7 +20,7 @@ from celery_fdb.web.authentication import AGAIN_S, FREE, MOST, Authentication, a
 from celery_fdb.web.settings import DashboardSettings
 from celery_fdb.web.visit import PATHS, Visit, cookie_name
 from kombu_fdb.errors import OptionError
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
 
 TOKEN = "a token of enough letters"
@@ -115,7 +115,7 @@ def test_a_forged_cookie_has_no_attempts_of_its_own(visit: Any) -> None:
         person.cookies.set(cookie_name(authentication.KNOWN_COOKIE, TOKEN), f"9999999999999.{number}")
         person.submit("/login", status=403 if number < FREE else 429, token="x")
     opens_nothing = visit(token=TOKEN)
-    known = authentication.new_ticket(TOKEN, SystemClock().wall_ms(), known=True)
+    known = authentication.new_ticket(TOKEN, Clock().wall_ms(), known=True)
     opens_nothing.cookies.set(cookie_name(authentication.COOKIE, TOKEN), known)
     assert opens_nothing.get("/", headers={"accept": "text/html"}).url.path == "/login"
 

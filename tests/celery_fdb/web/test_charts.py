@@ -18,7 +18,7 @@ from celery_fdb.web.charts import HEIGHT, SERIES, WIDTH, charts_of, rounded_up
 from celery_fdb.web.visit import FORMS
 from kombu_fdb import Broker
 from kombu_fdb.engine.metrics.samples import QueueSample, Sample, Span, write
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
 
 
@@ -26,7 +26,7 @@ from kombu_fdb.testing.clock import ManualClock
 def clock() -> ManualClock:
     """Some minutes behind, at the beginning of a slot."""
     clock = ManualClock()
-    now_s = SystemClock().wall_ms() // 1000
+    now_s = Clock().wall_ms() // 1000
     clock.advance(now_s - now_s % 300 - 300 - clock.wall_ms() / 1000)
     return clock
 

@@ -34,7 +34,7 @@ from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
 from kombu_fdb.keyspace.layout import STAMP_CODE, Keyspace, pack_stamp
 from kombu_fdb.model import Death
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 
 #: The larger store, which has the mark, takes seconds to write; minutes on a machine that is very busy.
 pytestmark = pytest.mark.timeout(600)
@@ -148,7 +148,7 @@ def keyed(keys: Keyspace, number: int) -> Iterator[tuple[bytes, bytes]]:
 
 def keep_runs(broker: Broker, number: int) -> None:
     """Each in a group of its own, as of workers with little to do."""
-    store = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
     store.set_settings(History())
     now_ms = time.time_ns() // 1_000_000
     for each in range(number):

@@ -17,7 +17,7 @@ from celery_fdb.history.run import ACTIVE, Run
 from celery_fdb.history.store import HistoryStore
 from celery_fdb.history.views import workflows
 from kombu_fdb import Broker
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
 
 BOUNDS = History(runs=1_000, max_age=60_000)
@@ -25,7 +25,7 @@ BOUNDS = History(runs=1_000, max_age=60_000)
 
 @pytest.fixture
 def store(broker: Broker) -> HistoryStore:
-    made = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    made = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
     made.set_settings(BOUNDS)
     return made
 

@@ -20,7 +20,7 @@ from celery_fdb.history.store import HistoryStore
 from celery_fdb.inspection.schedules import EntryReport, schedule_of
 from kombu_fdb import Broker
 from kombu_fdb.keyspace.codec import PAYLOAD_HEAD, PAYLOAD_VERSION
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 
 ROOT = Path(__file__).parents[3]
 #: In each of them a script that would say so.
@@ -56,9 +56,9 @@ def fill(broker: Broker) -> None:
     broker._engine.messages.reject(leases, **told, attempts=[{"time": ERROR, "error": ERROR}])
     queue.limit(NAME, rate=2.0)
     queue.pause()
-    store = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
     store.set_settings(History())
-    now_ms = SystemClock().wall_ms()
+    now_ms = Clock().wall_ms()
     texts = {"queue": NAME, "worker": ERROR, "key": NAME, "error_class": ERROR, "error": ERROR, "traceback": ERROR}
     run = Run("r1", ERROR[:200], state="FAILURE", start_ms=now_ms, end_ms=now_ms, args=ERROR, kwargs=ERROR, **texts)
     child = run._replace(id="r2", root="r1", parent="r1", group=SCRIPTS[1], followers=(("r3", ERROR[:200]),))

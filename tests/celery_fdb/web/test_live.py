@@ -22,7 +22,7 @@ from celery_fdb.web.live import Feed, LiveStats
 from kombu_fdb import Broker
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import NO_SESSION, SessionFacts
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 
 DEADLINE_S = 60.0
 
@@ -317,7 +317,7 @@ def test_with_a_history_failures_are_those_of_runs() -> None:
 
 @in_a_loop
 async def test_the_stream_counts_the_runs_of_the_history(url: str, broker: Broker) -> None:
-    store = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
     store.set_settings(History())
     client = Client(dashboard(url, anonymous=True, interval_s=0.2))
     assert await client.begin() == 200

@@ -172,7 +172,7 @@ def test_sessions_show_how_old_the_last_heartbeat_is(viewer: Any, url: str, monk
         job = broker.queue("jobs").take(0)
         (session,) = broker.inspect.sessions()
         clock = ManualClock(wall_ms=session.beat_ms)
-        monkeypatch.setattr(overview, "SystemClock", lambda: clock)
+        monkeypatch.setattr(overview, "Clock", lambda: clock)
         for seconds, age, state in (
             (2.5, "2.5 s ago", "alive"),
             (42.5, "45 s ago", "alive"),

@@ -29,7 +29,7 @@ from celery_fdb.web.pages.workers import FRESH_S, row_of, worker_of
 from celery_fdb.web.visit import NOTHING
 from kombu_fdb import Broker, errors
 from kombu_fdb.model import NO_SESSION, SessionFacts
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.testing.clock import ManualClock
 
 STATS = {
@@ -277,7 +277,7 @@ def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker
         "broken": {"task": "shop.x", "schedule": "sometimes"},
         "empty": None,
     }
-    store = HistoryStore(broker.database, broker.location.namespace, clock=SystemClock())
+    store = HistoryStore(broker.database, broker.location.namespace, clock=Clock())
     store.set_settings(History())
     began = int(NOW.timestamp() * 1000) - 60_000
     for unwritten in store.packed([Run("t", "shop.remind", state="SUCCESS", start_ms=began, end_ms=began + 5)]):
@@ -300,7 +300,7 @@ def test_entries_with_their_last_and_next_run(operator: Any, app: Celery, broker
 
 def test_without_an_app_what_beat_has_told_is_shown(viewer: Any, broker: Broker) -> None:
     assert "No beat has reported its schedule" in viewer.see("/schedules")
-    now_ms = SystemClock().wall_ms()
+    now_ms = Clock().wall_ms()
     schedule_of(broker).report(
         [
             EntryReport(
@@ -411,7 +411,7 @@ def test_an_entry_is_paused_resumed_and_run_from_the_page(
         "mine": {"task": "shop.remind", "schedule": 300.0, "args": ("acme",), "options": {"queue": "mails"}},
         "broken": {"task": "shop.x", "schedule": "sometimes"},
     }
-    now_ms = SystemClock().wall_ms()
+    now_ms = Clock().wall_ms()
     names = ("mine", "of a database")
     schedule_of(broker).report(
         [EntryReport(name, "t", "", "", None, now_ms + 9_000, 0, now_ms, 60.0) for name in names]

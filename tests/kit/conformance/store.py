@@ -20,7 +20,7 @@ import pytest
 
 from kit.frames import keeps_frames
 from kombu_fdb.errors import Conflict, LimitExceeded, StoreError, StoreUnavailable, TransactionTooOld
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KEY_BYTES, TRANSACTION_BYTES, VALUE_BYTES, Database, Transaction, Watch
 from kombu_fdb.store.retry import Retry
 
@@ -66,7 +66,7 @@ class Keys:
 def retry_on(database: Database, prefix: bytes) -> Retry:
     return Retry(
         database,
-        SystemClock(),
+        Clock(),
         random.Random(0),
         token_key=lambda number: prefix + b"token/" + struct.pack(">I", number),
     )

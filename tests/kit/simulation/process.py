@@ -19,6 +19,7 @@ from kit.simulation.violation import Violation
 from kombu_fdb.engine.facade.engine import Engine, Sessions
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duty_cycle import SessionSteps
 from kombu_fdb.store.protocol import Watch
@@ -147,7 +148,7 @@ class StepFaults(Faults):
         return struck
 
 
-class ProcessClock:
+class ProcessClock(Clock):
     """Durations are everybody's; what o'clock it is, each machine has its own opinion."""
 
     def __init__(self, shared: ManualClock, frames: list[Frame]) -> None:

@@ -26,7 +26,7 @@ from kit.interruption import interrupt, runs_handlers
 
 from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
 from kombu_fdb.model import ClaimTerms
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.foundationdb import binding
 from kombu_fdb.store.foundationdb.database import ClusterBusy, FoundationDatabase, FoundationTransaction, explain_commit
 from kombu_fdb.store.protocol import Database, Transaction
@@ -94,7 +94,7 @@ def test_a_locked_cluster_is_not_available(own_cluster: Cluster) -> None:
     The last read is not answered in time; what the cluster said before is the reason.
     """
 
-    class LastRead(SystemClock):
+    class LastRead(Clock):
         now_s = 0.0
 
         def monotonic(self) -> float:

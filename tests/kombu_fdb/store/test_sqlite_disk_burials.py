@@ -12,7 +12,7 @@ from kombu_fdb.api.broker import Broker
 from kombu_fdb.api.queue import Queue
 from kombu_fdb.engine.stored.batches import Budget
 from kombu_fdb.errors import StoreFull
-from kombu_fdb.primitives.clock import SystemClock
+from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.duties import Guard
 from kombu_fdb.process.duty_cycle import Sweep
 from kombu_fdb.routing.tables import Exchange
@@ -79,7 +79,7 @@ def test_a_dead_worker_s_message_that_cant_be_buried_delays_none_of_its_others(b
     assert len(engine.messages.claim(dead, ["q", "other"], MANY + 5)) == MANY + 5
     use_up(broker)
     reported: list[str] = []
-    clock = SystemClock()
+    clock = Clock()
     guard = Guard(engine.upkeep, clock, lambda duty, subject, error: reported.append(duty))
     sweep = Sweep(engine, clock, guard, engine.transactions.ids(), 0.1)
     until = clock.monotonic() + PATIENCE_S
@@ -94,7 +94,7 @@ def test_a_duty_that_a_full_disk_refuses_keeps_no_other_from_its_turn(broker: Br
     """Nor does it fail and work again, with a line in the log each time."""
     use_up(broker)
     reported: list[str] = []
-    guard = Guard(broker.queue("q")._engine.upkeep, SystemClock(), lambda duty, _, error: reported.append(duty))
+    guard = Guard(broker.queue("q")._engine.upkeep, Clock(), lambda duty, _, error: reported.append(duty))
     filler = broker.queue("filler")
     for _ in range(2):
         guard.attempt("sample", "", lambda: filler.put(b"x" * 20_000))
