@@ -40,7 +40,7 @@ class Transactions:
         self.keys = Keyspace(namespace)
         self.routing = RoutingTables(self.keys, self.clock)
         self.totals = totals.PendingTotals(self.keys, self.clock)
-        self.sightings = Sightings(self.clock)
+        self.sightings: Sightings = {}
         #: As in ``Window``.
         self.fair_queues: set[str] = set()
         client = self.ids()

@@ -16,7 +16,7 @@ without the row has a full bucket. How much time has passed is measured in two w
 * by the consumer's wall clock, if that is past the moment. The moment never goes back, so the refills of all consumers
   together amount to the time by which the most advanced clock moved on: the true time and, once, the distance between
   the clocks.
-* by how long this process has known the very same row, on its monotonic clock (:class:`Sightings`). Each use of a
+* by how long this process has known the very same row, on its monotonic clock (:func:`known_for_ms`). Each use of a
   bucket changes its row, so this time is never more than the true one, whatever the wall clocks say. So a clock that
   was set back, or that of another process far ahead, stops no consumer.
 
@@ -69,23 +69,23 @@ class Bucket(NamedTuple):
     filled_ms: int
 
 
-class Sightings:
-    """For how long this process has seen each row unchanged, in ms of its monotonic clock. Thread-safe."""
+#: What this process has seen in rows, by key: the value, and since when, by the monotonic clock.
+Sightings = dict[bytes, tuple[bytes, float]]
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seen: dict[bytes, tuple[bytes, float]] = {}
 
-    def unchanged_ms(self, key: bytes, value: bytes) -> int:
-        """0 if the row was different, or absent, at the last look."""
-        now_s = self._clock.monotonic()
-        before = self._seen.get(key)
-        if before is not None and before[0] == value:
-            return int((now_s - before[1]) * 1000)
-        if len(self._seen) >= MOST_SIGHTINGS:
-            self._seen.clear()
-        self._seen[key] = value, now_s
-        return 0
+def known_for_ms(sightings: Sightings, clock: Clock, key: bytes, value: bytes) -> int:
+    """For how long this process has known the row unchanged, in ms; 0 if it was different, or absent, at the last look.
+
+    Thread-safe.
+    """
+    now_s = clock.monotonic()
+    before = sightings.get(key)
+    if before is not None and before[0] == value:
+        return int((now_s - before[1]) * 1000)
+    if len(sightings) >= MOST_SIGHTINGS:
+        sightings.clear()
+    sightings[key] = value, now_s
+    return 0
 
 
 def refilled(row: bytes | None, limits: KeyLimits, now_ms: int, unchanged_ms: int) -> Bucket:
@@ -127,7 +127,8 @@ def read_buckets(work: Work, of: Sequence[tuple[str, str]], sightings: Sightings
     """
     wanted = [work.keys.bucket(queue, key) for queue, key in of]
     rows = zip(wanted, work.tr.get_many(wanted, snapshot=True) if wanted else [], strict=True)
-    return [None if row is None else ((key, row), sightings.unchanged_ms(key, row)) for key, row in rows]
+    clock = work.environment.clock
+    return [None if row is None else ((key, row), known_for_ms(sightings, clock, key, row)) for key, row in rows]
 
 
 def credit(work: Work, buckets: Iterable[tuple[KeyValue, int] | None]) -> None:
@@ -192,6 +193,7 @@ class Allowances:
         self._queue = queue
         self._control = control
         self._now_ms = work.now_ms
+        self._clock = work.environment.clock
         self._sightings = sightings
         self._limits: dict[str, KeyLimits] = {}
         #: Bucket and number in flight of each key, as they were found.
@@ -270,7 +272,7 @@ class Allowances:
     def _unchanged_ms(self, key: str, row: bytes | None) -> int:
         if not row or self._sightings is None:
             return 0
-        return self._sightings.unchanged_ms(self._keys.bucket(self._queue, key), row)
+        return known_for_ms(self._sightings, self._clock, self._keys.bucket(self._queue, key), row)
 
     def _exclude_rivals(self, key: str) -> bytes | None:
         """Make claims of one limited key exclude each other: each reads its bucket as a conflict, and writes it.

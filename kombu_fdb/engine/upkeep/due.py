@@ -121,7 +121,7 @@ def unpark(work: Work, sightings: key_limits.Sightings) -> int | None:
     waits, over = [], []
     for (row, (due_ms, queue, key)), bucket in zip(waiting, buckets, strict=True):
         wait_ms = min(int.from_bytes(row[1], "big"), LONGEST_MS) if row[1] else ASSUMED_WAIT_MS
-        left_ms = min(due_ms - work.now_ms, wait_ms - sightings.unchanged_ms(*row))
+        left_ms = min(due_ms - work.now_ms, wait_ms - key_limits.known_for_ms(sightings, work.environment.clock, *row))
         if left_ms > 0:
             waits.append(left_ms)
             continue

@@ -302,9 +302,7 @@ TWINS: dict[str, Twin] = {
     "a rate counts by the clock of the process that looks": Twin(
         "SKEW", "rates", key_limits, "refilled", wrong.fill_by_own_clock
     ),
-    "a promoter believes no clock but its own": Twin(
-        "SKEW", "waits", *_without(key_limits.Sightings, "unchanged_ms", 0)
-    ),
+    "a promoter believes no clock but its own": Twin("SKEW", "waits", *_without(key_limits, "known_for_ms", 0)),
     # Tasks and letters
     "a cancel does not conflict with claims": Twin(
         "COUNTS", "tasks", Messages, "_cancel_part", write(_blind(browse, "cancel")[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 from kit.conformance.queue import Bench
@@ -14,7 +15,7 @@ from kombu_fdb.engine.scheduling.key_limits import (
     LONGEST_WAIT_MS,
     MOST_AHEAD_MS,
     Bucket,
-    Sightings,
+    known_for_ms,
 )
 from kombu_fdb.model import KeyLimits
 from kombu_fdb.testing.clock import ManualClock
@@ -64,27 +65,27 @@ def test_a_bucket_that_is_not_there_or_cannot_be_read_is_full(row: bytes | None)
 
 def test_a_row_is_known_since_it_was_first_seen_as_it_is() -> None:
     clock = ManualClock()
-    sightings = Sightings(clock)
-    assert sightings.unchanged_ms(b"key", b"one") == 0
+    seen_for = partial(known_for_ms, {}, clock)
+    assert seen_for(b"key", b"one") == 0
     clock.advance(2.5)
-    assert sightings.unchanged_ms(b"key", b"one") == 2_500
-    assert sightings.unchanged_ms(b"other", b"one") == 0
+    assert seen_for(b"key", b"one") == 2_500
+    assert seen_for(b"other", b"one") == 0
     clock.advance(1)
-    assert [sightings.unchanged_ms(b"key", value) for value in (b"two", b"one", b"one")] == [0, 0, 0]
+    assert [seen_for(b"key", value) for value in (b"two", b"one", b"one")] == [0, 0, 0]
     clock.advance(1)
-    assert sightings.unchanged_ms(b"key", b"one") == 1_000
+    assert seen_for(b"key", b"one") == 1_000
 
 
 def test_no_more_rows_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_limits, "MOST_SIGHTINGS", 2)
     clock = ManualClock()
-    sightings = Sightings(clock)
+    seen_for = partial(known_for_ms, {}, clock)
     for key in (b"a", b"b"):
-        sightings.unchanged_ms(key, b"row")
+        seen_for(key, b"row")
     clock.advance(1)
-    assert sightings.unchanged_ms(b"b", b"row") == 1_000
-    assert sightings.unchanged_ms(b"c", b"row") == 0
-    assert sightings.unchanged_ms(b"a", b"row") == 0, "forgotten, so too much is waited and never too little"
+    assert seen_for(b"b", b"row") == 1_000
+    assert seen_for(b"c", b"row") == 0
+    assert seen_for(b"a", b"row") == 0, "forgotten, so too much is waited and never too little"
 
 
 @pytest.mark.parametrize(("tokens", "early_ms"), [(10.0, 0), (2.0, 32_000), (12.0, 0)])
