@@ -55,7 +55,7 @@ class Messages(Verbs):
     ) -> list[Delivery]:
         """Lease up to ``limit`` ready messages of ``queues`` (in turn, from the first) to the session.
 
-        Fewer if they are large: as many as one transaction holds (``batches.py``), and at least one if there is one.
+        Fewer if they are large: as many as one transaction holds (``window.py``), and at least one if there is one.
         ``terms.first``: what :meth:`reserve` returned, for a caller who may have to :meth:`recover` this claim. Raises
         ``SessionLost`` if the session was fenced: the caller opens another one. Raises ``Outrun`` if it gives way to a
         rival (``terms.gives_way``), or if ``terms.stands`` says no. Guarantees: ONE-PLACE, ONE-OWNER; strict order.

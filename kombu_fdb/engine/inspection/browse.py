@@ -45,7 +45,6 @@ from kombu_fdb.engine.messages.message import (
 )
 from kombu_fdb.engine.scheduling import fair
 from kombu_fdb.engine.scheduling.window import QueueState, Window
-from kombu_fdb.engine.stored.batches import ByteBudget
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import FormatError, QueueError
 from kombu_fdb.keyspace.codec import OVER_MS, Message, Record, control_of, decode_round
@@ -97,7 +96,7 @@ def peek(work: Work, queue: str, limit: int, *, key: str | None = None, reverse:
         raise QueueError("a queue with keys has no last message", queue=queue, fix="Name a key.")
     else:
         # A claim that is never committed.
-        window = Window(NO_SESSION, 0, limit, budget=ByteBudget(math.inf, math.inf))
+        window = Window(NO_SESSION, 0, limit, most_record_bytes=math.inf, most_payload_bytes=math.inf)
         rows = fair.choose(work._replace(tr=DryRun(work.tr)), queue, QueueState(True, control), limit, window)
     return look_all(work, [(queue, row) for row in rows])
 

@@ -6,7 +6,7 @@ message, or with a transaction that returns a message between those taken (``bat
 reads the session's record serializably, so it can't commit once the sweep has ended its session. Guarantees: ONE-PLACE
 (one commit clears the ready key and writes the lease), ONE-OWNER.
 
-A window is bounded in bytes as well (``batches.py``), so a claim of large messages takes fewer of them. All their
+A window is bounded in bytes as well (``window.py``), so a claim of large messages takes fewer of them. All their
 payloads are read in one round trip.
 
 Some messages are found and not delivered: an expired one is dropped or dead-lettered, an unreadable record and a
@@ -180,7 +180,7 @@ def choose(work: Work, states: Mapping[str, QueueState], window: Window) -> Rows
     rows: Rows = []
     for queue in _open_to(work, states, window):
         wanted = window.limit - len(rows)
-        if wanted > 0 and not window.budget.is_full:
+        if wanted > 0 and not window.is_full:
             rows += [(queue, row) for row in _choose_from(work, queue, states[queue], wanted, window)]
     return rows
 
@@ -213,7 +213,7 @@ def _choose_from(work: Work, queue: str, state: QueueState, wanted: int, window:
         rows = _head(work, queue, state, wanted)
     else:
         rows = fair.oldest_first(work, queue, control.ageing, wanted)
-    return rows[: window.budget.take(rows)]
+    return rows[: window.take(rows)]
 
 
 def _head(work: Work, queue: str, state: QueueState, limit: int) -> list[KeyValue]:

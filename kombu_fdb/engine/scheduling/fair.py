@@ -332,7 +332,7 @@ class _Scheduler:
         self._first: dict[tuple[str, Rank], tuple[list[KeyValue], bool]] = {}
         self._has_all_unkeyed = False
         self._now_ms = work.now_ms
-        self._budget = window.budget
+        self._window = window
         self._rounds: dict[Rank, int] = {}
         self._tenants = Tenants(work, queue)
         self._allowances = Allowances(work, queue, state.control, window.sightings)
@@ -617,7 +617,7 @@ class _Scheduler:
         if self._allowances.free(turn.key) <= 0:
             return True
         rows = self._rows[turn.key, turn.items]
-        return not self._budget.is_full and (not rows or self._budget.fits(rows[0][1]))
+        return not self._window.is_full and (not rows or self._window.fits(rows[0][1]))
 
     def _load(self, turns: list[Turn], want: int) -> None:
         """Read the messages of all turns at once: as many as each can have at most if all have some, and one more."""
@@ -658,7 +658,7 @@ class _Scheduler:
             return None
         most = min(self._allowances.weight(turn.key), room)
         rows = self._waiting(turn, most)
-        most = max(1, self._budget.take(rows[: min(most, free)]))
+        most = max(1, self._window.take(rows[: min(most, free)]))
         taken, left = rows[:most], rows[most:]
         self._rows[turn.key, turn.items] = left
         self._chosen += taken

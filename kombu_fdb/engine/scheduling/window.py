@@ -1,15 +1,22 @@
-"""Window: how much one claim takes, for whom, and from where."""
+"""Window: how much one claim takes, for whom, and from where.
+
+A claim is bounded in bytes, too: it writes each record into a lease, and reads each payload, while a transaction takes
+10,000,000 bytes and 5 seconds. The first message always has room, so even the largest one gets through, alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kombu_fdb.engine.scheduling.key_limits import Sightings
-from kombu_fdb.engine.stored.batches import ByteBudget
+from kombu_fdb.keyspace.codec import size_of
 from kombu_fdb.model import QueueControl, SessionId
 from kombu_fdb.store.protocol import KeyValue
+
+RECORD_BYTES = 2_000_000
+PAYLOAD_BYTES = 8_000_000
 
 
 class QueueState(NamedTuple):
@@ -51,4 +58,31 @@ class Window:
     no_ack: Collection[str] = ()
     #: Set by the claim: those of its queues that have a single active consumer.
     single: Collection[str] = ()
-    budget: ByteBudget = field(default_factory=ByteBudget)
+    most_record_bytes: float = RECORD_BYTES
+    most_payload_bytes: float = PAYLOAD_BYTES
+    record_bytes: int = 0
+    payload_bytes: int = 0
+    #: Whether a message did not fit; then none after it is taken either, so that the order stays.
+    is_full: bool = False
+
+    def take(self, rows: Sequence[KeyValue]) -> int:
+        """How many of these messages fit, from the first on. Takes their room."""
+        values = [value for _, value in rows]
+        records, payloads = self.record_bytes + sum(map(len, values)), self.payload_bytes + size_of(*values)
+        if records <= self.most_record_bytes and payloads <= self.most_payload_bytes and not self.is_full:
+            self.record_bytes, self.payload_bytes = records, payloads
+            return len(rows)
+        for number, value in enumerate(values):
+            if not self.fits(value):
+                return number
+            self.record_bytes += len(value)
+            self.payload_bytes += size_of(value)
+        return len(rows)
+
+    def fits(self, value: bytes) -> bool:
+        """Whether there is room for this record; if not, the window is full."""
+        records, payloads = self.record_bytes + len(value), self.payload_bytes + size_of(value)
+        is_over = records > self.most_record_bytes or payloads > self.most_payload_bytes
+        if is_over and self.record_bytes > 0:
+            self.is_full = True
+        return not self.is_full

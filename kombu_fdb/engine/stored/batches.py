@@ -6,10 +6,6 @@ many messages fit is not known beforehand. So the number is found as TCP finds i
 batch that was too large, doubled after one that was not. A wrong batch costs time, never correctness, so it has no
 lock.
 
-A :class:`ByteBudget` is what one claim can hold. A claim writes each record into a lease, and reads each payload, while
-a transaction takes 10,000,000 bytes and 5 seconds. The first message always has room, so even the largest one gets
-through, alone.
-
 A *run* is a series of adjacent rows, as a transaction has read them, that one call clears. With FoundationDB each call
 costs its client 20 to 40 us of CPU, as it wakes the network thread. Of the six such calls for a message without a key
 that is claimed and acknowledged, four cleared adjacent rows, or conflicted on them. The price is a conflict with a
@@ -26,7 +22,6 @@ from typing import TypeVar
 
 from kombu_fdb.engine.stored.work import Work
 from kombu_fdb.errors import CommitUnknown, LimitExceeded, StoreFull, StoreUnavailable, TransactionTooOld
-from kombu_fdb.keyspace.codec import size_of
 from kombu_fdb.keyspace.layout import STAMP_BYTES, Range
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.protocol import KeyValue, Transaction
@@ -93,51 +88,6 @@ class AdaptiveBatch:
             else:
                 self.size = min(self._most, max(self.size, size * 2))
                 return result
-
-
-# -- bytes -------------------------------------------------------------------------------------------------------------
-
-
-RECORD_BYTES = 2_000_000
-PAYLOAD_BYTES = 8_000_000
-
-
-class ByteBudget:
-    """The bytes left in one attempt of one claim."""
-
-    __slots__ = ("_most_payloads", "_most_records", "_payloads", "_records", "is_full")
-
-    def __init__(self, records: float = RECORD_BYTES, payloads: float = PAYLOAD_BYTES) -> None:
-        """In bytes; a call that only looks has infinite room."""
-        self._most_records = records
-        self._most_payloads = payloads
-        self._records = 0
-        self._payloads = 0
-        #: Whether a message did not fit; then none after it is taken either, so that the order stays.
-        self.is_full = False
-
-    def take(self, rows: Sequence[KeyValue]) -> int:
-        """How many of these messages fit, from the first on. Takes their room."""
-        values = [value for _, value in rows]
-        records, payloads = self._records + sum(map(len, values)), self._payloads + size_of(*values)
-        if records <= self._most_records and payloads <= self._most_payloads and not self.is_full:
-            self._records, self._payloads = records, payloads
-            return len(rows)
-        for number, value in enumerate(values):
-            records, payloads = self._records + len(value), self._payloads + size_of(value)
-            if self._refuses(records, payloads):
-                return number
-            self._records, self._payloads = records, payloads
-        return len(rows)
-
-    def fits(self, value: bytes) -> bool:
-        """Whether there is room for this record."""
-        return not self._refuses(self._records + len(value), self._payloads + size_of(value))
-
-    def _refuses(self, records: int, payloads: int) -> bool:
-        if (records > self._most_records or payloads > self._most_payloads) and self._records > 0:
-            self.is_full = True
-        return self.is_full
 
 
 # -- ranges in parts ---------------------------------------------------------------------------------------------------
