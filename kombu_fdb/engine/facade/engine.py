@@ -98,7 +98,7 @@ class Sessions(Verbs):
             session.seal(work, session_id)
             line.drop(work, session_id, first)
             held = session.leases_of_claim(work, session_id, first, sweep.LEASES_PER_TRANSACTION)
-            return sum(settle.release(work, held, settle.Release(counted=False)))
+            return sum(settle.release(work, held, "none"))
 
         total = 0
         while released := self._run.write(body):

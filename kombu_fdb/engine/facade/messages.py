@@ -206,8 +206,8 @@ class Messages(Verbs):
         ``details``. A message that was not started is released uncounted, and marked if a consumer has ``seen`` it.
         False for each lost lease.
         """
-        how = settle.Release(counted, due_ms, details, seen)
-        return self._settle(leases, lambda work, part: settle.release(work, part, how))
+        attempt: settle.Attempt = "counted" if counted else "seen" if seen else "none"
+        return self._settle(leases, lambda work, part: settle.release(work, part, attempt, due_ms, details))
 
     def reject(self, leases: Sequence[Lease], *, reason: str = "rejected", **details: Any) -> list[bool]:
         """Dead-letter messages with this reason. False for each lost lease."""

@@ -8,7 +8,7 @@ repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 from kombu_fdb.engine.messages.bury import bury
 from kombu_fdb.engine.messages.message import delete, end_lease, forget, put_delayed, put_in_place
@@ -20,18 +20,9 @@ from kombu_fdb.keyspace.layout import TEXT_CODE, read_or, split_place
 from kombu_fdb.model import Lease, Place
 from kombu_fdb.store.protocol import KeyValue
 
-
-class Release(NamedTuple):
-    """How messages are released: counted as an attempt or not, and not ready before ``due_ms``.
-
-    ``seen``: a consumer has had them although no attempt counts; the next one gets them as redelivered. ``details``:
-    for the dead letter of a message over its delivery limit.
-    """
-
-    counted: bool
-    due_ms: int = 0
-    details: dict[str, Any] | None = None
-    seen: bool = False
+#: What a release says of the attempt: it counts against the delivery limit; it does not, but a consumer has seen the
+#: message, so that the next one gets it as redelivered; or there was none.
+Attempt = Literal["counted", "seen", "none"]
 
 
 def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | None = None) -> list[bool]:
@@ -45,9 +36,11 @@ def ack(work: Work, leases: Sequence[Lease], found: Iterable[list[KeyValue]] | N
     return [message is not None for message in held]
 
 
-def release(work: Work, leases: Sequence[Lease], how: Release) -> list[bool]:
-    """Release the messages."""
-    return _end_each(work, leases, lambda message: release_message(work, message, how))
+def release(
+    work: Work, leases: Sequence[Lease], attempt: Attempt, due_ms: int = 0, details: dict[str, Any] | None = None
+) -> list[bool]:
+    """Release the messages; see :func:`release_message`."""
+    return _end_each(work, leases, lambda message: release_message(work, message, attempt, due_ms, details))
 
 
 def reject(work: Work, leases: Sequence[Lease], reason: str, details: dict[str, Any]) -> list[bool]:
@@ -63,27 +56,30 @@ def _end_each(work: Work, leases: Sequence[Lease], end: Callable[[Message[Place]
     return [message is not None for message in held]
 
 
-def release_message(work: Work, message: Message[Place], how: Release) -> None:
-    """Make a message whose lease was just cleared ready at its old place, or delay or bury it.
+def release_message(
+    work: Work, message: Message[Place], attempt: Attempt, due_ms: int = 0, details: dict[str, Any] | None = None
+) -> None:
+    """Make a message whose lease was just cleared ready at its old place, or delay it until ``due_ms``, or bury it.
 
-    If its queue was deleted meanwhile, it is gone, as in RabbitMQ.
+    ``details``: for its dead letter, if it is over its delivery limit. If its queue was deleted meanwhile, it is gone,
+    as in RabbitMQ.
     """
     if _queue_is_deleted(work, message):
         delete(work, message)
         return
-    if how.counted:
+    if attempt == "counted":
         is_over = over_limit(work, message)
         message = message._replace(value=Record.redelivered(message.value))
         if is_over:
-            bury(work, message, "delivery_limit", how.details)
+            bury(work, message, "delivery_limit", details)
             return
-    elif how.seen:
+    elif attempt == "seen":
         message = message._replace(value=Record.marked_seen(message.value))
     key, rank = split_place(message.place)
     work.effects.note(message.queue, "returned", key)
-    if how.due_ms > work.now_ms:
+    if due_ms > work.now_ms:
         forget(work, message)
-        put_delayed(work, message.queue, rank, how.due_ms, message.value)
+        put_delayed(work, message.queue, rank, due_ms, message.value)
     else:
         put_in_place(work, message)
 

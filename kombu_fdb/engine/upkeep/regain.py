@@ -42,7 +42,7 @@ def _regain(work: Work, row: KeyValue, *, is_lease: bool) -> None:
     elif settle.over_limit(work, message, again=0):
         bury(work, message, "delivery_limit")
     else:
-        settle.release_message(work, message, settle.Release(counted=False))
+        settle.release_message(work, message, "none")
 
 
 def _return(work: Work, kept: Message[Place]) -> None:
@@ -52,4 +52,4 @@ def _return(work: Work, kept: Message[Place]) -> None:
     except FormatError as error:
         bury_malformed(work, kept, error)
         return
-    settle.release_message(work, kept._replace(value=record), settle.Release(counted=True))
+    settle.release_message(work, kept._replace(value=record), "counted")

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from kombu_fdb.engine.messages.bury import bury_malformed
 from kombu_fdb.engine.messages.message import end_lease
-from kombu_fdb.engine.messages.settle import Release, release_message
+from kombu_fdb.engine.messages.settle import release_message
 from kombu_fdb.engine.scheduling import line, single
 from kombu_fdb.engine.stored import newer
 from kombu_fdb.engine.stored.work import Work
@@ -154,4 +154,4 @@ def _release(work: Work, lease: bytes, *, counted: bool) -> None:
     if counted:  # otherwise its owner has released it
         work.effects.note(message.queue, "lost", split_place(message.place)[0])
     end_lease(work, message.queue, message.place)
-    release_message(work, message, Release(counted))
+    release_message(work, message, "counted" if counted else "none")
