@@ -20,7 +20,7 @@ from kombu_fdb.errors import ClientUnusable, KombuFDBError
 from kombu_fdb.process.client import client_for
 from kombu_fdb.settings.location import locate, parse_url
 from kombu_fdb.settings.options import Options
-from kombu_fdb.store.foundationdb.database import FoundationDatabase, Tls
+from kombu_fdb.store.foundationdb.database import FoundationDatabase
 
 ROOT = Path(__file__).parents[1]
 SECRET = "hunter2"
@@ -351,13 +351,13 @@ def test_a_stranger_is_not_let_in(tls_cluster, certificates):
 def test_one_set_of_tls_files_for_a_process(cluster, tls_cluster, certificates):
     FoundationDatabase.open(cluster.cluster_file).close()
     with pytest.raises(KombuFDBError, match="other TLS settings"):
-        FoundationDatabase.open(tls_cluster.cluster_file, tls=Tls(ca_file=f"{certificates}/ours.pem"))
+        FoundationDatabase.open(tls_cluster.cluster_file, tls={"ca_file": f"{certificates}/ours.pem"})
 
 
 @pytest.mark.foundationdb
 def test_a_tls_file_that_is_not_there_is_named(cluster, tmp_path):
     with pytest.raises(KombuFDBError, match=r"option: tls_key_file, path: /nowhere/key.pem"):
-        FoundationDatabase.open(cluster.cluster_file, tls=Tls(key_file="/nowhere/key.pem"))
+        FoundationDatabase.open(cluster.cluster_file, tls={"key_file": "/nowhere/key.pem"})
 
 
 def findings(cluster_file, options, environ=None):

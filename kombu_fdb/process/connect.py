@@ -116,11 +116,16 @@ def _open_sqlite(location: SqliteLocation, options: Options, timeout_s: float) -
 
 def _open_cluster(location: ClusterLocation, options: Options, timeout_s: float) -> Database:
     with _importing:
-        from kombu_fdb.store.foundationdb.database import FoundationDatabase, Tls
+        from kombu_fdb.store.foundationdb.database import FoundationDatabase
 
     return FoundationDatabase.open(
         cluster_file=None if location.cluster_file is None else str(location.cluster_file),
         connection_string=location.connection_string,
-        tls=Tls(options.tls_certificate_file, options.tls_key_file, options.tls_ca_file, options.tls_verify_peers),
+        tls={
+            "certificate_file": options.tls_certificate_file,
+            "key_file": options.tls_key_file,
+            "ca_file": options.tls_ca_file,
+            "verify_peers": options.tls_verify_peers,
+        },
         timeout_s=timeout_s,
     )

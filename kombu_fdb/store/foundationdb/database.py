@@ -20,7 +20,7 @@ FoundationDB                                before                          from
 1021 commit_unknown_result                                                  ``CommitUnknown``
 1031 timed_out, 1039 cluster changed        ``StoreUnavailable``            ``CommitUnknown(in_flight=True)``
 2101, 2102, 2103 too large                  ``LimitExceeded``               ``LimitExceeded``
-other retryable ones (1009, 1037, 1213, ..) ``ClusterBusy``                 ``ClusterBusy``
+other retryable ones (1009, 1037, 1213, ..) ``StoreError``, ``retryable``   ``StoreError``, ``retryable``
 all others                                  ``StoreUnavailable``            ``StoreUnavailable``
 =========================================== =============================== ==========================================
 
@@ -44,10 +44,10 @@ import json
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from shlex import quote
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from kombu_fdb.errors import (
     CommitUnknown,
@@ -75,13 +75,6 @@ TOO_LARGE = (2101, 2102, 2103)
 ABANDONED = (CANCELLED, OPERATION_CANCELLED)
 
 
-class ClusterBusy(StoreError):
-    """The cluster asks to try again: it is recovering, behind, or throttling."""
-
-    text = "the cluster asks for a retry"
-    retryable = True
-
-
 def explain(error: Any, advice: str) -> StoreError:
     """Our error for any error except that of a commit that writes. ``advice``: how to look at the cluster."""
     code = error.code
@@ -96,7 +89,9 @@ def explain(error: Any, advice: str) -> StoreError:
     if code == UNREADABLE:
         return StoreError("can't read what depends on this transaction's own versionstamp")
     if binding().predicates.is_retryable(error):
-        return ClusterBusy(reason=_description(error), code=code, fix=advice)
+        busy = StoreError("the cluster asks for a retry", reason=_description(error), code=code, fix=advice)
+        busy.retryable = True  # it is recovering, behind, or throttling
+        return busy
     return StoreUnavailable("FoundationDB failed", reason=_description(error), code=code, fix=advice)
 
 
@@ -149,44 +144,39 @@ def _description(error: Any) -> str:
 _ATTRIBUTE = "_kombu_fdb_tls"
 
 
-class Tls(NamedTuple):
-    """Paths, and the client's constraints on its peers; None: the library's default."""
+#: The client's setters of the settings.
+_SETTERS = {
+    "certificate_file": "set_tls_cert_path",
+    "key_file": "set_tls_key_path",
+    "ca_file": "set_tls_ca_path",
+    "verify_peers": "set_tls_verify_peers",
+}
 
-    certificate_file: str | None = None
-    key_file: str | None = None
-    ca_file: str | None = None
-    verify_peers: str | None = None
 
-    def apply(self, fdb: Any) -> None:
-        """Set the client's options, before the library connects.
+def apply_tls(fdb: Any, tls: Mapping[str, str | None]) -> None:
+    """Set the client's options, before the library connects. Settings as of :meth:`FoundationDatabase.open`.
 
-        Raises ``StoreUnavailable`` for a file that can't be read, or if the process has opened a cluster with others.
-        """
-        if self == Tls() or getattr(fdb, _ATTRIBUTE, None) == self:
-            return
-        for name, path in self._asdict().items():
-            if name.endswith("_file") and path is not None and not os.access(path, os.R_OK):
-                raise StoreUnavailable(
-                    "a TLS file can't be read",
-                    option=f"tls_{name}",
-                    path=path,
-                    fix="Check that it exists and that this user can read it.",
-                )
-        if fdb.impl._network_thread:
+    Raises ``StoreUnavailable`` for a file that can't be read, or if the process has opened a cluster with others.
+    """
+    given = {name: value for name, value in tls.items() if value is not None}
+    if not given or getattr(fdb, _ATTRIBUTE, None) == given:
+        return
+    for name, value in given.items():
+        if name.endswith("_file") and not os.access(value, os.R_OK):
             raise StoreUnavailable(
-                "this process has opened a cluster with other TLS settings",
-                fix="FoundationDB's client has one set per process: give every broker the same.",
+                "a TLS file can't be read",
+                option=f"tls_{name}",
+                path=value,
+                fix="Check that it exists and that this user can read it.",
             )
-        options = fdb.options
-        for setter, value in (
-            (options.set_tls_cert_path, self.certificate_file),
-            (options.set_tls_key_path, self.key_file),
-            (options.set_tls_ca_path, self.ca_file),
-            (options.set_tls_verify_peers, None if self.verify_peers is None else self.verify_peers.encode()),
-        ):
-            if value is not None:
-                setter(value)
-        setattr(fdb, _ATTRIBUTE, self)
+    if fdb.impl._network_thread:
+        raise StoreUnavailable(
+            "this process has opened a cluster with other TLS settings",
+            fix="FoundationDB's client has one set per process: give every broker the same.",
+        )
+    for name, value in given.items():
+        getattr(fdb.options, _SETTERS[name])(value.encode() if name == "verify_peers" else value)
+    setattr(fdb, _ATTRIBUTE, given)
 
 
 # -- the database ------------------------------------------------------------------------------------------------------
@@ -232,14 +222,15 @@ class FoundationDatabase:
         cluster_file: str | None = None,
         *,
         connection_string: str | None = None,
-        tls: Tls | None = None,
+        tls: Mapping[str, str | None] | None = None,
         timeout_s: float = 10.0,
         clock: Clock | None = None,
     ) -> FoundationDatabase:
         """Connect, and read once, within ``timeout_s``.
 
-        ``cluster_file``: the client library's default if neither it nor ``connection_string`` is given. Raises
-        ``StoreUnavailable`` with the fix.
+        ``cluster_file``: the client library's default if neither it nor ``connection_string`` is given. ``tls``: the
+        paths ``certificate_file``, ``key_file`` and ``ca_file``, and ``verify_peers``, the client's constraints on its
+        peers; None: the library's default. Raises ``StoreUnavailable`` with the fix.
         """
         clock = clock or Clock()
         deadline = clock.monotonic() + timeout_s
@@ -247,7 +238,7 @@ class FoundationDatabase:
         if cluster_file is not None and not os.path.exists(cluster_file):
             raise no_cluster_file(cluster_file)
         try:
-            (tls or Tls()).apply(fdb)
+            apply_tls(fdb, tls or {})
             _ask_at_once(fdb)
             handle = _connect(fdb, cluster_file, connection_string)
             handle.options.set_max_watches(MOST_WATCHES)
@@ -300,14 +291,12 @@ class FoundationDatabase:
         return watch
 
     def _verify(self, clock: Clock, deadline: float, cluster_file: str | None) -> None:
-        busy: ClusterBusy | None = None
+        busy: StoreError | None = None
         while busy is None or clock.monotonic() < deadline:
             transaction = self.begin(timeout_s=max(deadline - clock.monotonic(), 0.001), read_only=True)
             try:
                 transaction.get(b"")
                 return
-            except ClusterBusy as error:  # it recovers, is locked, or the client library has not chosen a version yet
-                busy = error
             except StoreUnavailable as error:
                 if error.attributes.get("code") not in (None, TIMED_OUT):
                     raise explain_open(error.__cause__, cluster_file) from error
@@ -319,13 +308,17 @@ class FoundationDatabase:
                         fix=f"{self.advice}, and check that client package and TLS files (SECURITY.md) fit",
                     ) from error
                 break  # the deadline passed before its next answer: the last one says why
+            except StoreError as error:  # it recovers, is locked, or the client library has not chosen a version yet
+                if not error.retryable:
+                    raise
+                busy = error
             finally:
                 transaction.cancel()
             clock.sleep(BUSY_S)
         raise StoreUnavailable(
             "the FoundationDB cluster takes no transactions",
             cluster=self._place,
-            reason=busy.reason,
+            reason=busy.attributes.get("reason"),
             fix=self.advice,
         ) from busy
 

@@ -24,11 +24,11 @@ from kit.conformance.queue import Bench
 from kit.conformance.store import TIMEOUT_S, StoreConformance, arm, commit, read, retry_on
 from kit.interruption import interrupt, runs_handlers
 
-from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreUnavailable, TransactionTooOld
+from kombu_fdb.errors import CommitUnknown, Conflict, LimitExceeded, StoreError, StoreUnavailable, TransactionTooOld
 from kombu_fdb.model import ClaimTerms
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.store.foundationdb import binding
-from kombu_fdb.store.foundationdb.database import ClusterBusy, FoundationDatabase, FoundationTransaction, explain_commit
+from kombu_fdb.store.foundationdb.database import FoundationDatabase, FoundationTransaction, explain_commit
 from kombu_fdb.store.protocol import Database, Transaction
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.fdbserver import Cluster
@@ -160,16 +160,17 @@ def test_what_the_errors_of_a_commit_mean() -> None:
         (1021, CommitUnknown, False),
         (1031, CommitUnknown, True),
         (1039, CommitUnknown, True),
-        (1009, ClusterBusy, None),
-        (1037, ClusterBusy, None),
-        (1213, ClusterBusy, None),
+        (1009, StoreError, None),
+        (1037, StoreError, None),
+        (1213, StoreError, None),
         (2101, LimitExceeded, None),
         (2108, StoreUnavailable, None),
     ):
         error = explain_commit(fdb.FDBError(code), "Run `fdbcli`")
         assert type(error) is expected
+        assert error.retryable == (expected not in (LimitExceeded, StoreUnavailable))
         assert error.attributes.get("in_flight") == in_flight
-        assert ("fdbcli" in str(error)) == (expected in (ClusterBusy, StoreUnavailable))
+        assert ("fdbcli" in str(error)) == (expected in (StoreError, StoreUnavailable))
         assert type(pickle.loads(pickle.dumps(error))) is expected
 
 
