@@ -1,13 +1,13 @@
 """The duty cycle: heartbeats, which sessions are dead, and the other duties, each in its turn.
 
 Model. What a consumer process does besides consuming, as steps without the threads. ``session_threads.py`` runs
-:meth:`SessionSteps.beat` in one thread, :meth:`SessionSteps.serve` in another, so that a long sweep never delays a
-beat. In a *beat* the session shows that it lives, and reads what the duties need: its neighbours in the ring, the
-promoter's record, and whether messages are kept for a newer version. So an idle process makes one transaction, not one
-for the heartbeat and one for each duty. A session that was fenced is lost. In a *turn* of the duties, an alarm is set
-that rings for each message delayed from then on; claims of unknown outcome are recovered; the duties have one round;
-and the client's deferred calls are made. A step that fails has changed nothing that the next one depends on, so its
-thread repeats it after a pause.
+:meth:`Duties.beat` in one thread, :meth:`Duties.serve` in another, so that a long sweep never delays a beat. In a
+*beat* the session shows that it lives, and reads what the duties need: its neighbours in the ring, the promoter's
+record, and whether messages are kept for a newer version. So an idle process makes one transaction, not one for the
+heartbeat and one for each duty. A session that was fenced is lost. In a *turn* of the duties, an alarm is set that
+rings for each message delayed from then on; claims of unknown outcome are recovered; the duties have one round; and the
+client's deferred calls are made. A step that fails has changed nothing that the next one depends on, so its thread
+repeats it after a pause.
 
 The duties (``duties.py``) are small objects that remember where they stopped. In a *round* each that is due gets a
 :class:`~kombu_fdb.engine.stored.batches.Budget` of :data:`TURN_S` and :data:`TURN_TRANSACTIONS`. A duty that has more
@@ -273,80 +273,10 @@ class Reclaim:
         return ended > 0
 
 
-# -- the steps of a session ------------------------------------------------------------------------------------------
+# -- the rounds of the duties ------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
-
-
-class SessionSteps:
-    """What the threads of one session do: one :meth:`beat`, another :meth:`serve` and :meth:`leave`."""
-
-    def __init__(
-        self, engine: Engine, session: ClientSession, duties: Duties, deferred: Callable[[], None], *, ttl_s: float
-    ) -> None:
-        self._engine = engine
-        self._session = session
-        self._duties = duties
-        self._run_deferred = deferred
-        self._ttl_s = ttl_s
-        self._alarm: Watch | None = None
-        #: When the heartbeat thread ran last, for the one that stands in for it.
-        self.ran_s = 0.0
-
-    @property
-    def lost(self) -> bool:
-        """Whether the session was fenced, as far as is known."""
-        return self._session.lost
-
-    def beat(self) -> bool:
-        """Show that the session lives, and what it consumes. False if it was fenced: stop, all its leases are lost."""
-        session, duties = self._session, self._duties
-        seen = self._engine.sessions.beat(
-            session.session_id, ttl_s=self._ttl_s, consumed=session.queues, most=duties.sweep_duty.window
-        )
-        if seen is None:
-            session.lose()
-        else:
-            duties.bring(*seen)
-        return not self.lost
-
-    def serve(self, *, rang: bool) -> float:
-        """Returns in how many seconds to call again, at the latest. Raises a ``StoreError``, or ``SessionLost``."""
-        if rang:
-            self._cancel_alarm()
-        if self._duties.promotes and self._alarm is None:  # before the look: a message that is delayed later rings
-            self._alarm = self._engine.sessions.watch_alarm()
-            self._alarm.on_fire(self._session.bell.ring)
-        self._session.watch_claims()
-        try:
-            pause_s = self._duties.run_once()
-        finally:  # a duty that a full disk refuses is refused in each round
-            self._run_deferred()
-        if not self._duties.promotes:  # a whole fleet would wake up for each delayed message
-            self._cancel_alarm()
-        elif self._alarm is None:  # it has just become the promoter
-            return 0.0
-        return pause_s
-
-    def _cancel_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    def leave(self) -> None:
-        """End the turns: cancel the alarm, and leave the role."""
-        self._cancel_alarm()
-        if self.lost:
-            return
-        try:
-            self._duties.stop()
-        except KombuFDBError as error:
-            logger.debug("could not leave the role: %s", error)
-
-
-# -- the rounds of the duties ------------------------------------------------------------------------------------------
-
 
 #: Longest time between two rounds, and between two looks of the promoter's observers at its record, in seconds.
 ROLE_INTERVAL_S = 1.0
@@ -426,7 +356,7 @@ class PromoterRole:
 
 
 class Duties:
-    """All duties of one session's process. Not thread-safe: called by one thread."""
+    """All duties of one session's process. One thread beats; another serves, and leaves in the end."""
 
     def __init__(
         self,
@@ -439,7 +369,12 @@ class Duties:
     ) -> None:
         """``report``: as the guard's (``duties.py``), once for what is set aside; by default it goes to the log."""
         guard = duties.Guard(engine.upkeep, clock, report or _warn)
+        self._engine = engine
         self._clock = clock
+        #: Rings for each message that is delayed.
+        self._alarm: Watch | None = None
+        #: When the thread that beats ran last, for the one that stands in for it.
+        self.beat_s = 0.0
         self.sweep_duty = Sweep(engine, clock, guard, session_id, sweep_interval_s)
         self._role = PromoterRole(engine, clock, session_id, self.sweep_duty.observes)
         #: What every process does, whichever has the role.
@@ -465,6 +400,53 @@ class Duties:
     def promotes(self) -> bool:
         """Whether this process makes delayed messages ready, and does all other duties of the role."""
         return self._role.held
+
+    def beat(self, session: ClientSession, ttl_s: float) -> bool:
+        """Show that the session lives, and what it consumes. False if it was fenced: stop, all its leases are lost."""
+        seen = self._engine.sessions.beat(
+            session.session_id, ttl_s=ttl_s, consumed=session.queues, most=self.sweep_duty.window
+        )
+        if seen is None:
+            session.lose()
+        else:
+            self.bring(*seen)
+        return not session.lost
+
+    def serve(self, session: ClientSession, deferred: Callable[[], None], *, rang: bool) -> float:
+        """Take a turn. Returns in how many seconds to call again, at the latest.
+
+        Raises a ``StoreError``, or ``SessionLost``.
+        """
+        if rang:
+            self._cancel_alarm()
+        if self.promotes and self._alarm is None:  # before the look: a message that is delayed later rings
+            self._alarm = self._engine.sessions.watch_alarm()
+            self._alarm.on_fire(session.bell.ring)
+        session.watch_claims()
+        try:
+            pause_s = self.run_once()
+        finally:  # a duty that a full disk refuses is refused in each round
+            deferred()
+        if not self.promotes:  # a whole fleet would wake up for each delayed message
+            self._cancel_alarm()
+        elif self._alarm is None:  # it has just become the promoter
+            return 0.0
+        return pause_s
+
+    def _cancel_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def leave(self, session: ClientSession) -> None:
+        """End the turns: cancel the alarm, and leave the role."""
+        self._cancel_alarm()
+        if session.lost:
+            return
+        try:
+            self.stop()
+        except KombuFDBError as error:
+            logger.debug("could not leave the role: %s", error)
 
     def bring(self, ring: list[Beat], promoter: bytes | None, newer: bool) -> None:
         """Take over what the session's beat has read, so that no duty need look itself. For the thread that beats."""

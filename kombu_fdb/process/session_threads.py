@@ -44,7 +44,7 @@ from kombu_fdb.primitives.threads import Signal, instead_of_threads, start, star
 from kombu_fdb.primitives.wakeup import Bell
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import STORE_FAILURES, is_of_one
-from kombu_fdb.process.duty_cycle import Duties, SessionSteps
+from kombu_fdb.process.duty_cycle import Duties
 from kombu_fdb.settings.options import Options
 
 # -- deferred calls ----------------------------------------------------------------------------------------------------
@@ -225,65 +225,65 @@ def open_session(engine: Engine, options: Options, deferred: Callable[[], None])
     session_id = engine.sessions.open(_describe(), ttl_s=options.session_ttl)
     session = ClientSession(engine, options, session_id, Bell(), Clock())
     duties = Duties(engine, Clock(), session_id, sweep_interval_s=options.sweep_interval)
-    start_threads(session, SessionSteps(engine, session, duties, deferred, ttl_s=options.session_ttl), options)
+    start_threads(session, duties, deferred, options)
     return session
 
 
-def start_threads(session: ClientSession, steps: SessionSteps, options: Options) -> None:
+def start_threads(session: ClientSession, duties: Duties, deferred: Callable[[], None], options: Options) -> None:
     """Start those that maintain the session."""
-    interval_s = options.session_ttl / BEATS
-    steps.ran_s = monotonic()
+    ttl_s, duties.beat_s = options.session_ttl, monotonic()
     session.threads = [
         threading.Thread(target=target, name=f"kombu-fdb-{name}", daemon=True)
         for name, target in (
-            ("heartbeat", partial(_beat, session, steps, interval_s)),
-            ("duties", partial(_serve, session, steps)),
+            ("heartbeat", partial(_beat, session, duties, ttl_s)),
+            ("duties", partial(_serve, session, duties, deferred)),
         )
     ]
     for thread in session.threads:
         start(thread)
     if instead_of_threads() == "gevent":
-        start_native(partial(_stand_in, session, steps, interval_s))
+        start_native(partial(_stand_in, session, duties, ttl_s))
 
 
-def _beat(session: ClientSession, steps: SessionSteps, interval_s: float) -> None:
+def _beat(session: ClientSession, duties: Duties, ttl_s: float) -> None:
     failures, clock, rng = FailureLog("the heartbeat to the store"), Clock(), random.Random()
-    while not session.ended.wait(in_step(clock.wall_ms(), rng, interval_s)):
-        steps.ran_s = monotonic()
+    while not session.ended.wait(in_step(clock.wall_ms(), rng, ttl_s / BEATS)):
+        duties.beat_s = monotonic()
         try:
-            if not steps.beat():
+            if not duties.beat(session, ttl_s):
                 break
             failures.succeeded()
         except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
             failures.failed(error)
-        steps.ran_s = monotonic()
+        duties.beat_s = monotonic()
 
 
-def _stand_in(session: ClientSession, steps: SessionSteps, interval_s: float) -> None:
+def _stand_in(session: ClientSession, duties: Duties, ttl_s: float) -> None:
     """Beat in a native thread."""
+    interval_s = ttl_s / BEATS
     pause = importlib.import_module("gevent.monkey").get_original("time", "sleep")
     while not session.ended.is_set():
         pause(interval_s)
-        if monotonic() - steps.ran_s > LATE * interval_s and not session.ended.is_set():
+        if monotonic() - duties.beat_s > LATE * interval_s and not session.ended.is_set():
             with suppress(Exception):  # the heartbeat thread logs it, when it can run
-                steps.beat()
+                duties.beat(session, ttl_s)
     importlib.import_module("gevent").get_hub().destroy(destroy_loop=True)
 
 
-def _serve(session: ClientSession, steps: SessionSteps) -> None:
+def _serve(session: ClientSession, duties: Duties, deferred: Callable[[], None]) -> None:
     failures = FailureLog("the duties")
     pause_s = 0.0
     while not session.ended.is_set():
         rang = session.bell.wait(pause_s)
         session.bell.clear()
         try:
-            pause_s = max(steps.serve(rang=rang), ALARM_S)
+            pause_s = max(duties.serve(session, deferred, rang=rang), ALARM_S)
             failures.succeeded()
         except Exception as error:  # noqa: BLE001
             if not session.lost:
                 failures.failed(error)
             pause_s = RETRY_S
-    steps.leave()
+    duties.leave(session)
     session.bell.close()
 
 

@@ -1,10 +1,11 @@
 """An open SQLite file: its connections and locks, once per process; who may write next; and how it survives a fork.
 
 Model of the file. Handles are attached and detached (:mod:`~kombu_fdb.store.sqlite.database`); their options reach the
-file with each transaction. ``running`` are the transactions that hold a connection, and a *barrier* can keep new ones
-out. ``lock`` is the right to write. Each transaction has one :class:`~kombu_fdb.primitives.threads.Ticket` for both,
-made before anything is taken; ``return_writer``, ``return_reader`` and ``leave`` release whatever was taken with it,
-even if an exception cut that short: each step at the barrier is one call into C, and may be repeated.
+file with each transaction. ``running`` are the transactions that hold a connection, ``lock`` is the right to write. A
+*barrier* keeps new transactions out, where it stands. Each transaction has one
+:class:`~kombu_fdb.primitives.threads.Ticket` for both, made before anything is taken; ``return_writer``,
+``return_reader`` and ``leave`` release whatever was taken with it, even if an exception cut that short: each step at
+the barrier is one call into C, and may be repeated.
 
 What fails: the file is deleted, or another one is put in its place. Then a commit would go where no process finds it,
 so each commit first checks the names of the file and of its log, and fails. Once the file is back, everything works

@@ -21,7 +21,6 @@ from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import Delivery, Lease, SessionId
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.duty_cycle import SessionSteps
 from kombu_fdb.store.protocol import Watch
 from kombu_fdb.testing.clock import ManualClock
 from kombu_fdb.testing.faults import LATEST_LANDING_S, Fault, Faults, Interrupted
@@ -253,8 +252,8 @@ class Process:
     waits_until: float = 0.0
     #: Through which its messages come, if they do not come from the engine straight.
     connection: SimulatedTransport | None = None
-    #: The steps of its session's threads, then.
-    turns: SessionSteps | None = None
+    #: The deferred calls of its client, then.
+    deferred: Callable[[], None] | None = None
     #: Every session it ever had.
     sessions: set[SessionId] = field(default_factory=set)
 

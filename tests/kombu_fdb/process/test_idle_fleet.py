@@ -17,7 +17,7 @@ from kombu_fdb.primitives.clock import STEPS, in_step
 from kombu_fdb.process import duty_cycle
 from kombu_fdb.process.client_session import ClientSession
 from kombu_fdb.process.duties import Duty
-from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, ROLE_TTL_S, SessionSteps
+from kombu_fdb.process.duty_cycle import LIVING, ROLE_INTERVAL_S, ROLE_TTL_S
 from kombu_fdb.process.session_threads import ALARM_S
 from kombu_fdb.settings.options import Options
 from kombu_fdb.testing.clock import ManualClock
@@ -36,8 +36,13 @@ class Member:
     def __init__(self, bench: Bench, session: SessionId) -> None:
         self.session = session
         self.duties = bench.duties(session)
-        client_session = MagicMock(lost=False, session_id=session, queues=["q"])
-        self.steps = SessionSteps(bench.engine, client_session, self.duties, lambda: None, ttl_s=30.0)
+        self._client_session = MagicMock(lost=False, session_id=session, queues=["q"])
+
+    def beat(self) -> None:
+        self.duties.beat(self._client_session, 30.0)
+
+    def serve(self) -> float:
+        return self.duties.serve(self._client_session, lambda: None, rang=False)
 
 
 class Fleet:
@@ -59,8 +64,8 @@ class Fleet:
             for member in self.members:
                 self.counted.reset()
                 if second % BEAT_S == 0:
-                    member.steps.beat()
-                member.steps.serve(rang=False)
+                    member.beat()
+                member.serve()
                 self.paid[member.session] += self.counted.transactions
 
     @property
@@ -107,7 +112,7 @@ def test_an_idle_promoter_wakes_up_once_a_second_and_looks_once(monkeypatch: pyt
     end_s = clock.monotonic() + 60
     while clock.monotonic() < end_s:
         rounds += 1
-        clock.advance(max(promoter.steps.serve(rang=False), ALARM_S))
+        clock.advance(max(promoter.serve(), ALARM_S))
     writes = [each for each in fleet.counted.transactions if each.commits]
     assert (rounds, len(fleet.counted.transactions), len(writes)) == (64, 245, 34)
 
@@ -145,9 +150,9 @@ def test_a_dead_session_is_ended_in_time_although_the_duties_see_what_a_beat_bro
     fleet.pass_seconds(6 * BEAT_S)
     *living, dead = fleet.members
     for member in living:  # a moment too early to see its last beat
-        member.steps.beat()
-        member.steps.serve(rang=False)
-    dead.steps.beat()
+        member.beat()
+        member.serve()
+    dead.beat()
     died_s = fleet.bench.clock.monotonic()
     half_seconds = 0
     while dead.session in fleet.bench.beats():
@@ -155,9 +160,9 @@ def test_a_dead_session_is_ended_in_time_although_the_duties_see_what_a_beat_bro
         fleet.bench.later(0.5)
         for member in living:
             if half_seconds % 2 == 1:
-                member.steps.serve(rang=False)
+                member.serve()
             if half_seconds % 9 == 0:
-                member.steps.beat()
+                member.beat()
     assert fleet.bench.clock.monotonic() - died_s <= 30.0 + BEAT_S
 
 
@@ -172,9 +177,9 @@ def test_a_session_that_computes_is_spared_by_an_observer_whose_duties_were_held
     for _ in range(12):
         fleet.bench.later(BEAT_S)
         for member in living:
-            member.steps.beat()
+            member.beat()
     for member in living:
-        member.steps.serve(rang=False)
+        member.serve()
     assert fleet.bench.engine.queues.add_consumer(computing.session, "q", "tag") is None
 
 
@@ -185,20 +190,20 @@ def test_an_observer_takes_the_role_in_time_whatever_its_beats_have_seen() -> No
     (promoter,) = (member for member in fleet.members if member.duties.promotes)
     (observer,) = (member for member in fleet.members if member is not promoter)
     turn_s = 1.05 * ROLE_INTERVAL_S
-    promoter.steps.serve(rang=False)
-    observer.steps.serve(rang=False)
+    promoter.serve()
+    observer.serve()
     late_s = 0.0
     next_beat_s = 0.1
     while not observer.duties.promotes:
         if next_beat_s < late_s + turn_s:
             fleet.bench.later(next_beat_s - late_s)
-            observer.steps.beat()
+            observer.beat()
             fleet.bench.later(late_s + turn_s - next_beat_s)
             next_beat_s += 2.0
         else:
             fleet.bench.later(turn_s)
         late_s += turn_s
-        observer.steps.serve(rang=False)
+        observer.serve()
     assert late_s <= ROLE_TTL_S + 2 * turn_s
 
 

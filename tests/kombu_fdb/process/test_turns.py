@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
@@ -10,7 +9,7 @@ from kit.conformance.queue import Bench
 
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import SessionId
-from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, PromoterRole, SessionSteps
+from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, PromoterRole
 from kombu_fdb.process.session_threads import FailureLog
 from kombu_fdb.testing.memory import MemoryDatabase
 
@@ -20,10 +19,7 @@ class Process:
 
     def __init__(self, bench: Bench) -> None:
         self.client_session = MagicMock(lost=False)
-        self._steps = SessionSteps(
-            bench.engine, self.client_session, bench.duties(bench.engine.sessions.open({})), lambda: None, ttl_s=30.0
-        )
-        self.leave = self._steps.leave
+        self._duties = bench.duties(bench.engine.sessions.open({}))
 
     @property
     def rung(self) -> int:
@@ -33,8 +29,11 @@ class Process:
         """Until it would sleep."""
         rang = self.rung > 0
         self.client_session.bell.ring.reset_mock()
-        while self._steps.serve(rang=rang) == 0.0:
+        while self._duties.serve(self.client_session, lambda: None, rang=rang) == 0.0:
             rang = False
+
+    def leave(self) -> None:
+        self._duties.leave(self.client_session)
 
 
 def delay(bench: Bench) -> None:
@@ -174,11 +173,13 @@ def test_a_promoter_whose_renewal_failed_looks_again_at_once() -> None:
 
 def test_deferred_calls_are_made_although_a_duty_is_refused() -> None:
     """On a full disk one can be in each round, for hours."""
-    duties, deferred = MagicMock(), MagicMock()
-    duties.run_once.side_effect = StoreUnavailable("the disk is full")
-    engine: Any = MagicMock()
-    with pytest.raises(StoreUnavailable):
-        SessionSteps(engine, MagicMock(), duties, deferred, ttl_s=1.0).serve(rang=False)
+    bench, deferred = Bench(MemoryDatabase()), MagicMock()
+    duties = bench.duties(bench.session)
+    with (
+        patch.object(duties, "run_once", side_effect=StoreUnavailable("the disk is full")),
+        pytest.raises(StoreUnavailable),
+    ):
+        duties.serve(MagicMock(), deferred, rang=False)
     deferred.assert_called_once_with()
 
 

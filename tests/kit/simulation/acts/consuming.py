@@ -8,11 +8,10 @@ from kit.simulation.connection import SimulatedClient, SimulatedTransport
 from kit.simulation.ledgers.rows import label_of
 from kit.simulation.process import Dice, Frame, Process
 from kit.simulation.violation import Violation
-from kit.simulation.world import OPTIONS, SESSION_TTL_S, World
+from kit.simulation.world import OPTIONS, World
 from kombu_fdb.errors import KombuFDBError
 from kombu_fdb.model import Delivery
 from kombu_fdb.process.client_session import ClientSession
-from kombu_fdb.process.duty_cycle import SessionSteps
 from kombu_fdb.transport.consuming.receiver import deliver_next
 
 #: Seconds to the safety look, which would find what a lost wake-up has left: longer than most runs.
@@ -33,19 +32,14 @@ def connect(world: World, process: Process) -> SimulatedTransport:
         if process.client_session.lost:
             world.note(f"{process.name} opens another session")
             process.begin(world.open_client_session(process.engine), world.duties, world.clock.monotonic())
-            keep()
         return process.client_session
-
-    def keep() -> None:
-        client_session, duties = process.client_session, process.duties
-        process.turns = SessionSteps(process.engine, client_session, duties, client.keep_house, ttl_s=SESSION_TTL_S)
 
     client = SimulatedClient(process.engine, options, join)
     prefetch, single_active = rng.choice([1, 2, 3, 5]), world.profile.single_active
     transport = SimulatedTransport(
         client, world.clock.monotonic, Dice(world.frames), prefetch, process.clock.wall_ms, single_active
     )
-    keep()
+    process.deferred = client.keep_house
     transport.on_given = lambda delivery: _given(world, process, transport, delivery)
     transport.fetcher.attend_loop(registered=rng.random() < 0.7)
     for number, queue in enumerate(world.profile.queues):

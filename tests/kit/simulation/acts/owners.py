@@ -12,7 +12,6 @@ from kit.simulation.violation import Violation
 from kit.simulation.world import BEAT_INTERVAL_S, SESSION_TTL_S, World
 from kombu_fdb.errors import CapacityExceeded, CommitUnknown, SessionLost, StoreError
 from kombu_fdb.model import Lease, Publication, SessionId
-from kombu_fdb.process.duty_cycle import SessionSteps
 from kombu_fdb.testing.faults import Interrupted
 
 #: How long a consumer waits for its watches before it looks by itself.
@@ -214,19 +213,10 @@ def wait(world: World, frame: Frame) -> None:
 def beat(world: World, frame: Frame) -> None:
     process = frame.actor
     session = process.session
-    turns = process.turns
-    alive = turns.beat() if turns is not None else _beat(process, session)
+    alive = process.duties.beat(process.client_session, SESSION_TTL_S)
     process.last_beat = world.clock.monotonic()
     if not alive:
         lose_session(world, process, session)
-
-
-def _beat(process: Process, session: SessionId) -> bool:
-    duties = process.duties
-    seen = process.engine.sessions.beat(session, ttl_s=SESSION_TTL_S, most=duties.sweep_duty.window)
-    if seen is not None:
-        duties.bring(*seen)
-    return seen is not None
 
 
 def lose_session(world: World, process: Process, session: SessionId) -> None:
@@ -244,8 +234,8 @@ def lose_session(world: World, process: Process, session: SessionId) -> None:
 def duties(world: World, frame: Frame) -> None:
     """Sweep, promote, expire, trim: what is due of it."""
     process, session = frame.actor, frame.actor.session
-    if process.turns is not None:
-        _serve(process, process.turns)
+    if process.deferred is not None:
+        _serve(process, process.deferred)
         return
     try:
         process.client_session.watch_claims()
@@ -258,9 +248,10 @@ def duties(world: World, frame: Frame) -> None:
     world.note(f"{process.name} did its duties")
 
 
-def _serve(process: Process, turns: SessionSteps) -> None:
+def _serve(process: Process, deferred: Callable[[], None]) -> None:
     """As its thread does, which ends with a session that is lost."""
-    process.pause_s = BEAT_INTERVAL_S if turns.lost else turns.serve(rang=True)
+    session, duties = process.client_session, process.duties
+    process.pause_s = BEAT_INTERVAL_S if session.lost else duties.serve(session, deferred, rang=True)
 
 
 def sweep(world: World, frame: Frame) -> None:
