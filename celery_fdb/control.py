@@ -81,8 +81,7 @@ class Control(CeleryControl):
             return sum(self._cancel(broker, each) for each in wanted)
 
     def _cancel(self, broker: Broker, task_id: str) -> int:
-        with operational_errors():
-            taken = broker.cancel(task_id)
+        taken = operational_errors(broker.cancel)(task_id)
         if taken:
             revoke_result(self.app, taken[0])
         return len(taken)

@@ -194,7 +194,7 @@ class FdbBackend(BaseBackend):
         """The process's client of the store, opened. Raises ``OperationalError``."""
         return self._attached(self.options.connect_timeout)
 
-    @operational_errors()
+    @operational_errors
     def _attached(self, timeout_s: float) -> Client:
         client = self._client
         if client is None or client.pid != os.getpid():

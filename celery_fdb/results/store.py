@@ -113,7 +113,7 @@ class ResultStore:
     def exists(self, task_id: str) -> bool:
         return self._read(lambda tr: tr.get(self.keys.task(task_id), snapshot=True)) is not None
 
-    @operational_errors()
+    @operational_errors
     def look(self, task_ids: Sequence[str], *, timeout_s: float) -> list[Sighting]:
         """Look at several results as they stand now. Later changes fire the watches."""
 
@@ -224,10 +224,10 @@ class ResultStore:
     def _now(self) -> int:
         return self._clock.wall_ms()
 
-    @operational_errors()
+    @operational_errors
     def _read(self, verb: Callable[[Transaction], T]) -> T:
         return self._retry.read(verb, timeout_s=self._timeout_s)
 
-    @operational_errors()
+    @operational_errors
     def _write(self, verb: Callable[[Transaction], T]) -> T:
         return self._retry.repeat(verb, timeout_s=self._timeout_s)

@@ -61,12 +61,12 @@ from celery_fdb.tasks import failures
 from kombu_fdb import Broker
 from kombu_fdb.api.job import backoff_s as seconds
 from kombu_fdb.api.queue import Queue
-from kombu_fdb.errors import OptionError
+from kombu_fdb.errors import KombuFDBError, OptionError
 from kombu_fdb.primitives.clock import Clock
 from kombu_fdb.primitives.ranges import FLAG, LONGEST_S, MOST, SLOWEST, Kind, is_number, refused
 from kombu_fdb.transport.channel import Channel
 from kombu_fdb.transport.envelope import DEDUP_IDS, text_of
-from kombu_fdb.transport.errors import amqp_errors
+from kombu_fdb.transport.errors import raise_as_amqp
 from kombu_fdb.transport.fairkey import key_reader
 from kombu_fdb.transport.worker import OPTIONS
 
@@ -140,7 +140,7 @@ def limit_keys(app: Any, key: str, limits: Mapping[str, Any], options: Mapping[s
             return  # another broker has no limits of keys
         if exchange:
             _declare(producer, options)
-        with amqp_errors("basic_publish"):
+        try:
             broker = Broker.of(channel.client)
             for queue in broker.topology.route(exchange, routing_key) if exchange else [routing_key]:
                 if not _knows((place, queue, key), limits):
@@ -149,6 +149,9 @@ def limit_keys(app: Any, key: str, limits: Mapping[str, Any], options: Mapping[s
                     if len(_known) >= MOST_KEYS:
                         _known.clear()
                     _known[place, queue, key] = _clock.monotonic() + KNOWN_S, limits
+        except KombuFDBError as error:
+            raise_as_amqp(error, "basic_publish")
+            raise
 
 
 def _destination(app: Any, route: Mapping[str, Any]) -> tuple[str, str]:

@@ -8,8 +8,8 @@ classes of their own, which callers of passive declarations catch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ContextDecorator
-from functools import partial
+from functools import partial, wraps
+from typing import ParamSpec, TypeVar
 
 from amqp import exceptions as amqp
 from amqp.exceptions import NotFound, PreconditionFailed, RecoverableConnectionError
@@ -34,6 +34,9 @@ from kombu_fdb.errors import (
     StoreUnavailable,
     TransactionTooOld,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ExchangeVanished(NotFound, OperationalError):
@@ -68,35 +71,31 @@ CHANNEL_ERRORS: tuple[type[BaseException], ...] = (
 )
 
 
-class _Raising(ContextDecorator):
-    """Hands an error of ours to what may raise another in its place.
-
-    Since Python 3.12 a ``contextmanager`` would keep it, with all its frames, until Python looks for garbage:
-    https://github.com/python/cpython/issues/129280.
-    """
-
-    def __init__(self, translate: Callable[[KombuFDBError], None]) -> None:
-        self._translate = translate
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, KombuFDBError):
-            self._translate(error)
-
-
-def amqp_errors(method: str) -> _Raising:
-    """Raise an error that has an AMQP code as AMQP's class, and a missing answer as an ``OperationalError``.
+def amqp_errors(method: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a function raise an error with an AMQP code as AMQP's class, a missing answer as an ``OperationalError``.
 
     ``method``: AMQP's name, such as ``queue_declare``.
     """
-    return _Raising(partial(raise_as_amqp, method=method))
+    return partial(_raising, partial(raise_as_amqp, method=method))
 
 
-def operational_errors() -> _Raising:
-    """Raise the error of a store that did not answer as an ``OperationalError``."""
-    return _Raising(raise_as_operational)
+def operational_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function raise the error of a store that did not answer as an ``OperationalError``."""
+    return _raising(raise_as_operational, function)
+
+
+def _raising(translate: Callable[[KombuFDBError], None], function: Callable[P, R]) -> Callable[P, R]:
+    """``translate`` may raise another error in place of ours."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except KombuFDBError as error:
+            translate(error)
+            raise
+
+    return call
 
 
 def raise_as_amqp(error: KombuFDBError, method: str) -> None:
@@ -112,7 +111,8 @@ def raise_as_amqp(error: KombuFDBError, method: str) -> None:
     raise_as_operational(error)
 
 
-def raise_as_operational(error: KombuFDBError) -> None:
+def raise_as_operational(error: BaseException) -> None:
+    """:func:`operational_errors` for an error that there is already. Returns if it is to be raised as it is."""
     if isinstance(error, UNANSWERED):
         kind = OutcomeUnknown if isinstance(error, CommitUnknown) else Unanswered
         raise kind(error.text, **error.attributes) from error

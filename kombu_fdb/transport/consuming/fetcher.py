@@ -76,7 +76,7 @@ from kombu_fdb.process.line_member import Contention, LineMember
 from kombu_fdb.process.session_threads import MOST_DEFERRED
 from kombu_fdb.transport.consuming.dispatch import Arrival, Credit, Dispatch, Plan, Subscription
 from kombu_fdb.transport.consuming.watch_set import WatchSet
-from kombu_fdb.transport.errors import CONNECTION_ERRORS, operational_errors
+from kombu_fdb.transport.errors import CONNECTION_ERRORS, raise_as_operational
 from kombu_fdb.transport.poison import is_workers
 
 #: How long a line that was left for another queue comes first, in seconds from joining it again.
@@ -399,8 +399,8 @@ class Fetcher:
         if arrival is None:
             if self.error is not None:
                 self.client.patience.wasted(0.0)  # in another thread; but this one will connect again
-                with operational_errors():
-                    raise self.error
+                raise_as_operational(self.error)
+                raise self.error
             return None
         if self._drains:  # not an event loop, whose turns prolong it
             self._watch_set.prolong_rest()

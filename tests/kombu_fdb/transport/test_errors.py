@@ -16,11 +16,7 @@ def fail(kind: type[KombuFDBError]) -> None:
 
 @pytest.mark.parametrize("kind", [StoreUnavailable, QueueNotFound, FormatError])
 def test_an_error_of_amqp_s_lets_its_callers_go(kind: type[KombuFDBError]) -> None:
-    def call() -> None:
-        with amqp_errors("basic_publish"):
-            fail(kind)
-
-    assert not keeps_frames(call)
+    assert not keeps_frames(lambda: amqp_errors("basic_publish")(fail)(kind))
 
 
 def test_a_failed_clean_up_lets_its_callers_go() -> None:
