@@ -19,11 +19,11 @@ from typing import NamedTuple, TypeVar
 
 from celery.states import FAILURE
 
-from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup, group_id
+from celery_fdb.history.layout import Counters, HistoryKeys, RunGroup
 from celery_fdb.history.options import LARGEST_SEGMENT
 from celery_fdb.history.run import FAILED, Run, bounded
 from kombu_fdb.errors import FormatError, InvalidArgument
-from kombu_fdb.keyspace.layout import pack_int, range_of, readable, unpack_as
+from kombu_fdb.keyspace.layout import pack, pack_int, range_of, readable, unpack_as
 from kombu_fdb.store.protocol import Transaction
 
 P = TypeVar("P")
@@ -128,7 +128,7 @@ class Cursor(NamedTuple):
         """Raises ``InvalidArgument``."""
         try:
             segment, end_ms, nonce, taken = text.split(".")
-            found = cls(int(segment), group_id(int(end_ms), bytes.fromhex(nonce)), int(taken))
+            found = cls(int(segment), pack(int(end_ms), bytes.fromhex(nonce)), int(taken))
             pack_int(found.segment), pack_int(found.taken)
             return found
         except (ValueError, FormatError) as error:
