@@ -15,8 +15,9 @@ from typing import Any
 from celery import Celery
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -54,6 +55,7 @@ SHOWN = {
     "schedules": schedules.schedules,
     "sessions": workers.sessions,
 }
+FILES = StaticFiles(directory=HERE / "static")
 #: Static files have the version in their address.
 A_YEAR = "public, max-age=31536000, immutable"
 
@@ -164,7 +166,7 @@ def _assembled(settings: DashboardSettings) -> Starlette:
         Route(PATHS["login"], authentication.greet, methods=["GET"]),
         Route(PATHS["login"], partial(pages.enter, authentication.admit), methods=["POST"]),
         Route(PATHS["logout"], partial(pages.enter, authentication.dismiss), methods=["POST"]),
-        Mount(PATHS["static"], _Files(directory=HERE / "static")),
+        Route(f"{PATHS['static']}/{{path:path}}", _static, methods=["GET"]),
         Route(PATHS["events"], stream, methods=["GET"]),
         Route(PATHS["workers"], partial(pages.show, asked, threads=asking), methods=["GET"]),
     ]
@@ -172,8 +174,7 @@ def _assembled(settings: DashboardSettings) -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=errors)
 
 
-class _Files(StaticFiles):
-    def file_response(self, *arguments: Any, **named: Any) -> Response:
-        answer = super().file_response(*arguments, **named)
-        answer.headers["cache-control"] = A_YEAR
-        return answer
+async def _static(request: Request) -> Response:
+    answer = await FILES.get_response(request.path_params["path"], request.scope)
+    answer.headers["cache-control"] = A_YEAR
+    return answer

@@ -218,9 +218,9 @@ class Pages:
         return await self._error(request, 404, "Not here", "There is no such page.")
 
     async def otherwise(self, request: Request, _: Exception) -> Response:
-        """The answer for a method that an address does not take; a static file is only read."""
+        """The answer for a method that an address does not take."""
         routes = [each for each in request.app.routes if each.matches(request.scope)[0] != Match.NONE]
-        takes = {method for each in routes if isinstance(each, Route) for method in each.methods or ()} or READING
+        takes = {method for each in routes if isinstance(each, Route) for method in each.methods or ()}
         allow = ", ".join(sorted(takes))
         made = await self._error(request, 405, "Method not allowed", f"This address takes {allow} only.")
         made.headers["allow"] = allow

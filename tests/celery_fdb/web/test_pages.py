@@ -216,6 +216,12 @@ def test_what_no_page_takes_is_told_with_what_it_takes(viewer: Any, method: str)
     assert viewer.request(method, "/nowhere").status_code == 404
 
 
+def test_a_static_file_that_is_not_there_leads_to_the_pages(viewer: Any) -> None:
+    answer = viewer.get("/static/nothing.js")
+    assert answer.status_code == 404
+    assert f'href="{PATHS["queues"]}"' in answer.text
+
+
 def test_every_page_over_a_store(any_store: str, visit: Any) -> None:
     with Broker.open(any_store) as broker:
         jobs = broker.queue("jobs")
