@@ -32,7 +32,7 @@ from celery_fdb.brokers import Holding
 from celery_fdb.history.views.runs import history_of
 from celery_fdb.inspection.overview import COUNTED, Overview, QueueView, look
 from celery_fdb.web.authentication import Authentication
-from celery_fdb.web.page import Busy, ThreadPool
+from celery_fdb.web.page import AWAY, ThreadPool
 from celery_fdb.web.settings import DashboardSettings
 from kombu_fdb import Broker
 from kombu_fdb.errors import KombuFDBError
@@ -274,9 +274,7 @@ def streaming(
         """Raises ``KombuFDBError``."""
         try:
             return await threads.run(lambda: vitals.look_at(holding.broker()))
-        except Busy:
-            raise
-        except KombuFDBError:
+        except AWAY:
             holding.forget()
             raise
 

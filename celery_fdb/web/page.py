@@ -97,10 +97,7 @@ def other_site(headers: Headers) -> Response | None:
 T = TypeVar("T")
 
 
-class Busy(KombuFDBError):
-    """All threads are busy, so the call has not begun."""
-
-    text = "nothing was done, as all threads are busy: too many pages are asked for at once, or the store hangs. Reload"
+BUSY = "nothing was done, as all threads are busy: too many pages are asked for at once, or the store hangs. Reload"
 
 
 class ThreadPool:
@@ -120,14 +117,17 @@ class ThreadPool:
         return found
 
     async def run(self, call: Callable[[], T]) -> T:
-        """What the call returns or raises; ``StoreUnavailable`` if the time is over, ``Busy`` if it never began."""
+        """What the call returns or raises.
+
+        Raises ``StoreUnavailable`` if the time is over, and ``KombuFDBError`` if it never began.
+        """
         begun = self._pool().submit(call)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.wrap_future(begun)
         except TimeoutError as error:
             if begun.cancelled():
-                raise Busy from None
+                raise KombuFDBError(BUSY) from None
             raise StoreUnavailable(
                 "the store did not answer in time",
                 timeout_s=self._timeout_s,
@@ -237,11 +237,11 @@ class Pages:
     async def _run(self, view: View, threads: ThreadPool, visit: Visit) -> Response:
         try:
             made = await threads.run(partial(answer, view, visit, self._holding))
-        except Busy as error:
-            made = visit.page("error", 503, title="Busy", text=str(error))
-        except KombuFDBError as error:  # the time is over
+        except StoreUnavailable as error:  # the time is over
             self._holding.forget()
             made = _unavailable(visit, error)
+        except KombuFDBError as error:
+            made = visit.page("error", 503, title="Busy", text=str(error))
         self._authentication.remember(visit, made)
         return made
 
