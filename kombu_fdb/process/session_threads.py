@@ -171,14 +171,14 @@ class OnDemandThread:
 
     def _run(self) -> None:
         self._thread = threading.current_thread()
-        failures = FailureLog("a deferred call")
+        tell = logged("a deferred call")
         while self._called and not self._stopped:
             self._called = False
             try:
                 self._work()
-                failures.succeeded()
+                tell(None)
             except Exception as error:  # noqa: BLE001 - the thread must not end before its work
-                failures.failed(error)
+                tell(error)
                 self._called = True
                 self._alarm.wait(RETRY_S)
         self._there.release()
@@ -201,23 +201,20 @@ RETRY_S = 1.0
 ALARM_S = 0.005
 
 
-class FailureLog:
-    """Logs the first failure of a series and its end."""
+def logged(what: str) -> Callable[[Exception | None], None]:
+    """Returns a function to tell the error of each attempt, or None: it logs the first of a series, and its end."""
+    failing = False
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._failing = False
-
-    def failed(self, error: Exception) -> None:
-        if not self._failing:
+    def tell(error: Exception | None) -> None:
+        nonlocal failing
+        if error is not None and not failing:
             unexpected = not isinstance(error, KombuFDBError)
-            logger.warning("%s failed, will be retried: %s", self._what, error, exc_info=unexpected)
-        self._failing = True
+            logger.warning("%s failed, will be retried: %s", what, error, exc_info=unexpected)
+        elif error is None and failing:
+            logger.warning("%s succeeded again", what)
+        failing = error is not None
 
-    def succeeded(self) -> None:
-        if self._failing:
-            logger.warning("%s succeeded again", self._what)
-        self._failing = False
+    return tell
 
 
 def open_session(engine: Engine, options: Options, deferred: Callable[[], None]) -> ClientSession:
@@ -246,15 +243,15 @@ def start_threads(session: ClientSession, duties: Duties, deferred: Callable[[],
 
 
 def _beat(session: ClientSession, duties: Duties, ttl_s: float) -> None:
-    failures, clock, rng = FailureLog("the heartbeat to the store"), Clock(), random.Random()
+    tell, clock, rng = logged("the heartbeat to the store"), Clock(), random.Random()
     while not session.ended.wait(in_step(clock.wall_ms(), rng, ttl_s / BEATS)):
         duties.beat_s = monotonic()
         try:
             if not duties.beat(session, ttl_s):
                 break
-            failures.succeeded()
+            tell(None)
         except Exception as error:  # noqa: BLE001 - a thread that dies is a worker that looks dead
-            failures.failed(error)
+            tell(error)
         duties.beat_s = monotonic()
 
 
@@ -271,17 +268,17 @@ def _stand_in(session: ClientSession, duties: Duties, ttl_s: float) -> None:
 
 
 def _serve(session: ClientSession, duties: Duties, deferred: Callable[[], None]) -> None:
-    failures = FailureLog("the duties")
+    tell = logged("the duties")
     pause_s = 0.0
     while not session.ended.is_set():
         rang = session.bell.wait(pause_s)
         session.bell.clear()
         try:
             pause_s = max(duties.serve(session, deferred, rang=rang), ALARM_S)
-            failures.succeeded()
+            tell(None)
         except Exception as error:  # noqa: BLE001
             if not session.lost:
-                failures.failed(error)
+                tell(error)
             pause_s = RETRY_S
     duties.leave(session)
     session.bell.close()

@@ -10,7 +10,7 @@ from kit.conformance.queue import Bench
 from kombu_fdb.errors import StoreUnavailable
 from kombu_fdb.model import SessionId
 from kombu_fdb.process.duty_cycle import LIVING, ROLE_TTL_S, PromoterRole
-from kombu_fdb.process.session_threads import FailureLog
+from kombu_fdb.process.session_threads import logged
 from kombu_fdb.testing.memory import MemoryDatabase
 
 
@@ -188,7 +188,7 @@ def test_the_end_of_failures_is_told_in_words_that_suit_one_and_many(
 ) -> None:
     """It said that the duties works again."""
     for what in ("the duties", "the heartbeat to the store"):
-        failures = FailureLog(what)
-        failures.failed(StoreUnavailable())
-        failures.succeeded()
+        tell = logged(what)
+        for error in (StoreUnavailable(), StoreUnavailable(), None, None):
+            tell(error)
     assert caplog.messages[1::2] == ["the duties succeeded again", "the heartbeat to the store succeeded again"]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
-from celery.exceptions import Reject
+from celery.exceptions import NotRegistered, Reject
 
 pytest.importorskip("django.tasks", reason="django.tasks is part of Django 6.0 and later")
 
@@ -216,18 +216,18 @@ def alias(tasks: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("path", NOT_TASKS)
 def test_only_tasks_that_are_registered_have_a_path(alias: None, path: Any) -> None:
-    from celery_fdb.contrib.django.backend import UnknownTask, registered
+    from celery_fdb.contrib.django.backend import registered
 
-    with pytest.raises(UnknownTask, match="is not a Django task"):
+    with pytest.raises(NotRegistered, match="is not a Django task"):
         registered(path)
 
 
 @pytest.mark.parametrize("path", ["sprung", "sprung.task", "sprung.inner.task", "shop_tasks.sprung.task"])
 def test_no_path_is_imported(tasks: Any, tmp_path: Path, path: str) -> None:
-    from celery_fdb.contrib.django.backend import UnknownTask, registered
+    from celery_fdb.contrib.django.backend import registered
 
     (tmp_path / "sprung.py").write_text("raise AssertionError('imported')")
-    with pytest.raises(UnknownTask):
+    with pytest.raises(NotRegistered):
         registered(path)
     with pytest.raises(AssertionError, match="imported"):  # it can be
         importlib.import_module("sprung")
