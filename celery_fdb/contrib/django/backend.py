@@ -265,7 +265,7 @@ def _sent(result_id: str, arguments: Any) -> TaskResult[Any, Any]:
         path, args, kwargs, alias, enqueued_at = arguments
         moment = datetime.fromisoformat(enqueued_at)
         return _result(_task(path, alias), result_id, list(args), dict(kwargs), alias, enqueued_at=moment)
-    except (ValueError, TypeError) as error:
+    except (NotRegistered, ValueError, TypeError) as error:
         raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
 
 

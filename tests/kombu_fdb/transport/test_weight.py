@@ -21,7 +21,7 @@ ROOT = f"{Path(kombu_fdb.__file__).parent}{os.sep}"
 HEADERS = {"id": "1", "task": "shop.pay", "lang": "py", "argsrepr": "()", "kwargsrepr": "{}", "retries": 0, "eta": None}
 #: Calls into our functions, and files that these stand in. A change that passes fewer lowers them. How many a consumed
 #: message passes depends a little on which thread claims it, so of that it is the most.
-PUBLISHED, CONSUMED = (54, 14), (86, 29)
+PUBLISHED, CONSUMED = (54, 14), (86, 30)
 #: As many as one claim takes.
 WINDOW = 8
 ROUNDS = 25
