@@ -1,10 +1,10 @@
 """What idle consumers ask of a FoundationDB server: ``python fleet.py --sessions 100 300 1000``.
 
-Starts a server of one process, which goes before all other programs if this may be asked for. Counted by the server's
-``status``, and its processor time by the kernel's, in one run: the server by itself; what it gives to programs that do
-nothing but what a heartbeat does, a read version, some reads and a commit; and fleets of sessions with one consumer
-each, all of one queue, forked from a process that has imported all there is. In the clients the transactions are
-counted by the thread that begins them.
+Starts a server of one process, at a higher priority than all other programs where that is permitted. Counted by the
+server's ``status``, and its processor time by the kernel's, in one run: the server by itself; what it gives to programs
+that do nothing but what a heartbeat does, a read version, some reads and a commit; and fleets of sessions with one
+consumer each, all of one queue, forked from a process that has imported all there is. In the clients the
+transactions are counted by the thread that begins them.
 """
 
 from __future__ import annotations

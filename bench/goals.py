@@ -1,4 +1,4 @@
-"""What the figures of a run are to reach beside the peers, and whether they do."""
+"""The goals for a run's figures, beside the peers, and whether they are met."""
 
 from __future__ import annotations
 

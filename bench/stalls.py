@@ -2,8 +2,8 @@
 
 A thread reads one key again and again. When an answer takes long, it compares for how long each thread of its process,
 and of the server, was ready meanwhile and waited for a core (``/proc/PID/task/*/schedstat``, Linux). While a thread
-that waits for a core has the interpreter's lock, no other thread of the process runs any Python, also none that would
-hand on what the library has long received.
+that waits for a core has the interpreter's lock, no other thread of the process runs any Python, such as
+that which would hand on what the library has long received.
 """
 
 from __future__ import annotations

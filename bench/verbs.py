@@ -1,6 +1,6 @@
 """How long each verb takes from here, and its round trips: ``python verbs.py verbs|trip|threads URL --count N``.
 
-Run by ``distances.py`` on a machine that is so and so far from its cluster. Prints one JSON object: of each verb its
+Run by ``distances.py`` on a machine at a given distance from its cluster. Prints one JSON object: of each verb its
 times in seconds and the round trips that were counted below the engine.
 """
 

@@ -1,6 +1,6 @@
-"""For Django, if ``celery_fdb`` itself stands in ``INSTALLED_APPS``: it is no app, and what people write at first.
+"""Handles ``celery_fdb`` in ``INSTALLED_APPS``, a common first mistake: it is not a Django app.
 
-Without this, nothing would be wrong and nothing be there: no pages, no checks, no ``manage.py fdb``.
+Without this there would be no error, and no pages, no checks and no ``manage.py fdb``.
 """
 
 from __future__ import annotations

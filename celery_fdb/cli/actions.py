@@ -1,4 +1,4 @@
-"""Commands for what pages do: limits, and the actions of ``operations/actions.py`` with the same questions."""
+"""Commands that do what pages do: limits, and the actions of ``operations/actions.py`` with the same questions."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ key                                              value                          
 ``("in", number, "root", id, ...)``              "": the same by its root's and group's id, or else its own  flush, lost; cleared by trim
 ``("in", number, "state", state, ...)``          "": a run with this state is in that group     flush, lost; cleared by trim
 ``("in", number, "task", name, ...)``            "": a run of this name is in that group        flush, lost; cleared by trim
-``("slot", length_s, begin_s, task)``            counters, atomic add (``layout.py``)         flush, lost; cleared by trim
+``("slot", length_s, begin_s, task)``            counters, atomic add                         flush, lost; cleared by trim
 ``("all", length_s, begin_s)``                   the same of all tasks, with their waits        flush, lost; cleared by trim
 ``("total", task)``                              the same without sketch, since then           flush, lost
 ``("active", session, number)``                  a group of one run, which has not ended        flush; cleared by flush, lost

@@ -1,4 +1,4 @@
-"""From a task in a worker to the history: the facts noted of a run, the buffer, the flush, and the cleaning up.
+"""Records the runs of a worker's tasks: notes the facts of each, buffers, flushes, and tidies up.
 
 Whatever stands in a message was written by another program: names of 100 kB, errors of 10 MB, texts that have no UTF-8
 form. Texts are cut before they are buffered, so that a hostile message costs no more than any other.

@@ -15,9 +15,9 @@ states before it waits: that is a call like any other.
 What workers do for the result store besides storing: delete what has expired, publish abandoned chords.
 
 Model of the sweeper. Each worker's main process has one daemon thread from the moment the worker is ready until it
-shuts down. No caller is elected: who deletes or takes over first wins by a conflict, and a look that finds nothing
-costs two small reads. Children sweep a little after a task now and then, so that it is done also where no worker of
-Celery's own runs.
+shuts down. No caller is elected: the first to delete or to take over wins, and the others get a conflict. A look that
+finds nothing costs two small reads. Children sweep a little after a task now and then, so that it is done also where no
+worker of Celery's own runs.
 """
 
 from __future__ import annotations

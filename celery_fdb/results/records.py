@@ -1,6 +1,6 @@
 """Records of results: their keys and bytes, and the index by which they expire.
 
-Keys: every key of the result backend, in one table. ``docs/results.md`` is this page for readers.
+Keys: every key of the result backend, in one table. ``docs/results.md`` has its version for users.
 
 All keys are tuples (``kombu_fdb/keyspace/layout.py``) behind ``("celery-fdb", namespace, "result")``, so results share
 a namespace with the queues and collide with none of their keys.

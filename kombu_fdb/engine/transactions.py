@@ -1,6 +1,6 @@
 """What the engine is built on: one namespace of one store, and how a verb runs in a transaction there.
 
-A verb is a function of a :class:`~.stored.work.Work`. The groups of verbs (``engine.py``) share one
+A verb is a function of a :class:`~.stored.work.Work`. The groups of verbs (``facade``) share one
 :class:`Transactions`. A group's method that is one transaction is one line, which names the verb: ``counts =
 read(inspect.counts)``. A method with more to do is written out.
 """

@@ -1,4 +1,4 @@
-"""Every key of the queues in one table, with the verbs that write it. ``docs/keyspace.md`` is this page for readers.
+"""Every key of the queues in one table, with the verbs that write it. ``docs/keyspace.md`` is its version for users.
 
 Results and history have tables of their own: ``celery_fdb/results/records.py`` and ``celery_fdb/history/layout.py``.
 

@@ -1,4 +1,4 @@
-"""One client per process and store: what all connections of a process share, and what a fork leaves of it.
+"""One client per process and store: what all connections of a process share, and what is left after a fork.
 
 Model. A client is *closed* until a first connection attaches, then it holds the open store and the engine. Publishing
 needs no more. The first consumer opens the process's **session** (``process/client_session.py``), which claims every

@@ -1,4 +1,4 @@
-"""The one place that says as which of its own errors kombu sees each of ours.
+"""Maps our errors to kombu's; the only place that does.
 
 Kombu and Celery react by class. A *connection error* makes them drop the connection, connect again and go on; a
 *channel error* means that this one operation was wrong, and that the connection is sound. AMQP's 404 and 406 have

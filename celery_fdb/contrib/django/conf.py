@@ -1,4 +1,4 @@
-"""Django's settings, versions, and the app and broker that they name; and how views stand to its transactions.
+"""Django's settings, versions, and the app and broker that they name; and how views relate to its transactions.
 
 The settings are one dict in the settings module, for example ``CELERY_FDB = {"PAGE_SIZE": 100, "SHOW_BODIES": False}``.
 The Celery app names the broker, as it does for workers; only a project without an app names it here. An unusable

@@ -1,7 +1,7 @@
 """The engine, the only way to the queues: its verbs in groups, which run them in transactions.
 
-One engine serves one namespace of one store in one process. It has no thread and no connection to Celery. Its clock is
-an argument, and every method may be called from any thread.
+One engine serves one namespace of one store in one process. It has no thread and no connection to Celery. Its clock
+is its environment's, and every method may be called from any thread.
 
 A method that raises has changed nothing (``store/retry.py``), with one exception: if it raises ``CommitUnknown``, the
 store stopped answering during the commit, which may even take effect later. The same holds for any exception out of a

@@ -1,1 +1,1 @@
-"""Looking without changing: browsing, pages, counts, by task."""
+"""Looking at messages one by one: browsing, pages, counts, by task; and changing one that was seen."""

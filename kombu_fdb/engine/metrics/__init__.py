@@ -1,1 +1,1 @@
-"""Counters that add up: by queue, by key."""
+"""Counters that add up, by queue and by key, and samples for charts."""

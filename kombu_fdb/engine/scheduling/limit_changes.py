@@ -11,7 +11,7 @@ position is stored in that row, so that any process can go on where the last one
 * *leases*: a message without a key that was leased from a queue without limits is counted among its queue's leases
   only, and the end of its lease rings no bell. Its lease is rewritten as that of the key "", and counted. This comes
   with a queue's first limit. Until it is done, it is unknown how many messages without a key are in flight, so none is
-  served that has a limit in flight (``fair.py``). Guarantee KEY-LIMIT.
+  served that has a limit in flight (``key_limits.py``). Guarantee KEY-LIMIT.
 * *parked*: any key may be parked for a reason that no longer holds, so the bell of each key is rung. If all are paused
   now, tenants' keys leave the ring, as a single key that is paused does at once (``fair.py``).
 * *ring*: a turn stands at the rank that its key's priority had when it came into the ring. A turn that now belongs

@@ -1,1 +1,1 @@
-"""What a message is in the store, and what every verb needs around it: sessions, counters, the index by task."""
+"""What a message is in the store, and what verbs need around it: their work, sessions, batches, copies of payloads."""

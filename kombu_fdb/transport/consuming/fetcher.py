@@ -86,8 +86,8 @@ LINE_FIRST_S = 0.25
 class Claiming:
     """How a fetcher claims: directly, or in a line with rivals; and the acks that go along.
 
-    Called by the fetcher's thread. A step calls it twice: :meth:`stand`, before it looks at any
-    queue, and :meth:`claim`, when it knows which queues are hungry. In between, :meth:`others` are left alone: the
+    A turn calls :meth:`stand` before it looks at any queue, and :meth:`choose` and :meth:`claim` when it knows which
+    queues are hungry. In between, :meth:`others` are left alone: the
     first of their line looks at them.
     """
 
