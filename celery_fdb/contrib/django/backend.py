@@ -39,7 +39,7 @@ from typing import Any
 
 from celery import Celery, states
 from celery.backends.base import DisabledBackend
-from celery.exceptions import NotRegistered, Reject
+from celery.exceptions import Reject
 from celery.utils import uuid
 from django.core.checks import CheckMessage, Warning  # noqa: A004 - Django's name
 from django.core.exceptions import ImproperlyConfigured
@@ -66,14 +66,21 @@ except ImportError as error:
 # -- tasks by name -----------------------------------------------------------------------------------------------------
 
 
+class UnknownTask(ValueError):
+    """A path that names no task of this process.
+
+    Celery's ``NotRegistered`` tells a name, not a sentence, and a module of tasks may raise it when it is imported.
+    """
+
+
 def registered(path: Any, modules: Iterable[str] = ()) -> Task[Any, Any]:
-    """The task of this path. ``modules``: where tasks are beside ``tasks.py``. Raises ``NotRegistered``."""
+    """The task of this path. ``modules``: where tasks are beside ``tasks.py``. Raises :class:`UnknownTask`."""
     found = _loaded(path)
     if found is None:
         _load(tuple(modules))
         found = _loaded(path)
     if found is None:
-        raise NotRegistered(
+        raise UnknownTask(
             f"{path!r:.200} is not a Django task that is registered here. Tasks are in tasks.py of an installed app; "
             "name other modules in OPTIONS['modules'] of the backend in TASKS, for the workers too."
         )
@@ -204,7 +211,7 @@ def execute(
     """
     try:
         task = _task(path, alias)
-    except NotRegistered as error:
+    except UnknownTask as error:
         raise Reject(error, requeue=False) from error
     result = _result(task, result_id, args, kwargs, alias, enqueued_at=enqueued_at)
     _set(result, status=TaskResultStatus.RUNNING, started_at=started_at, last_attempted_at=started_at)
@@ -224,10 +231,10 @@ def execute(
 
 
 def _task(path: Any, alias: Any) -> Task[Any, Any]:
-    """The task that a message names. Raises ``NotRegistered``: a message must not choose any function or backend."""
+    """The task that a message names. Raises ``UnknownTask``: a message must not choose any function or backend."""
     backend = task_backends[alias] if isinstance(alias, str) and alias in task_backends.settings else None
     if not isinstance(backend, CeleryBackend):
-        raise NotRegistered(f"{alias!r:.200} is not a CeleryBackend in this project's TASKS.")
+        raise UnknownTask(f"{alias!r:.200} is not a CeleryBackend in this project's TASKS.")
     return registered(path, backend.options.get("modules", ())).using(backend=alias)
 
 
@@ -265,7 +272,7 @@ def _sent(result_id: str, arguments: Any) -> TaskResult[Any, Any]:
         path, args, kwargs, alias, enqueued_at = arguments
         moment = datetime.fromisoformat(enqueued_at)
         return _result(_task(path, alias), result_id, list(args), dict(kwargs), alias, enqueued_at=moment)
-    except (NotRegistered, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
 
 

@@ -216,18 +216,18 @@ def alias(tasks: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("path", NOT_TASKS)
 def test_only_tasks_that_are_registered_have_a_path(alias: None, path: Any) -> None:
-    from celery_fdb.contrib.django.backend import registered
+    from celery_fdb.contrib.django.backend import UnknownTask, registered
 
-    with pytest.raises(NotRegistered, match="is not a Django task"):
+    with pytest.raises(UnknownTask, match="is not a Django task"):
         registered(path)
 
 
 @pytest.mark.parametrize("path", ["sprung", "sprung.task", "sprung.inner.task", "shop_tasks.sprung.task"])
 def test_no_path_is_imported(tasks: Any, tmp_path: Path, path: str) -> None:
-    from celery_fdb.contrib.django.backend import registered
+    from celery_fdb.contrib.django.backend import UnknownTask, registered
 
     (tmp_path / "sprung.py").write_text("raise AssertionError('imported')")
-    with pytest.raises(NotRegistered):
+    with pytest.raises(UnknownTask):
         registered(path)
     with pytest.raises(AssertionError, match="imported"):  # it can be
         importlib.import_module("sprung")
@@ -257,10 +257,23 @@ def test_a_message_that_names_no_task_fails_and_is_a_dead_letter(
 ) -> None:
     sent = app.send_task(RUN, (path, [1], {}, alias, timezone.now().isoformat()), queue="default")
     with worker():
-        with pytest.raises((ValueError, Reject), match="is not a"):
+        with pytest.raises((ValueError, Reject), match=r"UnknownTask\(.* is not a "):
             sent.get(timeout=20, interval=0.02)
         assert broker.queue("default.dead").take(timeout=20) is not None
     with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(sent.id)
+
+
+def test_an_error_of_a_module_of_tasks_is_raised_as_it_is(
+    app: Any, broker: Broker, configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked as if the task did not exist."""
+    (tmp_path / "broken_jobs.py").write_text("from celery import current_app\ncurrent_app.tasks['shop.send']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    backend = {"BACKEND": "celery_fdb.contrib.django.backend.CeleryBackend", "OPTIONS": {"modules": ["broken_jobs"]}}
+    configure(TASKS={"default": backend})
+    sent = app.send_task(RUN, ("broken_jobs.add", [], {}, "default", timezone.now().isoformat()), queue="default")
+    with pytest.raises(NotRegistered, match=r"shop\.send"):
         default_task_backend.get_result(sent.id)
 
 
