@@ -440,6 +440,7 @@ class Recorder:
         nothing is tidied up.
         """
         self._store, self._session, self._sessions = store, session, sessions
+        self._due_s, self._cursor = 0.0, b""  # the store may be another one
         if self.is_open:
             return
         self._pid, self._stopped = os.getpid(), False
@@ -587,7 +588,10 @@ class Recorder:
     # -- tidying up --------------------------------------------------------------------------------------------------
 
     def tidy(self, store: HistoryStore, sessions: Sessions, *, opened: bool) -> None:
-        """Trim the history, and end the runs of dead workers, if that is due. Raises a ``StoreError``."""
+        """Trim the history if a look is due or a segment was ``opened``; if due, end the runs of dead workers, too.
+
+        Raises a ``StoreError``.
+        """
         due = self._clock.monotonic() >= self._due_s
         if opened or due:
             now_ms = common_ms(sessions(), self._clock.wall_ms())

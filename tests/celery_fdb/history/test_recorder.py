@@ -393,6 +393,18 @@ def test_upkeep_now_and_then_and_when_a_segment_was_opened(
     assert set(kept(store)) == {"alive", "dead"}
 
 
+def test_after_a_reconnection_lost_runs_are_looked_for_at_once_and_from_the_first_on(
+    store: HistoryStore, recorder: Recorder, run: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder waited, and went on behind a row of the store before, which may be another broker's."""
+    monkeypatch.setattr(module, "MOST_ACTIVE", 1)
+    for session in (b"b", b"a"):
+        store.activity(session, {1: run(session.decode(), state="STARTED", end_ms=0)})
+        recorder.open(store, lambda: b"session", list)
+        recorder.tidy(store, list, opened=False)
+    assert store.active() == []
+
+
 def test_lost_runs_are_found_behind_any_number_of_others(
     store: HistoryStore, run: Make, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
