@@ -49,7 +49,7 @@ class Refused(KombuFDBError):
 
 @dataclass
 class Invocation:
-    """One invocation of a command: its broker, the one named on the command line or else the app's; and its output.
+    """One invocation of a command: its output, and its broker: the one named on the command line, or else the app's.
 
     ``app``: a Celery app, or None. URL and options may hold a password. ``project``: tells the broker of a project
     whose settings may name another than its app's, as Django's do.

@@ -84,7 +84,7 @@ def import_(
 
 
 def _check_exists(url: str, options: dict[str, Any]) -> None:
-    """Raises ``Refused`` for a file that does not exist."""
+    """Check that the broker's file exists, where it is a file. Raises ``Refused``."""
     if (missing := absent(url, options)) is not None:
         raise Refused("there is no broker", path=str(missing.path), fix="Check the path.")
 

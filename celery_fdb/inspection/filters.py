@@ -357,7 +357,7 @@ def group(
 ) -> tuple[list[LetterGroup], int, bool]:
     """Group the first dead letters of these queues, such as ``celery.dead``, a part of each queue in turn.
 
-    Returns the groups, the largest first, how many letters were counted, and whether these are all there are.
+    Returns the groups, the largest first; how many letters were counted; and whether these are all there are.
 
     ``only_dead``: leave out a queue's own messages, for a queue that a dead-letter exchange leads to.
     """
@@ -381,7 +381,7 @@ def group(
 
 
 def letters_in(broker: Broker, queues: Sequence[str]) -> int:
-    """How many dead letters these queues hold, or the first :data:`MOST_PARTS` of them."""
+    """How many letters the first :data:`MOST_PARTS` of these queues hold."""
     return sum(broker.queue(each).count() for each in queues[:MOST_PARTS])
 
 

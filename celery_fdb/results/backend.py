@@ -170,7 +170,7 @@ class FdbBackend(BaseBackend):
         self._store: ResultStore | None = None
         #: Since when an abandoned chord is left to another worker.
         self._left: dict[str, float] = {}
-        #: The process with the sweeper's thread, what stops that, and when the end of a task sweeps next.
+        #: The process that has the sweeper's thread, the event that stops it, and when the end of a task sweeps next.
         self._sweeper_pid = 0
         self._stopped = threading.Event()
         self._next_s = monotonic() + INTERVAL_S

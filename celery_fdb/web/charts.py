@@ -49,11 +49,11 @@ Step = tuple[float, float, float | None]
 
 
 def charts_of(broker: Broker, asked: str, clock: Clock, seen: Overview, *, queue: str | None = None) -> dict[str, Any]:
-    """The charts of the last hour, day or week: of all queues of the application and of all runs, or of one queue.
+    """What the page draws of the last hour, day or week: of all the application's queues and runs, or of one queue.
 
-    As the page draws them. ``seen``: the queues as the page shows them; the charts end with these values. ``ticks``:
-    the labelled moments of the time axis. ``trends``: paths by queue, for a table. ``rates``: by label, the rates of
-    messages since the last sample.
+    ``seen``: the queues as the page shows them; the charts end with these values. Of what it returns, ``ticks``: the
+    labelled moments of the time axis; ``trends``: paths by queue, for a table; ``rates``: the rate of each line of
+    messages since the last sample, by the line's label.
     """
     span: Span = next((each for each in SERIES if each == asked), "hour")
     series, slots, lacks_history = SERIES[span], [], False

@@ -119,7 +119,7 @@ class ThreadPool:
     async def run(self, call: Callable[[], T]) -> T:
         """What the call returns or raises.
 
-        Raises ``StoreUnavailable`` if the time is over, and ``KombuFDBError`` if it never began.
+        Raises ``StoreUnavailable`` if the time is over, and ``KombuFDBError`` if the call never began.
         """
         begun = self._pool().submit(call)
         try:
